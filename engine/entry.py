@@ -1,0 +1,314 @@
+"""The encoded entry: the one form in which a command batch lives, on the wire, in the WAL, in segments and in memory.
+
+An entry has two parts. `data` (header, unit directory, frame heads) is the *metadata*: it is what is replayed and applied.
+`bodies` are the payload bytes, gathered from the client's frames and never joined. The proposer of the leader
+encodes an entry once; those bytes go unchanged everywhere (law 6). See docs/internals/files-on-disk.md for the layout.
+
+A client frame carries `count` records of one group: a head (fixed), the applied command region, and the payload region::
+
+    frame   = FRAME | commands | pack | large bodies
+    pack    = count x (head length u32, body length u32) | record heads | bodies below LARGE
+    commands= one command for all records (UNIFORM), else count x u32 lengths | command bytes
+
+A *unit* is what has a hash of its own: the pack of a frame, or one large body. Units are numbered within the entry.
+A record's *ordinal* is its number within the entry.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from .errors import BadRequest, Corrupt
+from .types import Bodies, Buffer
+
+COMMANDS = 1
+NOOP = 2
+CONFIGURATION = 3
+
+ENTRY = struct.Struct("<BBHIIIQQqQ")
+"""kind, flags, frames, units, records, timestamp rest (0), index, term, timestamp (ms), body bytes."""
+ENTRY_BYTES = ENTRY.size
+UNIT = struct.Struct("<16sQII")
+"""hash (xxh3-128), length, first ordinal, records (0: a large body)."""
+UNIT_BYTES = UNIT.size
+FRAME = struct.Struct("<BBHIIIQQQ")
+"""version, flags, large bodies, records, command bytes, pack bytes, large bytes, session, first sequence."""
+FRAME_BYTES = FRAME.size
+FRAME_VERSION = 1
+UNIFORM = 1
+LARGE = 4096
+"""A body of this many bytes or more is a unit (and later a row) of its own; smaller ones share their frame's pack."""
+ABSENT = 0xFFFFFFFF
+"""As a body length: this record has no payload at all."""
+MASK64 = (1 << 64) - 1
+
+
+class Entry:
+    """One log entry. `bodies` is None once the payload bytes left memory; `file`/`offset` say where the WAL holds them.
+
+    `tombstone` is the release index d of law 4 when the payload bytes are known to be dead and were not sent; 0 otherwise.
+    """
+
+    __slots__ = ("index", "term", "kind", "data", "bodies", "body_bytes", "file", "offset", "tombstone")
+
+    def __init__(
+        self, index: int, term: int, kind: int, data: bytes, bodies: Bodies | None = (), body_bytes: int = 0
+    ) -> None:
+        self.index = index
+        self.term = term
+        self.kind = kind
+        self.data = data
+        self.bodies = bodies
+        self.body_bytes = body_bytes
+        self.file = 0
+        self.offset = 0
+        self.tombstone = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of metadata and payload together: what windows and budgets count."""
+        return len(self.data) + self.body_bytes
+
+    def __repr__(self) -> str:
+        return f"Entry({self.index}@{self.term} kind={self.kind} data={len(self.data)} body={self.body_bytes})"
+
+
+class Frame(NamedTuple):
+    """A client frame's head, as the machine sees it. Shapes: `records` commands; sizes in bytes."""
+
+    flags: int
+    large: int
+    records: int
+    command_bytes: int
+    pack_bytes: int
+    large_bytes: int
+    session: int
+    sequence: int
+    commands: bytes
+
+    @property
+    def uniform(self) -> bool:
+        """One command stands for all records."""
+        return bool(self.flags & UNIFORM)
+
+    def split_commands(self) -> Sequence[bytes]:
+        """The command of each record."""
+        if self.flags & UNIFORM:
+            return [self.commands] * self.records
+        lengths = struct.unpack_from(f"<{self.records}I", self.commands)
+        found, at = [], 4 * self.records
+        for length in lengths:
+            found.append(self.commands[at : at + length])
+            at += length
+        return found
+
+
+class Unit(NamedTuple):
+    """One hashed piece of an entry's payload: `offset` counts from the start of the entry's payload bytes."""
+
+    number: int
+    hash: bytes
+    length: int
+    first_ordinal: int
+    records: int
+    offset: int
+
+
+def encode_frame(
+    records: Sequence[tuple[bytes, Buffer | None]],
+    *,
+    command: bytes | None = None,
+    commands: Sequence[bytes] | None = None,
+    session: int = 0,
+    sequence: int = 0,
+) -> list[Buffer]:
+    """Buffers of one frame holding `records` = (head, body or None). Give one `command` for all or one of `commands` each."""
+    count = len(records)
+    flags = 0
+    if command is not None:
+        flags, region = UNIFORM, command
+    else:
+        assert commands is not None and len(commands) == count
+        region = struct.pack(f"<{count}I", *map(len, commands)) + b"".join(commands)
+    table: list[int] = []
+    heads: list[bytes] = []
+    small: list[Buffer] = []
+    large: list[Buffer] = []
+    large_bytes = 0
+    for head, body in records:
+        heads.append(head)
+        if body is None:
+            table += (len(head), ABSENT)
+            continue
+        size = len(body)
+        table += (len(head), size)
+        if size >= LARGE:
+            large.append(body)
+            large_bytes += size
+        else:
+            small.append(body)
+    pack = b"".join((struct.pack(f"<{2 * count}I", *table), *heads, *small))
+    head_bytes = FRAME.pack(
+        FRAME_VERSION, flags, len(large), count, len(region), len(pack), large_bytes, session, sequence
+    )
+    return [head_bytes + region + pack, *large]
+
+
+def table_of(pack: Buffer, records: int) -> tuple[int, ...]:
+    """The (head length, body length) pairs of a pack, flat."""
+    return struct.unpack_from(f"<{2 * records}I", pack)
+
+
+def check_frame(frame: memoryview) -> tuple[int, int, int, int]:
+    """Bounds-check a whole frame; return (records, end of the heads, end of the pack, large bodies).
+
+    Raises `BadRequest` for anything that does not add up, before any of it is kept.
+    """
+    size = len(frame)
+    if size < FRAME_BYTES:
+        raise BadRequest(f"a frame of {size} bytes is shorter than its {FRAME_BYTES}-byte head")
+    version, flags, large, records, command_bytes, pack_bytes, large_bytes, _, _ = FRAME.unpack_from(frame)
+    if version != FRAME_VERSION:
+        raise BadRequest(f"frame version {version} is not {FRAME_VERSION}; update the client")
+    pack_at = FRAME_BYTES + command_bytes
+    pack_end = pack_at + pack_bytes
+    if not records or pack_end + large_bytes != size or pack_bytes < 8 * records:
+        raise BadRequest("a frame's lengths do not add up to its size")
+    table = struct.unpack_from(f"<{2 * records}I", frame, pack_at)
+    lengths = table[1::2]
+    if large or max(lengths) >= LARGE:
+        small = 0
+        big = found = 0
+        for length in lengths:
+            if length < LARGE:
+                small += length
+            elif length != ABSENT:
+                big += length
+                found += 1
+        if big != large_bytes or found != large:
+            raise BadRequest("a frame's large bodies do not add up")
+    else:
+        small = sum(lengths)
+        if large_bytes:
+            raise BadRequest("a frame's large bodies do not add up")
+    if 8 * records + sum(table[::2]) + small != pack_bytes:
+        raise BadRequest("a frame's pack does not add up")
+    if not flags & UNIFORM:
+        if command_bytes < 4 * records:
+            raise BadRequest("a frame's commands do not add up")
+        if 4 * records + sum(struct.unpack_from(f"<{records}I", frame, FRAME_BYTES)) != command_bytes:
+            raise BadRequest("a frame's commands do not add up")
+    return records, pack_at, pack_end, large
+
+
+def unit_seed(uid: int, index: int, term: int, unit: int) -> int:
+    """The seed that binds a unit's hash to its place: bytes moved to another entry never verify."""
+    return (uid ^ (index * 0x9E3779B97F4A7C15) ^ (term * 0xC2B2AE3D27D4EB4F) ^ (unit * 0x165667B19E3779F9)) & MASK64
+
+
+def unit_hash(uid: int, index: int, term: int, unit: int, data: Buffer) -> bytes:
+    """xxh3-128 of one unit's bytes, seeded with its place."""
+    return xxhash.xxh3_128_digest(data, unit_seed(uid, index, term, unit))
+
+
+def build_commands(uid: int, index: int, term: int, timestamp: int, frames: Sequence[memoryview]) -> Entry:
+    """Encode checked client frames as one entry. Payload bytes are sliced, never copied."""
+    units: list[bytes] = []
+    heads: list[Buffer] = []
+    bodies: list[Buffer] = []
+    ordinal = body_bytes = 0
+    for frame in frames:
+        _, _, large, records, command_bytes, pack_bytes, large_bytes, _, _ = FRAME.unpack_from(frame)
+        pack_at = FRAME_BYTES + command_bytes
+        pack_end = pack_at + pack_bytes
+        heads.append(frame[:pack_at])
+        pack = frame[pack_at:pack_end]
+        units.append(UNIT.pack(unit_hash(uid, index, term, len(units), pack), pack_bytes, ordinal, records))
+        bodies.append(pack)
+        if large:
+            at = pack_end
+            for number, length in enumerate(table_of(pack, records)[1::2]):
+                if LARGE <= length != ABSENT:
+                    body = frame[at : at + length]
+                    at += length
+                    digest = unit_hash(uid, index, term, len(units), body)
+                    units.append(UNIT.pack(digest, length, ordinal + number, 0))
+                    bodies.append(body)
+        ordinal += records
+        body_bytes += pack_bytes + large_bytes
+    head = ENTRY.pack(COMMANDS, 0, len(frames), len(units), ordinal, 0, index, term, timestamp, body_bytes)
+    return Entry(index, term, COMMANDS, b"".join((head, *units, *heads)), tuple(bodies), body_bytes)
+
+
+def build_plain(index: int, term: int, kind: int, timestamp: int, content: bytes = b"") -> Entry:
+    """A no-op or a configuration entry: it stands alone and has no payload."""
+    return Entry(index, term, kind, ENTRY.pack(kind, 0, 0, 0, 0, 0, index, term, timestamp, 0) + content, (), 0)
+
+
+def plain_content(entry: Entry) -> bytes:
+    """What `build_plain` was given."""
+    return entry.data[ENTRY_BYTES:]
+
+
+def parse_entry(data: bytes, where: str = "entry") -> Entry:
+    """An `Entry` without bodies from its metadata; raises `Corrupt` when it is too short to be one."""
+    if len(data) < ENTRY_BYTES:
+        raise Corrupt(where, 0, f"{ENTRY_BYTES} bytes", len(data))
+    kind, _, _, units, _, _, index, term, _, body_bytes = ENTRY.unpack_from(data)
+    if kind not in (COMMANDS, NOOP, CONFIGURATION) or len(data) < ENTRY_BYTES + units * UNIT_BYTES:
+        raise Corrupt(where, 0, "an entry", f"kind {kind}, {units} units in {len(data)} bytes")
+    return Entry(index, term, kind, data, None if body_bytes else (), body_bytes)
+
+
+def timestamp_of(data: bytes) -> int:
+    """The leader's log time, in milliseconds since 1970."""
+    stamp: int = ENTRY.unpack_from(data)[8]
+    return stamp
+
+
+def units_of(data: bytes) -> list[Unit]:
+    """The unit directory of an entry's metadata, in the order of the payload bytes."""
+    count = ENTRY.unpack_from(data)[3]
+    found: list[Unit] = []
+    offset = 0
+    end = ENTRY_BYTES + count * UNIT_BYTES
+    for number, (digest, length, first, records) in enumerate(UNIT.iter_unpack(data[ENTRY_BYTES:end])):
+        found.append(Unit(number, digest, length, first, records, offset))
+        offset += length
+    return found
+
+
+def frames_of(data: bytes) -> Iterator[Frame]:
+    """The frame heads of an entry, with the commands to apply."""
+    _, _, frames, units, *_ = ENTRY.unpack_from(data)
+    at = ENTRY_BYTES + units * UNIT_BYTES
+    for _ in range(frames):
+        _, flags, large, records, command_bytes, pack_bytes, large_bytes, session, sequence = FRAME.unpack_from(data, at)
+        at += FRAME_BYTES
+        yield Frame(
+            flags, large, records, command_bytes, pack_bytes, large_bytes, session, sequence, data[at : at + command_bytes]
+        )
+        at += command_bytes
+
+
+def verify_bodies(uid: int, entry: Entry) -> None:
+    """Check every unit's hash against the bodies in memory (one buffer a unit); raises `Corrupt`."""
+    bodies = entry.bodies
+    if not entry.body_bytes:
+        return
+    units = units_of(entry.data)
+    if bodies is None or len(bodies) != len(units):
+        raise Corrupt(f"group {uid:016x} entry {entry.index}", 0, f"{len(units)} units", bodies and len(bodies))
+    for unit, body in zip(units, bodies, strict=True):
+        got = unit_hash(uid, entry.index, entry.term, unit.number, body)
+        if len(body) != unit.length or got != unit.hash:
+            raise Corrupt(f"group {uid:016x} entry {entry.index} unit {unit.number}", unit.offset, unit.hash.hex(), got.hex())
+
+
+def split_bodies(data: bytes, payload: memoryview) -> tuple[memoryview, ...]:
+    """Slice an entry's contiguous payload bytes into its units."""
+    return tuple(payload[unit.offset : unit.offset + unit.length] for unit in units_of(data))
