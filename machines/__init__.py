@@ -1,0 +1,1 @@
+"""Machines that come with logyard. A machine sees metadata and payload names, never payload bytes."""

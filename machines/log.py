@@ -1,0 +1,165 @@
+"""The append log: dense offsets over the records of committed frames; truncation from the front.
+
+State is `start`, `end` and sparse anchors (offset, index): one at least every 1,024 entries or 256 KiB, so it stays small for any log.
+A record's head and body are payload: apply sees only how many records a frame carries. A lookup starts at an anchor and
+counts the records of append frames from there (`machines.log.locate`). Applied by `engine.host.applier`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgpack
+
+from logyard.engine.errors import OutOfRange
+from logyard.engine.machine import (
+    Applied,
+    Batch,
+    Context,
+    Effect,
+    Frame,
+    PayloadRange,
+    PayloadRef,
+    Position,
+    Reject,
+    Release,
+    Sections,
+)
+
+from .command import APPEND, APPEND_REPLY, TRUNCATE, TRUNCATE_COMMAND, TRUNCATE_REPLY
+
+ANCHOR_ENTRIES = 1024
+ANCHOR_BYTES = 256 * 1024
+
+
+class Slice(NamedTuple):
+    """A run of records inside one frame: `ordinal` is the first one's number in its entry, `skip` its number in the frame."""
+
+    offset: int
+    frame: int
+    ordinal: int
+    skip: int
+    records: int
+
+
+class AppendLog:
+    """A log of records with dense offsets. Offsets start at 0 and are never reused.
+
+    Commands: see `machines.command`. Replies: APPEND -> (first offset, records); TRUNCATE -> (start).
+    """
+
+    __slots__ = ("start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index")
+    version = 1
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.end = 0
+        self.start_position = Position(0, 0)
+        self.anchors: list[tuple[int, int]] = []
+        self.entries_since = 0
+        self.bytes_since = 0
+        self.last_index = 0
+
+    def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
+        """One entry: every frame gets a reply; a truncation releases what lies before it."""
+        replies: list[bytes | Reject] = []
+        effects: list[Effect] = []
+        size = 0
+        first = self.end
+        for frame in frames:
+            if frame.commands == APPEND:
+                replies.append(APPEND_REPLY.pack(self.end, frame.records))
+                self.end += frame.records
+                size += frame.pack_bytes + frame.large_bytes
+            else:
+                replies.append(self._other(frame, effects))
+        if self.end != first:
+            self._anchor(context.index, first, size)
+        self.last_index = context.index
+        return Batch(replies, effects)
+
+    def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
+        """One command at a time: `apply_batch` is what the engine calls."""
+        frame = Frame(1, 0, 1, len(command), 0, 0, 0, 0, command)
+        batch = self.apply_batch(context, (frame,))
+        reply = batch.replies[0]
+        if isinstance(reply, Reject):
+            raise reply
+        return Applied(reply, batch.effects)
+
+    def _anchor(self, index: int, offset: int, size: int) -> None:
+        # The anchor stands before the entry, so a lookup never has to go back.
+        if not self.anchors or self.entries_since >= ANCHOR_ENTRIES or self.bytes_since >= ANCHOR_BYTES:
+            self.anchors.append((offset, index))
+            self.entries_since = 0
+            self.bytes_since = 0
+        self.entries_since += 1
+        self.bytes_since += size
+
+    def _other(self, frame: Frame, effects: list[Effect]) -> bytes | Reject:
+        command = frame.commands
+        if not frame.uniform or not command or command[0] != TRUNCATE or len(command) != TRUNCATE_COMMAND.size:
+            return Reject("bad_request", "the append log knows append and truncate only")
+        _, offset, index, ordinal = TRUNCATE_COMMAND.unpack(command)
+        if offset > self.end:
+            return Reject("out_of_range", f"can't truncate before {offset}: the log ends at {self.end}")
+        if offset > self.start:
+            position = Position(index, ordinal)
+            if position < self.start_position:
+                return Reject("bad_request", f"position {tuple(position)} lies before the start of the log")
+            effects.append(Release(self.start_position, position))
+            self.start, self.start_position = offset, position
+            keep = max(0, bisect_right(self.anchors, (offset, index)) - 1)
+            del self.anchors[:keep]
+        return TRUNCATE_REPLY.pack(self.start)
+
+    def snapshot(self) -> Sections:
+        """One section, a few bytes plus 2 numbers an anchor."""
+        state = (self.start, self.end, tuple(self.start_position), self.anchors, self.entries_since, self.bytes_since)
+        return {"log": msgpack.packb((*state, self.last_index))}
+
+    def restore(self, sections: Sections) -> None:
+        """Replace the state."""
+        start, end, position, anchors, entries, size, last = msgpack.unpackb(sections["log"])
+        self.start, self.end, self.start_position = start, end, Position(*position)
+        self.anchors = [(offset, index) for offset, index in anchors]
+        self.entries_since, self.bytes_since, self.last_index = entries, size, last
+
+    def live_refs(self) -> Iterable[PayloadRange]:
+        """Everything from the start on. (A truncation's own empty pack counts as live until the start passes it.)"""
+        return (PayloadRange(self.start_position, Position(self.last_index + 1, 0)),)
+
+    def anchor(self, offset: int) -> tuple[int, Position]:
+        """The (offset, position) from which to count towards `offset`. Raises `OutOfRange`."""
+        if not self.start <= offset < self.end:
+            raise OutOfRange(
+                f"offset {offset} is outside of {self.start}..{self.end - 1}"
+                if self.end > self.start
+                else f"offset {offset} is outside of an empty log that goes on at {self.end}",
+                start=self.start,
+                end=self.end,
+            )
+        found = bisect_right(self.anchors, offset, key=_offset) - 1
+        # What lies before the start may be gone already, so an anchor below it is no place to count from.
+        if found < 0 or self.anchors[found][0] <= self.start:
+            return self.start, self.start_position
+        return self.anchors[found][0], Position(self.anchors[found][1], 0)
+
+
+def _offset(anchor: tuple[int, int]) -> int:
+    return anchor[0]
+
+
+def slices(frames: Iterable[Frame], offset: int, ordinal_from: int = 0) -> tuple[list[Slice], int]:
+    """The append records of one entry from ordinal `ordinal_from` on, the first of which has `offset`; and the offset after them."""
+    found: list[Slice] = []
+    ordinal = 0
+    for number, frame in enumerate(frames):
+        skip = max(0, ordinal_from - ordinal)
+        if frame.commands == APPEND and skip < frame.records:
+            found.append(Slice(offset, number, ordinal + skip, skip, frame.records - skip))
+            offset += frame.records - skip
+        ordinal += frame.records
+    return found, offset
