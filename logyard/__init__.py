@@ -1,0 +1,38 @@
+"""logyard: many small Raft groups in one process, one write-ahead log, large payloads kept apart.
+
+This is the small public face; each name is imported when it is first used (PEP 562). So `import logyard.client.sync`, which
+runs on Spark executors, loads neither lmdb, trio nor the engine. Everything else is reached by its module, for instance
+`from logyard.engine.machine import Machine`. Errors are in `logyard.engine.errors` when the system is embedded and in
+`logyard.client.errors` over the network: the same names and codes, apart because the client installs without the engine.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+
+__all__ = ["AppendLog", "__version__", "connect", "connect_sync", "open_system"]
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = MappingProxyType(
+    {
+        "AppendLog": "logyard.machines.log",
+        "connect": "logyard.client.aio",
+        "connect_sync": "logyard.client.sync",
+        "open_system": "logyard.service.node",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'logyard' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
