@@ -1,0 +1,279 @@
+"""Every limit of the engine: its unit in its name, its bounds, its default and the reason for it (law 9).
+
+A limit that is reached gives `Busy` and never drops anything silently; what exceeds a limit by itself and is alone is
+still let through, so that nothing is stuck for ever. `SystemConfig` is checked when it is made, so the rest of the
+engine trusts it. Made by `service.config` from node.toml and the environment, or by `open_system`'s caller.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import TypeVar
+
+from .errors import BadRequest
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+_Number = TypeVar("_Number", int, float)
+_SIZE = re.compile(r"([0-9][0-9_]*)\s*(B|KiB|MiB|GiB)?", re.ASCII)
+
+
+def _limit(default: _Number, low: _Number, high: _Number, reason: str) -> _Number:
+    return field(default=default, metadata={"low": low, "high": high, "reason": reason})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemConfig:
+    """The limits of one system. Raises `BadRequest` naming the key of a value out of its bounds or against another."""
+
+    # The shared WAL.
+    wal_file_bytes: int = _limit(
+        64 * MIB,
+        MIB,
+        4 * GIB,
+        "A full file is sealed; larger files seal less often and take longer to replay and to empty.",
+    )
+    wal_batch_bytes: int = _limit(
+        MIB, 64 * KIB, 64 * MIB, "One gather-write and one sync; about 1 MiB is where the disk stops getting faster."
+    )
+    wal_stock_files: int = _limit(
+        2,
+        0,
+        64,
+        "Emptied files kept for reuse: writing into space written before is about three times as fast as into "
+        "new space.",
+    )
+    wal_unflushed_bytes_max: int = _limit(
+        512 * MIB,
+        4 * MIB,
+        64 * GIB,
+        "Sealed WAL whose entries are in no segment yet; bounds memtables and the time to recover.",
+    )
+    wal_queue_bytes_max: int = _limit(
+        64 * MIB, MIB, 4 * GIB, "What may wait for the next batch while one is being synced, all groups together."
+    )
+    wal_seal_idle_ms: int = _limit(
+        100,
+        10,
+        60_000,
+        "After this long without writes an empty batch seals the last one, so that rot of it can't look like "
+        "a torn tail (law 8).",
+    )
+
+    # Entries and records.
+    entry_bytes_max: int = _limit(
+        MIB,
+        4 * KIB,
+        64 * MIB,
+        "Commands that wait for a group become one entry up to this size; a larger command is an entry of its own.",
+    )
+    entry_records_max: int = _limit(16_384, 1, 1 << 20, "Records in one entry; bounds the time of one apply call.")
+    record_bytes_max: int = _limit(
+        64 * MIB,
+        4 * KIB,
+        GIB,
+        "The largest frame a client or a peer may announce; checked before anything is allocated.",
+    )
+
+    # What may be in flight: received and not yet answered.
+    client_inflight_bytes: int = _limit(64 * MIB, 64 * KIB, 4 * GIB, "One connection; above it its socket is not read.")
+    group_inflight_bytes: int = _limit(
+        16 * MIB, 64 * KIB, 4 * GIB, "One group, so that a busy log leaves room for the others."
+    )
+    node_inflight_bytes: int = _limit(
+        256 * MIB, MIB, 64 * GIB, "All groups of this node; the bulk of its memory under load."
+    )
+    inflight_reserved_percent: int = _limit(
+        5, 1, 50, "Share kept for truncation, deletion and configuration changes, so that a full node can be emptied."
+    )
+    apply_lag_bytes_max: int = _limit(
+        64 * MIB,
+        MIB,
+        4 * GIB,
+        "Metadata committed and not yet applied, in one group; above it new commands are refused.",
+    )
+
+    # Replication.
+    append_message_bytes: int = _limit(
+        MIB, 4 * KIB, 64 * MIB, "Entries in one append message; a larger entry travels alone."
+    )
+    append_inflight_bytes: int = _limit(
+        8 * MIB, 64 * KIB, GIB, "Sent to one follower of one group and not answered; a few round trips of a fast link."
+    )
+    append_inflight_messages: int = _limit(64, 1, 4096, "The same window in messages, for small entries.")
+    uncommitted_bytes_max: int = _limit(
+        64 * MIB,
+        MIB,
+        4 * GIB,
+        "Appended by a leader and not committed; bounds what a leader without a quorum piles up.",
+    )
+    peer_frame_bytes: int = _limit(8 * MIB, 64 * KIB, 64 * MIB, "One frame to a peer; a larger entry travels alone.")
+    peer_queue_bytes: int = _limit(
+        64 * MIB, MIB, 4 * GIB, "Waiting for one peer's socket; above it the link is reset and Raft probes again."
+    )
+
+    # Payloads.
+    payload_cache_bytes: int = _limit(
+        64 * MIB,
+        0,
+        64 * GIB,
+        "Recent payload bytes in memory, all groups together: followers and tailing readers need no disk.",
+    )
+    generation_bytes: int = _limit(
+        GIB,
+        16 * MIB,
+        16 * GIB,
+        "Map size of one LMDB generation, fixed when it is made; also the unit in which disk is given back.",
+    )
+    generation_transaction_bytes: int = _limit(
+        8 * MIB, MIB, 64 * MIB, "One LMDB commit: below 1 MiB the sync dominates, above 16 MiB nothing is won."
+    )
+    migrate_budget_bytes: int = _limit(
+        GIB,
+        0,
+        1024 * GIB,
+        "Sealed WAL that may stay home of payloads; what dies before this fills up is never written twice.",
+    )
+    migrate_age_s: int = _limit(
+        3600, 1, 365 * 86_400, "A sealed file older than this is migrated although the budget is not used up."
+    )
+    migrate_dead_ratio: float = _limit(
+        0.5,
+        0.0,
+        1.0,
+        "A sealed file with more than this share of dead payload bytes is migrated: its survivors cost little.",
+    )
+    rewrite_live_ratio: float = _limit(
+        0.5,
+        0.0,
+        1.0,
+        "A generation with less than this share alive is rewritten; 0.5 bounds space to twice the live bytes.",
+    )
+    rewrite_headroom_bytes: int = _limit(
+        GIB,
+        0,
+        64 * GIB,
+        "Disk that foreground writes leave free, so that copying survivors can go on when the disk is nearly full.",
+    )
+    pin_s: int = _limit(
+        60, 1, 3600, "How long a reader or a snapshot transfer without progress keeps dead payloads from being removed."
+    )
+
+    # Snapshots.
+    snapshot_entries: int = _limit(10_000, 16, 1 << 40, "Entries of a group since its last snapshot that make one due.")
+    snapshot_bytes: int = _limit(
+        16 * MIB, 64 * KIB, 64 * GIB, "Metadata bytes of a group since its last snapshot that make one due."
+    )
+    snapshot_inline_bytes: int = _limit(
+        16 * KIB, 0, MIB, "A snapshot up to this size is a row of the meta store and costs no file."
+    )
+    snapshot_piece_bytes: int = _limit(
+        MIB, 64 * KIB, 8 * MIB, "One piece of a transfer; nothing urgent waits behind more than one."
+    )
+
+    # Time. Timers decide when to campaign or to wake, never a commit or a read.
+    tick_ms: int = _limit(50, 5, 10_000, "The clock of active groups; quiet ones are not ticked.")
+    election_ticks: int = _limit(
+        10, 2, 1000, "Ticks without a leader before a campaign, drawn from once to twice this."
+    )
+    liveness_interval_ms: int = _limit(100, 10, 10_000, "Renewals between two nodes, however many groups they share.")
+    liveness_timeout_ms: int = _limit(
+        600, 50, 600_000, "A node without a counted renewal for this long is taken for dead."
+    )
+    handshake_timeout_ms: int = _limit(5000, 100, 60_000, "A connection that has not said who it is by then is closed.")
+    reconnect_ms_min: int = _limit(50, 1, 60_000, "First pause before a peer is dialled again; doubles, with jitter.")
+    reconnect_ms_max: int = _limit(2000, 10, 600_000, "Longest such pause: how late a returned node may be noticed.")
+
+    # Clients and the process.
+    poll_bytes_max: int = _limit(8 * MIB, 64 * KIB, GIB, "One answer to a poll; a larger record is answered alone.")
+    poll_wait_s_max: int = _limit(60, 1, 3600, "The longest a poll may wait for new records.")
+    connections_max: int = _limit(
+        1024, 1, 65_536, "Client connections of a node; one file descriptor and two tasks each."
+    )
+    groups_max: int = _limit(100_000, 1, 10_000_000, "Groups of a node; an idle one costs bytes, but not none.")
+    switch_interval_us: int = _limit(
+        50,
+        5,
+        5000,
+        "Interpreter switch interval in the daemon: at the default 5000 a helper thread starves beside a busy loop.",
+    )
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            _check_bounds(entry, getattr(self, entry.name))
+        self._not_above("wal_batch_bytes", "wal_file_bytes")
+        self._not_above("wal_file_bytes", "wal_unflushed_bytes_max")
+        self._not_above("group_inflight_bytes", "node_inflight_bytes")
+        self._not_above("append_message_bytes", "append_inflight_bytes")
+        self._not_above("append_message_bytes", "peer_frame_bytes")
+        self._not_above("peer_frame_bytes", "peer_queue_bytes")
+        self._not_above("generation_transaction_bytes", "generation_bytes")
+        self._not_above("reconnect_ms_min", "reconnect_ms_max")
+        if self.liveness_timeout_ms < 3 * self.liveness_interval_ms:
+            raise BadRequest(
+                f"liveness_timeout_ms = {self.liveness_timeout_ms}: must be at least three times liveness_interval_ms "
+                f"({self.liveness_interval_ms}), or one late renewal looks like a death",
+                key="liveness_timeout_ms",
+            )
+
+    def _not_above(self, lower: str, upper: str) -> None:
+        if getattr(self, lower) > getattr(self, upper):
+            raise BadRequest(
+                f"{lower} = {getattr(self, lower)}: must not exceed {upper} ({getattr(self, upper)})", key=lower
+            )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> SystemConfig:
+        """Build from named values: numbers, or text ("67108864", "64 MiB", "0.5") as files and the environment have it.
+
+        Raises `BadRequest` for an unknown key (suggesting the nearest), a value of the wrong kind or out of bounds.
+        """
+        known = {entry.name: entry for entry in fields(cls)}
+        found: dict[str, int | float] = {}
+        for key, value in values.items():
+            if key not in known:
+                raise unknown_key(key, known)
+            found[key] = _number(known[key], value)
+        return cls(**found)  # type: ignore[arg-type]  # _number gave each key its own kind
+
+
+def unknown_key(key: str, known: Iterable[str], where: str = "") -> BadRequest:
+    """The error for a key that does not exist, with the nearest that does. `where` names its table or file."""
+    nearest = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return BadRequest(f"unknown key {key}{f' in {where}' if where else ''}{hint}", key=key)
+
+
+def _number(entry: Field[object], value: object) -> int | float:
+    whole = isinstance(entry.default, int)
+    if isinstance(value, str):
+        return _parse(entry.name, whole, value.strip())
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRequest(f"{entry.name} = {value!r}: must be a number", key=entry.name)
+    if whole and not isinstance(value, int):
+        raise BadRequest(f"{entry.name} = {value!r}: must be a whole number", key=entry.name)
+    return value if whole else float(value)
+
+
+def _parse(name: str, whole: bool, text: str) -> int | float:
+    if "_bytes" in name:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            expected = 'must be bytes, as a number or as "64 MiB" (B, KiB, MiB, GiB)'
+            raise BadRequest(f'{name} = "{text}": {expected}', key=name)
+        return int(match[1]) * {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}[match[2] or "B"]
+    try:
+        return int(text) if whole else float(text)
+    except ValueError:
+        raise BadRequest(f'{name} = "{text}": must be a {"whole " if whole else ""}number', key=name) from None
+
+
+def _check_bounds(entry: Field[object], value: float) -> None:
+    low, high = entry.metadata["low"], entry.metadata["high"]
+    if not low <= value <= high:
+        raise BadRequest(f"{entry.name} = {value}: must be between {low} and {high}", key=entry.name)

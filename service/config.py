@@ -1,0 +1,296 @@
+"""A node's configuration: node.toml, then the environment, checked as a whole before anything is started.
+
+Every key has one home, the fields of `NodeConfig` and `engine.config.SystemConfig`; docs/config.md is printed from them
+by `python -m logyard.service.config`. Unknown keys are refused with the nearest name. Until TLS is there, every address
+must be a loopback address. Read by `service.cli` for `logyard serve`; errors are `BadRequest` naming the key.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from logyard.engine.config import GIB, KIB, MIB, SystemConfig, unknown_key
+from logyard.engine.errors import BadRequest
+
+Address: TypeAlias = tuple[str, int]
+"""(host, port); a name is not resolved here."""
+
+_TABLES = ("node", "peers", "clients", "limits")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
+_NODE_ID_MAX = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One node. `peers` and `clients` map the other nodes' ids to their peer and client addresses."""
+
+    id: int = field(metadata={"meaning": "This node's number, 1 to 4294967295, never reused for another machine."})
+    directory: Path = field(
+        metadata={"meaning": "Where everything is kept; one process at a time. Relative to the file's own directory."}
+    )
+    name: str = field(default="", metadata={"meaning": "For people, in logs and status; node-ID when absent."})
+    cluster: str = field(
+        default="logyard", metadata={"meaning": "Peers and directories of another cluster are refused."}
+    )
+    client_listen: Address = field(
+        default=("127.0.0.1", 7001), metadata={"meaning": "Where clients connect; port 0 takes a free one."}
+    )
+    peer_listen: Address = field(
+        default=("127.0.0.1", 7101), metadata={"meaning": "Where the other nodes connect; port 0 takes a free one."}
+    )
+    peers: Mapping[int, Address] = field(default_factory=dict)
+    clients: Mapping[int, Address] = field(default_factory=dict)
+    limits: SystemConfig = field(default_factory=SystemConfig)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.id <= _NODE_ID_MAX:
+            raise BadRequest(f"node.id = {self.id}: must be between 1 and {_NODE_ID_MAX}", key="node.id")
+        if not self.name:
+            object.__setattr__(self, "name", f"node-{self.id}")
+        for key in ("name", "cluster"):
+            value = getattr(self, key)
+            if not _NAME.fullmatch(value):
+                raise BadRequest(
+                    f'node.{key} = "{value}": must be 1 to 128 letters, digits, dots, dashes or underscores',
+                    key=f"node.{key}",
+                )
+        for table in ("peers", "clients"):
+            for node, address in getattr(self, table).items():
+                key = f"{table}.{node}"
+                if not 1 <= node <= _NODE_ID_MAX:
+                    raise BadRequest(f"{key}: a node's number is between 1 and {_NODE_ID_MAX}", key=key)
+                if node == self.id:
+                    raise BadRequest(f"{key}: node {node} is this node; name only the others", key=key)
+                _require_loopback(key, address)
+        _require_loopback("node.client_listen", self.client_listen)
+        _require_loopback("node.peer_listen", self.peer_listen)
+        strangers = sorted(set(self.clients) - set(self.peers))
+        if strangers:
+            raise BadRequest(f"clients.{strangers[0]}: there is no such peer", key=f"clients.{strangers[0]}")
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """All nodes of the cluster, this one included, in order."""
+        return tuple(sorted({self.id, *self.peers}))
+
+    @property
+    def client_addresses(self) -> dict[int, Address]:
+        """Where clients find each node whose client address is known, this one included."""
+        return {self.id: self.client_listen, **self.clients}
+
+
+def load_config(path: Path, environ: Mapping[str, str]) -> NodeConfig:
+    """Read node.toml and lay the environment over it. Raises `BadRequest`, which names the file and the key."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise BadRequest(f"{path}: can't read the configuration: {reason}", path=str(path)) from error
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadRequest(f"{path}: not valid TOML: {error}", path=str(path)) from error
+    try:
+        return build_config(tables, environ, path.parent)
+    except BadRequest as error:
+        raise BadRequest(f"{path}: {error}", **{**error.details, "path": str(path)}) from error
+
+
+def build_config(tables: Mapping[str, object], environ: Mapping[str, str], root: Path) -> NodeConfig:
+    """Check and combine parsed tables and the environment; a relative directory counts from `root`."""
+    merged: dict[str, dict[str, object]] = {name: {} for name in _TABLES}
+    for name, table in tables.items():
+        if name not in merged:
+            raise unknown_key(f"[{name}]", [f"[{known}]" for known in _TABLES])
+        if not isinstance(table, dict):
+            raise BadRequest(f"{name}: must be a table, [{name}]", key=name)
+        merged[name].update(table)
+    for variable, text in environ.items():
+        place = _place_of(variable)
+        if place is not None:
+            merged[place[0]][place[1]] = text
+
+    values: dict[str, Any] = {}
+    known = _node_keys()
+    for key, value in merged["node"].items():
+        if key not in known:
+            raise unknown_key(key, known, "[node]")
+        values[key] = _node_value(key, value, root)
+    for key in known:
+        if key not in values and _required(key):
+            raise BadRequest(
+                f"node.{key} is missing: set it in [node] or as LOGYARD_NODE_{key.upper()}", key=f"node.{key}"
+            )
+    for name in ("peers", "clients"):
+        values[name] = {
+            _node_number(name, key): _address(f"{name}.{key}", value) for key, value in merged[name].items()
+        }
+    values["limits"] = SystemConfig.from_mapping(merged["limits"])
+    return NodeConfig(**values)
+
+
+def _node_keys() -> list[str]:
+    return [entry.name for entry in fields(NodeConfig) if "meaning" in entry.metadata]
+
+
+def _required(key: str) -> bool:
+    return any(entry.name == key and entry.default is MISSING for entry in fields(NodeConfig))
+
+
+def _place_of(variable: str) -> tuple[str, str] | None:
+    """LOGYARD_LIMITS_TICK_MS -> ("limits", "tick_ms"). Other LOGYARD_ variables (the client's, say) are not ours."""
+    for table in _TABLES:
+        prefix = f"LOGYARD_{table.upper()}_"
+        if variable.startswith(prefix):
+            return table, variable.removeprefix(prefix).lower()
+    return None
+
+
+def _node_value(key: str, value: object, root: Path) -> object:
+    if key == "id":
+        return _node_number("node.id", value)
+    if not isinstance(value, str):
+        raise BadRequest(f"node.{key} = {value!r}: must be text in quotes", key=f"node.{key}")
+    if key.endswith("_listen"):
+        return _address(f"node.{key}", value, listen=True)
+    if key == "directory":
+        if not value:
+            raise BadRequest('node.directory = "": must name a directory', key="node.directory")
+        return root / Path(value).expanduser()
+    return value
+
+
+def _node_number(where: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    raise BadRequest(f"{where}: {value!r} is not a node's number", key=where)
+
+
+def _address(key: str, value: object, *, listen: bool = False) -> Address:
+    """Split "host:port" or "[ipv6]:port"; only a listener may ask for port 0."""
+    wrong = BadRequest(f'{key} = {value!r}: must be "host:port", for instance "127.0.0.1:7001"', key=key)
+    if not isinstance(value, str):
+        raise wrong
+    host, colon, port = value.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise wrong
+    if not host or not colon or not (port.isascii() and port.isdigit()):
+        raise wrong
+    number = int(port)
+    if not (0 if listen else 1) <= number <= 65_535:
+        raise BadRequest(f'{key} = "{value}": a port is between 1 and 65535', key=key)
+    return host, number
+
+
+def _require_loopback(key: str, address: Address) -> None:
+    host = address[0]
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback:
+        raise BadRequest(
+            f"{key}: {host} is not a loopback address; TLS is not there yet, so a node serves this machine only",
+            key=key,
+        )
+
+
+def config_reference() -> str:
+    """The text of docs/config.md, from the fields themselves."""
+    lines = [
+        "# Configuration",
+        "",
+        "<!-- Printed by `python -m logyard.service.config`; a test compares. Edit the fields, not this file. -->",
+        "",
+        "A node reads one TOML file, `logyard serve --config node.toml`. Each key can also be given by an",
+        "environment variable, which wins over the file: `LOGYARD_` + table + `_` + key, in capitals:",
+        "`LOGYARD_NODE_ID=2`, `LOGYARD_PEERS_2=127.0.0.1:7102`, `LOGYARD_LIMITS_WAL_FILE_BYTES=16777216`. An unknown",
+        "key, table or variable of these tables is refused. TLS is not there yet, so all addresses must be loopback",
+        "addresses.",
+        "",
+        "```toml",
+        *_EXAMPLE.strip().splitlines(),
+        "```",
+        "",
+        "## [node]",
+        "",
+        "| key | default | meaning |",
+        "| --- | --- | --- |",
+    ]
+    for entry in fields(NodeConfig):
+        if "meaning" in entry.metadata:
+            lines.append(f"| `{entry.name}` | {_shown_default(entry.default)} | {entry.metadata['meaning']} |")
+    lines += [
+        "",
+        "## [peers] and [clients]",
+        "",
+        "One key for each *other* node, its number in quotes: `[peers]` says where this node dials it, `[clients]`",
+        "where clients are sent when that node leads.",
+        "",
+        "## [limits]",
+        "",
+        'Each limit has its unit in its name. Sizes may be written as numbers or as text: `"64 MiB"`. Reaching a limit',
+        "makes callers wait or answers `busy`; nothing is dropped silently.",
+        "",
+        "| key | default | from | to | why |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    defaults = SystemConfig()
+    for entry in fields(SystemConfig):
+        numbers: tuple[float, ...] = (getattr(defaults, entry.name), entry.metadata["low"], entry.metadata["high"])
+        shown = [_shown(entry.name, number) for number in numbers]
+        lines.append(f"| `{entry.name}` | {' | '.join(shown)} | {entry.metadata['reason']} |")
+    return "\n".join(lines) + "\n"
+
+
+_EXAMPLE = """
+[node]
+id = 1
+directory = "data"
+cluster = "orders"
+client_listen = "127.0.0.1:7001"
+peer_listen = "127.0.0.1:7101"
+
+[peers]
+"2" = "127.0.0.1:7102"
+"3" = "127.0.0.1:7103"
+
+[clients]
+"2" = "127.0.0.1:7002"
+"3" = "127.0.0.1:7003"
+
+[limits]
+wal_file_bytes = "64 MiB"
+tick_ms = 50
+"""
+
+
+def _shown_default(value: object) -> str:
+    if value is MISSING:
+        return "required"
+    if isinstance(value, tuple):
+        return f'`"{value[0]}:{value[1]}"`'
+    return f'`"{value}"`' if value else ""
+
+
+def _shown(name: str, value: float) -> str:
+    if "_bytes" in name and isinstance(value, int):
+        for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+            if value and value % size == 0:
+                return f"{value // size} {unit}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(config_reference())

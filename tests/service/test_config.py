@@ -1,0 +1,154 @@
+"""node.toml and the environment: what is read, what is refused, and that docs/config.md says the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from logyard.engine.errors import BadRequest
+from logyard.service.config import config_reference, load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MINIMAL = """
+[node]
+id = 1
+directory = "data"
+"""
+
+FULL = """
+[node]
+id = 2
+name = "second"
+cluster = "orders"
+directory = "data"
+client_listen = "127.0.0.1:7002"
+peer_listen = "[::1]:7102"
+[peers]
+"1" = "127.0.0.1:7101"
+"3" = "localhost:7103"
+[clients]
+"1" = "127.0.0.1:7001"
+[limits]
+wal_file_bytes = "16 MiB"
+tick_ms = 20
+"""
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "node.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_minimal_file(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, MINIMAL), {})
+    assert (config.id, config.name, config.cluster, config.nodes) == (1, "node-1", "logyard", (1,))
+    assert config.directory == tmp_path / "data"
+    assert config.client_listen == ("127.0.0.1", 7001)
+    assert config.client_addresses == {1: ("127.0.0.1", 7001)}
+
+
+def test_a_full_file(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, FULL), {"HOME": "/root", "LOGYARD_SERVERS": "127.0.0.1:7001"})
+    assert config.nodes == (1, 2, 3)
+    assert config.peers == {1: ("127.0.0.1", 7101), 3: ("localhost", 7103)}
+    assert config.peer_listen == ("::1", 7102)
+    assert config.client_addresses == {1: ("127.0.0.1", 7001), 2: ("127.0.0.1", 7002)}
+    assert config.limits.wal_file_bytes == 16 << 20
+    assert config.limits.tick_ms == 20
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    environ = {
+        "LOGYARD_NODE_ID": "5",
+        "LOGYARD_NODE_DIRECTORY": str(tmp_path / "elsewhere"),
+        "LOGYARD_NODE_CLIENT_LISTEN": "127.0.0.1:0",
+        "LOGYARD_PEERS_4": "127.0.0.1:7104",
+        "LOGYARD_LIMITS_WAL_FILE_BYTES": "8 MiB",
+        "LOGYARD_LIMITS_REWRITE_LIVE_RATIO": "0.25",
+    }
+    config = load_config(write(tmp_path, FULL), environ)
+    assert config.nodes == (1, 3, 4, 5)
+    assert config.directory == tmp_path / "elsewhere"
+    assert config.client_listen == ("127.0.0.1", 0)
+    assert (config.limits.wal_file_bytes, config.limits.rewrite_live_ratio, config.limits.tick_ms) == (
+        8 << 20,
+        0.25,
+        20,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[node]\nid = 1", "node.directory is missing: set it in [node] or as LOGYARD_NODE_DIRECTORY"),
+        ("", "node.id is missing"),
+        ("[nodes]\nid = 1", "unknown key [nodes]; did you mean [node]?"),
+        ("node = 1", "node: must be a table"),
+        (MINIMAL + "directry = 'x'", "unknown key directry in [node]; did you mean directory?"),
+        (MINIMAL + "[limits]\ntick_m = 5", "unknown key tick_m; did you mean tick_ms?"),
+        (MINIMAL + "[limits]\ntick_ms = 1", "tick_ms = 1: must be between 5 and 10000"),
+        (MINIMAL + "[peers]\ntwo = '127.0.0.1:1'", "peers: 'two' is not a node's number"),
+        (MINIMAL + "[peers]\n1 = '127.0.0.1:1'", "peers.1: node 1 is this node"),
+        (MINIMAL + "[peers]\n0 = '127.0.0.1:1'", "peers.0: a node's number is between"),
+        (MINIMAL + "[peers]\n2 = '127.0.0.1:0'", 'peers.2 = "127.0.0.1:0": a port is between'),
+        (MINIMAL + "[peers]\n2 = '10.0.0.2:7102'", "peers.2: 10.0.0.2 is not a loopback address"),
+        (MINIMAL + "[clients]\n2 = '127.0.0.1:7002'", "clients.2: there is no such peer"),
+        (MINIMAL + "client_listen = '0.0.0.0:7001'", "node.client_listen: 0.0.0.0 is not a loopback address"),
+        (MINIMAL + "peer_listen = 'example.org:7001'", "node.peer_listen: example.org is not a loopback address"),
+        (MINIMAL + "client_listen = '7001'", 'node.client_listen = \'7001\': must be "host:port"'),
+        (MINIMAL + "client_listen = '::1:7001'", "must be \"host:port\""),
+        (MINIMAL + "client_listen = '127.0.0.1:70000'", "a port is between"),
+        (MINIMAL + "client_listen = 7001", "node.client_listen = 7001: must be text"),
+        (MINIMAL + "name = 'a b'", 'node.name = "a b": must be 1 to 128 letters'),
+        (MINIMAL + "cluster = '../x'", "node.cluster = "),
+        ("[node]\nid = 0\ndirectory = 'd'", "node.id = 0: must be between 1 and 4294967295"),
+        ("[node]\nid = true\ndirectory = 'd'", "node.id: True is not a node's number"),
+        ("[node]\nid = 1\ndirectory = ''", "must name a directory"),
+        ("[node\n", "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(BadRequest) as caught:
+        load_config(path, {})
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("LOGYARD_LIMITS_TICK_MSS", "unknown key tick_mss; did you mean tick_ms?"),
+        ("LOGYARD_NODE_IDENT", "unknown key ident in [node]"),
+        ("LOGYARD_PEERS_X", "peers: 'x' is not a node's number"),
+    ],
+)
+def test_wrong_variables_are_named(tmp_path: Path, variable: str, message: str) -> None:
+    with pytest.raises(BadRequest, match=re.escape(message)):
+        load_config(write(tmp_path, MINIMAL), {variable: "1"})
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="can't read the configuration: No such file"):
+        load_config(tmp_path / "absent.toml", {})
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadRequest, match="not UTF-8 text"):
+        load_config(tmp_path / "binary.toml", {})
+
+
+def test_the_documented_example_loads(tmp_path: Path) -> None:
+    example = re.search(r"```toml\n(.*?)```", config_reference(), re.DOTALL)
+    assert example is not None
+    config = load_config(write(tmp_path, example[1]), {})
+    assert config.nodes == (1, 2, 3)
+    assert config.cluster == "orders"
+
+
+def test_the_reference_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "config.md").read_text() == config_reference(), (
+        "run: python -m logyard.service.config > docs/config.md"
+    )
