@@ -52,7 +52,7 @@ def test_a_minimal_file(tmp_path: Path) -> None:
 
 
 def test_a_full_file(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path, FULL), {"HOME": "/root", "LOGYARD_SERVERS": "127.0.0.1:7001"})
+    config = load_config(write(tmp_path, FULL), {"HOME": "elsewhere", "LOGYARD_SERVERS": "127.0.0.1:7001"})
     assert config.nodes == (1, 2, 3)
     assert config.peers == {1: ("127.0.0.1", 7101), 3: ("localhost", 7103)}
     assert config.peer_listen == ("::1", 7102)

@@ -1,0 +1,1 @@
+"""The data pipeline on Spark. Not there yet; docs/status.md says what is."""

@@ -1,0 +1,279 @@
+"""Who may import whom, and which file is the only door to a resource (docs/architecture.md): checked on the source.
+
+The rules are data; each is also tried on a planted offence, so that a rule that catches nothing is noticed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from .source_tree import PACKAGES, ROOT, Source, product_sources, test_sources
+
+TOP = "logyard.engine.<top>"
+"""The files that lie directly in engine/: types, errors, entry, config, machine, ports, disk."""
+
+# package -> what it may import of ours. Longest prefix of the importing module wins.
+FLOORS: dict[str, tuple[str, ...]] = {
+    "logyard.engine": (TOP, "logyard.payloads.reference"),
+    "logyard.engine.raft": (TOP, "logyard.engine.raft"),
+    "logyard.engine.log": (TOP, "logyard.engine.log", "logyard.payloads.reference"),
+    "logyard.engine.snapshot": (TOP, "logyard.engine.snapshot", "logyard.payloads.reference"),
+    "logyard.engine.transport": (TOP, "logyard.engine.transport", "logyard.engine.raft.messages"),
+    "logyard.engine.host": (
+        TOP, "logyard.engine.host", "logyard.engine.raft", "logyard.engine.log", "logyard.engine.snapshot",
+        "logyard.payloads.reference",
+    ),
+    "logyard.payloads": ("logyard.payloads",),
+    "logyard.client": ("logyard.client",),
+    "logyard.machines": (
+        "logyard.machines", "logyard.engine.machine", "logyard.engine.types", "logyard.engine.errors",
+        "logyard.payloads.reference",
+    ),
+    "logyard.pipeline": (
+        "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.engine.log", "logyard.engine.types",
+        "logyard.engine.errors", "logyard.engine.entry",
+    ),
+    "logyard.bench": (
+        "logyard.bench", "logyard.client", "logyard.engine", "logyard.machines", "logyard.payloads", "logyard.pipeline",
+    ),
+    "logyard.service": ("logyard",),
+    "logyard": ("logyard",),
+    "logyard.testing": ("logyard",),
+    "pyspark_logyard": ("logyard.pipeline",),
+}  # fmt: skip
+
+PURE = frozenset(
+    {
+        "__future__", "abc", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math",
+        "msgpack", "operator", "struct", "types", "typing",
+    }
+)  # fmt: skip
+"""All that engine/raft may import from outside: nothing that waits, reads a clock, opens a file or draws a number."""
+
+# resource -> (names whose import is its use, the files that are its doors)
+DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "sockets": (
+        (
+            "socket", "ssl", "socketserver", "selectors", "asyncio", "trio.socket", "trio.SocketStream",
+            "trio.SocketListener", "trio.open_tcp_stream", "trio.open_tcp_listeners", "trio.serve_tcp",
+        ),
+        (
+            "engine/transport/link.py", "engine/transport/listener.py", "service/rpc.py", "client/aio.py",
+            "client/sync.py",
+            "service/local_cluster.py",  # asks the kernel for free ports, serves nothing
+        ),
+    ),
+    "LMDB environments": (("lmdb",), ("payloads/generation.py", "engine/log/meta.py")),
+    "fsync": (
+        ("os.fsync", "os.fdatasync", "os.sync"),
+        ("engine/disk.py", "bench/calibrate.py"),  # the latter measures the machine, it keeps nothing
+    ),
+}  # fmt: skip
+
+# Module or package -> the libraries that nothing in it may import.
+FREE_OF: dict[str, tuple[str, ...]] = {
+    "logyard.engine.raft": ("trio",),
+    "logyard.engine.log": ("trio",),
+    "logyard.engine.types": ("trio", "lmdb"),
+    "logyard.machines": ("trio", "lmdb"),
+    "logyard.payloads": ("trio",),
+    "logyard.payloads.reference": ("trio", "lmdb", "xxhash", "msgpack", "pyroaring"),
+    "logyard.client": ("lmdb",),
+    "logyard.client.sync": ("trio",),
+    "logyard.client.session": ("trio",),
+    "logyard.client.wire": ("trio",),
+    "logyard.client.errors": ("trio",),
+}
+
+
+def within(name: str, prefixes: Iterable[str]) -> bool:
+    """Whether `name` is one of `prefixes` or lies below one."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def top_modules(sources: Iterable[Source]) -> set[str]:
+    return {
+        source.module
+        for source in sources
+        if source.path.startswith("engine/") and source.path.count("/") == 1 and not source.path.endswith("__init__.py")
+    }
+
+
+def floor_offences(source: Source, top: set[str]) -> list[str]:
+    scope = max((prefix for prefix in FLOORS if within(source.module, [prefix])), key=len)
+    allowed = [name for name in FLOORS[scope] if name != TOP]
+    if TOP in FLOORS[scope]:
+        allowed += top
+    return [
+        f"{source.path}:{line}: {scope} must not import {name}"
+        for line, name in source.imports()
+        if within(name, ["logyard", "pyspark_logyard"]) and not within(name, allowed) and name != "logyard.__version__"
+    ]
+
+
+def bare_offences(source: Source) -> list[str]:
+    return [
+        f"{source.path}:{line}: {name} is a second copy of logyard.{name}"
+        for line, name in source.imports()
+        if within(name, PACKAGES)
+    ]
+
+
+def purity_offences(source: Source) -> list[str]:
+    if not within(source.module, ["logyard.engine.raft"]):
+        return []
+    found = [
+        f"{source.path}:{line}: the core must not import {name}"
+        for line, name in source.imports()
+        if name.split(".")[0] not in PURE | {"logyard"}
+    ]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncWith | ast.AsyncFor):
+            found.append(f"{source.path}:{node.lineno}: the core never awaits")
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in {"open", "input", "print"}
+        ):
+            found.append(f"{source.path}:{node.lineno}: the core never calls {node.func.id}")
+    return found
+
+
+def uses(source: Source) -> list[tuple[int, str]]:
+    """(line, dotted name) of every import and every `module.attribute` read."""
+    found = list(source.imports())
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.append((node.lineno, f"{node.value.id}.{node.attr}"))
+    return found
+
+
+def door_offences(source: Source) -> list[str]:
+    found = []
+    for resource, (names, doors) in DOORS.items():
+        if source.path in doors:
+            continue
+        imported = {name.split(".")[0] for _, name in source.imports()}
+        found += [
+            f"{source.path}:{line}: {resource} belong in {', '.join(doors)}, not here ({name})"
+            for line, name in uses(source)
+            if within(name, names) and name.split(".")[0] in imported
+        ]
+    return found
+
+
+def freedom_offences(source: Source) -> list[str]:
+    return [
+        f"{source.path}:{line}: {source.module} must not import {name}"
+        for prefix, libraries in FREE_OF.items()
+        if within(source.module, [prefix])
+        for line, name in source.imports()
+        if within(name, libraries)
+    ]
+
+
+def check_floors(source: Source) -> list[str]:
+    return floor_offences(source, top_modules(product_sources()))
+
+
+def report(rule: Callable[[Source], list[str]], sources: Iterable[Source]) -> None:
+    offences = sorted({offence for source in sources for offence in rule(source)})
+    assert not offences, "\n" + "\n".join(offences)
+
+
+def test_imports_go_down_the_floors() -> None:
+    top = top_modules(product_sources())
+    report(lambda source: floor_offences(source, top), product_sources())
+
+
+def test_packages_are_only_reached_through_logyard() -> None:
+    report(bare_offences, [*product_sources(), *test_sources()])
+
+
+def test_the_raft_core_is_pure() -> None:
+    report(purity_offences, product_sources())
+
+
+def test_one_door_per_resource() -> None:
+    report(door_offences, product_sources())
+
+
+def test_modules_stay_free_of_heavy_libraries() -> None:
+    report(freedom_offences, product_sources())
+
+
+def test_each_package_has_its_tracked_link() -> None:
+    links = {path.name: path.readlink() for path in (ROOT / "logyard").iterdir() if path.is_symlink()}
+    assert {name: str(target) for name, target in links.items()} == {name: f"../{name}" for name in PACKAGES}
+    for name in PACKAGES:
+        assert (ROOT / "logyard" / name / "__init__.py").is_file(), (
+            f"{name} needs an __init__.py: the wheel would lose it"
+        )
+
+
+def test_every_folder_of_a_package_is_a_package() -> None:
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    missing = sorted(str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").is_file())
+    assert not missing, f"the wheel would lose {missing}: add __init__.py"
+
+
+def planted(module: str, text: str) -> Source:
+    return Source(module.removeprefix("logyard.").replace(".", "/") + ".py", module, text)
+
+
+@pytest.mark.parametrize(
+    ("rule", "module", "text"),
+    [
+        (check_floors, "logyard.engine.raft.core", "from ..log.wal import Wal"),
+        (check_floors, "logyard.engine.raft.core", "from .. import log"),
+        (check_floors, "logyard.engine.log.wal", "from logyard.engine.raft.core import Raft"),
+        (check_floors, "logyard.engine.snapshot.store", "def f():\n    from ..log.wal import Wal"),
+        (check_floors, "logyard.engine.transport.peers", "from ..raft.core import Raft"),
+        (check_floors, "logyard.engine.transport.peers", "import logyard.engine.host.system"),
+        (check_floors, "logyard.engine.host.system", "from logyard.payloads.store import PayloadStore"),
+        (check_floors, "logyard.engine.disk", "from .log import wal"),
+        (check_floors, "logyard.payloads.store", "from logyard.engine.errors import Corrupt"),
+        (check_floors, "logyard.client.wire", "from logyard.engine.entry import FRAME"),
+        (check_floors, "logyard.machines.log", "from logyard.engine.entry import Frame"),
+        (check_floors, "logyard.bench.load", "from logyard.service.node import serve"),
+        (check_floors, "logyard.pipeline.reader", "from logyard.engine.host.system import System"),
+        (check_floors, "pyspark_logyard", "from logyard.client.sync import connect_sync"),
+        (bare_offences, "logyard.service.node", "import engine.disk"),
+        (bare_offences, "tests.test_x", "from client import wire"),
+        (purity_offences, "logyard.engine.raft.core", "import time"),
+        (purity_offences, "logyard.engine.raft.core", "from random import Random"),
+        (purity_offences, "logyard.engine.raft.core", "async def step(): pass"),
+        (purity_offences, "logyard.engine.raft.core", "open('x')"),
+        (door_offences, "logyard.engine.log.wal", "import os\nos.fdatasync(3)"),
+        (door_offences, "logyard.engine.log.wal", "from os import fsync"),
+        (door_offences, "logyard.engine.host.system", "import socket"),
+        (door_offences, "logyard.engine.host.system", "import trio\ntrio.socket.socket()"),
+        (door_offences, "logyard.service.daemon", "from trio import socket"),
+        (door_offences, "logyard.payloads.store", "import lmdb"),
+        (freedom_offences, "logyard.client.session", "import trio"),
+        (freedom_offences, "logyard.client.aio", "import lmdb"),
+        (freedom_offences, "logyard.payloads.compaction", "from trio import sleep"),
+    ],
+)  # fmt: skip
+def test_a_planted_offence_is_caught(rule: Callable[[Source], list[str]], module: str, text: str) -> None:
+    assert rule(planted(module, text))
+
+
+@pytest.mark.parametrize(
+    ("rule", "module", "text"),
+    [
+        (check_floors, "logyard.engine.raft.core", "from ..entry import Entry\nfrom .messages import Message"),
+        (check_floors, "logyard.engine.transport.codec", "from ..raft.messages import Message"),
+        (check_floors, "logyard.engine.machine", "from logyard.payloads.reference import PayloadRef"),
+        (check_floors, "logyard.service.node", "from logyard.payloads.store import PayloadStore"),
+        (purity_offences, "logyard.engine.raft.core", "from collections.abc import Callable"),
+        (door_offences, "logyard.client.aio", "from trio import socket"),
+        (door_offences, "logyard.service.rpc_fake", "socket = make()\nsocket.close()"),
+        (bare_offences, "logyard.engine.log.wal", "from ..disk import Disk"),
+    ],
+)
+def test_what_is_allowed_passes(rule: Callable[[Source], list[str]], module: str, text: str) -> None:
+    assert rule(planted(module, text)) == []
