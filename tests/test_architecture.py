@@ -73,6 +73,9 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 
+HARMLESS = frozenset({"trio.socket.SocketType"})
+"""Naming a type opens no door."""
+
 # Module or package -> the libraries that nothing in it may import.
 FREE_OF: dict[str, tuple[str, ...]] = {
     "logyard.engine.raft": ("trio",),
@@ -143,12 +146,18 @@ def purity_offences(source: Source) -> list[str]:
 
 
 def uses(source: Source) -> list[tuple[int, str]]:
-    """(line, dotted name) of every import and every `module.attribute` read."""
+    """(line, dotted name) of every import and every `module.attribute...` read, each chain once and whole."""
     found = list(source.imports())
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found.append((node.lineno, f"{node.value.id}.{node.attr}"))
-    return found
+    nodes = [node for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
+    inner = {id(node.value) for node in nodes}
+    for node in nodes:
+        parts, at = [node.attr], node.value
+        while isinstance(at, ast.Attribute):
+            parts.append(at.attr)
+            at = at.value
+        if isinstance(at, ast.Name) and id(node) not in inner:
+            found.append((node.lineno, ".".join([at.id, *reversed(parts)])))
+    return [(line, name) for line, name in found if name not in HARMLESS]
 
 
 def door_offences(source: Source) -> list[str]:
@@ -271,6 +280,7 @@ def test_a_planted_offence_is_caught(rule: Callable[[Source], list[str]], module
         (check_floors, "logyard.service.node", "from logyard.payloads.store import PayloadStore"),
         (purity_offences, "logyard.engine.raft.core", "from collections.abc import Callable"),
         (door_offences, "logyard.client.aio", "from trio import socket"),
+        (door_offences, "logyard.engine.transport.peers", "import trio\ndef f(s: trio.socket.SocketType): pass"),
         (door_offences, "logyard.service.rpc_fake", "socket = make()\nsocket.close()"),
         (bare_offences, "logyard.engine.log.wal", "from ..disk import Disk"),
     ],

@@ -1,0 +1,177 @@
+"""Documentation that is wrong fails here: code blocks, commands and their options, make targets, links, named files.
+
+A fence marked ``python tested`` is a whole program and runs in an empty directory; every other ``python`` fence must at
+least be valid Python. (docs/config.md is compared with the code in tests/service/test_config.py.)
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+
+from .source_tree import PACKAGES, ROOT
+
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```\s*$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+NAMED_FILE = re.compile(rf"`((?:{'|'.join(PACKAGES)}|tests|docs)/[\w/.-]+\.\w+)`")
+
+
+class Block(NamedTuple):
+    """One fenced block: where it stands, its language and the rest of its first line."""
+
+    page: str
+    line: int
+    language: str
+    marks: tuple[str, ...]
+    text: str
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks() -> Iterator[Block]:
+    for page in pages():
+        text = page.read_text("utf-8")
+        for match in FENCE.finditer(text):
+            language, *marks = match[1].split() or [""]
+            line = text.count("\n", 0, match.start()) + 1
+            yield Block(str(page.relative_to(ROOT)), line, language, tuple(marks), match[2])
+
+
+def named(block: Block) -> str:
+    return f"{block.page}:{block.line}"
+
+
+PYTHON = [block for block in blocks() if block.language == "python"]
+TESTED = [block for block in PYTHON if "tested" in block.marks]
+
+
+def test_the_readme_has_a_tested_example() -> None:
+    assert any(block.page == "README.md" for block in TESTED)
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=named)
+def test_python_blocks_are_python(block: Block) -> None:
+    compile(block.text, named(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("block", TESTED, ids=named)
+def test_marked_blocks_run(block: Block, tmp_path: Path) -> None:
+    program = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{block.text}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, f"{named(block)}\n{done.stdout}\n{done.stderr}"
+
+
+def cli() -> click.Command:
+    from logyard.service.cli import cli as root
+
+    assert isinstance(root, click.Command)
+    return root
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ("logyard",)) -> Iterator[tuple[str, ...]]:
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path[-1])
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from commands(found, (*path, name))
+    else:
+        yield path
+
+
+def test_every_command_is_documented() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    missing = [" ".join(path) for path in commands(cli()) if not re.search(rf"{' '.join(path)}\b", text)]
+    assert not missing, f"docs/cli.md does not have {missing}"
+
+
+def unknown_words(line: str, root: click.Command) -> list[str]:
+    """The words of a `logyard ...` command line that are no command and no option of it."""
+    words = shlex.split(line, comments=True)[1:]
+    command, path = root, ["logyard"]
+    unknown = []
+    for word in words:
+        if isinstance(command, click.Group) and not word.startswith("-"):
+            found = command.get_command(click.Context(command), word)
+            if found is None:
+                return [f"{' '.join(path)} has no command {word}"]
+            command = found
+            path.append(word)
+        elif word in ("|", ">", "<", "&&", "&"):
+            break
+        elif word.startswith("--"):
+            options = {
+                option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]
+            }
+            if word.split("=")[0] not in options | {"--help"}:
+                unknown.append(f"{' '.join(path)} has no option {word}")
+    return unknown
+
+
+def test_every_command_line_in_the_docs_exists() -> None:
+    wrong, seen = [], 0
+    for block in blocks():
+        if block.language in ("sh", "bash", "console", "shell"):
+            for line in block.text.replace("\\\n", " ").splitlines():
+                line = line.removeprefix("$ ").strip()
+                if line.startswith("logyard "):
+                    seen += 1
+                    wrong += [f"{named(block)}: {problem}" for problem in unknown_words(line, cli())]
+    assert not wrong, "\n" + "\n".join(wrong)
+    assert seen
+
+
+def test_a_wrong_command_line_is_noticed() -> None:
+    @click.group()
+    def root() -> None: ...
+
+    @root.command()
+    @click.option("--json")
+    def status(json: str) -> None: ...
+
+    assert unknown_words("logyard status --json # fine", root) == []
+    assert unknown_words("logyard stauts", root) == ["logyard has no command stauts"]
+    assert unknown_words("logyard status --yaml", root) == ["logyard status has no option --yaml"]
+
+
+def test_every_make_target_in_the_docs_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for page in pages():
+        for target in re.findall(r"`make ([a-z-]+)", page.read_text("utf-8")):
+            assert target in targets, f"{page.name}: make {target}"
+    for block in blocks():
+        for target in re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE) if block.language == "sh" else ():
+            assert target in targets, f"{named(block)}: make {target}"
+
+
+def test_links_lead_somewhere() -> None:
+    dead = []
+    for page in pages():
+        for target in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
+            if not re.match(r"[a-z]+:|#", target) and not (page.parent / target.split("#")[0]).exists():
+                dead.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not dead, "\n" + "\n".join(dead)
+
+
+def test_named_files_exist() -> None:
+    absent = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in pages()
+        if page.name != "CHANGELOG.md"
+        for name in NAMED_FILE.findall(page.read_text("utf-8"))
+        if not (ROOT / name).exists()
+    ]
+    assert not absent, "\n" + "\n".join(absent)
