@@ -1,0 +1,1 @@
+"""Benchmarks: nodes and load in separate processes, over sockets. Called by `logyard bench`."""

@@ -1,0 +1,1 @@
+"""The cases of `logyard bench`: append, idle, recover."""

@@ -1,0 +1,230 @@
+"""One load process: closed-loop clients with a window each, over one connection set, in one trio loop.
+
+Run as ``python -m logyard.bench.load``: it reads a specification (one JSON line) from standard input, prints "ready",
+waits for a line "go", loads, verifies its sample, prints one JSON line. A client keeps `window` appends outstanding;
+an answered frame submits as many new appends as it held, from its callback, so no task is switched per command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from .histogram import Histogram
+from .workload import Workload
+
+if TYPE_CHECKING:
+    from logyard.client.aio import Log
+    from logyard.client.lane import Batch
+
+DRAIN_S = 60.0
+APPEND_TIMEOUT_S = 30.0
+READERS = 16
+PROBLEMS_MAX = 5
+
+
+class LoadSpec(NamedTuple):
+    """What one process does. `lane` tells the processes' bodies apart; sizes in bytes, times in seconds."""
+
+    addresses: list[str]
+    logs: list[str]
+    size: int
+    clients: int
+    window: int
+    seed: int
+    lane: int
+    warmup_s: float
+    seconds: float
+    sample_one_in: int
+
+
+class Flight:
+    """The appends of one frame: when each was submitted, by which client, and which are in the sample."""
+
+    __slots__ = ("batch", "clients", "load", "log", "samples", "starts")
+
+    def __init__(self, load: Load, batch: Batch, log: int) -> None:
+        self.load = load
+        self.batch = batch
+        self.log = log
+        self.starts: list[float] = []
+        self.clients: list[int] = []
+        self.samples: list[tuple[int, int]] = []
+
+    def done(self) -> None:
+        """The frame is answered: count, and submit as many again."""
+        load, batch, starts = self.load, self.batch, self.starts
+        now = time.perf_counter()
+        count = len(starts)
+        load.outstanding -= count
+        if batch.error is not None:
+            load.fail(count, batch.error)
+            return
+        load.acknowledged += count
+        if load.measure_from <= now < load.measure_until:
+            load.counted += count
+            if starts[0] == starts[-1]:
+                load.histogram.add(now - starts[0], count)
+            else:
+                for start in starts:
+                    load.histogram.add(now - start)
+        for ordinal, number in self.samples:
+            load.sample.append((self.log, batch.first + ordinal, number))
+        if now < load.measure_until:
+            load.submit(self.clients, now)
+        elif not load.outstanding:
+            load.drained.set()
+
+
+class Load:
+    """The state of one load process; see `LoadSpec` for what drives it."""
+
+    def __init__(self, spec: LoadSpec, logs: Sequence[Log]) -> None:
+        self.spec = spec
+        self.logs = logs
+        self.workload = Workload(spec.size, spec.seed, spec.lane)
+        self.random = random.Random(spec.seed * 1009 + spec.lane)
+        self.histogram = Histogram()
+        self.flights: list[Flight | None] = [None] * len(logs)
+        # Each client walks over all logs; the walks begin spread apart.
+        self.places = [client * len(logs) // spec.clients for client in range(spec.clients)]
+        self.number = 0
+        self.next_sample = self.skip()
+        self.sample: list[tuple[int, int, int]] = []
+        self.outstanding = 0
+        self.acknowledged = 0
+        self.counted = 0
+        self.failed = 0
+        self.problems: list[str] = []
+        self.measure_from = self.measure_until = 0.0
+        self.drained = trio.Event()
+
+    def skip(self) -> int:
+        """How many bodies until the next one of the sample: geometric, so that each has the same chance."""
+        return 1 + int(self.random.expovariate(1.0 / self.spec.sample_one_in))
+
+    def submit(self, clients: Sequence[int], now: float) -> None:
+        """One append for each of `clients` (a client may be named several times)."""
+        places, flights, logs = self.places, self.flights, self.logs
+        body, count = self.workload.body, len(logs)
+        number = self.number
+        for client in clients:
+            place = places[client]
+            places[client] = place + 1 if place + 1 < count else 0
+            pending = logs[place].append_nowait(b"", body(number), timeout=APPEND_TIMEOUT_S)
+            flight = flights[place]
+            batch = pending.batch
+            if flight is None or flight.batch is not batch:
+                flight = flights[place] = Flight(self, batch, place)
+                batch.callbacks.append(flight.done)
+            flight.starts.append(now)
+            flight.clients.append(client)
+            if number >= self.next_sample:
+                flight.samples.append((pending.number, number))
+                self.next_sample = number + self.skip()
+            number += 1
+        self.outstanding += number - self.number
+        self.number = number
+
+    def fail(self, count: int, error: Exception) -> None:
+        """Appends that failed: their clients stop, so that a broken cluster is not hammered."""
+        self.failed += count
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(str(error))
+        if not self.outstanding:
+            self.drained.set()
+
+    async def run(self) -> None:
+        """Warm up, measure, drain."""
+        spec = self.spec
+        began = time.perf_counter()
+        self.measure_from = began + spec.warmup_s
+        self.measure_until = self.measure_from + spec.seconds
+        for client in range(spec.clients):
+            self.submit([client] * spec.window, time.perf_counter())
+            await trio.lowlevel.checkpoint()
+        with trio.move_on_after(spec.warmup_s + spec.seconds + DRAIN_S):
+            await self.drained.wait()
+
+    async def verify(self) -> tuple[int, int]:
+        """Read the sample back and compare; returns (verified, lost or different)."""
+        waiting = iter(self.sample)
+        good = bad = 0
+
+        async def reader() -> None:
+            nonlocal good, bad
+            for log, offset, number in waiting:
+                page = await self.logs[log].poll(offset, max_records=1, max_bytes=1)
+                records = page.records
+                if records and records[0].offset == offset and records[0].payload == self.workload.body(number):
+                    good += 1
+                else:
+                    bad += 1
+                    if len(self.problems) < PROBLEMS_MAX:
+                        self.problems.append(f"{self.spec.logs[log]} offset {offset} is not what was acknowledged")
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(READERS):
+                nursery.start_soon(reader)
+        return good, bad
+
+    def result(self, verified: int, lost: int, cpu_s: float) -> dict[str, Any]:
+        """What the parent merges."""
+        return {
+            "counted": self.counted,
+            "acknowledged": self.acknowledged,
+            "failed": self.failed + self.outstanding,
+            "verified": verified,
+            "lost": lost,
+            "histogram": self.histogram.dump(),
+            "problems": self.problems,
+            "cpu_s": round(cpu_s, 3),
+        }
+
+
+async def load_main() -> None:
+    """Read the specification, load, verify, print."""
+    from logyard.client.aio import connect
+
+    spec = LoadSpec(**json.loads(sys.stdin.readline()))
+    async with connect(spec.addresses) as yard:
+        load = Load(spec, [yard.log(name) for name in spec.logs])
+        await yard.locate(spec.logs)
+        print("ready", flush=True)
+        if sys.stdin.readline().strip() != "go":
+            return
+        cpu = time.process_time()
+        await load.run()
+        cpu = time.process_time() - cpu
+        verified, lost = await load.verify()
+        print(json.dumps(load.result(verified, lost, cpu)), flush=True)
+
+
+def main() -> None:
+    """Entry point of the process. Errors end it with one line on standard error."""
+    import gc
+
+    # Nothing of the load forms cycles; a collection in the middle would be measured as the cluster's latency.
+    gc.freeze()
+    gc.disable()
+    sys.setswitchinterval(5e-5)
+    try:
+        trio.run(load_main)
+    except BaseException as error:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if os.environ.get("LOGYARD_DEBUG"):
+            raise
+        print(f"load process: {type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

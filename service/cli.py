@@ -1,0 +1,171 @@
+"""The command line: every verb of logyard. Commands import what they need when they run, so that --help is quick.
+
+Verbs that talk to a cluster are in `service.cli_logs`; those that start processes or read directories are here.
+Entry point of the console script; `main` is what `python -m logyard.service.cli` runs.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from . import cli_admin, cli_bench, cli_logs
+from .cli_output import Output, Verbs, json_option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="logyard", prog_name="logyard")
+def cli() -> None:
+    """logyard: many replicated logs on few nodes, one write-ahead log each, payloads kept apart.
+
+    \b
+    Start here:
+      logyard demo                        the whole life, on real files, with kills
+      logyard up --nodes 3 --dir ./yard   a cluster to play with
+      logyard create orders && echo hello | logyard append orders && logyard read orders
+    """
+
+
+@cli.command()
+@click.option("--config", "config", type=FILE, required=True, help="The node's node.toml (docs/config.md).")
+@click.option("--until-eof", is_flag=True, help="Also stop when standard input ends: for a parent process.")
+def serve(config: Path, until_eof: bool) -> None:
+    """Run one node until SIGTERM or Ctrl-C.
+
+    Prints "ready client=HOST:PORT pid=N" when it serves. Exit codes: 0 stopped, 1 refused to start, 2 bad
+    configuration, 75 the write-ahead log failed.
+
+    \b
+    Example:
+      logyard serve --config node.toml
+    """
+    from .daemon import run_node
+
+    raise click.exceptions.Exit(run_node(config, until_eof=until_eof))
+
+
+@cli.command()
+@click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True, help="How many nodes.")
+@click.option("--dir", "directory", type=DIRECTORY, required=True, help="Where the nodes live; kept, used again.")
+@click.option("--port", type=click.IntRange(1024, 65000), default=7001, show_default=True, help="First client port.")
+@json_option
+def up(nodes: int, directory: Path, port: int, output: Output) -> None:
+    """Run a local cluster for development; Ctrl-C stops it cleanly.
+
+    The first node answers clients on --port, the next on the port after it, and so on; peers talk on the ports
+    after those. A directory that holds a cluster keeps its ports.
+
+    \b
+    Example:
+      logyard up --nodes 3 --dir ./yard
+    """
+    from .local_cluster import LocalCluster
+
+    directory.mkdir(parents=True, exist_ok=True)
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Set before the nodes start, so that a Ctrl-C during the start stops them in order too.
+        signal.signal(number, lambda *_: stopping.set())
+    with LocalCluster(directory, nodes, first_port=port) as cluster:
+        cluster.start()
+        for node in cluster.nodes.values():
+            assert node.process is not None
+            output.say(f"node {node.node_id}  {node.client_address}  pid {node.process.pid}  log {node.log_path}")
+        output.say(f"export LOGYARD_SERVERS={','.join(cluster.addresses)}")
+        output.say("Ctrl-C stops the cluster")
+        died: Mapping[int, int] = {}
+        while not died and not stopping.wait(0.5):
+            died = cluster.exited()
+        codes = cluster.stop()
+    fields = {"ok": not died, "addresses": cluster.addresses, "exit_codes": {**codes, **died}}
+    if died:
+        output.say("; ".join(f"node {node_id} ended with code {code}" for node_id, code in died.items()))
+    output.result(fields, "stopped")
+
+
+def data_directories(path: Path) -> list[Path]:
+    """The data directories meant by `path`: itself, that of a node's directory, or those of a local cluster."""
+    nodes = sorted(path.glob("node-*/node.toml"), key=lambda found: int(found.parent.name.partition("-")[2]))
+    if nodes:
+        return [found.parent / "data" for found in nodes]
+    if (path / "node.toml").exists():
+        return [path / "data"]
+    return [path]
+
+
+@cli.command()
+@click.argument("path", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--repair", is_flag=True, help="Remove what is damaged and can provably be rebuilt.")
+@json_option
+def check(path: Path, repair: bool, output: Output) -> None:
+    """Verify the files of stopped nodes: DIR is a data directory, a node's directory, or that of a cluster.
+
+    \b
+    Example:
+      logyard check ./yard
+    """
+    from .check import check_directory
+
+    reports = {str(found): check_directory(found, repair=repair) for found in data_directories(path)}
+    for name, found in reports.items():
+        output.say(f"{name}: {'good' if found['ok'] else 'DAMAGED'}")
+        for finding in found["findings"]:
+            output.say(f"  {finding}")
+    output.result({"ok": all(found["ok"] for found in reports.values()), "directories": reports})
+
+
+@cli.command()
+@click.option("--dir", "directory", type=DIRECTORY, help="Keep the nodes' directories here (default: a temporary one).")
+@click.option("--source", type=DIRECTORY, help="Files to append (default: Python's standard library).")
+@click.option("--logs", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="How many logs.")
+@json_option
+def demo(directory: Path | None, source: Path | None, logs: int, output: Output) -> None:
+    """The whole life on real files: three nodes, kill -9, recovery, snapshots, compaction, truncation, all verified.
+
+    \b
+    Example:
+      logyard demo --logs 200 --dir ./demo
+    """
+    from .demo import DemoSettings, run_demo
+    from .demo_report import show_summary
+
+    if source is not None and not source.is_dir():
+        raise click.BadParameter(f"{source} is not a directory", param_hint="--source")
+    if directory is not None and directory.exists() and any(directory.iterdir()):
+        raise click.BadParameter(f"{directory} is not empty", param_hint="--dir")
+    fields = run_demo(DemoSettings(directory, source, logs), output)
+    show_summary(fields, output)
+    output.result(fields)
+
+
+def register(verbs: Callable[[], list[click.Command]]) -> None:
+    """Add another module's commands to the group."""
+    for command in verbs():
+        cli.add_command(command)
+
+
+register(cli_logs.commands)
+register(cli_admin.commands)
+register(cli_bench.commands)
+
+
+def main() -> None:
+    """Run the command line; ends the process with the exit code."""
+    cli(prog_name="logyard")
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)

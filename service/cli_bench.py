@@ -1,0 +1,162 @@
+"""`logyard bench`: starts a cluster of its own in a directory, runs one case of `logyard.bench` on it, reports.
+
+A directory in memory is refused without --volatile: its syncs cost nothing and its figures mean nothing. Registered by
+`service.cli`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from .cli_output import Output, json_option
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group()
+def bench() -> None:
+    """Measure: appends, idle logs, recovery. Nodes and load are processes of their own.
+
+    \b
+    Example:
+      logyard bench append --nodes 3 --logs 1 --size 256 --clients 5 --window 500 --seconds 10
+    """
+
+
+def cluster_options(nodes: int) -> Callable[[F], F]:
+    """Adds --nodes, --dir, --volatile and --json."""
+
+    def add(command: F) -> F:
+        kind = click.Path(file_okay=False, path_type=Path)
+        command = json_option(command)
+        command = click.option("--volatile", is_flag=True, help="Allow a directory in memory (tmpfs).")(command)
+        command = click.option("--dir", "directory", type=kind, help="Keep nodes here (default: temporary).")(command)
+        return click.option(
+            "--nodes", type=click.IntRange(1, 9), default=nodes, show_default=True, help="How many nodes."
+        )(command)
+
+    return add
+
+
+@contextlib.contextmanager
+def bench_cluster(nodes: int, directory: Path | None, volatile: bool) -> Iterator[tuple[Any, Path]]:
+    """A running cluster in a new or empty directory, and the directory. Raises a usage error for one in memory."""
+    from logyard.bench.calibrate import VOLATILE, filesystem_of
+
+    from .local_cluster import LocalCluster
+
+    with contextlib.ExitStack() as stack:
+        where = directory
+        if where is None:
+            where = Path(tempfile.mkdtemp(prefix="logyard-bench-"))
+            stack.callback(shutil.rmtree, where, ignore_errors=True)
+        where.mkdir(parents=True, exist_ok=True)
+        kind = filesystem_of(where)
+        if kind in VOLATILE and not volatile:
+            raise click.BadParameter(f"{where} is in memory ({kind}): give another, or --volatile", param_hint="--dir")
+        if any(where.iterdir()):
+            raise click.BadParameter(f"{where} is not empty", param_hint="--dir")
+        cluster = stack.enter_context(LocalCluster(where, nodes))
+        cluster.start()
+        yield cluster, where
+
+
+def show(report: Mapping[str, Any], output: Output) -> None:
+    """The report as a table, then the outcome."""
+    rows = [(key, value) for key, value in report.items() if key not in ("machine", "problems")]
+    output.table(f"bench {report['case']}", ("figure", "value"), rows)
+    for problem in report.get("problems", []):
+        output.say(f"  {problem}")
+    output.result(report)
+
+
+@bench.command("append")
+@cluster_options(3)
+@click.option("--logs", type=click.IntRange(min=1), default=1, show_default=True, help="Over how many logs.")
+@click.option("--size", type=click.IntRange(min=16), default=256, show_default=True, help="Bytes of a body.")
+@click.option("--clients", type=click.IntRange(min=1), default=64, show_default=True, help="How many clients.")
+@click.option("--window", type=click.IntRange(min=1), default=1, show_default=True, help="Calls outstanding a client.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Measured time.")
+@click.option("--warmup", type=click.FloatRange(min=0.0), default=2.0, show_default=True, help="Seconds before that.")
+@click.option("--processes", type=click.IntRange(1, 2), default=2, show_default=True, help="Load processes at most.")
+def bench_append(
+    nodes: int,
+    logs: int,
+    size: int,
+    clients: int,
+    window: int,
+    seconds: float,
+    warmup: float,
+    processes: int,
+    directory: Path | None,
+    volatile: bool,
+    output: Output,
+) -> None:
+    """Appends a second, with latency; a random 1 % is read back and compared.
+
+    Bodies are distinct and incompressible. An append counts when a quorum has it on disk.
+
+    \b
+    Example:
+      logyard bench append --nodes 3 --logs 1 --size 256 --clients 64 --seconds 10 --json
+    """
+    from logyard.bench.cases.append import AppendSettings, run_append
+
+    settings = AppendSettings(logs, size, clients, window, seconds, warmup, processes)
+    with bench_cluster(nodes, directory, volatile) as (cluster, where):
+        report = run_append(settings, cluster, where, output.say)
+    show(report, output)
+
+
+@bench.command("idle")
+@cluster_options(3)
+@click.option("--logs", type=click.IntRange(min=1), default=10_000, show_default=True, help="How many logs.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Measured time.")
+@click.option("--settle", type=click.FloatRange(min=0.0), default=5.0, show_default=True, help="Seconds before that.")
+def bench_idle(
+    nodes: int, logs: int, seconds: float, settle: float, directory: Path | None, volatile: bool, output: Output
+) -> None:
+    """What a log costs that nobody uses: resident bytes a log and node, and processor time.
+
+    \b
+    Example:
+      logyard bench idle --nodes 3 --logs 10000 --seconds 10 --json
+    """
+    from logyard.bench.cases.idle import IdleSettings, run_idle
+
+    with bench_cluster(nodes, directory, volatile) as (cluster, where):
+        report = run_idle(IdleSettings(logs, seconds, settle), cluster, where, output.say)
+    show(report, output)
+
+
+@bench.command("recover")
+@cluster_options(1)
+@click.option("--logs", type=click.IntRange(min=1), default=1000, show_default=True, help="How many logs.")
+@click.option("--entries", type=click.IntRange(min=1), default=20, show_default=True, help="Entries in each.")
+@click.option("--size", type=click.IntRange(min=16), default=256, show_default=True, help="Bytes of a body.")
+def bench_recover(
+    nodes: int, logs: int, entries: int, size: int, directory: Path | None, volatile: bool, output: Output
+) -> None:
+    """Seconds from the start of killed nodes until every log is led and applied everywhere.
+
+    \b
+    Example:
+      logyard bench recover --nodes 1 --logs 10000 --entries 20 --size 256 --json
+    """
+    from logyard.bench.cases.recover import RecoverSettings, run_recover
+
+    with bench_cluster(nodes, directory, volatile) as (cluster, where):
+        report = run_recover(RecoverSettings(logs, entries, size), cluster, where, output.say)
+    show(report, output)
+
+
+def commands() -> list[click.Command]:
+    """The verbs of this module."""
+    return [bench]

@@ -1,0 +1,337 @@
+"""The verbs that work with logs of a running cluster: create, list, describe, delete, append, read.
+
+Each opens one blocking client, does one thing and closes it.
+Where the cluster is: --servers, else the environment's LOGYARD_SERVERS, else 127.0.0.1:7001. Used by `service.cli`.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .cli_output import Output, bytes_text, json_option
+
+if TYPE_CHECKING:
+    from logyard.client.records import Record
+    from logyard.client.sync import Yard
+
+F = TypeVar("F", bound=Callable[..., Any])
+PREVIEW_CHARACTERS = 60
+
+
+def servers_option(command: F) -> F:
+    """Adds --servers; the command receives a list of "host:port"."""
+
+    def split(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
+        found = [part.strip() for part in value.split(",") if part.strip()]
+        for address in found:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit():
+                raise click.BadParameter(f"{address!r} is not HOST:PORT")
+        if not found:
+            raise click.BadParameter("give at least one HOST:PORT")
+        return found
+
+    return click.option(
+        "--servers",
+        envvar="LOGYARD_SERVERS",
+        default="127.0.0.1:7001",
+        show_default=True,
+        show_envvar=True,
+        callback=split,
+        help="Client addresses of some nodes, separated by commas.",
+    )(command)
+
+
+def members_option(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
+    """Parse "1,2,3"."""
+    if value is None:
+        return None
+    try:
+        return [int(part) for part in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of node numbers such as 1,2,3") from None
+
+
+@contextmanager
+def opened(servers: Sequence[str]) -> Iterator[Yard]:
+    """A blocking client of the cluster."""
+    from logyard.client.sync import connect_sync
+
+    with connect_sync(servers) as yard:
+        yield yard
+
+
+@click.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--members", callback=members_option, help="Nodes that hold it, as 1,2,3 (default: all).")
+@servers_option
+@json_option
+def create(names: tuple[str, ...], members: list[int] | None, servers: list[str], output: Output) -> None:
+    """Create append logs.
+
+    \b
+    Example:
+      logyard create orders payments --members 1,2,3
+    """
+    with opened(servers) as yard:
+        yard.create_many(names, members=members)
+    output.result({"ok": True, "created": list(names)}, f"created {', '.join(names)}")
+
+
+@click.command("list")
+@click.option("--prefix", default="", help="Only names that begin so.")
+@servers_option
+@json_option
+def list_logs(prefix: str, servers: list[str], output: Output) -> None:
+    """List the logs.
+
+    \b
+    Example:
+      logyard list --prefix ord
+    """
+    with opened(servers) as yard:
+        found = [group for group in yard.list() if group["name"].startswith(prefix)]
+    found.sort(key=lambda group: str(group["name"]))
+    columns = ("name", "state", "role", "leader", "term", "commit", "applied")
+    output.table(f"{len(found)} logs", columns, ([group.get(key, "") for key in columns] for group in found))
+    output.result({"ok": True, "logs": found})
+
+
+@click.command()
+@click.argument("name")
+@servers_option
+@json_option
+def describe(name: str, servers: list[str], output: Output) -> None:
+    """Everything known of one log: members, leader, range, state and why it stopped, if it did.
+
+    \b
+    Example:
+      logyard describe orders
+    """
+    with opened(servers) as yard:
+        found = yard.describe(name)
+    output.table(name, ("field", "value"), sorted(found.items()))
+    output.result({"ok": True, **found})
+
+
+@click.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@servers_option
+@json_option
+def delete(names: tuple[str, ...], yes: bool, servers: list[str], output: Output) -> None:
+    """Delete logs with everything in them, on every member. Asks first on a terminal.
+
+    \b
+    Example:
+      logyard delete orders --yes
+    """
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
+    with opened(servers) as yard:
+        for name in names:
+            yard.delete(name)
+    output.result({"ok": True, "deleted": list(names)}, f"deleted {', '.join(names)}")
+
+
+@click.command()
+@click.argument("name")
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--metadata", help="Metadata of every record (default: a file's path; nothing for lines).")
+@click.option("--whole", is_flag=True, help="All of standard input is one record, not one record a line.")
+@servers_option
+@json_option
+def append(
+    name: str, files: tuple[Path, ...], metadata: str | None, whole: bool, servers: list[str], output: Output
+) -> None:
+    """Append records: each file is one, or each line of standard input.
+
+    \b
+    Examples:
+      echo hello | logyard append orders
+      logyard append orders invoice.pdf receipt.pdf
+    """
+    offsets: list[int] = []
+    payload_bytes = 0
+    with opened(servers) as yard:
+        log = yard.log(name)
+        for batch in batches(input_records(files, metadata, whole)):
+            offsets.extend(log.append_many(batch))
+            payload_bytes += sum(len(payload) for _, payload in batch)
+    fields: dict[str, object] = {"ok": True, "log": name, "records": len(offsets), "payload_bytes": payload_bytes}
+    if offsets:
+        fields.update(first=offsets[0], last=offsets[-1])
+    where = f"at offsets {offsets[0]} to {offsets[-1]}" if offsets else "(the input was empty)"
+    output.result(fields, f"{len(offsets)} records {where}")
+
+
+BATCH_RECORDS = 512
+BATCH_BYTES = 1 << 20
+
+
+def input_records(files: Sequence[Path], metadata: str | None, whole: bool) -> Iterator[tuple[bytes, bytes]]:
+    """(metadata, payload) of each file, of standard input, or of its lines without their line ends."""
+    head = (metadata or "").encode()
+    for path in files:
+        yield (head if metadata is not None else str(path).encode()), path.read_bytes()
+    if files:
+        return
+    stream = sys.stdin.buffer
+    if whole:
+        yield head, stream.read()
+    else:
+        for line in stream:
+            yield head, line.rstrip(b"\r\n")
+
+
+def batches(records: Iterator[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Groups of records small enough for one call."""
+    batch: list[tuple[bytes, bytes]] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += len(record[1])
+        if len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@click.command()
+@click.argument("name")
+@click.option("--from", "start", type=click.IntRange(min=0), help="First offset (default: the log's start).")
+@click.option("--to", "stop", type=click.IntRange(min=0), help="Offset to stop before (default: the log's end).")
+@click.option("--count", type=click.IntRange(min=1), help="At most this many records.")
+@click.option("--follow", is_flag=True, help="Wait for more at the end; with --json give --count or --to too.")
+@click.option("--node", type=click.IntRange(min=1), help="Ask this member and no other.")
+@click.option("--raw", is_flag=True, help="Write payload bytes only, one after the other.")
+@click.option("--metadata-only", is_flag=True, help="Leave the payloads where they are.")
+@servers_option
+@json_option
+def read(
+    name: str,
+    start: int | None,
+    stop: int | None,
+    count: int | None,
+    follow: bool,
+    node: int | None,
+    raw: bool,
+    metadata_only: bool,
+    servers: list[str],
+    output: Output,
+) -> None:
+    """Read records in order.
+
+    \b
+    Examples:
+      logyard read orders --from 10 --count 5
+      logyard read orders --follow
+    """
+    if follow and output.json_wanted and count is None and stop is None:
+        raise click.UsageError("--follow --json never ends: give --count or --to")
+    if raw and (metadata_only or output.json_wanted):
+        raise click.UsageError("--raw goes with neither --metadata-only nor --json")
+    shown: list[dict[str, object]] = []
+    binary = sys.stdout.buffer if raw else None
+    with opened(servers) as yard:
+        for record, _answered in pages(yard, name, start, stop, count, follow, node, not metadata_only):
+            if binary is not None:
+                binary.write(bytes(record.payload or b""))
+                binary.flush()
+            elif output.json_wanted:
+                shown.append(record_fields(record, metadata_only))
+            else:
+                click.echo(record_line(record, metadata_only))
+    if not raw:
+        output.result({"ok": True, "log": name, "records": shown})
+
+
+PAGE_RECORDS = 256
+PAGE_BYTES = 4 << 20
+FOLLOW_WAIT_S = 5.0
+
+
+def pages(
+    yard: Yard,
+    name: str,
+    start: int | None,
+    stop: int | None,
+    count: int | None,
+    follow: bool,
+    node: int | None,
+    bodies: bool,
+) -> Iterator[tuple[Record, int]]:
+    """(record, node that answered) from `start` to `stop`, the end, or for ever with `follow`."""
+    log = yard.log(name)
+    at = start if start is not None else log.latest()[0]
+    left = count if count is not None else sys.maxsize
+    while left > 0 and (stop is None or at < stop):
+        most = min(PAGE_RECORDS, left, sys.maxsize if stop is None else stop - at)
+        wait = FOLLOW_WAIT_S if follow else 0.0
+        page = log.poll(at, max_records=most, max_bytes=PAGE_BYTES, wait=wait, node=node, bodies=bodies)
+        for record in page.records[:most]:
+            yield record, page.node
+            at = record.offset + 1
+            left -= 1
+        if not page.records and not follow:
+            return
+
+
+def text_of(data: bytes) -> str | None:
+    """The bytes as printable text, or None."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if all(character.isprintable() or character in "\n\t" for character in text) else None
+
+
+def record_fields(record: Record, metadata_only: bool) -> dict[str, object]:
+    """One record for --json: `metadata` and `payload` are text where they are text, else `..._base64`."""
+    fields: dict[str, object] = {
+        "offset": record.offset,
+        "index": record.index,
+        "term": record.term,
+        "timestamp": record.timestamp,
+        "size": record.size,
+    }
+    parts = [("metadata", record.metadata)]
+    if not metadata_only and record.payload is not None:
+        parts.append(("payload", record.payload))
+    for key, value in parts:
+        data = bytes(value)
+        text = text_of(data)
+        if text is None:
+            fields[f"{key}_base64"] = base64.b64encode(data).decode()
+        else:
+            fields[key] = text
+    return fields
+
+
+def record_line(record: Record, metadata_only: bool) -> str:
+    """One record for a human: offset, metadata, the beginning of the payload."""
+
+    def preview(data: bytes) -> str:
+        text = text_of(data[: 4 * PREVIEW_CHARACTERS])
+        if text is None:
+            return f"<{bytes_text(len(data))}>"
+        line = text.replace("\n", "\\n")
+        return line if len(line) <= PREVIEW_CHARACTERS else line[: PREVIEW_CHARACTERS - 3] + "..."
+
+    words = [str(record.offset), preview(bytes(record.metadata))]
+    if not metadata_only and record.payload is not None:
+        words.append(preview(bytes(record.payload)))
+    return "\t".join(words)
+
+
+def commands() -> list[click.Command]:
+    """The verbs of this module."""
+    return [create, list_logs, describe, delete, append, read]

@@ -1,0 +1,147 @@
+"""How a command speaks: one JSON object as the last line of standard output with --json, tables and text without.
+
+With --json everything but that object goes to standard error. Exit 0 good, 1 a check or the work failed, 2 bad usage;
+an error is one clear line, never a traceback (LOGYARD_DEBUG=1 shows it). Used by every verb of `service.cli`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+JSON_WANTED = "logyard.json"
+
+
+class Output:
+    """Where a command's words go. `json_wanted` is the --json flag."""
+
+    __slots__ = ("json_wanted",)
+
+    def __init__(self, json_wanted: bool) -> None:
+        self.json_wanted = json_wanted
+
+    @property
+    def console(self) -> Console:
+        """A rich console on standard error with --json, on standard output otherwise."""
+        from rich.console import Console
+
+        return Console(stderr=self.json_wanted, highlight=False)
+
+    def say(self, text: str) -> None:
+        """One line for a human."""
+        click.echo(text, err=self.json_wanted)
+
+    def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """A table for a human; nothing with --json, whose object says the same."""
+        if self.json_wanted:
+            return
+        from rich.markup import escape
+        from rich.table import Table
+
+        shown = Table(*columns, title=title, title_justify="left")
+        for row in rows:
+            shown.add_row(*(escape(str(cell)) for cell in row))
+        self.console.print(shown)
+
+    def result(self, fields: Mapping[str, object], text: str | None = None) -> None:
+        """The outcome: the JSON object, or `text`. Leaves the command with exit 1 if `fields["ok"]` is false."""
+        if self.json_wanted:
+            click.echo(json.dumps(fields, default=plain))
+        elif text:
+            click.echo(text)
+        if not fields.get("ok", True):
+            raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def plain(value: object) -> object:
+    """What JSON cannot say by itself: bytes as text or hex, sets and tuples as lists, paths as text."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return text_or_hex(bytes(value))
+    if isinstance(value, (set, frozenset, tuple, range)):
+        return list(value)
+    return str(value)
+
+
+def text_or_hex(data: bytes) -> str:
+    """UTF-8 text where it is text, hexadecimal otherwise."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.hex()
+
+
+def json_option(command: F) -> F:
+    """Adds --json; the command receives an `output: Output`."""
+
+    def convert(context: click.Context, _parameter: click.Parameter, value: bool) -> Output:
+        context.meta[JSON_WANTED] = value
+        return Output(value)
+
+    return click.option(
+        "--json", "output", is_flag=True, callback=convert, help="Print one JSON object, the last line of output."
+    )(command)
+
+
+def leaf_of(error: BaseException) -> BaseException:
+    """The first plain exception inside nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class Verbs(click.Group):
+    """A group of commands that turns every error into one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command; see the module docstring for what becomes of its errors."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except BaseException as error:
+            found = leaf_of(error)
+            if isinstance(found, (click.ClickException, click.exceptions.Exit)):
+                raise found from None
+            if isinstance(found, (KeyboardInterrupt, GeneratorExit)):
+                raise click.Abort from None
+            if isinstance(found, SystemExit) or os.environ.get("LOGYARD_DEBUG"):
+                raise
+            # `meta` is one mapping for all nested contexts: the sub-command's own context is gone by now.
+            raise click.exceptions.Exit(report(found, bool(ctx.meta.get(JSON_WANTED)))) from None
+
+
+def report(error: BaseException, json_wanted: bool) -> int:
+    """Print the one line (and the JSON object); returns the exit code."""
+    code = getattr(error, "code", None)
+    if isinstance(code, str):
+        message = str(error)
+    elif isinstance(error, OSError):
+        code, message = "os", f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    elif type(error).__module__.startswith("logyard."):
+        code, message = "failed", str(error)
+    else:
+        code = "internal"
+        message = f"internal error: {type(error).__name__}: {error} (LOGYARD_DEBUG=1 shows where)"
+    click.echo(f"error: {message}", err=True)
+    if json_wanted:
+        click.echo(json.dumps({"ok": False, "error": {"code": code, "message": message}}))
+    return EXIT_USAGE if code == "bad_request" else EXIT_FAILED
+
+
+def bytes_text(count: float) -> str:
+    """A byte count for a human, in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError

@@ -1,0 +1,117 @@
+"""The process of one node: reads its configuration, runs `service.node.serve`, and says when it serves.
+
+The line ``ready client=HOST:PORT pid=N`` is printed on standard output once, when clients are answered. SIGTERM and
+SIGINT stop it cleanly; with `until_eof` the end of standard input does too, so that a node never outlives the process
+that started it. Exit codes: 0 stopped, 1 refused to start, 2 bad configuration, 75 the WAL failed (law 7). Called by
+`logyard serve`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .config import NodeConfig
+
+EXIT_WAL_FAILED = 75
+"""EX_TEMPFAIL of sysexits.h: a supervisor may start the node again on a repaired disk."""
+SWITCH_INTERVAL_S = 5e-5
+"""Keeps the WAL thread from starving beside a busy loop (architecture.md section 11, the GIL convoy)."""
+STOP_GRACE_S = 10.0
+"""After the parent is gone, how long a clean stop may take before the process ends itself."""
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The plain exceptions inside nested groups, in order."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]
+
+
+def run_node(path: Path, *, until_eof: bool = False) -> int:
+    """Serve until stopped; returns the exit code. Errors of the world become one line on standard error."""
+    from logyard.engine.errors import BadRequest, LogyardError, WalFailed
+
+    from .config import load_config
+
+    try:
+        config = load_config(path, os.environ)
+    except BadRequest as error:
+        print(f"logyard serve: {error}", file=sys.stderr)
+        return 2
+    try:
+        run_loop(config, until_eof=until_eof)
+    except BaseException as error:
+        found = leaves(error)
+        if any(isinstance(leaf, WalFailed) for leaf in found):
+            print(f"logyard serve: {found[0]}", file=sys.stderr)
+            return EXIT_WAL_FAILED
+        if all(isinstance(leaf, KeyboardInterrupt) for leaf in found):
+            return 0
+        if not all(isinstance(leaf, (LogyardError, OSError)) for leaf in found):
+            # A bug of ours: the log of the node is where its traceback belongs.
+            import traceback
+
+            traceback.print_exception(error, file=sys.stderr)
+            return 70
+        print(f"logyard serve: {found[0]}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
+    """One trio loop: the node, and one task each for signals and for the end of standard input."""
+    import trio
+
+    from .node import serve
+
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+    async def stop_on_signal(stop: Callable[[], None]) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                stop()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            stop = nursery.cancel_scope.cancel
+            nursery.start_soon(stop_on_signal, stop)
+            if until_eof:
+                watch_input(stop)
+            await nursery.start(serve, config)
+            # Everything alive now lives long: keep it out of every later collection.
+            gc.collect()
+            gc.freeze()
+            host, port = config.client_listen
+            print(f"ready client={host}:{port} pid={os.getpid()}", flush=True)
+
+    trio.run(main)
+
+
+def watch_input(stop: Callable[[], None]) -> None:
+    """Call `stop` in the loop when standard input ends; end the process if the loop does not follow in time."""
+    import trio
+
+    token = trio.lowlevel.current_trio_token()
+
+    def wait_for_end() -> None:
+        try:
+            while os.read(0, 4096):
+                pass
+        except OSError:
+            pass
+        try:
+            token.run_sync_soon(stop)
+        except trio.RunFinishedError:
+            return
+        # The process is a child whose parent is gone: nobody else would end it if the loop hangs.
+        threading.Timer(STOP_GRACE_S, os._exit, [1]).start()
+
+    threading.Thread(target=wait_for_end, name="logyard-input", daemon=True).start()

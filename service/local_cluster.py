@@ -1,0 +1,278 @@
+"""A cluster of real node processes on this machine, for development, the demo, the bench and tests.
+
+Every node lives in `directory/node-N`: node.toml, data, log.txt. Ports and ids are written once and used again, so a
+directory can be started, killed and started any number of times. Nodes end with this process, also if it is killed:
+each holds the reading end of a pipe as its standard input. All calls block; a trio caller uses a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+READY_S = 60.0
+STOP_S = 20.0
+LOG_TAIL_LINES = 8
+NODE_VARIABLES = ("LOGYARD_NODE_", "LOGYARD_PEERS_", "LOGYARD_CLIENTS_")
+
+
+class ClusterFailed(Exception):
+    """A node did not start or stop as it should; the message ends with the last lines of its log."""
+
+
+class LocalNode:
+    """One node process. `process` is None while it is not running; `pids` lists every process it ever had."""
+
+    __slots__ = ("client_address", "directory", "node_id", "peer_address", "pids", "process")
+
+    def __init__(self, node_id: int, directory: Path, client_address: str, peer_address: str) -> None:
+        self.node_id = node_id
+        self.directory = directory
+        self.client_address = client_address
+        self.peer_address = peer_address
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pids: list[int] = []
+
+    @property
+    def config_path(self) -> Path:
+        """The node's node.toml."""
+        return self.directory / "node.toml"
+
+    @property
+    def data(self) -> Path:
+        """The node's data directory."""
+        return self.directory / "data"
+
+    @property
+    def log_path(self) -> Path:
+        """What the node writes to standard error, all starts in one file."""
+        return self.directory / "log.txt"
+
+    def log_tail(self) -> str:
+        """The last lines of the log, for an error message."""
+        if not self.log_path.exists():
+            return "(no log)"
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty log)"
+
+
+def free_ports(count: int, first: int | None = None) -> list[int]:
+    """Loopback ports that are free now: consecutive from `first`, or any."""
+    sockets = []
+    try:
+        for number in range(count):
+            probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            sockets.append(probe)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", first + number if first else 0))
+            except OSError as error:
+                port = (first or 0) + number
+                raise ClusterFailed(f"port {port} is in use: {error.strerror}; choose another with --port") from error
+        return [int(probe.getsockname()[1]) for probe in sockets]
+    finally:
+        for probe in sockets:
+            probe.close()
+
+
+def format_config(node: LocalNode, nodes: Sequence[LocalNode], cluster: str, limits: Mapping[str, object]) -> str:
+    """The text of a node's node.toml."""
+    others = [other for other in nodes if other is not node]
+    lines = [
+        "[node]",
+        f"id = {node.node_id}",
+        f'name = "node-{node.node_id}"',
+        f'cluster = "{cluster}"',
+        f"directory = {json.dumps(str(node.data))}",
+        f'client_listen = "{node.client_address}"',
+        f'peer_listen = "{node.peer_address}"',
+        "",
+        "[peers]",
+        *(f'"{other.node_id}" = "{other.peer_address}"' for other in others),
+        "",
+        "[clients]",
+        *(f'"{other.node_id}" = "{other.client_address}"' for other in others),
+        "",
+        "[limits]",
+        *(f"{key} = {json.dumps(value)}" for key, value in limits.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class LocalCluster:
+    """Nodes 1 to `count` below `directory`. Use as a context manager: leaving it stops every node."""
+
+    def __init__(
+        self,
+        directory: Path,
+        count: int = 3,
+        *,
+        first_port: int | None = None,
+        limits: Mapping[str, object] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        assert count >= 1
+        self.directory = directory.resolve()
+        self.count = count
+        self.first_port = first_port
+        self.limits = dict(limits or {})
+        self.environment = dict(environment or {})
+        self.nodes: dict[int, LocalNode] = {}
+
+    @property
+    def addresses(self) -> list[str]:
+        """Client addresses of all nodes, in order of their ids."""
+        return [node.client_address for node in self.nodes.values()]
+
+    @property
+    def pids(self) -> list[int]:
+        """The running processes' ids, in order of node ids."""
+        return [node.process.pid for node in self.nodes.values() if node.process]
+
+    def prepare(self) -> None:
+        """Write the configurations, or read those that are there."""
+        names = [f"node-{number}" for number in range(1, self.count + 1)]
+        written = [name for name in names if (self.directory / name / "node.toml").exists()]
+        surplus = self.directory / f"node-{self.count + 1}" / "node.toml"
+        if (written and len(written) < self.count) or surplus.exists():
+            raise ClusterFailed(f"{self.directory} holds a cluster of another size; give its --nodes or another --dir")
+        if written:
+            for name in names:
+                self.read_node(self.directory / name)
+            return
+        ports = free_ports(2 * self.count, self.first_port)
+        for number in range(1, self.count + 1):
+            client, peer = ports[number - 1], ports[self.count + number - 1]
+            directory = self.directory / f"node-{number}"
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.nodes[number] = LocalNode(number, directory, f"127.0.0.1:{client}", f"127.0.0.1:{peer}")
+        everyone = list(self.nodes.values())
+        for node in everyone:
+            node.config_path.write_text(format_config(node, everyone, "local", self.limits), encoding="utf-8")
+
+    def read_node(self, directory: Path) -> None:
+        """Take a node's id and addresses from its node.toml."""
+        try:
+            table = tomllib.loads((directory / "node.toml").read_text(encoding="utf-8"))["node"]
+            node = LocalNode(int(table["id"]), directory, table["client_listen"], table["peer_listen"])
+        except (KeyError, ValueError, OSError) as error:
+            raise ClusterFailed(f"{directory / 'node.toml'} is not a configuration of ours: {error}") from error
+        self.nodes[node.node_id] = node
+
+    def spawn(self, node_id: int) -> None:
+        """Start one node's process without waiting for it."""
+        node = self.nodes[node_id]
+        assert node.process is None
+        command = [sys.executable, "-m", "logyard.service.cli", "serve", "--until-eof"]
+        command += ["--config", str(node.config_path)]
+        # Limits may come from our environment; what names one node must not reach three.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(NODE_VARIABLES)}
+        with node.log_path.open("ab") as log:
+            node.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal reaches only us; we stop the nodes in order.
+                env={**inherited, **self.environment},
+            )
+        node.pids.append(node.process.pid)
+
+    def wait_ready(self, node_id: int, timeout_s: float = READY_S) -> None:
+        """Wait until the node says that it serves; raises `ClusterFailed` if it ends or takes too long."""
+        node = self.nodes[node_id]
+        process = node.process
+        assert process is not None and process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        heard = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while b"\n" not in heard or b"ready " not in heard:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise ClusterFailed(f"node {node_id} was not ready after {timeout_s:g} s:\n{node.log_tail()}")
+                more = os.read(process.stdout.fileno(), 4096)
+                if not more:
+                    code = process.wait()
+                    self.forget(node)
+                    raise ClusterFailed(f"node {node_id} ended with code {code} at start:\n{node.log_tail()}")
+                heard += more
+
+    def start(self) -> None:
+        """Prepare, start all nodes at once and wait for all."""
+        if not self.nodes:
+            self.prepare()
+        for node_id, node in self.nodes.items():
+            if node.process is None:
+                self.spawn(node_id)
+        for node_id in self.nodes:
+            self.wait_ready(node_id)
+
+    def kill9(self, *node_ids: int) -> None:
+        """SIGKILL: the nodes get no chance to write anything more. All of `node_ids` at once."""
+        targets = [self.nodes[node_id] for node_id in node_ids]
+        for node in targets:
+            assert node.process is not None
+            node.process.send_signal(signal.SIGKILL)
+        for node in targets:
+            assert node.process is not None
+            node.process.wait()
+            self.forget(node)
+
+    def restart(self, node_id: int) -> None:
+        """Start a node again on its directory, wait until it serves."""
+        self.spawn(node_id)
+        self.wait_ready(node_id)
+
+    def exited(self) -> dict[int, int]:
+        """Nodes whose process ended by itself, with the exit code (negative: a signal)."""
+        found = {}
+        for node_id, node in self.nodes.items():
+            if node.process is not None:
+                code = node.process.poll()
+                if code is not None:
+                    found[node_id] = code
+        return found
+
+    def stop(self) -> dict[int, int]:
+        """SIGTERM to all, SIGKILL to those that do not follow within STOP_S; returns exit codes by node."""
+        running = [node for node in self.nodes.values() if node.process is not None]
+        for node in running:
+            assert node.process is not None
+            node.process.terminate()
+        deadline = time.monotonic() + STOP_S
+        codes = {}
+        for node in running:
+            assert node.process is not None
+            try:
+                codes[node.node_id] = node.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                node.process.kill()
+                codes[node.node_id] = node.process.wait()
+            self.forget(node)
+        return codes
+
+    def forget(self, node: LocalNode) -> None:
+        """Close our ends of an ended process's pipes."""
+        assert node.process is not None
+        for stream in (node.process.stdin, node.process.stdout):
+            if stream is not None:
+                stream.close()
+        node.process = None
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
