@@ -1,0 +1,93 @@
+"""`make` on machines that can't work: it stops at once and says what to do, before anything is downloaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .source_tree import PACKAGES, ROOT
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The doors of a checkout, with links."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    (tmp_path / "logyard").mkdir()
+    for name in PACKAGES:
+        (tmp_path / "logyard" / name).symlink_to(f"../{name}")
+    return tmp_path
+
+
+def make(checkout: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "--no-print-directory", *arguments]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(
+        command, cwd=checkout, capture_output=True, text=True, timeout=60, check=False, env={**inherited, **environ}
+    )
+
+
+def test_a_checkout_without_links_fails_at_once(checkout: Path) -> None:
+    (checkout / "logyard" / "engine").unlink()
+    (checkout / "logyard" / "engine").write_text("../engine")
+    done = make(checkout, "setup")
+    assert done.returncode
+    assert "logyard/engine is not a symbolic link" in done.stderr
+    assert "core.symlinks" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_an_old_python_is_refused_by_name(checkout: Path) -> None:
+    old = checkout / "python-old"
+    program = "import sys; sys.version_info = (3, 9, 2); exec(sys.argv[1])"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" "$2"\n')
+    old.chmod(0o755)
+    done = make(checkout, "setup", f"PYTHON={old}")
+    assert done.returncode
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert "is 3.9" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_an_absent_python_is_said(checkout: Path) -> None:
+    done = make(checkout, "setup", "PYTHON=python-that-is-absent")
+    assert done.returncode
+    assert "python-that-is-absent not found: logyard needs Python 3.11 or newer" in done.stderr
+
+
+@pytest.mark.parametrize("target", ["demo-spark", "prove"])
+def test_what_is_not_there_yet_says_so(checkout: Path, target: str) -> None:
+    done = make(checkout, target)
+    assert done.returncode
+    assert f"make {target} is not there yet" in done.stderr
+
+
+def test_a_missing_java_says_what_to_install(checkout: Path) -> None:
+    done = make(checkout, "java", JAVA_HOME=str(checkout / "absent"))
+    assert done.returncode
+    assert "Java 17 or newer" in done.stderr
+    assert "default-jre-headless" in done.stderr
+
+
+def test_an_old_java_is_refused(checkout: Path) -> None:
+    java = checkout / "jre" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    done = make(checkout, "java", JAVA_HOME=str(checkout / "jre"))
+    assert done.returncode
+    assert "is Java 11; PySpark needs 17 or newer" in done.stderr
+
+
+def test_a_good_java_passes(checkout: Path) -> None:
+    java = checkout / "jre" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"21\" 2023-09-19' >&2\n")
+    java.chmod(0o755)
+    assert make(checkout, "java", JAVA_HOME=str(checkout / "jre")).returncode == 0
