@@ -99,7 +99,7 @@ class SystemConfig:
     )
 
     # Replication.
-    append_message_bytes: int = _limit(
+    append_bytes_max: int = _limit(
         MIB, 4 * KIB, 64 * MIB, "Entries in one append message; a larger entry travels alone."
     )
     append_inflight_bytes: int = _limit(
@@ -209,8 +209,8 @@ class SystemConfig:
         self._not_above("wal_batch_bytes", "wal_file_bytes")
         self._not_above("wal_file_bytes", "wal_unflushed_bytes_max")
         self._not_above("group_inflight_bytes", "node_inflight_bytes")
-        self._not_above("append_message_bytes", "append_inflight_bytes")
-        self._not_above("append_message_bytes", "peer_frame_bytes")
+        self._not_above("append_bytes_max", "append_inflight_bytes")
+        self._not_above("append_bytes_max", "peer_frame_bytes")
         self._not_above("peer_frame_bytes", "peer_queue_bytes")
         self._not_above("generation_transaction_bytes", "generation_bytes")
         self._not_above("reconnect_ms_min", "reconnect_ms_max")

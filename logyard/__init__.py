@@ -1,15 +1,23 @@
 """logyard: many small Raft groups in one process, one write-ahead log, large payloads kept apart.
 
-This is the small public face; each name is imported when it is first used (PEP 562). So `import logyard.client.sync`, which
-runs on Spark executors, loads neither lmdb, trio nor the engine. Everything else is reached by its module, for instance
-`from logyard.engine.machine import Machine`. Errors are in `logyard.engine.errors` when the system is embedded and in
-`logyard.client.errors` over the network: the same names and codes, apart because the client installs without the engine.
+This is the small public face; each name is imported when it is first used (PEP 562). So `import logyard.client.sync`,
+which runs on Spark executors, loads neither lmdb, trio nor the engine. Everything else is reached by its module, for
+instance `from logyard.engine.machine import Machine`. Errors are in `logyard.engine.errors` when the system is embedded
+and in `logyard.client.errors` over the network: the same names and codes, apart because the client installs without
+the engine.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .client.aio import connect
+    from .client.sync import connect_sync
+    from .machines.log import AppendLog
+    from .service.node import open_system
 
 __all__ = ["AppendLog", "__version__", "connect", "connect_sync", "open_system"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from logyard.engine.config import MIB, SystemConfig
 from logyard.engine.errors import BadRequest
+
+from ..source_tree import product_sources
 
 UNITS = {"bytes", "files", "records", "messages", "entries", "ticks", "connections", "groups"}
 UNITS |= {"us", "ms", "s", "ratio", "percent"}
@@ -26,6 +29,14 @@ def test_every_limit_has_a_unit_bounds_and_a_reason(entry: Any) -> None:
         with pytest.raises(BadRequest, match=entry.name) as caught:
             SystemConfig(**{entry.name: outside})
         assert caught.value.details["key"] == entry.name
+
+
+def test_every_limit_limits_something() -> None:
+    """A key that nobody reads is a promise that nobody keeps."""
+    places = ("engine/config.py", "service/config.py")
+    text = "\n".join(source.text for source in product_sources() if source.path not in places)
+    unread = [entry.name for entry in fields(SystemConfig) if not re.search(rf"\.{entry.name}\b", text)]
+    assert not unread, f"read these where they belong, or remove them: {unread}"
 
 
 def test_the_defaults_are_valid() -> None:
