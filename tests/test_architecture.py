@@ -18,6 +18,7 @@ TOP = "logyard.engine.<top>"
 # package -> what it may import of ours. Longest prefix of the importing module wins.
 FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.engine": (TOP, "logyard.payloads.reference"),
+    "logyard.engine.ports": (TOP, "logyard.payloads.reference", "logyard.engine.raft.messages"),
     "logyard.engine.raft": (TOP, "logyard.engine.raft"),
     "logyard.engine.log": (TOP, "logyard.engine.log", "logyard.payloads.reference"),
     "logyard.engine.snapshot": (TOP, "logyard.engine.snapshot", "logyard.payloads.reference"),
@@ -53,7 +54,7 @@ PURE = frozenset(
 )  # fmt: skip
 """All that engine/raft may import from outside: nothing that waits, reads a clock, opens a file or draws a number."""
 
-# resource -> (names whose import is its use, the files that are its doors)
+# resource -> (names whose import or reading is its use, with () only their call; the files that are its doors)
 DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sockets": (
         (
@@ -66,7 +67,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "service/local_cluster.py",  # asks the kernel for free ports, serves nothing
         ),
     ),
-    "LMDB environments": (("lmdb",), ("payloads/generation.py", "engine/log/meta.py")),
+    "LMDB environments": (("lmdb.open()", "lmdb.Environment()"), ("payloads/generation.py", "engine/log/meta.py")),
     "fsync": (
         ("os.fsync", "os.fdatasync", "os.sync"),
         ("engine/disk.py", "bench/calibrate.py"),  # the latter measures the machine, it keeps nothing
@@ -146,17 +147,22 @@ def purity_offences(source: Source) -> list[str]:
 
 
 def uses(source: Source) -> list[tuple[int, str]]:
-    """(line, dotted name) of every import and every `module.attribute...` read, each chain once and whole."""
-    found = list(source.imports())
+    """(line, dotted name) of every import and every `module.attribute...` read, each chain once and whole.
+
+    A call is there a second time, with (). A name imported from a module counts as called.
+    """
+    found = [use for line, name in source.imports() for use in ((line, name), (line, f"{name}()"))]
     nodes = [node for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
     inner = {id(node.value) for node in nodes}
+    called = {id(node.func) for node in ast.walk(source.tree) if isinstance(node, ast.Call)}
     for node in nodes:
         parts, at = [node.attr], node.value
         while isinstance(at, ast.Attribute):
             parts.append(at.attr)
             at = at.value
         if isinstance(at, ast.Name) and id(node) not in inner:
-            found.append((node.lineno, ".".join([at.id, *reversed(parts)])))
+            name = ".".join([at.id, *reversed(parts)])
+            found += [(node.lineno, name)] + ([(node.lineno, f"{name}()")] if id(node) in called else [])
     return [(line, name) for line, name in found if name not in HARMLESS]
 
 
@@ -172,6 +178,12 @@ def door_offences(source: Source) -> list[str]:
             if within(name, names) and name.split(".")[0] in imported
         ]
     return found
+
+
+def lmdb_offences(source: Source) -> list[str]:
+    if source.path.startswith("payloads/") or source.path == "engine/log/meta.py":
+        return []
+    return [f"{source.path}:{line}: imports lmdb" for line, name in source.imports() if within(name, ["lmdb"])]
 
 
 def freedom_offences(source: Source) -> list[str]:
@@ -208,6 +220,7 @@ def test_the_raft_core_is_pure() -> None:
 
 def test_one_door_per_resource() -> None:
     report(door_offences, product_sources())
+    report(lmdb_offences, product_sources())
 
 
 def test_modules_stay_free_of_heavy_libraries() -> None:
@@ -261,7 +274,9 @@ def planted(module: str, text: str) -> Source:
         (door_offences, "logyard.engine.host.system", "import socket"),
         (door_offences, "logyard.engine.host.system", "import trio\ntrio.socket.socket()"),
         (door_offences, "logyard.service.daemon", "from trio import socket"),
-        (door_offences, "logyard.payloads.store", "import lmdb"),
+        (door_offences, "logyard.payloads.store", "import lmdb\nlmdb.open('x')"),
+        (door_offences, "logyard.payloads.store", "from lmdb import Environment"),
+        (lmdb_offences, "logyard.service.check", "import lmdb"),
         (freedom_offences, "logyard.client.session", "import trio"),
         (freedom_offences, "logyard.client.aio", "import lmdb"),
         (freedom_offences, "logyard.payloads.compaction", "from trio import sleep"),
@@ -281,6 +296,7 @@ def test_a_planted_offence_is_caught(rule: Callable[[Source], list[str]], module
         (purity_offences, "logyard.engine.raft.core", "from collections.abc import Callable"),
         (door_offences, "logyard.client.aio", "from trio import socket"),
         (door_offences, "logyard.engine.transport.peers", "import trio\ndef f(s: trio.socket.SocketType): pass"),
+        (door_offences, "logyard.payloads.store", "import lmdb\ndef f(e: lmdb.Environment): pass"),
         (door_offences, "logyard.service.rpc_fake", "socket = make()\nsocket.close()"),
         (bare_offences, "logyard.engine.log.wal", "from ..disk import Disk"),
     ],
