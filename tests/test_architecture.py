@@ -152,9 +152,10 @@ def uses(source: Source) -> list[tuple[int, str]]:
     A call is there a second time, with (). A name imported from a module counts as called.
     """
     found = [use for line, name in source.imports() for use in ((line, name), (line, f"{name}()"))]
-    nodes = [node for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
+    everything = list(ast.walk(source.tree))
+    nodes = [node for node in everything if isinstance(node, ast.Attribute)]
     inner = {id(node.value) for node in nodes}
-    called = {id(node.func) for node in ast.walk(source.tree) if isinstance(node, ast.Call)}
+    called = {id(node.func) for node in everything if isinstance(node, ast.Call)}
     for node in nodes:
         parts, at = [node.attr], node.value
         while isinstance(at, ast.Attribute):
