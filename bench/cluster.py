@@ -94,7 +94,7 @@ def all_applied(yard: Yard, cluster: Cluster, logs: int) -> bool:
 
 def statuses(yard: Yard, cluster: Cluster) -> list[Mapping[str, Any]]:
     """Every node's status, in order of node ids."""
-    return [yard.status(node=node)[node] for node in range(1, cluster.count + 1)]
+    return [yard.status(node) for node in range(1, cluster.count + 1)]
 
 
 def log_names(count: int) -> list[str]:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 DRAIN_S = 60.0
 APPEND_TIMEOUT_S = 30.0
 READERS = 16
+WINDOW_BYTES_MIN = 64 << 20
+RECORD_BYTES = 64
+"""Added to a body for its share of tables and heads, generously."""
 PROBLEMS_MAX = 5
 
 
@@ -118,7 +121,7 @@ class Load:
         for client in clients:
             place = places[client]
             places[client] = place + 1 if place + 1 < count else 0
-            pending = logs[place].append_nowait(b"", body(number), timeout=APPEND_TIMEOUT_S)
+            pending = logs[place].append_nowait(b"", body(number))
             flight = flights[place]
             batch = pending.batch
             if flight is None or flight.batch is not batch:
@@ -127,7 +130,7 @@ class Load:
             flight.starts.append(now)
             flight.clients.append(client)
             if number >= self.next_sample:
-                flight.samples.append((pending.number, number))
+                flight.samples.append((pending.position, number))
                 self.next_sample = number + self.skip()
             number += 1
         self.outstanding += number - self.number
@@ -194,9 +197,10 @@ async def load_main() -> None:
     from logyard.client.aio import connect
 
     spec = LoadSpec(**json.loads(sys.stdin.readline()))
-    async with connect(spec.addresses) as yard:
+    # The byte window must never be the limit: the number of outstanding calls is.
+    window_bytes = WINDOW_BYTES_MIN + 2 * spec.clients * spec.window * (spec.size + RECORD_BYTES)
+    async with connect(spec.addresses, timeout=APPEND_TIMEOUT_S, window_bytes=window_bytes) as yard:
         load = Load(spec, [yard.log(name) for name in spec.logs])
-        await yard.locate(spec.logs)
         print("ready", flush=True)
         if sys.stdin.readline().strip() != "go":
             return

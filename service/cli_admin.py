@@ -80,9 +80,9 @@ def members(name: str, add: int | None, remove: int | None, servers: list[str], 
             yard.add_member(name, add)
         elif remove is not None:
             yard.remove_member(name, remove)
-        found = yard.locate(name)
+        found = yard.members(name)
     text = f"{name}: members {', '.join(map(str, found['members']))}; leader {found['leader'] or 'unknown'}"
-    output.result({"ok": True, **found}, text)
+    output.result({"ok": True, "name": name, **found}, text)
 
 
 @click.command()
@@ -114,7 +114,7 @@ def status(node: int | None, servers: list[str], output: Output) -> None:
       logyard status
     """
     with opened(servers) as yard:
-        found = yard.status(node=node)
+        found = yard.statuses() if node is None else {node: yard.status(node)}
     missing = [each for each, row in found.items() if "error" in row]
     for each in missing:
         output.say(f"node {each} does not answer: {found[each]['message']}")

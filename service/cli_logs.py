@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREVIEW_CHARACTERS = 60
+TIMEOUT = "logyard.timeout"
 
 
 def servers_option(command: F) -> F:
-    """Adds --servers; the command receives a list of "host:port"."""
+    """Adds --servers, which the command receives as a list of "host:port", and --timeout, which `opened` finds."""
 
     def split(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
         found = [part.strip() for part in value.split(",") if part.strip()]
@@ -38,6 +39,18 @@ def servers_option(command: F) -> F:
             raise click.BadParameter("give at least one HOST:PORT")
         return found
 
+    def keep(context: click.Context, _parameter: click.Parameter, value: float) -> None:
+        context.meta[TIMEOUT] = value
+
+    command = click.option(
+        "--timeout",
+        type=click.FloatRange(min=0.1),
+        default=30.0,
+        show_default=True,
+        expose_value=False,
+        callback=keep,
+        help="Seconds to go on trying.",
+    )(command)
     return click.option(
         "--servers",
         envvar="LOGYARD_SERVERS",
@@ -64,7 +77,7 @@ def opened(servers: Sequence[str]) -> Iterator[Yard]:
     """A blocking client of the cluster."""
     from logyard.client.sync import connect_sync
 
-    with connect_sync(servers) as yard:
+    with connect_sync(servers, timeout=click.get_current_context().meta[TIMEOUT]) as yard:
         yield yard
 
 

@@ -38,6 +38,7 @@ POLL_S = 0.05
 LEADERS_S = 60.0
 SETTLE_S = 90.0
 COMPACT_S = 60.0
+CALL_TIMEOUT_S = 60.0
 
 Condition = Callable[[], Awaitable[bool]]
 
@@ -142,7 +143,7 @@ class DemoRun:
         """Several clients, so that one connection's receive path is not the limit."""
         from logyard.client.aio import connect
 
-        return [await stack.enter_async_context(connect(self.cluster.addresses)) for _ in range(CONNECTIONS)]
+        return [await stack.enter_async_context(connect(self.cluster.addresses, timeout=CALL_TIMEOUT_S)) for _ in range(CONNECTIONS)]
 
     async def create(self, yard: Yard) -> None:
         """The logs, three members each, and a leader for every one."""
@@ -263,7 +264,7 @@ class DemoRun:
 
     async def statuses(self, yard: Yard) -> dict[int, dict[str, int]]:
         """Every node's own figures."""
-        return {node: (await yard.status(node=node))[node] for node in NODES}
+        return {node: await yard.status(node, CALL_TIMEOUT_S) for node in NODES}
 
     async def figures(self, yard: Yard, key: str) -> list[int]:
         """One figure of every node, in order of their numbers."""
@@ -272,7 +273,7 @@ class DemoRun:
     async def count_syncs(self, yard: Yard, nodes: tuple[int, ...]) -> None:
         """Add what the running processes counted: a killed process takes its counter with it."""
         for node in nodes:
-            status = (await yard.status(node=node))[node]
+            status = await yard.status(node, CALL_TIMEOUT_S)
             self.fdatasyncs[int(status["pid"])] = int(status["fdatasyncs"])
 
     async def compact(self, yard: Yard) -> None:

@@ -1,0 +1,116 @@
+"""The instruments of the bench: histogram, bodies, file systems, the arithmetic of the report."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from logyard.bench.calibrate import fdatasync_us, filesystem_of, memcpy_mb_per_s
+from logyard.bench.histogram import BUCKETS, Histogram, bucket_of, lower_edge
+from logyard.bench.processes import cpu_seconds, family, resident_bytes
+from logyard.bench.report import append_figures, shares
+from logyard.bench.workload import Workload
+
+
+def test_buckets_are_dense_and_in_order() -> None:
+    for bucket in range(BUCKETS - 1):
+        assert lower_edge(bucket) < lower_edge(bucket + 1)
+        assert bucket_of(lower_edge(bucket)) == bucket
+        assert bucket_of(lower_edge(bucket + 1) - 1) == bucket
+    assert bucket_of(1 << 60) == BUCKETS - 1
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.99])
+def test_quantiles_are_within_a_bucket_of_the_truth(share: float) -> None:
+    draw = random.Random(1)
+    samples = sorted(draw.lognormvariate(-6, 1.5) for _ in range(20_000))
+    histogram = Histogram()
+    for sample in samples:
+        histogram.add(sample)
+    truth = samples[int(share * len(samples))]
+    assert histogram.quantile(share) == pytest.approx(truth, rel=0.04)
+    assert histogram.mean == pytest.approx(sum(samples) / len(samples))
+    assert histogram.worst_seconds == samples[-1]
+
+
+def test_histograms_of_processes_merge_through_their_dumps() -> None:
+    parts, whole = [Histogram(), Histogram()], Histogram()
+    for number in range(1000):
+        seconds = number * 1e-5
+        parts[number % 2].add(seconds, 3)
+        whole.add(seconds, 3)
+    merged = Histogram()
+    for part in parts:
+        merged.merge(Histogram.load(**part.dump()))  # type: ignore[arg-type]
+    assert merged.counts == whole.counts
+    assert merged.samples == 3000
+    assert merged.quantile(0.5) == whole.quantile(0.5)
+
+
+def test_an_empty_histogram_says_nothing() -> None:
+    assert Histogram().quantile(0.99) == 0.0
+    assert Histogram().mean == 0.0
+
+
+@pytest.mark.parametrize("size", [16, 17, 256, 65_536, 3 << 20])
+def test_bodies_are_distinct_and_rebuilt_from_their_number(size: int) -> None:
+    workload, again, other = Workload(size, 7, 0), Workload(size, 7, 0), Workload(size, 7, 1)
+    bodies = [workload.body(number) for number in range(50)]
+    assert {len(body) for body in bodies} == {size}
+    assert len(set(bodies)) == 50
+    assert bodies == [again.body(number) for number in range(50)]
+    assert [workload.number_of(body) for body in bodies] == list(range(50))
+    assert other.body(3) != bodies[3]
+    assert other.number_of(bodies[3]) is None
+    assert workload.number_of(b"short") is None
+
+
+def test_bodies_do_not_compress() -> None:
+    import zstandard
+
+    body = Workload(65_536, 7, 0).body(11)
+    assert len(zstandard.compress(body)) > 0.99 * len(body)
+
+
+def test_the_longest_mount_point_names_the_file_system() -> None:
+    mounts = "/dev/a / ext4 rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n/dev/b /tmp/disk xfs rw 0 0\nx /tm btrfs rw 0 0\n"
+    assert filesystem_of(Path("/tmp/x"), mounts) == "tmpfs"
+    assert filesystem_of(Path("/tmp/disk/y"), mounts) == "xfs"
+    assert filesystem_of(Path("/tmpfile"), mounts) == "ext4"
+    assert filesystem_of(Path("/anything"), "") == "unknown"
+
+
+def test_the_machine_is_measured(tmp_path: Path) -> None:
+    assert 0 < fdatasync_us(tmp_path, rounds=4) < 1e6
+    assert memcpy_mb_per_s(1 << 20, 2) > 10
+
+
+def test_a_process_has_memory_and_time() -> None:
+    assert os.getpid() in family([os.getpid()])
+    assert resident_bytes(os.getpid()) > 1 << 20
+    assert cpu_seconds(os.getpid()) > 0
+    assert resident_bytes(2**22 + 1) == 0
+
+
+def test_figures_of_a_steady_run_agree_with_the_window() -> None:
+    histogram = Histogram()
+    histogram.add(0.010, 100_000)  # 2,500 outstanding for 10 ms each: 250,000 a second
+    result = {
+        "counted": 100_000, "acknowledged": 120_000, "failed": 0, "verified": 1200, "lost": 0, "problems": [],
+        "histogram": histogram.dump(), "cpu_s": 0.1,
+    }  # fmt: skip
+    figures = append_figures([result, result], size=256, clients=5, window=500, seconds=0.8)
+    assert figures["ops_per_s"] == 250_000
+    assert figures["mb_per_s"] == 64
+    assert figures["window_agreement"] == pytest.approx(1.0)
+    assert figures["acknowledged"] == 240_000
+    assert figures["p50_ms"] == pytest.approx(10, rel=0.04)
+
+
+def test_shares_are_even_and_complete() -> None:
+    assert shares(5, 2) == [3, 2]
+    assert shares(64, 2) == [32, 32]
+    assert sum(shares(7, 3)) == 7

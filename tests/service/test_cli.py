@@ -1,0 +1,199 @@
+"""The command line's contract: help with an example for every verb, exit codes, one JSON object, no traceback."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from logyard.service.cli import cli, data_directories
+from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
+
+VERBS = {
+    "serve", "up", "demo", "check", "bench", "create", "list", "describe", "delete", "append", "read", "snapshot",
+    "truncate", "compact", "members", "transfer", "status",
+}  # fmt: skip
+
+
+def every_command(command: click.Command = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if path:
+        yield path
+    if isinstance(command, click.Group):
+        for name, each in command.commands.items():
+            yield from every_command(each, (*path, name))
+
+
+def run(*words: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(cli, list(words), input=text)
+
+
+def test_every_verb_is_there() -> None:
+    assert set(cli.commands) == VERBS
+    assert {path[1] for path in every_command() if path[0] == "bench" and len(path) == 2} == {
+        "append", "idle", "recover",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted(every_command()), ids=" ".join)
+def test_every_verb_has_help_with_an_example(path: tuple[str, ...]) -> None:
+    found = run(*path, "--help")
+    assert found.exit_code == 0
+    assert "Example" in found.stdout
+    assert f"logyard {' '.join(path)}" in found.stdout
+
+
+@pytest.mark.parametrize("path", sorted(every_command()), ids=" ".join)
+def test_every_verb_but_serve_speaks_json(path: tuple[str, ...]) -> None:
+    command: click.Command = cli
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert ("--json" in options) == (path not in {("serve",), ("bench",)})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nonsense"],
+        ["create"],
+        ["create", "a", "--members", "one"],
+        ["list", "--servers", "nowhere"],
+        ["read", "a", "--follow", "--json"],
+        ["read", "a", "--raw", "--json"],
+        ["members", "a", "--add", "1", "--remove", "2"],
+        ["truncate", "a"],
+        ["up"],
+        ["serve"],
+        ["check", "/no/such/directory"],
+        ["bench", "append", "--size", "1"],
+        ["demo", "--logs", "0"],
+        ["demo", "--source", "/no/such/directory"],
+    ],
+    ids=" ".join,
+)
+def test_bad_usage_is_exit_2_and_says_why(words: list[str]) -> None:
+    found = run(*words)
+    assert found.exit_code == 2
+    assert "Error: " in found.stderr
+    assert "Traceback" not in found.output
+
+
+def test_a_demo_directory_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    found = run("demo", "--dir", str(tmp_path))
+    assert found.exit_code == 2
+    assert "not empty" in found.stderr
+
+
+def test_a_bench_directory_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logyard.bench.calibrate.filesystem_of", lambda path: "tmpfs")
+    found = run("bench", "append", "--dir", str(tmp_path), "--json")
+    assert found.exit_code == 2
+    assert "in memory" in found.stderr
+    assert "--volatile" in found.stderr
+
+
+def closed_port() -> int:
+    (port,) = free_ports(1)
+    return port
+
+
+def test_no_server_is_one_line_and_exit_1() -> None:
+    found = run("list", "--servers", f"127.0.0.1:{closed_port()}", "--timeout", "0.5", "--json")
+    assert found.exit_code == 1
+    fields = json.loads(found.stdout.splitlines()[-1])
+    assert fields["ok"] is False
+    assert fields["error"]["code"]
+    assert len(found.stderr.strip().splitlines()) == 1
+    assert found.stderr.startswith("error: ")
+
+
+def test_an_error_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOGYARD_DEBUG", raising=False)
+    monkeypatch.setattr("logyard.service.cli_logs.opened", lambda servers: 1 / 0)
+    found = run("list")
+    assert found.exit_code == 1
+    assert "internal error: ZeroDivisionError" in found.stderr
+    assert "Traceback" not in found.output
+
+
+def test_a_bad_configuration_is_exit_2(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('[node]\nid = 1\ndirectory = "data"\nclient_lissten = "127.0.0.1:1"\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "logyard.service.cli", "serve", "--config", str(path)],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "client_listen" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_line_starts_without_the_engine() -> None:
+    code = (
+        "import sys, logyard.service.cli\n"
+        "bad = {'trio', 'lmdb', 'rich', 'logyard.engine', 'logyard.client'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_check_finds_the_directories_of_a_cluster(tmp_path: Path) -> None:
+    assert data_directories(tmp_path) == [tmp_path]
+    for number in (10, 2):
+        (tmp_path / f"node-{number}").mkdir()
+        (tmp_path / f"node-{number}" / "node.toml").touch()
+    assert data_directories(tmp_path) == [tmp_path / "node-2" / "data", tmp_path / "node-10" / "data"]
+    assert data_directories(tmp_path / "node-2") == [tmp_path / "node-2" / "data"]
+
+
+def test_a_cluster_keeps_its_ports_and_refuses_another_size(tmp_path: Path) -> None:
+    first = LocalCluster(tmp_path, 3)
+    first.prepare()
+    again = LocalCluster(tmp_path, 3)
+    again.prepare()
+    assert again.addresses == first.addresses
+    assert len(set(first.addresses)) == 3
+    for count in (2, 4):
+        with pytest.raises(ClusterFailed, match="another size"):
+            LocalCluster(tmp_path, count).prepare()
+
+
+def test_written_configurations_are_ones_that_serve_accepts(tmp_path: Path) -> None:
+    from logyard.service.config import load_config
+
+    strange = tmp_path / 'with "quotes" and \\'
+    cluster = LocalCluster(strange, 2, limits={"tick_ms": 20, "wal_file_bytes": "8 MiB"})
+    cluster.prepare()
+    config = load_config(cluster.nodes[2].config_path, {})
+    assert config.id == 2
+    assert config.directory == strange / "node-2" / "data"
+    assert config.limits.tick_ms == 20
+    assert config.limits.wal_file_bytes == 8 << 20
+    host, port = config.clients[1]
+    assert f"{host}:{port}" == cluster.addresses[0]
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ClusterFailed, match=f"port {port} is in use"):
+            LocalCluster(tmp_path, 1, first_port=port).prepare()
+
+
+def test_a_node_that_does_not_start_is_reported_with_its_log(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 1) as cluster:
+        cluster.prepare()
+        cluster.nodes[1].config_path.write_text("[node]\nid = 1\n")
+        cluster.nodes[1].process = None
+        with pytest.raises(ClusterFailed, match=r"ended with code 2 at start:\n.*directory"):
+            cluster.start()
+        assert cluster.nodes[1].process is None
