@@ -312,3 +312,9 @@ def verify_bodies(uid: int, entry: Entry) -> None:
 def split_bodies(data: bytes, payload: memoryview) -> tuple[memoryview, ...]:
     """Slice an entry's contiguous payload bytes into its units."""
     return tuple(payload[unit.offset : unit.offset + unit.length] for unit in units_of(data))
+
+
+def records_in(data: bytes) -> int:
+    """How many records (and so ordinals) an entry carries."""
+    count: int = ENTRY.unpack_from(data)[4]
+    return count

@@ -6,6 +6,8 @@ same session and sequence) or ``elsewhere`` (another node). `code` travels on th
 
 from __future__ import annotations
 
+import msgpack
+
 
 class LogyardError(Exception):
     """The root. Subclasses set `code` and `retry`; `details` travels to the client as plain values."""
@@ -135,3 +137,12 @@ class WalFailed(LogyardError):
 
     code = "wal_failed"
     retry = "elsewhere"
+
+
+def encode_error(error: LogyardError) -> bytes:
+    """The wire form, msgpack: code, message, retry, details (plain values only)."""
+    details = {key: value for key, value in error.details.items() if isinstance(value, str | int | float | bool)}
+    encoded: bytes = msgpack.packb(
+        {"code": error.code, "message": str(error), "retry": error.retry, "details": details}
+    )
+    return encoded

@@ -1,0 +1,126 @@
+"""Applies committed entries: metadata only, in index order, one call an entry (law 5).
+
+A `Reject` is a reply. Any other exception of a machine stops that group and no other (law 7). Effects are data: a release is booked
+in the member's liveness and in the counters of the files that hold the bytes. Called in the turn by `scheduler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..entry import COMMANDS, Entry, frames_of, timestamp_of, units_of
+from ..errors import LogyardError, NotLeader
+from ..machine import Batch, BatchMachine, Context, Effect, Frame, PayloadRef, Position, Reject, Release
+from .member import OK, Member, Queued
+
+if TYPE_CHECKING:
+    from .system import System
+
+APPLY_BYTES = 4 * 1024 * 1024
+
+
+class CommandRejected(LogyardError):
+    """A machine's own, committed refusal; `code` is the machine's."""
+
+    def __init__(self, reject: Reject) -> None:
+        super().__init__(reject.message)
+        self.code = reject.code
+
+
+class Applier:
+    """Owns nothing but the way from a committed entry to replies."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+
+    def apply(self, member: Member) -> None:
+        """Apply what is committed. Entries that left memory (a restart) are read back from segments."""
+        raft = member.raft
+        while raft.applied < raft.commit:
+            entries = self.system.reader.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES)
+            try:
+                for entry in entries:
+                    self._entry(member, entry)
+                    raft.on_applied(entry.index)
+            except Exception as error:  # noqa: BLE001 - a machine is user code: whatever it raises is this group's fault only (law 7)
+                self.system.stop_member(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
+                return
+        member.wake()
+        if not raft.is_quiet:
+            self.system.active.add(member)
+        if raft.has_ready:
+            self.system.scheduler.mark(member)
+
+    def _entry(self, member: Member, entry: Entry) -> None:
+        owed = member.waiting.pop(entry.index, None) if member.waiting else None
+        if owed is not None:
+            member.inflight_bytes -= owed.size
+        if entry.kind != COMMANDS:
+            if owed is not None:
+                _fail(owed.frames, NotLeader(member.raft.leader))
+            return
+        uid = member.uid
+        stamp = timestamp_of(entry.data)
+        if stamp > member.log_time:
+            member.log_time = stamp
+        machine = member.machine
+        frames = list(frames_of(entry.data))
+        context = Context(uid, entry.index, entry.term, stamp, machine.version)
+        if isinstance(machine, BatchMachine):
+            batch = machine.apply_batch(context, frames)
+        else:
+            batch = _apply_each(member, context, entry, frames)
+        for effect in batch.effects:
+            self._perform(member, entry.index, effect)
+        if owed is None:
+            return
+        if owed.term != entry.term:
+            _fail(owed.frames, NotLeader(member.raft.leader))
+            return
+        for queued, reply in zip(owed.frames, batch.replies, strict=True):
+            if isinstance(reply, Reject):
+                queued.fail(CommandRejected(reply))
+            else:
+                queued.sink.reply(queued.request, OK, reply)
+
+    def _perform(self, member: Member, index: int, effect: Effect) -> None:
+        assert isinstance(effect, Release), effect
+        if member.liveness.release(effect.first, effect.end):
+            member.last_release = index
+            self.system.storage.released(member, effect.first, effect.end)
+
+
+def _fail(frames: Sequence[Queued], error: LogyardError) -> None:
+    for queued in frames:
+        queued.fail(error)
+
+
+def _apply_each(member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
+    """One `apply` a command, for machines without `apply_batch`. A frame's reply is that of its last command."""
+    hashes: dict[int, tuple[int, bytes]] = {}
+    packs: list[tuple[int, int, bytes]] = []
+    for unit in units_of(entry.data):
+        if unit.records:
+            packs.append((unit.first_ordinal, unit.first_ordinal + unit.records, unit.hash))
+        else:
+            hashes[unit.first_ordinal] = (unit.length, unit.hash)
+    replies: list[bytes | Reject] = []
+    effects: list[Effect] = []
+    ordinal = 0
+    for frame, (_, _, pack_hash) in zip(frames, packs, strict=True):
+        reply: bytes | Reject = b""
+        for command in frame.split_commands():
+            size, digest = hashes.get(ordinal, (0, pack_hash))
+            ref = PayloadRef(context.uid, context.index, ordinal, context.term, size, digest)
+            try:
+                applied = member.machine.apply(context, command, (ref,))
+                reply = applied.reply
+                effects.extend(applied.effects)
+            except Reject as reject:
+                reply = reject
+                # A refused command's payload is nobody's: it dies at this very index (section 6, "nothing leaks").
+                effects.append(Release(Position(context.index, ordinal), Position(context.index, ordinal + 1)))
+            ordinal += 1
+        replies.append(reply)
+    return Batch(replies, effects)

@@ -1,0 +1,213 @@
+"""Which groups this node has: creation, deletion, and how other nodes of a group learn of both.
+
+A group is in the meta store of every member's node before its first WAL record (invariant 6). A uid is random and never used twice, so a deleted and
+re-created group reads nothing old. A node that was away asks for a definition when a message names a group it does not
+know, and is told of a deletion when it speaks for a group that is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..errors import BadRequest, Busy, GroupExists, LogyardError
+from .inbound import DEFINE_GROUPS, DEFINED, DELETE_GROUPS, UNKNOWN_GROUPS
+from .member import DELETED, Spec
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+DEFINE_SECONDS = 15.0
+SPECS_PER_BLOB = 2000
+
+
+class Directory:
+    """Names, uids and deletions of one node."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.deleted: set[int] = set()
+        self._requests: dict[int, _Round] = {}
+        self._next = 0
+
+    async def create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
+        """Create groups: each request has name, members (node ids), machine, arguments.
+
+        Idempotent for an equal definition. Raises `BadRequest`, `GroupExists`, `Busy`; a group is then not created here.
+        """
+        system = self.system
+        if len(system.members) + len(requests) > system.config.groups_max:
+            raise Busy("the node's number of groups (groups_max)", 60.0)
+        specs: list[Spec] = []
+        fresh: list[Spec] = []
+        now = time.time_ns() // 1_000_000
+        for request in requests:
+            spec = self._spec(request, now)
+            known = system.names.get(spec.name)
+            if known is None:
+                fresh.append(spec)
+                specs.append(spec)
+                continue
+            old = system.members[known].spec
+            if (old.machine, old.voters, old.arguments) != (spec.machine, spec.voters, spec.arguments):
+                raise GroupExists(f"group {spec.name!r} exists with another definition", name=spec.name)
+            specs.append(old)
+        if fresh:
+            await self._define(fresh)
+        return specs
+
+    def _spec(self, request: Mapping[str, Any], now: int) -> Spec:
+        name = str(request["name"])
+        check_name(name)
+        voters = tuple(sorted({int(node) for node in request.get("members") or [self.system.node_id]}))
+        unknown = [node for node in voters if node != self.system.node_id and node not in self.system.peers.nodes]
+        if unknown:
+            raise BadRequest(f"group {name!r} names nodes {unknown}, which this node has no address for")
+        machine, arguments = str(request.get("machine") or "log"), dict(request.get("arguments") or {})
+        self.system.create_machine(machine, arguments)
+        return Spec(int.from_bytes(os.urandom(8), "little") | 1, name, machine, arguments, voters, now)
+
+    async def _define(self, specs: Sequence[Spec]) -> None:
+        """Have every member's node store the definitions; a majority must, the others learn later."""
+        system = self.system
+        nodes = {node for spec in specs for node in spec.voters}
+        others = nodes - {system.node_id}
+        # A dead node is not waited for, unless without it there is no majority to hope for.
+        round_ = self._round(others & system.live or others)
+        for node in others:
+            for at in range(0, len(specs), SPECS_PER_BLOB):
+                part = [list(spec) for spec in specs[at : at + SPECS_PER_BLOB] if node in spec.voters]
+                last = at + SPECS_PER_BLOB >= len(specs)
+                system.peers.send_blob(node, DEFINE_GROUPS, round_.number, {"specs": part, "last": last}, b"")
+        here = [spec for spec in specs if system.node_id in spec.voters]
+        await self._store(here)
+        if system.node_id in nodes:
+            round_.stored.add(system.node_id)
+        with trio.move_on_after(DEFINE_SECONDS):
+            await round_.done.wait()
+        del self._requests[round_.number]
+        if round_.conflict:
+            await self.delete([spec.uid for spec in specs])
+            raise GroupExists(f"node {round_.conflict[0]}: {round_.conflict[1]}")
+        short = next((s for s in specs if len(round_.stored.intersection(s.voters)) * 2 <= len(s.voters)), None)
+        if short is not None:
+            await self.delete([spec.uid for spec in specs])
+            raise Busy(f"creation of {short.name!r}: only nodes {sorted(round_.stored)} of {short.voters} answered; it", 1.0)
+
+    async def _store(self, specs: Sequence[Spec]) -> None:
+        """Durable first, then alive. Raises `GroupExists` when a name is another group's here."""
+        system = self.system
+        fresh = []
+        for spec in specs:
+            known = system.names.get(spec.name)
+            if known is not None and known != spec.uid:
+                raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
+            if known is None and spec.uid not in self.deleted:
+                system.names[spec.name] = spec.uid
+                fresh.append(spec)
+        try:
+            await system.storage.store_specs(fresh)
+        except BaseException:
+            for spec in fresh:
+                if spec.uid not in system.members:
+                    system.names.pop(spec.name, None)
+            raise
+        for number, spec in enumerate(fresh):
+            system.storage.start_member(spec)
+            if number % 200 == 199:
+                await trio.lowlevel.checkpoint()
+
+    async def delete(self, uids: Sequence[int], tell: bool = True) -> None:
+        """Delete groups here and on every other member's node. A node that is away learns of it when it speaks for the group."""
+        system = self.system
+        found = [system.members[uid] for uid in uids if uid in system.members]
+        nodes = {node for member in found for node in member.spec.voters}
+        self.deleted.update(uids)
+        for member in found:
+            member.stop("deleted", DELETED)
+            system.active.discard(member)
+            system.members.pop(member.uid, None)
+            if system.names.get(member.spec.name) == member.uid:
+                del system.names[member.spec.name]
+        await system.storage.forget(found, uids)
+        if tell:
+            for node in nodes - {system.node_id}:
+                system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": list(uids)}, b"")
+
+    def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
+        """Definitions, questions for them, and deletions from other nodes."""
+        system = self.system
+        if kind == DEFINE_GROUPS:
+            specs = [_spec_from(row) for row in header["specs"]]
+            system.nursery.start_soon(self._defined_by, node, request, specs, bool(header.get("last", True)))
+        elif kind == DEFINED:
+            round_ = self._requests.get(request)
+            if round_ is not None:
+                round_.answer(node, header.get("error"))
+        elif kind == UNKNOWN_GROUPS:
+            gone = [uid for uid in header["uids"] if uid in self.deleted]
+            known = [system.members[uid].spec for uid in header["uids"] if uid in system.members]
+            known = [spec for spec in known if node in system.members[spec.uid].raft.configuration.nodes]
+            if known:
+                system.peers.send_blob(node, DEFINE_GROUPS, 0, {"specs": [list(spec) for spec in known]}, b"")
+            if gone:
+                system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": gone}, b"")
+        elif kind == DELETE_GROUPS:
+            system.nursery.start_soon(self.delete, list(header["uids"]), False)
+
+    async def _defined_by(self, node: int, request: int, specs: Sequence[Spec], last: bool) -> None:
+        error = None
+        try:
+            await self._store(specs)
+        except LogyardError as refused:
+            error = str(refused)
+        if request and (last or error):
+            self.system.peers.send_blob(node, DEFINED, request, {"error": error}, b"")
+
+    def _round(self, nodes: set[int]) -> _Round:
+        self._next += 1
+        round_ = self._requests[self._next] = _Round(self._next, nodes)
+        return round_
+
+
+class _Round:
+    """One question to several nodes; done when all answered, or one refused."""
+
+    def __init__(self, number: int, nodes: set[int]) -> None:
+        self.number = number
+        self.waiting = set(nodes)
+        self.stored: set[int] = set()
+        self.conflict: tuple[int, str] | None = None
+        self.done = trio.Event()
+        if not nodes:
+            self.done.set()
+
+    def answer(self, node: int, error: str | None) -> None:
+        self.waiting.discard(node)
+        if error:
+            self.conflict = (node, error)
+        else:
+            self.stored.add(node)
+        if error or not self.waiting:
+            self.done.set()
+
+
+def check_name(name: str) -> None:
+    """Names never become paths, and are tame anyway. Raises `BadRequest`."""
+    if not NAME.fullmatch(name) or name in (".", ".."):
+        raise BadRequest(f"{name!r} is no group name: use 1 to 128 of A-Z a-z 0-9 . _ -")
+
+
+def _spec_from(row: Sequence[Any]) -> Spec:
+    uid, name, machine, arguments, voters, created = row
+    check_name(name)
+    return Spec(int(uid), name, machine, dict(arguments), tuple(voters), int(created))

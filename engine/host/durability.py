@@ -1,0 +1,132 @@
+"""Durable before told (law 2): everything a turn wants stable goes to the WAL as one batch, with one fdatasync for all groups.
+
+Natural group commit: what queues up during a sync is the next batch; there is no timer. A small batch on a disk whose syncs are fast is
+written in place, because a hand-over to the thread (32 us) costs as much as such a sync (33-49 us);
+everything else goes to the WAL thread, so that the loop never waits for a slow disk. Called by `scheduler`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import trio
+
+from ..errors import LogyardError
+from ..log.wal import Rolled, Wal, WalItem
+
+INLINE_BYTES = 48 * 1024
+INLINE_SECONDS = 0.0003
+
+
+class Durability:
+    """Owns the WAL's writing side. `persisted(items)` and `failed(error)` are called on the loop."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        persisted: Callable[[Sequence[WalItem]], None],
+        rolled: Callable[[Rolled], None],
+        failed: Callable[[LogyardError], None],
+    ) -> None:
+        self.wal = wal
+        self.persisted = persisted
+        self.rolled = rolled
+        self.failed = failed
+        self.items: list[WalItem] = []
+        self.bytes = 0
+        self.busy = False
+        self.sync_seconds = 0.001
+        self.last_write = time.monotonic()
+        self.sealed = True
+        self.error: LogyardError | None = None
+        self._jobs: queue.SimpleQueue[Sequence[WalItem] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._idle: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Start the WAL thread. Call inside trio."""
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.Thread(target=self._run, name="logyard-wal", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what was handed over, then end the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def add(self, item: WalItem) -> None:
+        """Queue one member's records for the next batch."""
+        self.items.append(item)
+        for entry in item.entries:
+            self.bytes += len(entry.data) + entry.body_bytes
+
+    def kick(self) -> None:
+        """Write what is queued, unless a batch is under way (then its end does)."""
+        while self.items and not self.busy and self.error is None:
+            items, self.items = self.items, []
+            size, self.bytes = self.bytes, 0
+            self.sealed = False
+            if size > INLINE_BYTES or self.sync_seconds > INLINE_SECONDS:
+                self.busy = True
+                self._jobs.put(items)
+                return
+            self._finish(items, *self._write(items))
+
+    def idle(self, call: Callable[[], None]) -> None:
+        """Call back on the loop when no batch is under way: for the rare verbs that need the WAL to themselves."""
+        if self.busy:
+            self._idle.append(call)
+        else:
+            call()
+
+    def seal(self) -> None:
+        """An empty batch, so that an acknowledged batch is soon never the last (law 8)."""
+        if not self.sealed and not self.busy and not self.items and self.error is None:
+            self.sealed = True
+            self.busy = True
+            self._jobs.put(())
+
+    def _write(self, items: Sequence[WalItem]) -> tuple[Rolled | None, LogyardError | None]:
+        start = time.monotonic()
+        try:
+            rolled = self.wal.write(items) if items else self.wal.seal()
+        except LogyardError as error:
+            return None, error
+        end = time.monotonic()
+        # A moving average decides between writing in place and by thread; one slow sync moves it at once.
+        self.sync_seconds = max(end - start, self.sync_seconds * 0.9) if end - start > INLINE_SECONDS else (
+            self.sync_seconds * 0.9 + (end - start) * 0.1
+        )
+        self.last_write = end
+        return rolled, None
+
+    def _run(self) -> None:
+        assert self._token is not None
+        while (items := self._jobs.get()) is not None:
+            rolled, error = self._write(items)
+            try:
+                self._token.run_sync_soon(self._finished, items, rolled, error)
+            except trio.RunFinishedError:
+                return
+
+    def _finished(self, items: Sequence[WalItem], rolled: Rolled | None, error: LogyardError | None) -> None:
+        self.busy = False
+        self._finish(items, rolled, error)
+        while self._idle and not self.busy:
+            self._idle.pop(0)()
+        self.kick()
+
+    def _finish(self, items: Sequence[WalItem], rolled: Rolled | None, error: LogyardError | None) -> None:
+        if error is not None:
+            self.error = error
+            self.failed(error)
+            return
+        if rolled is not None:
+            self.rolled(rolled)
+        self.persisted(items)

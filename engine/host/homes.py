@@ -1,0 +1,172 @@
+"""Which file is the home of which payloads, how much in it still lives, and who is reading it.
+
+A sealed WAL file stays the home of its payloads until they are dead or migrated (section 6). Counters are exact per (file, group): a
+release that covers a group's whole run costs nothing per entry; one that ends inside it reads the sizes of that part from the
+segment. A home that is given up waits for its last pin. All calls on the loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..entry import Entry, records_in, units_of
+from ..machine import Position
+from .member import Member
+
+if TYPE_CHECKING:
+    from .system import System
+
+Home = tuple[str, int]
+SCAN_BYTES = 1 << 30
+
+
+class Share:
+    """What one group has in one sealed WAL file: entries first..last, `live` payload bytes."""
+
+    __slots__ = ("first", "last", "live")
+
+    def __init__(self, first: int, last: int, live: int) -> None:
+        self.first = first
+        self.last = last
+        self.live = live
+
+
+class SealedFile:
+    """A sealed WAL file that is the home of payloads. `segment` holds its entries' metadata."""
+
+    __slots__ = ("file", "segment", "length", "sealed_at", "shares", "live", "migrating")
+
+    def __init__(self, file: int, segment: int, length: int) -> None:
+        self.file = file
+        self.segment = segment
+        self.length = length
+        self.sealed_at = time.monotonic()
+        self.shares: dict[int, Share] = {}
+        self.live = 0
+        self.migrating = False
+
+    def add(self, uid: int, share: Share) -> None:
+        """Book a group's share."""
+        self.shares[uid] = share
+        self.live += share.live
+
+    def reduce(self, uid: int, size: int) -> None:
+        """`size` bytes of a group died here."""
+        share = self.shares[uid]
+        assert 0 <= size <= share.live, "more bytes died than lived"
+        share.live -= size
+        self.live -= size
+        if not share.live:
+            del self.shares[uid]
+
+    def remove(self, uid: int) -> None:
+        """The group is gone, or all it had here is dead."""
+        share = self.shares.pop(uid, None)
+        if share is not None:
+            self.live -= share.live
+
+
+class Homes:
+    """Counters and pins of every home on this node."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.files: dict[int, SealedFile] = {}
+        self._pins: dict[Home, int] = {}
+        self._doomed: dict[Home, Callable[[], None]] = {}
+
+    def pin(self, home: Home) -> None:
+        """Promise not to destroy a home until `unpin`."""
+        self._pins[home] = self._pins.get(home, 0) + 1
+
+    def unpin(self, home: Home) -> None:
+        """End of the promise; what waited for it happens now."""
+        left = self._pins[home] - 1
+        if left:
+            self._pins[home] = left
+            return
+        del self._pins[home]
+        give_up = self._doomed.pop(home, None)
+        if give_up is not None:
+            give_up()
+
+    def give_up(self, home: Home, act: Callable[[], None]) -> None:
+        """Do `act` (recycle, unlink) when nobody reads the home."""
+        if home in self._pins:
+            self._doomed[home] = act
+        else:
+            act()
+
+    def released(self, member: Member, first: Position, end: Position) -> None:
+        """Book a release: `first` up to, but without, `end` died just now."""
+        uid = member.uid
+        for run in member.segments:
+            file = self.files.get(run.file)
+            share = file.shares.get(uid) if file is not None else None
+            # An entry counts as dead here when its last record is.
+            if file is None or share is None or end.index <= share.first or first.index > share.last:
+                continue
+            if end.index > share.last and first.index <= share.first:
+                file.remove(uid)
+            else:
+                low, high = max(first.index, share.first), min(end.index - 1, share.last)
+                file.reduce(uid, min(share.live, self._bytes(member, file, low, high)))
+        if member.payload_runs:
+            store = self.system.store
+            store.mark_dead(uid, (first.index, 0), (end.index, 0))
+            if end.ordinal:
+                self._part(member, end)
+
+    def _part(self, member: Member, end: Position) -> None:
+        """A release that ends inside an entry: units whose records are all below it die."""
+        found = next(self.system.reader.payload_entries(member, end.index, end.index), None)
+        if found is None or found.run is None or found.index != end.index:
+            return
+        for unit in units_of(found.data):
+            if unit.first_ordinal + max(unit.records, 1) <= end.ordinal:
+                self.system.store.mark_dead(member.uid, (end.index, unit.number), (end.index, unit.number + 1))
+
+    def _bytes(self, member: Member, file: SealedFile, low: int, high: int) -> int:
+        """Payload bytes of a group's entries low..high in a sealed file."""
+        if high < low:
+            return 0
+        size = 0
+        reader = self.system.storage.segment(file.segment)
+        while low <= high:
+            entries = reader.entries(member.uid, low, high, SCAN_BYTES)
+            if not entries:
+                break
+            size += sum(entry.body_bytes for entry in entries if not entry.tombstone)
+            low = entries[-1].index + 1
+        return size
+
+    def share_of(self, member: Member, file: SealedFile, first: int, last: int, size: int) -> Share:
+        """A freshly sealed run's share: `size` payload bytes, less what was released before it was booked."""
+        dead = member.released_before().index
+        if dead > last:
+            size = 0
+        elif dead > first:
+            size -= min(size, self._bytes(member, file, first, dead - 1))
+        return Share(first, last, size)
+
+    def holds(self, entry: Entry | None) -> bool:
+        """Whether an entry's bytes are in memory or in a WAL file that is still a home."""
+        if entry is None or entry.tombstone:
+            return False
+        return bool(entry.bodies) or entry.file in self.files or self.system.storage.is_open_file(entry.file)
+
+    def live_bytes(self) -> int:
+        """Live or pending payload bytes whose home is the WAL: sealed files by counter, unsealed ones by looking."""
+        size = sum(file.live for file in self.files.values())
+        members = self.system.members
+        for uid, entry in self.system.storage.unsealed():
+            member = members.get(uid)
+            if member is None or not entry.body_bytes or entry.tombstone:
+                continue
+            if member.raft.log.term(entry.index) != entry.term:
+                continue
+            if not member.liveness.is_entry_dead(entry.index, records_in(entry.data)):
+                size += entry.body_bytes
+        return size

@@ -1,0 +1,114 @@
+"""What peers say to this node: messages for cores, links going up and down, node liveness, typed blobs.
+
+Implements the transport's handler. Payload hashes are checked here, before a core hears of the entry; a bad one closes the connection it came
+by and nothing else. A message for a group this node does not have asks its sender for the group's definition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..entry import verify_bodies
+from ..errors import LogyardError
+from ..raft.messages import Message
+from .member import RUNNING
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_GROUPS = 1
+DEFINE_GROUPS = 2
+DEFINED = 3
+DELETE_GROUPS = 4
+SNAPSHOT_OFFER = 10
+SNAPSHOT_NEED = 11
+SNAPSHOT_DATA = 12
+SNAPSHOT_TAKEN = 13
+SNAPSHOT_DONE = 14
+ASK_UNKNOWN_MAX = 1024
+
+
+class Inbound:
+    """The transport's handler for one system."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self._asked: dict[int, set[int]] = {}
+
+    def on_messages(self, node: int, messages: Sequence[Message]) -> None:
+        """Step every message into its core and mark it; the turn follows."""
+        system = self.system
+        members = system.members
+        mark = system.scheduler.mark
+        keep = system.cache.keep
+        for message in messages:
+            member = members.get(message.uid)
+            if member is None:
+                self._ask(node, message.uid)
+                continue
+            if member.state != RUNNING:
+                continue
+            entries = message.entries
+            if entries:
+                for entry in entries:
+                    if entry.body_bytes and not entry.tombstone:
+                        verify_bodies(message.uid, entry)
+                        keep(entry)
+            member.raft.step(message)
+            mark(member)
+
+    def _ask(self, node: int, uid: int) -> None:
+        asked = self._asked.setdefault(node, set())
+        if uid in asked or uid in self.system.directory.deleted or len(asked) >= ASK_UNKNOWN_MAX:
+            return
+        asked.add(uid)
+        self.system.peers.send_blob(node, UNKNOWN_GROUPS, 0, {"uids": [uid]}, b"")
+
+    def forget_asked(self) -> None:
+        """Ask again for what is still unknown: called by the ticker every second."""
+        self._asked.clear()
+
+    def on_link_up(self, node: int) -> None:
+        """A fresh link: what was in flight on the old one may be lost."""
+        self._reset(node)
+
+    def on_link_down(self, node: int) -> None:
+        """A link was lost, or dropped messages because its queue was full."""
+        self._reset(node)
+
+    def _reset(self, node: int) -> None:
+        system = self.system
+        for member in system.members.values():
+            raft = member.raft
+            if member.state == RUNNING and raft.leader == system.node_id and node in raft.progress:
+                raft.on_link_reset(node)
+                if not raft.is_quiet:
+                    system.active.add(member)
+                system.scheduler.mark(member)
+
+    def on_liveness(self, live: set[int]) -> None:
+        """Nodes appeared or went: groups that a lost node led, or that this node leads, look again."""
+        system = self.system
+        system.live.clear()
+        system.live.update(live)
+        system.live.add(system.node_id)
+        for member in system.members.values():
+            if member.state == RUNNING:
+                member.raft.on_liveness()
+                if not member.raft.is_quiet:
+                    system.active.add(member)
+                    system.scheduler.mark(member)
+
+    def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
+        """Typed requests beside the consensus stream: group definitions and snapshot transfers."""
+        try:
+            if kind < SNAPSHOT_OFFER:
+                self.system.directory.on_blob(node, kind, request, header)
+            else:
+                self.system.snapshots.on_blob(node, kind, request, header, body)
+        except LogyardError as error:
+            log.warning("blob kind %d from node %d refused: %s", kind, node, error)

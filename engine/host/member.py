@@ -1,0 +1,209 @@
+"""A member: one group's replica on this node, as the host sees it. Data and small verbs; the turn that drives it is in `scheduler`.
+
+Invariants: applied <= raft.commit; a member whose `state` is not RUNNING takes no frames and sends nothing (law 7);
+`waiting` holds the replies owed for entries this member proposed as leader, by index.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ..errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_error
+from ..machine import Machine, Position
+from ..ports import LivenessPort
+from ..raft.core import Raft
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RUNNING = "running"
+STOPPED = "stopped"
+DELETED = "deleted"
+OK = 0
+FAILED = 1
+
+
+class Sink(Protocol):
+    """Where replies go: a connection, or an embedded caller. Called in a turn of the loop, never blocks."""
+
+    def reply(self, request: int, status: int, data: bytes) -> None:
+        """The answer to one frame: status OK and the machine's reply, or FAILED and an encoded error."""
+        ...
+
+
+class Queued(NamedTuple):
+    """A client frame that waits to become part of an entry."""
+
+    frame: memoryview
+    sink: Sink
+    request: int
+
+    def fail(self, error: LogyardError) -> None:
+        """Say why there is no reply."""
+        self.sink.reply(self.request, FAILED, encode_error(error))
+
+
+class Owed(NamedTuple):
+    """The replies owed when an index is applied; `term` says whose entry it was."""
+
+    term: int
+    size: int
+    frames: list[Queued]
+
+
+class SegmentRun(NamedTuple):
+    """Entries first..last of a group lie in segment `segment`; their payloads in WAL file `file` until it is migrated."""
+
+    first: int
+    last: int
+    segment: int
+    file: int
+
+
+class PayloadRun(NamedTuple):
+    """Payloads of entries first..last of a group lie in generation `generation` under `run`."""
+
+    first: int
+    last: int
+    generation: int
+    run: int
+
+
+class Spec(NamedTuple):
+    """What a group is: written to the meta store before its first WAL record (invariant 6)."""
+
+    uid: int
+    name: str
+    machine: str
+    arguments: dict[str, Any]
+    voters: tuple[int, ...]
+    created: int
+
+
+class Member:
+    """One replica. `queue_bytes` and `inflight_bytes` are what back-pressure counts for this group."""
+
+    __slots__ = (
+        "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "queue", "queue_bytes", "waiting", "inflight_bytes",
+        "unpersisted", "segments", "payload_runs", "floor", "last_release", "snapshot_index", "snapshot_term", "snapshot_bytes",
+        "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time",
+    )  # fmt: skip
+
+    def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort) -> None:
+        self.spec = spec
+        self.raft = raft
+        self.machine = machine
+        self.liveness = liveness
+        self.state = RUNNING
+        self.reason = ""
+        self.dirty = False
+        self.queue: deque[Queued] | None = None
+        self.queue_bytes = 0
+        self.waiting: dict[int, Owed] | None = None
+        self.inflight_bytes = 0
+        self.unpersisted = 0
+        self.segments: list[SegmentRun] = []
+        self.payload_runs: list[PayloadRun] = []
+        self.floor = 0
+        self.last_release = 0
+        self.snapshot_index = 0
+        self.snapshot_term = 0
+        self.snapshot_bytes = 0
+        self.flushed = 0
+        self.waiters: list[tuple[Callable[[], bool], Callable[[], None]]] | None = None
+        self.reads: dict[int, Callable[[LogyardError | None, int], None]] | None = None
+        self.transfers: set[int] | None = None
+        self.slow_sends: dict[int, int] | None = None
+        self.log_time = 0
+
+    @property
+    def uid(self) -> int:
+        """The group's incarnation."""
+        return self.spec.uid
+
+    @property
+    def resolves(self) -> bool:
+        """Whether this member may resolve refs, perform effects and take snapshots: applied >= floor (law 4)."""
+        return self.raft.applied >= self.floor
+
+    def check_running(self) -> None:
+        """Raise `GroupStopped` unless the member runs."""
+        if self.state != RUNNING:
+            raise GroupStopped(f"group {self.spec.name!r} is {self.state} on this node: {self.reason}")
+
+    def new_queue(self) -> deque[Queued]:
+        """An idle group has no queue at all; the first frame makes one."""
+        self.queue = deque()
+        return self.queue
+
+    def owe(self, index: int, term: int, size: int, frames: list[Queued]) -> None:
+        """Remember who waits for the entry at `index`."""
+        if self.waiting is None:
+            self.waiting = {}
+        self.waiting[index] = Owed(term, size, frames)
+        self.inflight_bytes += size
+
+    def fail_queue(self, error: LogyardError) -> None:
+        """Nothing queued was proposed: every frame may be sent again."""
+        queue, self.queue = self.queue, None
+        self.queue_bytes = 0
+        for queued in queue or ():
+            queued.fail(error)
+
+    def overwritten(self, index: int) -> None:
+        """Entries from `index` on were replaced by another leader's: they are not committed and never will be."""
+        self.fail_waiting(NotLeader(self.raft.leader), index)
+        self.segments = _cut(self.segments, index)
+        self.payload_runs = _cut(self.payload_runs, index)
+        self.flushed = min(self.flushed, index - 1)
+
+    def fail_waiting(self, error: LogyardError, first: int = 0) -> None:
+        """Answer everything owed from `first` on with `error`."""
+        if not self.waiting:
+            return
+        for index in [index for index in self.waiting if index >= first]:
+            owed = self.waiting.pop(index)
+            self.inflight_bytes -= owed.size
+            for queued in owed.frames:
+                queued.fail(error)
+
+    def stop(self, reason: str, state: str = STOPPED) -> None:
+        """This group's fault stops this group only (law 7). The core tells its followers, if it led."""
+        self.state = state
+        self.reason = reason
+        self.raft.stop()
+        error = GroupStopped(f"group {self.spec.name!r} stopped: {reason}")
+        self.fail_queue(error)
+        self.fail_waiting(Unknown(f"group {self.spec.name!r} stopped while the command was under way: {reason}"))
+        for done in list((self.reads or {}).values()):
+            done(error, 0)
+        self.reads = None
+        self.wake()
+
+    def wake(self) -> None:
+        """Call the waiters whose condition holds now (all of them, once the member stopped)."""
+        if not self.waiters:
+            return
+        still = []
+        for condition, call in self.waiters:
+            if self.state != RUNNING or condition():
+                call()
+            else:
+                still.append((condition, call))
+        self.waiters = still or None
+
+    def add_segment(self, run: SegmentRun) -> None:
+        """A newer segment overrides what older ones say from its first index on."""
+        self.segments = [*_cut(self.segments, run.first), run]
+
+    def released_before(self) -> Position:
+        """Everything before this position is dead here."""
+        return self.liveness.released_before
+
+
+def _cut(runs: list[Any], index: int) -> list[Any]:
+    """Runs below `index` only."""
+    if not runs or runs[-1].last < index:
+        return runs
+    return [run._replace(last=min(run.last, index - 1)) for run in runs if run.first < index]

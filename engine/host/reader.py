@@ -1,0 +1,153 @@
+"""Finds entries and payload bytes wherever they live: memory, WAL file, segment or generation.
+
+An entry's payload has one home at a time: a generation once its WAL file was migrated, else the WAL file (and the cache).
+Locating happens on the loop and pins the home in the same turn (law 4); bytes are then read, and their hashes checked, in a
+thread. Called by `applier`, `sender`, snapshots and the service's readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from ..entry import Entry, Unit, unit_hash, units_of
+from ..errors import Corrupt, Gone
+from ..types import Buffer
+from .member import Member, PayloadRun
+
+if TYPE_CHECKING:
+    from .system import System
+
+SCAN_BYTES = 1024 * 1024
+THREAD_BYTES = 64 * 1024
+
+
+class Located(NamedTuple):
+    """An entry with payload and where its bytes are: in `entry` (memory or WAL file), else under `run` of a generation."""
+
+    index: int
+    term: int
+    data: bytes
+    entry: Entry | None
+    run: PayloadRun | None
+
+
+class Wanted(NamedTuple):
+    """Bytes `start`..`stop` of one unit of a located entry."""
+
+    located: Located
+    unit: Unit
+    start: int
+    stop: int
+
+
+class Reader:
+    """Read access to everything a member stores."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+
+    def log_entries(self, member: Member, first: int, last: int, bytes_max: int) -> list[Entry]:
+        """Entries of the Raft log from `first`, at least one; from segments where they left memory. Raises `Corrupt`."""
+        found = member.raft.log.slice(first, last, bytes_max)
+        if found is not None:
+            return found
+        for run in reversed(member.segments):
+            if run.first <= first <= run.last:
+                reader = self.system.storage.segment(run.segment)
+                return reader.entries(member.uid, first, min(last, run.last), bytes_max)
+        raise Corrupt(f"group {member.spec.name}", 0, f"entry {first}", "no segment that holds it")
+
+    def payload_entries(self, member: Member, first: int, last: int) -> Iterator[Located]:
+        """Entries with payload from `first` to `last`, in order; entries without payload may be among them.
+
+        Read in chunks on the loop: stop asking when enough was seen.
+        """
+        index = max(first, 1)
+        runs = member.payload_runs
+        while index <= last:
+            run = next((run for run in runs if run.first <= index <= run.last), None)
+            if run is not None:
+                stop = min(last, run.last)
+                for stored in self.system.store.scan(member.uid, index, stop, run.generation, run.run):
+                    yield Located(stored.index, stored.term, stored.data, None, run)
+                index = stop + 1
+                continue
+            stop = min([last, *(run.first - 1 for run in runs if run.first > index)])
+            if index >= member.raft.log.memory_first:
+                entries = member.raft.log.slice(index, stop, SCAN_BYTES)
+            else:
+                entries = self._from_segments(member, index, stop)
+            if not entries:
+                following = [run.first for run in (*member.segments, *runs) if run.first > index]
+                index = min([last + 1, *following])
+                if index >= member.raft.log.memory_first > stop:
+                    index = max(index, member.raft.log.memory_first)
+                continue
+            for entry in entries:
+                yield Located(entry.index, entry.term, entry.data, entry, None)
+            index = entries[-1].index + 1
+
+    def _from_segments(self, member: Member, index: int, stop: int) -> list[Entry]:
+        for run in reversed(member.segments):
+            if run.first <= index <= run.last:
+                reader = self.system.storage.segment(run.segment)
+                return reader.entries(member.uid, index, min(stop, run.last), SCAN_BYTES)
+        return []
+
+    async def read(self, member: Member, wanted: Sequence[Wanted]) -> list[Buffer]:
+        """The bytes of each wanted range, verified by unit hash. Raises `Gone`, `Corrupt`.
+
+        Pins every home before the first await, so that nothing asked for here can be destroyed while it is read.
+        """
+        if not member.resolves:
+            raise Gone(f"group {member.spec.name!r} on this node has not caught up with a release yet; ask another member")
+        storage = self.system.storage
+        homes = {home for want in wanted if (home := _home(want.located)) is not None}
+        for home in homes:
+            storage.pin(home)
+        try:
+            size = sum(want.stop - want.start for want in wanted)
+            in_memory = all(want.located.entry is not None and want.located.entry.bodies for want in wanted)
+            if in_memory or size <= THREAD_BYTES:
+                return [self._load(member.uid, want) for want in wanted]
+            bodies = [want.located.entry.bodies if want.located.entry else None for want in wanted]
+            return await trio.to_thread.run_sync(self._load_all, member.uid, wanted, bodies)
+        finally:
+            for home in homes:
+                storage.unpin(home)
+
+    def _load_all(self, uid: int, wanted: Sequence[Wanted], bodies: Sequence[Sequence[Buffer] | None]) -> list[Buffer]:
+        return [self._load(uid, want, held) for want, held in zip(wanted, bodies, strict=True)]
+
+    def _load(self, uid: int, want: Wanted, held: Sequence[Buffer] | None = None) -> Buffer:
+        located, unit, start, stop = want
+        entry = located.entry
+        if entry is not None:
+            held = held or entry.bodies
+            if held:
+                return memoryview(held[unit.number])[start:stop]
+            if not entry.file:
+                raise Gone(f"the payload of entry {located.index} was not sent to this member: it is released")
+            data: Buffer = self.system.wal.read_payload(entry.file, entry.offset + unit.offset, unit.length)
+            if unit_hash(uid, located.index, located.term, unit.number, data) != unit.hash:
+                raise Corrupt(f"wal file {entry.file}", entry.offset + unit.offset, unit.hash.hex(), "another hash")
+            return memoryview(data)[start:stop]
+        assert located.run is not None
+        run = located.run
+        return self.system.store.read_unit(uid, located.index, unit.number, start, stop, run.generation, run.run)
+
+    async def whole(self, member: Member, located: Sequence[Located]) -> list[tuple[Buffer, ...]]:
+        """All units of each entry."""
+        wanted = [Wanted(one, unit, 0, unit.length) for one in located for unit in units_of(one.data)]
+        data = iter(await self.read(member, wanted))
+        return [tuple(next(data) for _ in units_of(one.data)) for one in located]
+
+
+def _home(located: Located) -> tuple[str, int] | None:
+    if located.run is not None:
+        return "generation", located.run.generation
+    entry = located.entry
+    return ("wal", entry.file) if entry is not None and entry.file and not entry.bodies else None

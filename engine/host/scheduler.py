@@ -1,0 +1,197 @@
+"""One turn for all groups: propose, ready, send, make durable, apply.
+
+Everything that changes a core (a frame, a message, a tick, a finished sync) only marks its member dirty; the turn then drains every dirty member,
+so a thousand groups share one frame a peer, one fdatasync and one reply frame a connection. Invariants: `Ready.messages` leave at
+once, `Ready.after` only when everything the member queued before it is stable (law 2). The turn is plain code: no await inside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..entry import build_commands
+from ..errors import LogyardError, NotLeader
+from ..log.wal import WalItem
+from ..raft.core import LEADER
+from ..raft.messages import APPEND, SNAPSHOT, Message
+from ..raft.ready import Ready
+from .member import RUNNING, Member, Queued
+
+if TYPE_CHECKING:
+    from .system import System
+
+PASSES_MAX = 64
+
+
+class Scheduler:
+    """Owns the turn. `mark` from anywhere on the loop; `run` is the one task that drains."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.dirty: list[Member] = []
+        self.running = False
+        self._task: trio.lowlevel.Task | None = None
+
+    def mark(self, member: Member) -> None:
+        """This member has something to do; the next turn does it."""
+        if not member.dirty:
+            member.dirty = True
+            self.dirty.append(member)
+            if self._task is not None:
+                trio.lowlevel.reschedule(self._task)
+                self._task = None
+
+    async def run(self) -> None:
+        """Drain whenever something is dirty. The task parks without a timer."""
+        while True:
+            if self.dirty:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                self.turn()
+            else:
+                self._task = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def turn(self) -> None:
+        """Drain every dirty member. A sync done in place makes members dirty again, hence the passes; they are bounded."""
+        if self.running:
+            return
+        self.running = True
+        system = self.system
+        try:
+            for _ in range(PASSES_MAX):
+                if not self.dirty:
+                    return
+                batch, self.dirty = self.dirty, []
+                messages: list[Message] = []
+                for member in batch:
+                    member.dirty = False
+                    if member.state == RUNNING:
+                        self._drain(member, messages)
+                if messages:
+                    system.peers.send(messages)
+                system.durability.kick()
+                for member in batch:
+                    if member.raft.commit > member.raft.applied and member.state == RUNNING:
+                        system.applier.apply(member)
+        finally:
+            self.running = False
+
+    def _drain(self, member: Member, messages: list[Message]) -> None:
+        raft = member.raft
+        if member.queue:
+            self._propose(member)
+        ready = raft.ready()
+        if ready is None:
+            return
+        if ready.truncated:
+            member.overwritten(ready.truncated)
+        if ready.role_changed:
+            self._role_changed(member)
+        for message in ready.messages:
+            if message.kind == APPEND or message.kind == SNAPSHOT:
+                if not self.system.sender.prepare(member, message):
+                    continue
+            messages.append(message)
+        if ready.hard_state is not None or ready.entries:
+            self._persist(member, ready)
+        elif ready.after:
+            if member.unpersisted:
+                self._persist(member, ready)
+            else:
+                messages.extend(ready.after)
+        if ready.reads and member.reads:
+            for context, index in ready.reads:
+                done = member.reads.pop(context, None)
+                if done is not None:
+                    done(None, index)
+        if ready.failed_reads and member.reads:
+            for context in ready.failed_reads:
+                done = member.reads.pop(context, None)
+                if done is not None:
+                    done(NotLeader(raft.leader), 0)
+        if not raft.is_quiet:
+            self.system.active.add(member)
+
+    def _propose(self, member: Member) -> None:
+        """All frames waiting for a group become one entry, or a few when they are many bytes (section 5.3)."""
+        raft = member.raft
+        if raft.role != LEADER:
+            member.fail_queue(NotLeader(raft.leader))
+            return
+        queue = member.queue
+        limit = self.system.config.entry_bytes_max
+        # Log time never runs backwards within a group, whatever the clock does.
+        member.log_time = now = max(member.log_time, time.time_ns() // 1_000_000)
+        while queue:
+            frames: list[Queued] = []
+            size = 0
+            while queue and (not frames or size + len(queue[0].frame) <= limit) and len(frames) < 65535:
+                queued = queue.popleft()
+                frames.append(queued)
+                size += len(queued.frame)
+            member.queue_bytes -= size
+            index = raft.log.last_index + 1
+            entry = build_commands(member.uid, index, raft.term, now, [queued.frame for queued in frames])
+            try:
+                raft.propose(entry)
+            except LogyardError as error:
+                for queued in frames:
+                    queued.fail(error)
+                continue
+            member.owe(index, raft.term, size, frames)
+            self.system.cache.keep(entry)
+        member.queue = None
+
+    def _persist(self, member: Member, ready: Ready) -> None:
+        raft = member.raft
+        entries = ready.entries
+        item = WalItem(member.uid)
+        if ready.hard_state is not None:
+            item.hard_state = (*ready.hard_state, raft.commit)
+            self.system.storage.hard_state_written(member)
+        item.entries = entries
+        item.truncate = ready.truncated
+        floor = 0
+        for entry in entries:
+            if entry.tombstone > floor:
+                floor = entry.tombstone
+        if floor > member.floor:
+            # The floor is durable in the same batch as the tombstone that raised it (law 4).
+            item.floor = member.floor = floor
+        last = entries[-1] if entries else None
+        item.token = (
+            member, ready.after, raft.term, raft.vote, last.index if last else raft.log.last_index, last.term if last else raft.log.last_term
+        )  # fmt: skip
+        member.unpersisted += 1
+        self.system.durability.add(item)
+
+    def _role_changed(self, member: Member) -> None:
+        if member.raft.role != LEADER:
+            member.fail_queue(NotLeader(member.raft.leader))
+            if member.slow_sends:
+                member.slow_sends = None
+        member.wake()
+
+    def persisted(self, items: Sequence[WalItem]) -> None:
+        """A batch is stable: tell the cores, let go of what waited for it."""
+        messages: list[Message] = []
+        for item in items:
+            member, after, term, vote, index, entry_term = item.token
+            member.unpersisted -= 1
+            if member.state != RUNNING:
+                continue
+            member.raft.on_persisted(term, vote, index, entry_term)
+            if after:
+                messages.extend(after)
+            self.mark(member)
+        if messages:
+            self.system.peers.send(messages)
+        self.turn()

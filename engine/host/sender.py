@@ -1,0 +1,111 @@
+"""What leaves a leader that is not at hand: entries that left memory, payload bytes that left the cache, and tombstones for dead ones.
+
+The fast path is a check: everything is in memory and the message goes. The slow path is one task a peer that loads one message at a time, so a
+laggard costs at most one message of memory; while it works for a group, that group's later entries to that peer queue behind it, in order.
+Called in the turn by `scheduler`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..entry import Entry
+from ..errors import LogyardError
+from ..raft.core import LEADER
+from ..raft.messages import SNAPSHOT, Message
+from .member import RUNNING, Member
+from .reader import Located
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+
+class Sender:
+    """Prepares APPENDs for the wire; starts snapshot transfers."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self._queues: dict[int, deque[tuple[Member, Message]]] = {}
+
+    def prepare(self, member: Member, message: Message) -> bool:
+        """True when `message` can go now; otherwise it goes later from here."""
+        if message.kind == SNAPSHOT:
+            self.system.snapshots.start_transfer(member, message.to)
+            return False
+        entries = message.entries
+        slow = member.slow_sends
+        if slow is not None and message.last >= message.first and slow.get(message.to):
+            return self._defer(member, message)
+        if entries is None:
+            return message.last < message.first or self._defer(member, message)
+        for entry in entries:
+            if entry.bodies is None or entry.tombstone:
+                return self._defer(member, message)
+        return True
+
+    def _defer(self, member: Member, message: Message) -> bool:
+        if member.slow_sends is None:
+            member.slow_sends = {}
+        member.slow_sends[message.to] = member.slow_sends.get(message.to, 0) + 1
+        queue = self._queues.get(message.to)
+        if queue is None:
+            queue = self._queues[message.to] = deque()
+            self.system.nursery.start_soon(self._run, message.to, queue)
+        queue.append((member, message))
+        return False
+
+    async def _run(self, node: int, queue: deque[tuple[Member, Message]]) -> None:
+        """Works the queue off and ends; the next deferred message starts another."""
+        while queue:
+            member, message = queue.popleft()
+            try:
+                if member.state == RUNNING and member.raft.role == LEADER and member.raft.term == message.term:
+                    message.entries = await self._load(member, message)
+                    if member.raft.term == message.term:
+                        self.system.peers.send([message])
+            except LogyardError as error:
+                log.warning("group %s: can not send entries to node %d: %s", member.spec.name, node, error)
+            finally:
+                if member.slow_sends is not None:
+                    left = member.slow_sends.get(node, 0) - 1
+                    if left > 0:
+                        member.slow_sends[node] = left
+                    else:
+                        member.slow_sends.pop(node, None)
+            await trio.lowlevel.checkpoint()
+        if self._queues.get(node) is queue:
+            del self._queues[node]
+
+    async def _load(self, member: Member, message: Message) -> list[Entry]:
+        entries: list[Entry] = []
+        index = message.first
+        while index <= message.last:
+            entries += self.system.reader.log_entries(member, index, message.last, self.system.config.append_bytes_max)
+            index = entries[-1].index + 1
+        ready = []
+        for entry in entries:
+            if entry.bodies is not None and not entry.tombstone:
+                ready.append(entry)
+                continue
+            ready.append(await self._with_bodies(member, entry))
+        return ready
+
+    async def _with_bodies(self, member: Member, entry: Entry) -> Entry:
+        """A copy of `entry` that carries its payload, or a tombstone where that is released here (law 4)."""
+        copy = Entry(entry.index, entry.term, entry.kind, entry.data, (), entry.body_bytes)
+        located = next(self.system.reader.payload_entries(member, entry.index, entry.index), None)
+        if located is not None and located.index == entry.index and not (located.entry and located.entry.tombstone):
+            if located.run is not None or self.system.storage.holds(located.entry):
+                copy.bodies = (await self.system.reader.whole(member, [located]))[0]
+                return copy
+        if member.liveness.is_entry_dead(entry.index) and member.resolves and member.last_release:
+            copy.tombstone = member.last_release
+            copy.bodies = ()
+            return copy
+        raise LogyardError(f"the payload of entry {entry.index} is neither stored nor released on this node")

@@ -1,0 +1,288 @@
+"""Taking snapshots, and bringing a laggard up to one: offered, diffed, filled, installed (docs/life-of-a-snapshot.md).
+
+A snapshot is metadata: machine sections and the exact live set. A transfer sends the snapshot, the receiver answers with the live payloads
+it lacks, those come in pieces of about 1 MiB, each durable in a generation before the next but one leaves; it is installed only when
+state and every live payload are durable (invariant 5). One task a transfer, which ends with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import trio
+
+from ..entry import UNIT_BYTES, units_of
+from ..errors import Corrupt, Gone, LogyardError
+from ..machine import Position
+from ..ports import SourceEntry
+from ..raft.core import LEADER
+from ..raft.membership import Configuration
+from ..snapshot import format as snapshot_format
+from ..snapshot.format import Snapshot
+from ..types import Buffer
+from .inbound import SNAPSHOT_DATA, SNAPSHOT_DONE, SNAPSHOT_NEED, SNAPSHOT_OFFER, SNAPSHOT_TAKEN
+from .member import RUNNING, Member, PayloadRun
+from .reader import Located
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 20.0
+PIECES_IN_FLIGHT = 2
+TRANSFERS_MAX = 4
+TAKE_CHUNK = 500
+
+
+class Snapshots:
+    """Both ends of a transfer, and the taking."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self._next = 0
+        self._limit = trio.CapacityLimiter(TRANSFERS_MAX)
+        self._channels: dict[tuple[int, int], trio.MemorySendChannel[tuple[int, Mapping[str, Any], bytes | memoryview]]] = {}
+
+    async def take(self, members: Sequence[Member]) -> dict[str, Any]:
+        """Snapshot what advanced since its last one; durable when this returns. Members that may not (law 4) are left out."""
+        taken = size = skipped = 0
+        for at in range(0, len(members), TAKE_CHUNK):
+            captured: list[tuple[Member, Snapshot, bytes]] = []
+            for member in members[at : at + TAKE_CHUNK]:
+                if member.state != RUNNING or not member.resolves:
+                    skipped += 1
+                elif member.raft.applied > member.snapshot_index:
+                    captured.append(self._capture(member))
+            await self.system.storage.store_snapshots(captured)
+            taken += len(captured)
+            await trio.lowlevel.checkpoint()
+        size = sum(member.snapshot_bytes for member in members)
+        return {"taken": taken, "skipped": skipped, "bytes": size}
+
+    def _capture(self, member: Member) -> tuple[Member, Snapshot, bytes]:
+        raft = member.raft
+        index = raft.applied
+        term = raft.log.term(index)
+        assert term is not None, "what was applied is in the log or is the snapshot"
+        snapshot = Snapshot(
+            member.uid, index, term, raft.applied_configuration.encode(), member.machine.version, member.last_release,
+            member.log_time, member.machine.snapshot(), member.liveness.encode_live_set(index),
+        )  # fmt: skip
+        return member, snapshot, snapshot_format.encode(snapshot)
+
+    # The leader's end
+
+    def start_transfer(self, member: Member, node: int) -> None:
+        """The core wants `node` brought up to a snapshot. One transfer a group and node at a time."""
+        if member.transfers is None:
+            member.transfers = set()
+        if node not in member.transfers:
+            member.transfers.add(node)
+            self.system.nursery.start_soon(self._transfer, member, node)
+
+    async def _transfer(self, member: Member, node: int) -> None:
+        index = 0
+        try:
+            async with self._limit:
+                for _ in range(3):
+                    if member.state != RUNNING or member.raft.role != LEADER:
+                        break
+                    try:
+                        index = await self._send(member, node)
+                        break
+                    except Gone:
+                        # Something in the set was released meanwhile: a newer snapshot does not name it.
+                        await self.take([member])
+        except LogyardError as error:
+            log.warning("snapshot of group %s to node %d: %s", member.spec.name, node, error)
+        finally:
+            if member.transfers is not None:
+                member.transfers.discard(node)
+            if member.state == RUNNING and member.raft.role == LEADER:
+                member.raft.snapshot_sent(node, index or member.snapshot_index, bool(index))
+                self.system.active.add(member)
+                self.system.scheduler.mark(member)
+
+    async def _send(self, member: Member, node: int) -> int:
+        system = self.system
+        needed = max(member.raft.log.first_index - 1, member.floor, 1)
+        if member.snapshot_index < needed:
+            await self.take([member])
+        if member.snapshot_index < needed:
+            raise LogyardError(f"this node has no snapshot at or above {needed} to send")
+        data = system.storage.snapshot(member.uid)
+        found = snapshot_format.decode(data, member.uid)
+        self._next += 1
+        request = self._next
+        send, receive = trio.open_memory_channel[tuple[int, Mapping[str, Any], bytes | memoryview]](64)
+        self._channels[node, request] = send
+        try:
+            self._blob(node, SNAPSHOT_OFFER, request, {"uid": member.uid, "index": found.index}, [data])
+            kind, header, _ = await self._answer(receive)
+            if kind == SNAPSHOT_NEED:
+                await self._fill(member, node, request, found, header["ranges"], receive)
+                self._blob(node, SNAPSHOT_DATA, request, {"uid": member.uid, "entries": [], "last": True}, [])
+                while kind != SNAPSHOT_DONE:
+                    kind, header, _ = await self._answer(receive)
+            if not header.get("ok"):
+                raise LogyardError(f"node {node} refused it: {header.get('error')}")
+            return found.index
+        finally:
+            del self._channels[node, request]
+
+    async def _fill(
+        self, member: Member, node: int, request: int, snapshot: Snapshot, ranges: Sequence[Sequence[int]], answers: Any
+    ) -> None:
+        """Send the payloads the receiver named, at most `PIECES_IN_FLIGHT` pieces ahead of what it has made durable."""
+        limit = self.system.config.snapshot_piece_bytes
+        in_flight = 0
+        for first, last in ranges:
+            batch: list[Located] = []
+            size = 0
+            position = int(first)
+            while position <= last:
+                # Located anew for each piece: what is pinned is only what is being read.
+                for located in self.system.reader.payload_entries(member, position, int(last)):
+                    position = located.index + 1
+                    bytes_here = sum(unit.length for unit in units_of(located.data))
+                    if not bytes_here:
+                        continue
+                    batch.append(located)
+                    size += bytes_here
+                    if size >= limit:
+                        break
+                else:
+                    position = int(last) + 1
+                if not batch:
+                    continue
+                if in_flight >= PIECES_IN_FLIGHT:
+                    await self._answer(answers)
+                    in_flight -= 1
+                units = await self.system.reader.whole(member, batch)
+                rows = [[one.index, one.term, one.data] for one in batch]
+                body: list[Buffer] = [part for parts in units for part in parts]
+                self._blob(node, SNAPSHOT_DATA, request, {"uid": member.uid, "entries": rows, "last": False}, body)
+                in_flight += 1
+                batch, size = [], 0
+        while in_flight:
+            await self._answer(answers)
+            in_flight -= 1
+
+    async def _answer(self, receive: Any) -> tuple[int, Mapping[str, Any], bytes | memoryview]:
+        with trio.move_on_after(ANSWER_SECONDS):
+            found: tuple[int, Mapping[str, Any], bytes | memoryview] = await receive.receive()
+            if found[0] == SNAPSHOT_DONE and not found[1].get("ok"):
+                raise LogyardError(f"the other node gave up: {found[1].get('error')}")
+            return found
+        raise LogyardError(f"no answer for {ANSWER_SECONDS:g} s")
+
+    def _blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> None:
+        if not self.system.peers.send_blob(node, kind, request, msgpack.packb(header), body):
+            raise LogyardError(f"the link to node {node} is down or full")
+
+    # The receiver's end
+
+    def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
+        """Route a blob to its transfer; an offer starts one."""
+        if kind == SNAPSHOT_OFFER:
+            self.system.nursery.start_soon(self._receive, node, request, header, body)
+            return
+        # The two ends count requests apart: a receiver's channel lies under the negative number.
+        key = (node, -request) if kind == SNAPSHOT_DATA else (node, request)
+        channel = self._channels.get(key)
+        if channel is None:
+            return
+        try:
+            channel.send_nowait((kind, header, body))
+        except trio.WouldBlock:
+            log.warning("node %d sent more of snapshot transfer %d than was agreed", node, request)
+
+    async def _receive(self, node: int, request: int, header: Mapping[str, Any], data: bytes | memoryview) -> None:
+        send, receive = trio.open_memory_channel[tuple[int, Mapping[str, Any], bytes | memoryview]](64)
+        self._channels[node, -request] = send
+        error = ""
+        try:
+            await self._take_in(node, request, int(header["uid"]), bytes(data), receive)
+        except LogyardError as failed:
+            error = str(failed)
+            log.warning("snapshot from node %d for group %x: %s", node, header["uid"], error)
+        finally:
+            del self._channels[node, -request]
+        answer = msgpack.packb({"uid": header["uid"], "ok": not error, "error": error})
+        self.system.peers.send_blob(node, SNAPSHOT_DONE, request, answer, ())
+
+    async def _take_in(self, node: int, request: int, uid: int, data: bytes, receive: Any) -> None:
+        member = self.system.members.get(uid)
+        if member is None or member.state != RUNNING:
+            raise LogyardError(f"group {uid:016x} does not run on this node")
+        snapshot = snapshot_format.decode(data, uid)
+        if member.raft.applied >= snapshot.index:
+            return
+
+        def have(index: int) -> bool:
+            return member.resolves and index <= member.raft.applied
+
+        ranges = self.system.store.missing(snapshot.live, snapshot.index, have)
+        self._blob(node, SNAPSHOT_NEED, request, {"uid": uid, "ranges": ranges}, [])
+        runs: list[PayloadRun] = []
+        while True:
+            _, header, body = await self._answer(receive)
+            rows = _rows(uid, header["entries"], memoryview(body))
+            if rows:
+                placed = await trio.to_thread.run_sync(self.system.store.write, self.system.storage.next_job(), rows)
+                runs += [PayloadRun(run.first, run.last, run.generation, run.run) for run in placed]
+            if header["last"]:
+                break
+            self._blob(node, SNAPSHOT_TAKEN, request, {"uid": uid}, [])
+        await self.system.storage.store_installed(member, snapshot, data, runs)
+        if member.state == RUNNING and member.raft.applied < snapshot.index:
+            self._install(member, snapshot, runs)
+
+    def _install(self, member: Member, snapshot: Snapshot, runs: Sequence[PayloadRun]) -> None:
+        """State and payloads are durable: switch, in one step of the loop."""
+        system = self.system
+        member.raft.install_snapshot(snapshot.index, snapshot.term, Configuration.decode(snapshot.configuration))
+        restore(member, snapshot, system)
+        end = member.released_before()
+        system.store.adopt(member.uid, runs)
+        system.storage.released(member, Position(0, 0), end)
+        member.fail_waiting(LogyardError("a snapshot replaced this member's log; the command's outcome is unknown"))
+        log.info("group %s: snapshot at %d installed", member.spec.name, snapshot.index)
+        member.wake()
+        system.active.add(member)
+        system.scheduler.mark(member)
+
+
+def restore(member: Member, snapshot: Snapshot, system: System) -> None:
+    """Machine and liveness as of a snapshot; used at recovery, too."""
+    member.machine.restore(snapshot.sections)
+    member.liveness = system.store.decode_liveness(snapshot.live, snapshot.index)
+    member.last_release = snapshot.release
+    member.log_time = max(member.log_time, snapshot.timestamp)
+
+
+def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[SourceEntry]:
+    """The entries of one piece, their bytes sliced from `body`. Raises `Corrupt`; hashes are checked by the store."""
+    rows = []
+    at = 0
+    for index, term, data in entries:
+        if len(data) < UNIT_BYTES:
+            raise Corrupt(f"snapshot piece of group {uid:016x}", at, "an entry", len(data))
+        size = sum(unit.length for unit in units_of(data))
+        part = body[at : at + size]
+        if len(part) != size:
+            raise Corrupt(f"snapshot piece of group {uid:016x}", at, f"{size} bytes", len(part))
+        rows.append(SourceEntry(uid, int(index), int(term), bytes(data), None, _slicer(part)))
+        at += size
+    return rows
+
+
+def _slicer(part: memoryview) -> Any:
+    def read(offset: int, length: int) -> memoryview:
+        return part[offset : offset + length]
+
+    return read

@@ -1,0 +1,238 @@
+"""A system: the engine of one node. It owns every member, the one WAL, the tasks and threads, and the public verbs.
+
+Composition, not logic: the turn is in `scheduler`, storage in `storage`, definitions in `directory`, reading in `reader`. The
+payload store and the transport come in through `engine.ports`, wired by `service.node`. Constructors do no I/O: `open` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ..config import SystemConfig
+from ..disk import Disk
+from ..entry import check_frame
+from ..errors import Busy, GroupStopped, LogyardError, NotLeader, UnknownGroup, WalFailed
+from ..machine import Machine
+from ..ports import PeersPort, StorePort
+from ..raft.core import LEADER
+from . import recovery, ticker
+from .applier import Applier
+from .cache import PayloadCache
+from .directory import Directory
+from .durability import Durability
+from .inbound import Inbound
+from .member import RUNNING, Member, Queued, Sink
+from .reader import Reader
+from .scheduler import Scheduler
+from .sender import Sender
+from .snapshots import Snapshots
+from .storage import Storage
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.05
+
+
+class System:
+    """One node's engine.
+
+    `machines` turns a machine's name and arguments into a fresh machine. `draw(n)` is the random source of elections, in [0, n).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        node_id: int,
+        cluster_id: str,
+        config: SystemConfig,
+        store: StorePort,
+        machines: Callable[[str, dict[str, Any]], Machine],
+        draw: Callable[[int], int],
+        disk: Disk | None = None,
+    ) -> None:
+        self.path = path
+        self.node_id = node_id
+        self.cluster_id = cluster_id
+        self.config = config
+        self.store = store
+        self.create_machine = machines
+        self.draw = draw
+        self.disk = disk or Disk()
+        self.members: dict[int, Member] = {}
+        self.names: dict[str, int] = {}
+        self.live: set[int] = {node_id}
+        self.active: set[Member] = set()
+        self.epoch = 0
+        self.inflight_bytes = 0
+        self.cache = PayloadCache(config.payload_cache_bytes)
+        self.scheduler = Scheduler(self)
+        self.applier = Applier(self)
+        self.reader = Reader(self)
+        self.sender = Sender(self)
+        self.inbound = Inbound(self)
+        self.storage = Storage(self)
+        self.directory = Directory(self)
+        self.snapshots = Snapshots(self)
+        self.peers: PeersPort
+        self.durability: Durability
+        self.nursery: trio.Nursery
+        self.failure: LogyardError | None = None
+        self._failed = trio.Event()
+        self._contexts = 0
+
+    async def open(self) -> None:
+        """Lock the directory, recover everything from it. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
+        await trio.to_thread.run_sync(recovery.open_directory, self)
+        self.durability = Durability(self.wal, self.scheduler.persisted, self.storage.rolled, self._wal_failed)
+
+    @property
+    def wal(self) -> Any:
+        """The shared write-ahead log."""
+        return self.storage.wal
+
+    async def run(self, peers: PeersPort, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until cancelled; raises `WalFailed` when the WAL failed (law 7)."""
+        # The GIL: a helper thread that must retake it per call starves at the default interval (architecture.md section 11).
+        sys.setswitchinterval(self.config.switch_interval_us / 1_000_000)
+        self.peers = peers
+        self.durability.start()
+        try:
+            async with trio.open_nursery() as nursery:
+                self.nursery = nursery
+                nursery.start_soon(self.scheduler.run)
+                nursery.start_soon(ticker.run, self)
+                nursery.start_soon(self.storage.run)
+                recovery.start_groups(self)
+                task_status.started()
+                await self._failed.wait()
+                assert self.failure is not None
+                raise self.failure
+        finally:
+            self.durability.stop()
+
+    def close(self) -> None:
+        """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""
+        self.storage.close()
+
+    def _wal_failed(self, error: LogyardError) -> None:
+        log.error("the write-ahead log failed, this node stops: %s", error)
+        self.failure = error if isinstance(error, WalFailed) else WalFailed(str(error))
+        for member in self.members.values():
+            member.fail_queue(self.failure)
+            member.fail_waiting(self.failure)
+        self._failed.set()
+
+    def stop_member(self, member: Member, reason: str) -> None:
+        """One group's fault: it stops, with a reason that `describe` shows; its followers look for another leader."""
+        log.error("group %s stopped: %s", member.spec.name, reason)
+        member.stop(reason)
+        ready = member.raft.ready()
+        if ready is not None and ready.messages:
+            self.peers.send(list(ready.messages))
+        self.active.discard(member)
+
+    def member(self, name: str) -> Member:
+        """By name. Raises `UnknownGroup`."""
+        uid = self.names.get(name)
+        if uid is None:
+            raise UnknownGroup(f"no group {name!r} on node {self.node_id}", name=name)
+        return self.members[uid]
+
+    def submit(self, uid: int, frame: memoryview, sink: Sink, request: int) -> None:
+        """Queue a client frame; its reply goes to `sink` when it is committed and applied.
+
+        Raises `BadRequest`, `UnknownGroup`, `NotLeader`, `Busy`, `GroupStopped`; nothing was queued then.
+        """
+        member = self.members.get(uid)
+        if member is None:
+            raise UnknownGroup(f"no group {uid:016x} on node {self.node_id}")
+        if member.state != RUNNING:
+            member.check_running()
+        if member.raft.role != LEADER:
+            raise NotLeader(member.raft.leader)
+        check_frame(frame)
+        size = len(frame)
+        if member.inflight_bytes + member.queue_bytes + size > self.config.group_inflight_bytes and (
+            member.inflight_bytes or member.queue_bytes
+        ):
+            raise Busy("the group's byte budget", RETRY_SECONDS)
+        if self.durability.bytes > self.config.wal_queue_bytes_max:
+            raise Busy("the write-ahead log's queue", RETRY_SECONDS)
+        queue = member.queue
+        if queue is None:
+            queue = member.new_queue()
+        queue.append(Queued(frame, sink, request))
+        member.queue_bytes += size
+        self.scheduler.mark(member)
+
+    async def wait(self, member: Member, condition: Callable[[], bool]) -> None:
+        """Until `condition` holds after some apply of `member`. Raises `GroupStopped`."""
+        if condition():
+            return
+        event = trio.Event()
+        pair = (condition, event.set)
+        member.waiters = [*(member.waiters or ()), pair]
+        try:
+            await event.wait()
+        finally:
+            if member.waiters:
+                member.waiters = [one for one in member.waiters if one is not pair] or None
+        member.check_running()
+
+    async def read_index(self, member: Member) -> int:
+        """A linearizable read's index: applied when this returns (ReadIndex, Raft thesis 6.4). Raises `NotLeader`."""
+        member.check_running()
+        self._contexts += 1
+        context = self._contexts
+        event = trio.Event()
+        outcome: list[tuple[LogyardError | None, int]] = []
+
+        def done(error: LogyardError | None, index: int) -> None:
+            outcome.append((error, index))
+            event.set()
+
+        if member.reads is None:
+            member.reads = {}
+        member.reads[context] = done
+        member.raft.read(context)
+        self.active.add(member)
+        self.scheduler.mark(member)
+        try:
+            await event.wait()
+        finally:
+            if member.reads:
+                member.reads.pop(context, None)
+        error, index = outcome[0]
+        if error is not None:
+            raise error
+        await self.wait(member, lambda: member.raft.applied >= index)
+        return index
+
+    async def transfer(self, name: str, node: int) -> None:
+        """Move a group's leadership to `node`; returns when this member follows it. Raises `Refused`, `NotLeader`."""
+        member = self.member(name)
+        if member.raft.role != LEADER:
+            raise NotLeader(member.raft.leader)
+        member.raft.transfer(node)
+        self.active.add(member)
+        self.scheduler.mark(member)
+        await self.wait(member, lambda: member.raft.leader == node or not member.raft.transferring)
+        if member.raft.leader != node:
+            raise LogyardError(f"group {name!r}: the transfer to node {node} timed out; node {member.raft.leader} leads")
+
+    def groups_led(self) -> int:
+        """How many groups this node leads."""
+        return sum(1 for member in self.members.values() if member.raft.role == LEADER and member.state == RUNNING)
+
+    def check_leader(self, member: Member) -> None:
+        """Raise unless this node leads the group."""
+        if member.state != RUNNING:
+            raise GroupStopped(f"group {member.spec.name!r} is {member.state}: {member.reason}")
+        if member.raft.role != LEADER:
+            raise NotLeader(member.raft.leader)

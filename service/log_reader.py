@@ -1,0 +1,203 @@
+"""Reads records of an append log from the member of this node: the machine knows anchors, the engine knows where bytes are.
+
+Only applied records are visible, so only committed ones. Every answer is built from hash-checked units. Called by `service.node`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import trio
+
+from logyard.client.records import ABSENT, encode_block
+from logyard.engine.entry import LARGE, Unit, frames_of, table_of, timestamp_of, units_of
+from logyard.engine.errors import BadRequest, Corrupt, OutOfRange
+from logyard.engine.host.member import Member
+from logyard.engine.host.reader import Located, Wanted
+from logyard.engine.host.system import System
+from logyard.engine.types import Buffer
+from logyard.machines.log import AppendLog, slices
+from logyard.payloads.reference import Position
+
+
+class Piece(NamedTuple):
+    """Records to answer from one frame: `skip` of them are left out at its front; `large` are the bodies wanted."""
+
+    located: Located
+    offset: int
+    skip: int
+    records: int
+    pack: Unit
+    large: list[Unit]
+    frame_records: int
+
+
+def append_log(member: Member) -> AppendLog:
+    """The member's machine, if it is an append log. Raises `BadRequest`, `GroupStopped`."""
+    member.check_running()
+    if not isinstance(member.machine, AppendLog):
+        raise BadRequest(f"group {member.spec.name!r} is a {member.spec.machine}, not an append log")
+    return member.machine
+
+
+async def poll(
+    system: System, member: Member, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool
+) -> tuple[dict[str, int], list[Buffer]]:
+    """Blocks of at least one record from `offset`, up to about `max_bytes`; empty at the end of the log after `wait_s`.
+
+    Raises `OutOfRange` (with start and end), `Gone` (this member is below its payload floor), `Corrupt`.
+    """
+    machine = append_log(member)
+    if offset == machine.end and wait_s > 0:
+        with trio.move_on_after(wait_s):
+            await system.wait(member, lambda: machine.end > offset)
+        machine = append_log(member)
+    if offset != machine.end or offset < machine.start:
+        machine.anchor(offset)
+    pieces = _plan(system, member, machine, offset, max_records, max_bytes) if offset < machine.end else []
+    bounds = {"start": machine.start, "end": machine.end, "node": system.node_id}
+    wanted = []
+    for piece in pieces:
+        wanted.append(Wanted(piece.located, piece.pack, 0, piece.pack.length))
+        if bodies:
+            wanted += (Wanted(piece.located, unit, 0, unit.length) for unit in piece.large)
+    data = iter(await system.reader.read(member, wanted))
+    blocks: list[Buffer] = []
+    for piece in pieces:
+        pack = memoryview(next(data))
+        large = [next(data) for _ in piece.large] if bodies else []
+        blocks += _block(piece, pack, large, bodies)
+    return bounds, blocks
+
+
+async def read_body(system: System, member: Member, offset: int, start: int, stop: int | None) -> Buffer:
+    """Bytes `start`..`stop` of one record's body. Raises `OutOfRange` for a range outside of the body."""
+    machine = append_log(member)
+    machine.anchor(offset)
+    piece = next(iter(_plan(system, member, machine, offset, 1, 1)), None)
+    if piece is None:
+        raise Corrupt(f"log {member.spec.name}", offset, "a record", "nothing at its place")
+    if piece.large:
+        size = piece.large[0].length
+        stop = _range(offset, start, stop, size)
+        return (await system.reader.read(member, [Wanted(piece.located, piece.large[0], start, stop)]))[0]
+    pack = memoryview((await system.reader.read(member, [Wanted(piece.located, piece.pack, 0, piece.pack.length)]))[0])
+    table = table_of(pack, piece.frame_records)
+    body_at, size = _small_body(table, piece.skip)
+    stop = _range(offset, start, stop, size)
+    return pack[body_at + start : body_at + stop]
+
+
+def position_of(system: System, member: Member, offset: int) -> Position:
+    """Where the record at `offset` lies; for the end of the log, a position no later record lies before."""
+    machine = append_log(member)
+    if offset <= machine.start:
+        return machine.start_position
+    if offset == machine.end:
+        return Position(member.raft.applied + 1, 0)
+    for piece in _plan(system, member, machine, offset, 1, 1):
+        return Position(piece.located.index, piece.pack.first_ordinal + piece.skip)
+    raise Corrupt(f"log {member.spec.name}", offset, "a record", "nothing at its place")
+
+
+def _plan(
+    system: System, member: Member, machine: AppendLog, offset: int, max_records: int, max_bytes: int
+) -> list[Piece]:
+    """What to read for records from `offset` on: at least one, then whole frames while they fit."""
+    at, position = machine.anchor(offset)
+    pieces: list[Piece] = []
+    left_bytes, left_records = max_bytes, max(1, max_records)
+    for located in system.reader.payload_entries(member, position.index, member.raft.applied):
+        first_ordinal = position.ordinal if located.index == position.index else 0
+        found, after = slices(frames_of(located.data), at, first_ordinal)
+        if after > offset:
+            packs = list(_frames(located.data))
+            for piece in found:
+                if piece.offset + piece.records <= offset:
+                    continue
+                back = max(0, offset - piece.offset)
+                pack, large = packs[piece.frame]
+                taken, size = _fit(pack, large, piece.skip + back, piece.records - back, left_records, left_bytes)
+                if size > left_bytes and pieces:
+                    return pieces
+                stop = pack.first_ordinal + piece.skip + back + taken
+                wanted = [unit for unit in large if pack.first_ordinal + piece.skip + back <= unit.first_ordinal < stop]
+                pieces.append(
+                    Piece(located, piece.offset + back, piece.skip + back, taken, pack, wanted, pack.records)
+                )
+                left_records -= taken
+                left_bytes -= size
+                if left_records <= 0 or left_bytes <= 0 or taken < piece.records - back:
+                    return pieces
+        at = after
+        if at >= machine.end:
+            break
+    return pieces
+
+
+def _frames(data: bytes) -> Iterator[tuple[Unit, list[Unit]]]:
+    """The pack of each frame and its large bodies."""
+    pack: Unit | None = None
+    large: list[Unit] = []
+    for unit in units_of(data):
+        if unit.records:
+            if pack is not None:
+                yield pack, large
+            pack, large = unit, []
+        else:
+            large.append(unit)
+    if pack is not None:
+        yield pack, large
+
+
+def _fit(pack: Unit, large: list[Unit], skip: int, records: int, max_records: int, max_bytes: int) -> tuple[int, int]:
+    """How many of `records` fit, and their bytes (the pack counts whole): all, or the longest prefix, at least one."""
+    records = min(records, max_records)
+    first = pack.first_ordinal + skip
+    size = pack.length
+    for unit in large:
+        if first <= unit.first_ordinal < first + records:
+            if size + unit.length > max_bytes and unit.first_ordinal > first:
+                return unit.first_ordinal - first, size
+            size += unit.length
+    return records, size
+
+
+def _block(piece: Piece, pack: memoryview, large: list[Buffer], bodies: bool) -> list[Buffer]:
+    table = table_of(pack, piece.frame_records)
+    part = table[2 * piece.skip : 2 * (piece.skip + piece.records)]
+    heads_at = 8 * piece.frame_records + sum(table[: 2 * piece.skip : 2])
+    heads = pack[heads_at : heads_at + sum(part[::2])]
+    found: list[Buffer] | None = None
+    if bodies:
+        smalls_at, _ = _small_body(table, piece.skip)
+        if not large and not piece.large:
+            found = [pack[smalls_at : smalls_at + sum(size for size in part[1::2] if size != ABSENT)]]
+        else:
+            found, rest = [], iter(zip(piece.large, large, strict=True))
+            following = next(rest, None)
+            base = piece.pack.first_ordinal + piece.skip
+            for number, size in enumerate(part[1::2]):
+                if following is not None and following[0].first_ordinal == base + number:
+                    found.append(following[1])
+                    following = next(rest, None)
+                elif size != ABSENT:
+                    found.append(pack[smalls_at : smalls_at + size])
+                    smalls_at += size
+    stamp = timestamp_of(piece.located.data)
+    return encode_block(piece.offset, piece.located.index, piece.located.term, stamp, part, [heads], found)
+
+
+def _small_body(table: tuple[int, ...], record: int) -> tuple[int, int]:
+    """Where a record's small body starts in its pack, and its size."""
+    at = 4 * len(table) + sum(table[::2]) + sum(size for size in table[1 : 2 * record : 2] if size < LARGE)
+    size = table[2 * record + 1] if 2 * record < len(table) else 0
+    return at, 0 if size == ABSENT else size
+
+
+def _range(offset: int, start: int, stop: int | None, size: int) -> int:
+    stop = size if stop is None else stop
+    if not 0 <= start <= stop <= size:
+        raise OutOfRange(f"bytes {start}..{stop} of record {offset}: its body has {size} bytes", start=0, end=size)
+    return stop

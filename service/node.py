@@ -1,0 +1,269 @@
+"""One node: the engine, the payload store, the transport and the client door, composed. The only place that knows every package.
+
+`serve` is the daemon's life; `open_system` (see `embedded`) is the same engine inside a user's own process. `Node` is what `rpc` calls: the
+engine's verbs plus the append log's, which need both the machine and the payload homes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from logyard.client.wire import encode_frame
+from logyard.engine.config import SystemConfig
+from logyard.engine.errors import BadRequest, LogyardError, NotLeader
+from logyard.engine.host.member import Member, Sink
+from logyard.engine.host.system import System
+from logyard.engine.ports import NoPeers, PeersPort
+from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.membership import Change
+from logyard.engine.transport.config import TransportConfig
+from logyard.engine.transport.peers import Peers
+from logyard.engine.types import Buffer
+from logyard.machines.command import APPEND, TRUNCATE_REPLY, truncate_command
+from logyard.machines.registry import create_machine
+from logyard.payloads.store import PayloadStore
+
+from . import log_reader
+from .config import NodeConfig
+from .payload_port import StoreAdapter
+from .rpc import RpcServer
+from .status import describe_member, node_status
+
+CHANGES = ("add", "remove", "add_learner", "promote")
+
+
+class Node:
+    """The engine and the append log's verbs, by group name. One for each process that serves or embeds."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.node_id = system.node_id
+        self.cluster_id = system.cluster_id
+        self.config = system.config
+
+    def submit(self, uid: int, frame: memoryview, sink: Sink, request: int) -> None:
+        """Queue a client frame. Raises typed errors; see `System.submit`."""
+        self.system.submit(uid, frame, sink, request)
+
+    async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Create groups; equal ones may exist. Returns name and uid of each."""
+        found = await self.system.directory.create(specs)
+        return [{"name": spec.name, "uid": spec.uid, "members": list(spec.voters)} for spec in found]
+
+    async def delete_group(self, name: str) -> None:
+        """Delete a group on all of its members' nodes."""
+        await self.system.directory.delete([self.system.member(name).uid])
+
+    def groups(self) -> list[dict[str, Any]]:
+        """A row a group."""
+        return [describe_member(self.system, member, brief=True) for member in self.system.members.values()]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Everything about one group on this node."""
+        return describe_member(self.system, self.system.member(name), brief=False)
+
+    def locate(self, names: Sequence[str]) -> list[tuple[str, int, int, list[int]]]:
+        """(name, uid, leader or 0, members) of each group."""
+        found = []
+        for name in names:
+            member = self.system.member(name)
+            found.append((name, member.uid, member.raft.leader, list(member.raft.configuration.voters)))
+        return found
+
+    async def poll(
+        self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str
+    ) -> tuple[dict[str, int], list[Buffer]]:
+        """Record blocks from `offset`. `consistency`: local (this member as it is), leader, linearizable (a ReadIndex round)."""
+        member = await self._consistent(name, consistency)
+        config = self.config
+        return await log_reader.poll(
+            self.system, member, offset, min(max_records, config.entry_records_max),
+            min(max_bytes, config.poll_bytes_max), min(wait_s, config.poll_wait_s_max), bodies,
+        )  # fmt: skip
+
+    async def read_body(self, name: str, offset: int, start: int, stop: int | None) -> Buffer:
+        """Bytes start..stop of one record's body, from this member."""
+        return await log_reader.read_body(self.system, self.system.member(name), offset, start, stop)
+
+    async def bounds(self, name: str, consistency: str = "local") -> dict[str, int]:
+        """Start and end of an append log."""
+        machine = log_reader.append_log(await self._consistent(name, consistency))
+        return {"start": machine.start, "end": machine.end, "node": self.node_id}
+
+    async def truncate(self, name: str, before: int) -> int:
+        """Drop the records before an offset; returns the log's start. On the leader only; raises `NotLeader`, `Rejected`."""
+        member = self.system.member(name)
+        self.system.check_leader(member)
+        machine = log_reader.append_log(member)
+        if before > machine.end:
+            await self.system.read_index(member)
+        before = min(before, machine.end) if before <= machine.end else before
+        position = log_reader.position_of(self.system, member, min(before, machine.end))
+        reply = await self.command(member, truncate_command(before, position))
+        start: int = TRUNCATE_REPLY.unpack(reply)[0]
+        return start
+
+    async def command(self, member: Member, command: bytes) -> bytes:
+        """Commit one command without payload and return the machine's reply."""
+        (frame,) = encode_frame([(b"", None)], command=command)
+        return await self.commit(member, [frame])
+
+    async def commit(self, member: Member, frame: Sequence[Buffer]) -> bytes:
+        """Commit one frame from inside this process. Raises what the frame's reply says."""
+        sink = Reply()
+        self.system.submit(member.uid, memoryview(frame[0] if len(frame) == 1 else b"".join(frame)), sink, 0)
+        return await sink.wait()
+
+    async def snapshot(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Snapshot the named groups' members on this node (all of them by default); returns counts and bytes."""
+        members = [self.system.member(name) for name in names] if names else list(self.system.members.values())
+        return await self.system.snapshots.take(members)
+
+    async def compact(self) -> dict[str, Any]:
+        """Migrate every live payload to generations, rewrite sparse ones, give dead space back."""
+        return await self.system.storage.compact()
+
+    async def transfer(self, name: str, to: int) -> None:
+        """Move leadership."""
+        await self.system.transfer(name, to)
+
+    async def change_members(self, name: str, change: str, node: int) -> dict[str, Any]:
+        """Add or remove one member; returns when the configuration is committed. Raises `Refused` with the reason."""
+        if change not in CHANGES:
+            raise BadRequest(f"{change!r} is no membership change; use one of {', '.join(CHANGES)}")
+        member = self.system.member(name)
+        self.system.check_leader(member)
+        index = member.raft.propose_membership(Change(change, node))
+        self.system.active.add(member)
+        self.system.scheduler.mark(member)
+        await self.system.wait(member, lambda: member.raft.applied >= index)
+        configuration = member.raft.configuration
+        return {"voters": list(configuration.voters), "learners": list(configuration.learners), "index": index}
+
+    def status(self) -> dict[str, Any]:
+        """Counters and sizes of this node; never waits."""
+        return node_status(self.system)
+
+    async def _consistent(self, name: str, consistency: str) -> Member:
+        member = self.system.member(name)
+        if consistency == "leader":
+            self.system.check_leader(member)
+        elif consistency == "linearizable":
+            self.system.check_leader(member)
+            await self.system.read_index(member)
+        elif consistency != "local":
+            raise BadRequest(f"consistency {consistency!r} is not one of local, leader, linearizable")
+        return member
+
+
+class Reply:
+    """A sink for one frame of this process."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self._status = 0
+        self._data = b""
+
+    def reply(self, request: int, status: int, data: bytes) -> None:
+        """Called once, in a turn."""
+        self._status, self._data = status, data
+        self._event.set()
+
+    async def wait(self) -> bytes:
+        """The machine's reply. Raises the error that came instead."""
+        await self._event.wait()
+        if self._status:
+            raise decode_error(self._data)
+        return self._data
+
+
+def decode_error(data: bytes) -> LogyardError:
+    """An engine error from its wire form, for callers in this process."""
+    import msgpack
+
+    found = msgpack.unpackb(data)
+    pending: list[type[LogyardError]] = [LogyardError]
+    while pending:
+        kind = pending.pop()
+        pending += kind.__subclasses__()
+        if kind.code == found["code"]:
+            error = kind.__new__(kind)
+            Exception.__init__(error, found["message"])
+            error.details = found["details"]
+            if isinstance(error, NotLeader):
+                error.leader = int(found["details"].get("leader", 0))
+            return error
+    error = LogyardError(found["message"], **found["details"])
+    error.code = found["code"]
+    return error
+
+
+def build_system(path: Path, node_id: int, cluster_id: str, config: SystemConfig) -> System:
+    """An engine on a directory, not opened yet."""
+    store = StoreAdapter(PayloadStore, path / "payloads", config)
+    draw = random.Random(int.from_bytes(os.urandom(8), "little"))
+    return System(path, node_id, cluster_id, config, store, create_machine, draw.randrange)
+
+
+async def run_node(
+    config: NodeConfig, listening: Callable[[Node], object], task_status: trio.TaskStatus[Node] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Engine, transport and client door until cancelled. Raises `WalFailed` when the disk failed this node."""
+    limits = config.limits
+    system = build_system(Path(config.directory), config.id, config.cluster, limits)
+    await system.open()
+    try:
+        peers = build_peers(config, system)
+        node = Node(system)
+        addresses = {config.id: config.client_listen, **config.clients}
+        rpc = RpcServer(node, config.client_listen, addresses, limits)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(system.run, peers)
+            if isinstance(peers, Peers):
+                await nursery.start(peers.run)
+            await nursery.start(rpc.serve)
+            listening(node)
+            task_status.started(node)
+    finally:
+        system.close()
+
+
+def build_peers(config: NodeConfig, system: System) -> PeersPort | Peers:
+    """The transport for the configured peers, or none for a node alone."""
+    if not config.peers:
+        return NoPeers()
+    limits = config.limits
+    transport = TransportConfig(
+        frame_bytes=limits.peer_frame_bytes,
+        liveness_interval_ms=limits.liveness_interval_ms,
+        liveness_timeout_ms=limits.liveness_timeout_ms,
+        handshake_timeout_ms=limits.handshake_timeout_ms,
+        backoff_min_ms=limits.reconnect_ms_min,
+        backoff_max_ms=limits.reconnect_ms_max,
+    )
+    addresses = {config.id: config.peer_listen, **config.peers}
+    return Peers(
+        config.id, config.cluster, system.epoch, addresses, transport, system.inbound,
+        healthy=lambda: system.failure is None,
+    )  # fmt: skip
+
+
+async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio.TASK_STATUS_IGNORED) -> None:
+    """The daemon: `started` when clients are answered."""
+    await run_node(config, lambda node: None, task_status)
+
+
+def leader_groups(system: System) -> int:
+    """How many groups this node leads."""
+    return sum(1 for member in system.members.values() if member.raft.role == LEADER)
+
+
+def append_frame(records: Sequence[tuple[bytes, Buffer | None]]) -> list[Buffer]:
+    """The frame of an append."""
+    return list(encode_frame(records, command=APPEND))

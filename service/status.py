@@ -1,0 +1,103 @@
+"""What a node says of itself: counters, sizes, one row a group. Reads memory only, so it never waits for a group or a disk."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from logyard.engine.host.member import Member
+from logyard.engine.host.system import System
+from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.state import ROLE_NAMES
+from logyard.machines.log import AppendLog
+
+
+def node_status(system: System) -> dict[str, Any]:
+    """Sizes in bytes; `live` are payload bytes that no release has named yet."""
+    members = list(system.members.values())
+    storage = system.storage
+    in_wal = storage.wal_live_bytes()
+    generations = system.store.generations()
+    in_generations = sum(one.live for one in generations)
+    disk = system.disk
+    return {
+        "node": system.node_id,
+        "pid": os.getpid(),
+        "epoch": system.epoch,
+        "groups": len(members),
+        "led": sum(1 for member in members if member.raft.role == LEADER),
+        "stopped": sum(1 for member in members if member.state != "running"),
+        "active": len(system.active),
+        "live_nodes": sorted(system.live),
+        "fdatasyncs": disk.fdatasyncs,
+        "bytes_written": disk.bytes_written,
+        "applied": sum(member.raft.applied for member in members),
+        "commit": sum(member.raft.commit for member in members),
+        "wal_bytes_live": in_wal,
+        "generations_bytes_live": in_generations,
+        "payload_live_bytes": in_wal + in_generations,
+        "payload_disk_bytes": storage.disk_bytes(),
+        "snapshot_bytes": sum(member.snapshot_bytes for member in members),
+        "snapshots": sum(1 for member in members if member.snapshot_index),
+        "wal": {
+            "files": len(system.wal.files),
+            "allocated_bytes": system.wal.allocated_bytes(),
+            "sealed": len(storage.files),
+            "sync_ms": round(system.durability.sync_seconds * 1000, 3),
+        },
+        "segments": storage.segment_status(),
+        "generations": [one._asdict() for one in generations],
+        "cache_bytes": system.cache.bytes,
+        "memory_rss": _resident_bytes(),
+        "peers": [one._asdict() for one in system.peers.status()],
+    }
+
+
+def describe_member(system: System, member: Member, brief: bool) -> dict[str, Any]:
+    """One group on this node."""
+    raft = member.raft
+    row: dict[str, Any] = {
+        "name": member.spec.name,
+        "uid": member.uid,
+        "node": system.node_id,
+        "machine": member.spec.machine,
+        "state": member.state,
+        "reason": member.reason,
+        "role": ROLE_NAMES[raft.role],
+        "leader": raft.leader,
+        "term": raft.term,
+        "last": raft.log.last_index,
+        "commit": raft.commit,
+        "applied": raft.applied,
+        "snapshot": member.snapshot_index,
+        "snapshot_bytes": member.snapshot_bytes,
+    }
+    machine = member.machine
+    if isinstance(machine, AppendLog):
+        row |= {"start": machine.start, "end": machine.end}
+    if brief:
+        return row
+    configuration = raft.configuration
+    row |= {
+        "voters": list(configuration.voters),
+        "learners": list(configuration.learners),
+        "first": raft.log.first_index,
+        "stable": raft.log.stable,
+        "floor": member.floor,
+        "created": member.spec.created,
+        "inflight_bytes": member.inflight_bytes,
+        "queued_bytes": member.queue_bytes,
+        "segments": [run._asdict() for run in member.segments],
+        "payload_runs": [run._asdict() for run in member.payload_runs],
+        "released_before": list(member.liveness.released_before),
+        "quiet": raft.is_quiet,
+    }
+    if raft.role == LEADER:
+        row["progress"] = {node: {"match": one.match, "next": one.next} for node, one in raft.progress.items()}
+    return row
+
+
+def _resident_bytes() -> int:
+    """Resident memory of this process."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
