@@ -1,0 +1,211 @@
+"""The frame: a checked header, a hashed section, and a body of raw bytes; and the small frames (hello, renewal, blob).
+
+Every length a header names is under the header's own hash and under the lane's limit before a byte is allocated for it,
+so damage on the wire costs the connection and nothing else (faults N4). Message frames are in `codec`.
+Called by `link`, `listener` and `memory`. docs/wire.md has the tables.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from ..errors import BadRequest, Corrupt, WrongIdentity
+from ..types import Buffer
+from .config import TransportConfig
+
+MAGIC = 0x5059474C
+"""`LGYP` in the order of the bytes on the wire."""
+VERSION = 1
+HELLO = 1
+REFUSED = 2
+MESSAGES = 3
+LIVENESS = 4
+BLOB = 5
+CONTROL = 0
+BULK = 1
+LANES = ("control", "bulk")
+
+HEADER = struct.Struct("<IBBHIIQQ")
+"""magic, version, type, reserved (0), count, section bytes, body bytes, section hash; then the hash of these bytes."""
+HASH = struct.Struct("<Q")
+HEADER_BYTES = HEADER.size + HASH.size
+HELLO_STRUCT = struct.Struct("<HBBIIQ")
+"""protocol version, lane, bytes of the cluster's name, node, node expected, epoch; then the name."""
+HELLO_BYTES_MAX = 1024
+"""Largest section of a frame before both sides know each other."""
+LIVENESS_STRUCT = struct.Struct("<QQQQQ")
+"""sender's epoch, sender's counter, receiver's epoch as the sender knows it, receiver's counter echoed, digest."""
+BLOB_STRUCT = struct.Struct("<HHIQQ")
+"""kind, reserved (0), header bytes, request, body hash (xxh3-64); then the header."""
+JOINED = 1024
+"""Buffers below this many bytes are joined with their neighbours: an iovec costs more than the copy."""
+
+hash64 = xxhash.xxh3_64_intdigest
+
+
+class Header(NamedTuple):
+    """A frame's checked header; sizes in bytes."""
+
+    type: int
+    messages: int
+    section: int
+    body: int
+    hash: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of the whole frame."""
+        return HEADER_BYTES + self.section + self.body
+
+
+class Hello(NamedTuple):
+    """Who opens a lane (or answers on it), and whom it believes to talk to."""
+
+    cluster: str
+    node: int
+    expected: int
+    epoch: int
+    lane: int
+
+
+class Renewal(NamedTuple):
+    """One liveness frame: `counter` of the sender, and the receiver's own `echo` that the sender saw last."""
+
+    epoch: int
+    counter: int
+    echo_epoch: int
+    echo: int
+    digest: int
+
+
+class Blob(NamedTuple):
+    """A typed blob: `header` is msgpack of whoever owns `kind`; `body` is raw and already verified."""
+
+    kind: int
+    request: int
+    header: bytes
+    body: memoryview
+
+
+def encode_header(kind: int, count: int, section: Buffer, body_bytes: int) -> bytes:
+    """The header of a frame with this section and so many bytes of body."""
+    head = HEADER.pack(MAGIC, VERSION, kind, 0, count, len(section), body_bytes, hash64(section))
+    return head + HASH.pack(hash64(head))
+
+
+def parse_header(data: Buffer, lane: int, config: TransportConfig) -> Header:
+    """Check the first `HEADER_BYTES` of a frame on `lane`; raises `Corrupt` or `BadRequest`."""
+    magic, version, kind, reserved, count, section, body, digest = HEADER.unpack_from(data)
+    (want,) = HASH.unpack_from(data, HEADER.size)
+    got = hash64(bytes(data[: HEADER.size]))
+    if got != want or magic != MAGIC:
+        raise Corrupt("peer frame header", 0, f"{want:016x}", f"{got:016x}")
+    if version != VERSION:
+        raise BadRequest(f"peer frame version {version} is not {VERSION}; update the older node")
+    if reserved or kind not in (HELLO, REFUSED, MESSAGES, LIVENESS, BLOB):
+        raise BadRequest(f"peer frame of type {kind}, reserved {reserved}")
+    if kind in (HELLO, REFUSED, LIVENESS):
+        fits = section <= HELLO_BYTES_MAX and not body and not count
+    elif lane == CONTROL:
+        fits = section + body <= config.control_frame_bytes
+    else:
+        # Only a single message (or piece) may pass the size at which senders split.
+        fits = section + body <= (config.frame_bytes if count > 1 else config.frame_bytes_max)
+    if not fits:
+        raise BadRequest(f"peer frame of {section + body} bytes on the {LANES[lane]} lane is above its limit")
+    return Header(kind, count, section, body, digest)
+
+
+def check_section(header: Header, section: Buffer) -> None:
+    """Raise `Corrupt` unless these are the bytes the header speaks of."""
+    got = hash64(section)
+    if got != header.hash:
+        raise Corrupt("peer frame section", HEADER_BYTES, f"{header.hash:016x}", f"{got:016x}")
+
+
+def gather(bodies: Sequence[Buffer]) -> list[Buffer]:
+    """Bodies as buffers for one gather-write: large ones as they are, runs of small ones joined."""
+    found: list[Buffer] = []
+    run: list[Buffer] = []
+    for body in bodies:
+        if len(body) < JOINED:
+            run.append(body)
+            continue
+        if run:
+            found.append(b"".join(run))
+            run = []
+        found.append(body)
+    if run:
+        found.append(b"".join(run))
+    return found
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """A whole HELLO frame."""
+    name = hello.cluster.encode()
+    assert 0 < len(name) <= 255, "a cluster's name is 1 to 255 bytes"
+    head = HELLO_STRUCT.pack(VERSION, hello.lane, len(name), hello.node, hello.expected, hello.epoch)
+    return encode_header(HELLO, 0, head + name, 0) + head + name
+
+
+def decode_hello(section: Buffer) -> Hello:
+    """The other side's HELLO; raises `BadRequest`, or `WrongIdentity` for another protocol version."""
+    if len(section) < HELLO_STRUCT.size:
+        raise BadRequest(f"a hello of {len(section)} bytes is too short")
+    version, lane, length, node, expected, epoch = HELLO_STRUCT.unpack_from(section)
+    if version != VERSION:
+        raise WrongIdentity(f"the peer speaks protocol {version}, this node {VERSION}")
+    name = bytes(section[HELLO_STRUCT.size :])
+    if lane not in (CONTROL, BULK) or not length or len(name) != length or not node or not epoch:
+        raise BadRequest("a hello does not add up")
+    try:
+        return Hello(name.decode(), node, expected, epoch, lane)
+    except UnicodeDecodeError:
+        raise BadRequest("a hello's cluster name is not UTF-8") from None
+
+
+def encode_refused(reason: str) -> bytes:
+    """A whole REFUSED frame: why the listener closes the connection."""
+    section = reason.encode()[:HELLO_BYTES_MAX]
+    return encode_header(REFUSED, 0, section, 0) + section
+
+
+def encode_renewal(renewal: Renewal) -> bytes:
+    """A whole LIVENESS frame."""
+    section = LIVENESS_STRUCT.pack(*renewal)
+    return encode_header(LIVENESS, 0, section, 0) + section
+
+
+def decode_renewal(section: Buffer) -> Renewal:
+    """A LIVENESS frame's section; raises `BadRequest`."""
+    if len(section) != LIVENESS_STRUCT.size:
+        raise BadRequest(f"a renewal of {len(section)} bytes")
+    return Renewal._make(LIVENESS_STRUCT.unpack(section))
+
+
+def encode_blob(kind: int, request: int, header: bytes, body: Sequence[Buffer]) -> list[Buffer]:
+    """The buffers of a BLOB frame; the body's buffers are gathered, never joined."""
+    digest = xxhash.xxh3_64()
+    size = 0
+    for part in body:
+        digest.update(part)
+        size += len(part)
+    section = BLOB_STRUCT.pack(kind, 0, len(header), request, digest.intdigest()) + header
+    return [encode_header(BLOB, 1, section, size) + section, *gather(body)]
+
+
+def decode_blob(section: Buffer, body: memoryview) -> Blob:
+    """A BLOB frame; raises `BadRequest`, or `Corrupt` when the body is not what was sent."""
+    if len(section) < BLOB_STRUCT.size:
+        raise BadRequest(f"a blob's section of {len(section)} bytes is too short")
+    kind, reserved, length, request, digest = BLOB_STRUCT.unpack_from(section)
+    if reserved or BLOB_STRUCT.size + length != len(section):
+        raise BadRequest("a blob's lengths do not add up to its section")
+    got = hash64(body)
+    if got != digest:
+        raise Corrupt("peer blob body", HEADER_BYTES + len(section), f"{digest:016x}", f"{got:016x}")
+    return Blob(kind, request, bytes(section[BLOB_STRUCT.size :]), body)

@@ -1,0 +1,345 @@
+"""One lane to one peer: a bounded queue, a sender task, and the loop that receives what the other side dialled.
+
+The side that dialled sends; the side that accepted receives; so a connection has one writer and one reader. A frame is
+queued whole or dropped whole, and a drop always ends in a reset of the link, after which Raft probes: nothing waits for
+a message that will never come. Called by `peers`; this file and `listener` are the only doors to sockets (law 12).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import trio
+
+from ..errors import BadRequest, Refused, WrongIdentity
+from ..types import Buffer
+from .codec import NO_BODY, SECTION, check_messages
+from .config import TransportConfig
+from .frame import (
+    CONTROL,
+    HEADER_BYTES,
+    HELLO,
+    MESSAGES,
+    REFUSED,
+    Header,
+    Hello,
+    check_section,
+    decode_hello,
+    encode_blob,
+    encode_hello,
+    parse_header,
+)
+
+Address = tuple[str, int]
+Deliver = Callable[[Header, memoryview, memoryview], None]
+IOV_MAX = 1024
+SEND_BYTES = 4 << 20
+"""One gather-write of the sender task takes at most about this many bytes, so that it never builds endless lists."""
+
+
+class Link:
+    """The sending end of one lane. It outlives its connections: the queue is emptied whenever one ends.
+
+    `on_drained` is called when there is room again after a drop. Counters are in frames and bytes.
+    """
+
+    __slots__ = (
+        "lane", "connected", "lossy", "queued", "dropped", "sent_frames", "sent_bytes", "error",
+        "_limit", "_queue", "_raw", "_scope", "_lot", "_busy", "_on_drained",
+    )  # fmt: skip
+
+    def __init__(self, lane: int, limit: int, on_drained: Callable[[], None]) -> None:
+        self.lane = lane
+        self.connected = False
+        self.lossy = False
+        self.queued = 0
+        self.dropped = 0
+        self.sent_frames = 0
+        self.sent_bytes = 0
+        self.error = ""
+        self._limit = limit
+        self._queue: deque[Buffer] = deque()
+        self._raw: socket.socket | None = None
+        self._scope: trio.CancelScope | None = None
+        self._lot = trio.lowlevel.ParkingLot()
+        self._busy = False
+        self._on_drained = on_drained
+
+    def send(self, frame: Sequence[Buffer]) -> bool:
+        """Queue one frame, or drop it whole: without a connection, or above the lane's limit. Never waits.
+
+        An idle lane is written at once, in the caller's turn: waking the sender costs more than the write does.
+        """
+        size = sum(map(len, frame))
+        raw = self._raw
+        if raw is None or self.lossy or (self.queued and self.queued + size > self._limit):
+            self.dropped += 1
+            if raw is not None and not self.lossy:
+                self._overflow()
+            return False
+        self.sent_frames += 1
+        self.sent_bytes += size
+        if self._busy:
+            self._queue += frame
+            self.queued += size
+            return True
+        try:
+            sent = raw.sendmsg(frame[:IOV_MAX])
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            # The sender task meets the same error, and it is the one that ends the connection.
+            sent = 0
+        if sent < size:
+            self._queue += _rest(frame, sent)
+            self.queued = size - sent
+            self._busy = True
+            self._lot.unpark()
+        return True
+
+    def send_blob(self, kind: int, request: int, header: bytes, body: Sequence[Buffer] = ()) -> bool:
+        """Queue one BLOB frame; False when it was dropped."""
+        return self.send(encode_blob(kind, request, header, body))
+
+    def reset(self, reason: str) -> None:
+        """End the present connection; the owner dials again."""
+        if self._scope is not None:
+            self.error = reason
+            self._scope.cancel()
+
+    def _overflow(self) -> None:
+        if self.lane == CONTROL:
+            # Replies are lost, and only the other side can ask for them again: it has to see the reset, too.
+            self.reset("control queue is full: the peer does not read")
+        else:
+            self.lossy = True
+
+    async def run(self, sock: trio.socket.SocketType, raw: socket.socket, attached: Callable[[], None]) -> None:
+        """Send on `sock` (which wraps `raw`) until the connection ends, and close it. `attached()`: it may send now."""
+        with sock:
+            try:
+                async with trio.open_nursery() as nursery:
+                    self._scope = nursery.cancel_scope
+                    self._raw = raw
+                    self.connected = True
+                    self.error = ""
+                    attached()
+                    nursery.start_soon(self._send_loop, sock)
+                    nursery.start_soon(self._watch, sock)
+            finally:
+                self.connected = self.lossy = self._busy = False
+                self._raw = self._scope = None
+                self._queue.clear()
+                self.queued = 0
+
+    async def _send_loop(self, sock: trio.socket.SocketType) -> None:
+        try:
+            while True:
+                while not self._queue:
+                    self._busy = False
+                    await self._lot.park()
+                batch: Sequence[Buffer] = self._take()
+                total = sum(map(len, batch))
+                while True:
+                    sent = await sock.sendmsg(batch)
+                    self.queued -= sent
+                    total -= sent
+                    if self.lossy and self.queued <= self._limit // 2:
+                        self.lossy = False
+                        self._on_drained()
+                    if not total:
+                        break
+                    batch = _rest(batch, sent)
+        except (OSError, trio.ClosedResourceError) as error:
+            self.reset(str(error))
+
+    def _take(self) -> list[Buffer]:
+        """The next buffers for one gather-write."""
+        queue = self._queue
+        batch: list[Buffer] = []
+        size = 0
+        while queue and len(batch) < IOV_MAX and size < SEND_BYTES:
+            buffer = queue.popleft()
+            batch.append(buffer)
+            size += len(buffer)
+        return batch
+
+    async def _watch(self, sock: trio.socket.SocketType) -> None:
+        """The other side never sends here: anything that arrives, the end above all, ends the connection at once."""
+        try:
+            data = await sock.recv(1)
+            self.reset("the peer broke the protocol" if data else "closed by the peer")
+        except (OSError, trio.ClosedResourceError) as error:
+            self.reset(str(error))
+
+
+def _rest(buffers: Sequence[Buffer], sent: int) -> list[Buffer]:
+    """What is left of `buffers` after `sent` bytes."""
+    for number, buffer in enumerate(buffers):
+        size = len(buffer)
+        if sent < size:
+            rest = list(buffers[number:])
+            if sent:
+                rest[0] = memoryview(buffer)[sent:]
+            return rest
+        sent -= size
+    return []
+
+
+def require_loopback(host: str) -> None:
+    """Peers speak in the clear: refuse any address but a loopback one, until TLS guards the lanes."""
+    try:
+        safe = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        safe = False
+    if not safe:
+        raise Refused(f"peer address {host}: without TLS only loopback addresses (127.0.0.0/8, ::1) are allowed")
+
+
+def family(host: str) -> socket.AddressFamily:
+    """The family of a loopback address; names are not resolved, so that no dial waits for a name server."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def prepare(sock: socket.socket | trio.socket.SocketType, config: TransportConfig) -> None:
+    """Options of every peer connection: no Nagle, and an end to half-open ones."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", max(1, config.dead_peer_ms // 2000)),
+        ("TCP_KEEPINTVL", max(1, config.dead_peer_ms // 4000)),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", config.dead_peer_ms),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+async def dial(
+    address: Address, hello: Hello, config: TransportConfig, meet: Callable[[Hello], None]
+) -> tuple[trio.socket.SocketType, socket.socket]:
+    """Connect and shake hands; `meet(theirs)` may still refuse. Returns the socket twice: trio's, and the one it wraps.
+
+    Raises OSError, trio.TooSlowError, or `WrongIdentity`/`BadRequest`/`Corrupt`.
+    """
+    host, port = address
+    require_loopback(host)
+    raw = socket.socket(family(host), socket.SOCK_STREAM)
+    sock = trio.socket.from_stdlib_socket(raw)
+    try:
+        prepare(raw, config)
+        with trio.fail_after(config.handshake_timeout_ms / 1000):
+            await sock.connect((host, port))
+            await send_exactly(sock, encode_hello(hello))
+            theirs = await read_hello(sock, hello.lane, config)
+        if (theirs.cluster, theirs.node) != (hello.cluster, hello.expected):
+            raise WrongIdentity(
+                f"{host}:{port} is node {theirs.node} of cluster {theirs.cluster!r}, "
+                f"not node {hello.expected} of {hello.cluster!r}"
+            )
+        meet(theirs)
+    except BaseException:
+        sock.close()
+        raise
+    return sock, raw
+
+
+async def read_hello(sock: trio.socket.SocketType, lane: int, config: TransportConfig) -> Hello:
+    """The other side's HELLO, at most about a kilobyte, and not a byte after it."""
+    head = await read_exactly(sock, bytearray(HEADER_BYTES))
+    header = parse_header(head, lane, config)
+    if header.type not in (HELLO, REFUSED):
+        raise BadRequest(f"a connection opened with a frame of type {header.type}, not a hello")
+    section = await read_exactly(sock, bytearray(header.section))
+    check_section(header, section)
+    if header.type == REFUSED:
+        raise WrongIdentity(f"the peer refused: {section.decode(errors='replace')}")
+    return decode_hello(section)
+
+
+async def read_exactly(sock: trio.socket.SocketType, into: bytearray, at: int = 0) -> bytearray:
+    """Fill `into` from `at` on; a connection that ends first is a ConnectionResetError."""
+    with memoryview(into) as view:
+        while at < len(into):
+            count = await sock.recv_into(view[at:])
+            if not count:
+                raise ConnectionResetError(f"closed by the peer after {at} of {len(into)} bytes")
+            at += count
+    return into
+
+
+async def send_exactly(sock: trio.socket.SocketType, data: bytes) -> None:
+    """Send all of `data`."""
+    at = 0
+    while at < len(data):
+        at += await sock.send(data[at:])
+
+
+async def receive(sock: trio.socket.SocketType, lane: int, config: TransportConfig, deliver: Deliver) -> None:
+    """Give every frame to `deliver(header, section, body)` until the connection ends.
+
+    `section` is valid only during the call; `body` may be kept. Small frames are read many at a time into one reused
+    buffer and their bodies copied out once; a large frame gets memory of exactly its size and no copy. A bad frame
+    raises `Corrupt` or `BadRequest`, an end within a frame ConnectionResetError.
+    """
+    buffer = memoryview(bytearray(config.receive_bytes))
+    large = config.receive_bytes // 2
+    start = end = 0
+    while True:
+        while end - start >= HEADER_BYTES:
+            header = parse_header(buffer[start : start + HEADER_BYTES], lane, config)
+            at = start + HEADER_BYTES
+            stop = start + header.total
+            if stop <= end:
+                section = buffer[at : at + header.section]
+                check_section(header, section)
+                _check_count(header, section)
+                body = memoryview(bytes(buffer[at + header.section : stop])) if header.body else NO_BODY
+                deliver(header, section, body)
+                start = stop
+            elif header.total > large:
+                await _receive_large(sock, header, buffer[at:end], deliver)
+                start = end
+            else:
+                break
+        if start == end:
+            start = end = 0
+        elif start:
+            # At most half of the buffer moves, and only when a frame straddles two reads.
+            buffer[: end - start] = bytes(buffer[start:end])
+            start, end = 0, end - start
+        count = await sock.recv_into(buffer[end:])
+        if not count:
+            if end:
+                raise ConnectionResetError(f"closed by the peer within a frame, after {end} bytes")
+            return
+        end += count
+
+
+async def _receive_large(sock: trio.socket.SocketType, header: Header, begun: memoryview, deliver: Deliver) -> None:
+    """A frame that does not fit the reused buffer; `begun` is what of its section and body is there already."""
+    section = bytearray(header.section)
+    have = min(len(begun), header.section)
+    section[:have] = begun[:have]
+    await read_exactly(sock, section, have)
+    check_section(header, section)
+    _check_count(header, section)
+    if header.type == MESSAGES:
+        check_messages(memoryview(section), header.body, header.messages)
+    body = bytearray(header.body)
+    rest = begun[have:]
+    body[: len(rest)] = rest
+    await read_exactly(sock, body, len(rest))
+    deliver(header, memoryview(section), memoryview(body))
+
+
+def _check_count(header: Header, section: Buffer) -> None:
+    """The header's count chose the size limit: a peer must not claim fewer messages than it brings."""
+    if header.type == MESSAGES:
+        count = SECTION.unpack_from(section)[0] if len(section) >= SECTION.size else 0
+        if count != header.messages:
+            raise BadRequest(f"a frame claims {header.messages} messages and brings {count}")

@@ -1,0 +1,167 @@
+"""Which nodes are alive, per pair of nodes and never per group (law 10): a pure state machine with the time injected.
+
+Each node sends each peer a renewal an interval: its own counter, and the peer's counter as it last saw it. A renewal
+counts only if it echoes a recent counter of the receiver, so a link that works one way only is dead on both sides; a
+restarted node (a higher epoch) is dead once before it is alive, so that groups it led notice. What this decides is when
+to campaign or to wake, never a commit or a read. Driven by `peers` and `memory`.
+"""
+
+from __future__ import annotations
+
+from .config import TransportConfig
+from .frame import Renewal
+
+ANSWER_SECONDS = 0.01
+"""At most one renewal out of turn in this time: it makes a new link count within a round trip, not an interval."""
+
+
+class _Peer:
+    """What is known of one other node. Times are seconds of the injected clock."""
+
+    __slots__ = ("epoch", "counter", "digest", "counted", "suspected", "refused", "answered")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.counter = 0
+        self.digest = 0
+        self.counted = 0.0
+        self.suspected: float | None = None
+        self.refused = False
+        self.answered = -1.0
+
+
+class Liveness:
+    """The node ids held alive, in the shared set `live` (changed in place; it always holds this node).
+
+    Methods that may change the set return whether they did: the caller then tells its handler. What comes late for a
+    peer that was removed is ignored.
+    """
+
+    __slots__ = (
+        "node", "epoch", "live", "counter", "_peers", "_interval", "_timeout", "_refused", "_recent", "_ticked",
+    )  # fmt: skip
+
+    def __init__(self, node: int, epoch: int, config: TransportConfig, live: set[int] | None = None) -> None:
+        self.node = node
+        self.epoch = epoch
+        self.live = set() if live is None else live
+        self.live.add(node)
+        self.counter = 0
+        self._peers: dict[int, _Peer] = {}
+        self._interval = config.liveness_interval_ms / 1000
+        self._timeout = config.liveness_timeout_ms / 1000
+        self._refused = config.refused_timeout_ms / 1000
+        self._recent = config.liveness_timeout_ms // config.liveness_interval_ms
+        self._ticked: float | None = None
+
+    def add(self, node: int) -> None:
+        """A new peer; dead until it renews."""
+        assert node != self.node
+        self._peers.setdefault(node, _Peer())
+
+    def remove(self, node: int) -> bool:
+        """Forget a peer."""
+        self._peers.pop(node, None)
+        return self._dead(node)
+
+    def epoch_of(self, node: int) -> int:
+        """The highest epoch seen of a peer; 0 before the first."""
+        peer = self._peers.get(node)
+        return peer.epoch if peer is not None else 0
+
+    def digest_of(self, node: int) -> int:
+        """What a peer's last renewal said of the hibernating groups it leads with this node."""
+        return self._peers[node].digest
+
+    def advance(self) -> None:
+        """Start the next round of renewals. Only while this node may renew at all: an unhealthy node's counter stands
+        still, so that its own silence does not make the others look silent, too."""
+        self.counter += 1
+
+    def renewal(self, node: int, digest: int = 0) -> Renewal:
+        """What to tell `node` now."""
+        peer = self._peers[node]
+        return Renewal(self.epoch, self.counter, peer.epoch, peer.counter, digest)
+
+    def on_epoch(self, node: int, epoch: int) -> bool:
+        """A connection of this epoch was accepted or opened. A higher one than before: the process restarted."""
+        peer = self._peers.get(node)
+        if peer is None:
+            return False
+        assert epoch >= peer.epoch, "stale epochs are refused by the handshake"
+        if epoch == peer.epoch:
+            return False
+        peer.epoch, peer.counter = epoch, 0
+        return self._dead(node)
+
+    def on_renewal(self, node: int, renewal: Renewal, now: float) -> tuple[bool, bool]:
+        """A renewal arrived; return (live changed, answer it out of turn)."""
+        peer = self._peers.get(node)
+        if peer is None or renewal.epoch != peer.epoch:
+            return False, False
+        if renewal.counter > peer.counter:
+            peer.counter = renewal.counter
+        peer.digest = renewal.digest
+        fresh = renewal.echo_epoch == self.epoch and 0 < renewal.echo <= self.counter
+        counts = fresh and self.counter - renewal.echo <= self._recent
+        changed = False
+        if counts:
+            peer.counted = now
+            peer.suspected = None
+            if node not in self.live:
+                self.live.add(node)
+                changed = True
+        answer = (changed or not counts) and now - peer.answered >= ANSWER_SECONDS
+        if answer:
+            peer.answered = now
+        return changed, answer
+
+    def on_lost(self, node: int, now: float) -> None:
+        """The connection to `node` broke: it is suspect until it renews, or until its redial is answered."""
+        peer = self._peers.get(node)
+        if peer is not None and peer.suspected is None:
+            peer.suspected, peer.refused = now, False
+
+    def on_connected(self, node: int) -> None:
+        """A redial succeeded: a process is there. It stays alive on the strength of its renewals."""
+        peer = self._peers.get(node)
+        if peer is not None:
+            peer.suspected = None
+
+    def on_refused(self, node: int, now: float) -> bool:
+        """A redial was refused: no process listens there."""
+        peer = self._peers.get(node)
+        if peer is None:
+            return False
+        peer.refused = True
+        return self._expire(node, peer, now)
+
+    def tick(self, now: float) -> bool:
+        """Look at the time, once an interval or more often."""
+        if self._ticked is not None:
+            pause = now - self._ticked - self._interval
+            if pause > self._interval:
+                # This node stood still (a stop, a long collection): renewals that came meanwhile are not read yet, and
+                # its own pause must not look like everyone else's death.
+                for peer in self._peers.values():
+                    peer.counted += pause
+                    if peer.suspected is not None:
+                        peer.suspected += pause
+        self._ticked = now
+        changed = False
+        for node, peer in self._peers.items():
+            if self._expire(node, peer, now):
+                changed = True
+        return changed
+
+    def _expire(self, node: int, peer: _Peer, now: float) -> bool:
+        if node not in self.live:
+            return False
+        gone = peer.suspected is not None and peer.refused and now - peer.suspected >= self._refused
+        return self._dead(node) if gone or now - peer.counted > self._timeout else False
+
+    def _dead(self, node: int) -> bool:
+        if node not in self.live:
+            return False
+        self.live.discard(node)
+        return True

@@ -1,0 +1,376 @@
+"""The transport as its host sees it: one object, `send` once a turn, and a handler that is called back.
+
+For each peer two lanes are dialled and two accepted. The link to a peer is *up* while all four stand; whatever was sent
+while it was not up is lost, and so is what a full queue dropped: the handler learns of both by `on_link_down` and
+`on_link_up`, and Raft probes. A damaged frame costs its connection and nothing else. Called by `engine.host`.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import trio
+
+from ..errors import BadRequest, LogyardError, WrongIdentity
+from ..raft.messages import APPEND, Message
+from ..types import Buffer
+from .codec import decode_messages, encode_messages
+from .config import TransportConfig
+from .frame import (
+    BLOB,
+    BULK,
+    CONTROL,
+    LANES,
+    LIVENESS,
+    MESSAGES,
+    Header,
+    Hello,
+    decode_blob,
+    decode_renewal,
+    encode_renewal,
+)
+from .link import Address, Link, dial, receive
+from .listener import Listener
+from .liveness import Liveness
+
+
+class Handler(Protocol):
+    """What the host gives the transport. All calls are synchronous, on the loop, and must not block."""
+
+    def on_messages(self, node: int, messages: list[Message]) -> None:
+        """The messages of one frame from `node`, in the order they were sent in (per lane)."""
+        ...
+
+    def on_link_up(self, node: int) -> None:
+        """All lanes stand. Whatever was sent to `node` before is lost: `raft.on_link_reset(node)` for its groups."""
+        ...
+
+    def on_link_down(self, node: int) -> None:
+        """Messages to or from `node` may have been lost; `on_link_up` follows when it is worth probing."""
+        ...
+
+    def on_liveness(self, live: set[int]) -> None:
+        """The shared set of live nodes changed."""
+        ...
+
+    def on_blob(self, node: int, kind: int, request: int, header: bytes, body: memoryview) -> None:
+        """A blob; `header` is msgpack not yet decoded, `body` may be kept."""
+        ...
+
+
+class PeerStatus(NamedTuple):
+    """One peer for operators. Queues in bytes, drops in frames since the start; `error` is the last one, or empty."""
+
+    node: int
+    address: Address
+    up: bool
+    live: bool
+    epoch: int
+    queued: int
+    dropped: int
+    sent_bytes: int
+    error: str
+
+
+class _Peer:
+    """Both directions of one pair."""
+
+    __slots__ = ("node", "address", "links", "inbound", "up", "error", "scope")
+
+    def __init__(self, node: int, address: Address, config: TransportConfig, on_drained: Callable[[int], None]) -> None:
+        self.node = node
+        self.address = address
+        self.links = (
+            Link(CONTROL, config.control_queue_bytes, lambda: on_drained(node)),
+            Link(BULK, config.bulk_queue_bytes, lambda: on_drained(node)),
+        )
+        self.inbound: list[trio.CancelScope | None] = [None, None]
+        self.up = False
+        self.error = ""
+        self.scope = trio.CancelScope()
+
+
+class Peers:
+    """All peers of this node.
+
+    `addresses` holds this node's own listening address, too (port 0: the kernel chooses; see `address`). `epoch` is
+    this node's, raised and made durable before every start. `healthy()` says whether the WAL's syncs complete: renewals
+    are sent only then. `digest(node)` goes with each renewal (see `Liveness.digest_of`). `live` is shared and changed
+    in place. The constructor does no I/O.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        cluster_id: str,
+        epoch: int,
+        addresses: Mapping[int, Address],
+        config: TransportConfig,
+        handler: Handler,
+        *,
+        healthy: Callable[[], bool] = lambda: True,
+        digest: Callable[[int], int] = lambda node: 0,
+        draw: random.Random | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.cluster_id = cluster_id
+        self.epoch = epoch
+        self.config = config
+        self.liveness = Liveness(node_id, epoch, config)
+        self.live = self.liveness.live
+        self._handler = handler
+        self._healthy = healthy
+        self._digest = digest
+        self._draw = draw or random.Random()
+        self._listener = Listener(addresses[node_id], config, self._admit, self._serve)
+        self._nursery: trio.Nursery | None = None
+        self._peers: dict[int, _Peer] = {}
+        for node, address in addresses.items():
+            if node != node_id:
+                self.add_peer(node, address)
+
+    @property
+    def address(self) -> Address:
+        """Where this node listens; the real port once `run` has started."""
+        return self._listener.address
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen, dial and renew until cancelled. `started` when the address is bound."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                await nursery.start(self._listener.run)
+                for peer in self._peers.values():
+                    self._start(peer)
+                nursery.start_soon(self._renew)
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def add_peer(self, node: int, address: Address) -> None:
+        """Begin to dial and to accept `node`; a known node with a new address is dialled there."""
+        assert node != self.node_id
+        known = self._peers.get(node)
+        if known is not None:
+            if known.address == address:
+                return
+            self.remove_peer(node)
+        self.liveness.add(node)
+        peer = self._peers[node] = _Peer(node, address, self.config, self._on_drained)
+        if self._nursery is not None:
+            self._start(peer)
+
+    def remove_peer(self, node: int) -> None:
+        """Close every connection with `node` and refuse it from now on."""
+        peer = self._peers.pop(node, None)
+        if peer is None:
+            return
+        peer.scope.cancel()
+        for scope in peer.inbound:
+            if scope is not None:
+                scope.cancel()
+        self._notify(self.liveness.remove(node))
+        self._set_up(peer, False)
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send a turn's messages of all groups; never waits. Call it once a turn.
+
+        Appends, empty ones too, take the bulk lane, so that they keep their order; all else the control lane. Messages
+        to unknown peers and to a link without room are dropped: an `on_link_up` will follow.
+        """
+        boxes: dict[int, list[Message]] = {}
+        for message in messages:
+            key = message.to * 2 + (message.kind == APPEND)
+            box = boxes.get(key)
+            if box is None:
+                boxes[key] = [message]
+            else:
+                box.append(message)
+        config = self.config
+        for key, box in boxes.items():
+            peer = self._peers.get(key >> 1)
+            if peer is None:
+                continue
+            link = peer.links[key & 1]
+            if not link.connected or link.lossy:
+                # Not worth encoding.
+                link.dropped += 1
+                continue
+            for frame in encode_messages(box, config.frame_bytes if key & 1 else config.control_frame_bytes):
+                link.send(frame)
+
+    def send_blob(
+        self, node: int, kind: int, request: int, header: bytes, body: Sequence[Buffer] = (), *, control: bool = False
+    ) -> bool:
+        """Send one blob; False when it was dropped (no link, no room). `control` is for small, urgent ones.
+
+        `header` is msgpack. Header and body together stay below `frame_bytes_max` (`control_frame_bytes`).
+        """
+        peer = self._peers.get(node)
+        return peer is not None and peer.links[CONTROL if control else BULK].send_blob(kind, request, header, body)
+
+    def status(self) -> list[PeerStatus]:
+        """All peers, by node."""
+        found = []
+        for node, peer in sorted(self._peers.items()):
+            a, b = peer.links
+            error = peer.error or a.error or b.error
+            state = (node, peer.address, peer.up, node in self.live, self.liveness.epoch_of(node))
+            sums = (a.queued + b.queued, a.dropped + b.dropped, a.sent_bytes + b.sent_bytes)
+            found.append(PeerStatus(*state, *sums, error))
+        return found
+
+    # The dialled half.
+
+    def _start(self, peer: _Peer) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(self._keep_dialled, peer)
+
+    async def _keep_dialled(self, peer: _Peer) -> None:
+        with peer.scope:
+            async with trio.open_nursery() as nursery:
+                for link in peer.links:
+                    nursery.start_soon(self._keep_lane, peer, link)
+
+    async def _keep_lane(self, peer: _Peer, link: Link) -> None:
+        config = self.config
+        hello = Hello(self.cluster_id, self.node_id, peer.node, self.epoch, link.lane)
+        wait = config.backoff_min_ms
+        while True:
+            try:
+                sock, raw = await dial(peer.address, hello, config, self._meet)
+            except (OSError, trio.TooSlowError, LogyardError) as error:
+                peer.error = f"{LANES[link.lane]}: {str(error) or 'handshake timed out'}"
+                if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
+                    self._notify(self.liveness.on_refused(peer.node, trio.current_time()))
+            else:
+                peer.error = ""
+                self.liveness.on_connected(peer.node)
+                begun = trio.current_time()
+                await link.run(sock, raw, lambda: self._refresh(peer))
+                now = trio.current_time()
+                self.liveness.on_lost(peer.node, now)
+                self._refresh(peer)
+                if now - begun >= config.stable_ms / 1000:
+                    # A stable connection broke: look at once whether the process is still there.
+                    wait = config.backoff_min_ms
+                    continue
+            await trio.sleep(wait / 1000 * self._draw.uniform(0.5, 1.0))
+            wait = min(2 * wait, config.backoff_max_ms)
+
+    # The accepted half.
+
+    def _admit(self, theirs: Hello) -> Hello:
+        if theirs.cluster != self.cluster_id or theirs.expected != self.node_id:
+            raise WrongIdentity(
+                f"this is node {self.node_id} of cluster {self.cluster_id!r}, "
+                f"not node {theirs.expected} of {theirs.cluster!r}"
+            )
+        if theirs.node not in self._peers:
+            raise WrongIdentity(f"node {theirs.node} is no peer of node {self.node_id}")
+        self._meet(theirs)
+        return Hello(self.cluster_id, self.node_id, theirs.node, self.epoch, theirs.lane)
+
+    def _meet(self, theirs: Hello) -> None:
+        """Compare a peer's epoch with what is known; raises `WrongIdentity` for a process that has been replaced."""
+        known = self.liveness.epoch_of(theirs.node)
+        if theirs.epoch < known:
+            raise WrongIdentity(f"node {theirs.node} has restarted since: epoch {theirs.epoch} is before {known}")
+        if theirs.epoch > known:
+            self._notify(self.liveness.on_epoch(theirs.node, theirs.epoch))
+            for scope in self._peers[theirs.node].inbound:
+                if scope is not None:
+                    scope.cancel()
+
+    async def _serve(self, theirs: Hello, sock: trio.socket.SocketType) -> None:
+        peer = self._peers.get(theirs.node)
+        if peer is None or theirs.epoch != self.liveness.epoch_of(theirs.node):
+            return
+        lane = theirs.lane
+        old = peer.inbound[lane]
+        if old is not None:
+            # The peer dialled again before this side noticed that the old connection ended.
+            old.cancel()
+            self._set_up(peer, False)
+        with trio.CancelScope() as scope:
+            peer.inbound[lane] = scope
+            self._refresh(peer)
+            try:
+                await receive(sock, lane, self.config, partial(self._deliver, peer))
+            except (OSError, LogyardError) as error:
+                peer.error = f"{LANES[lane]}: {error}"
+        if peer.inbound[lane] is scope:
+            peer.inbound[lane] = None
+            self._refresh(peer)
+
+    def _deliver(self, peer: _Peer, header: Header, section: memoryview, body: memoryview) -> None:
+        node = peer.node
+        if header.type == MESSAGES:
+            messages = decode_messages(section, body, node, self.node_id)
+            self._call(self._handler.on_messages, node, messages)
+        elif header.type == LIVENESS:
+            renewal = decode_renewal(section)
+            changed, answer = self.liveness.on_renewal(node, renewal, trio.current_time())
+            self._notify(changed)
+            if answer:
+                self._send_renewal(peer)
+        elif header.type == BLOB:
+            self._call(self._handler.on_blob, node, *decode_blob(section, body))
+        else:
+            raise BadRequest(f"a frame of type {header.type} after the handshake")
+
+    def _call(self, method: Callable[..., None], *arguments: object) -> None:
+        """A handler's error is this node's bug: it must not pass for a damaged frame of the peer's."""
+        try:
+            method(*arguments)
+        except (OSError, LogyardError) as error:
+            raise AssertionError(f"the transport's handler raised {error!r}") from error
+
+    # What both halves add up to.
+
+    def _refresh(self, peer: _Peer) -> None:
+        up = all(link.connected for link in peer.links) and None not in peer.inbound
+        self._set_up(peer, up and self._peers.get(peer.node) is peer)
+
+    def _set_up(self, peer: _Peer, up: bool) -> None:
+        if up == peer.up:
+            return
+        peer.up = up
+        if up:
+            self._send_renewal(peer)
+            self._handler.on_link_up(peer.node)
+        else:
+            self._handler.on_link_down(peer.node)
+
+    def _on_drained(self, node: int) -> None:
+        peer = self._peers.get(node)
+        if peer is not None and peer.up:
+            self._handler.on_link_down(node)
+            self._handler.on_link_up(node)
+
+    def _notify(self, changed: bool) -> None:
+        if changed:
+            self._handler.on_liveness(self.live)
+
+    def _send_renewal(self, peer: _Peer) -> None:
+        link = peer.links[CONTROL]
+        if link.connected and self.liveness.counter and self._healthy():
+            link.send([encode_renewal(self.liveness.renewal(peer.node, self._digest(peer.node)))])
+
+    async def _renew(self) -> None:
+        interval = self.config.liveness_interval_ms / 1000
+        due = trio.current_time()
+        while True:
+            now = trio.current_time()
+            self._notify(self.liveness.tick(now))
+            if self._healthy():
+                self.liveness.advance()
+                for peer in self._peers.values():
+                    self._send_renewal(peer)
+            due = max(due + interval, now)
+            await trio.sleep_until(due)
