@@ -1,0 +1,410 @@
+"""Replay of the WAL: what every group had made durable, judged by law 8, at the cost of its metadata.
+
+Invariant: a record reaches the sink only if its checksum holds at its place and, for an entry, if it continues what the sink has of its
+group. Only the last batch of the last file can be torn, and then it is cut, unseen by the sink; everything else
+that does not verify is damage and is reported. Replay writes nothing, so a second run finds the same. Called once, before `Wal.open`.
+
+A damaged batch whose two directories are unreadable could have held any group's records. Each later directory row names the batch
+that held its group's newest record before, so a group is *cleared* of that suspicion by its next row, or convicted by it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+from ..disk import Disk
+from ..entry import Entry, parse_entry, unit_hash, units_of
+from ..errors import Corrupt, WrongIdentity
+from .record import (
+    BATCH_BYTES,
+    CHECK_BYTES,
+    BLOCK,
+    ENTRY_RECORD,
+    FLOOR_RECORD,
+    FORMAT,
+    HARD,
+    HARD_STATE_RECORD,
+    PIECE_RECORD,
+    RECORD,
+    RECORD_BYTES,
+    ROW,
+    ROW_BYTES,
+    TRUNCATE_RECORD,
+    BatchFrame,
+    FileHead,
+    check_directory,
+)
+from .wal_files import Sealed, wal_epochs, wal_name
+from .wal_scan import FileScan, Lost, read_heads
+
+
+class Sink(Protocol):
+    """Who takes what replay finds, in the order it was written."""
+
+    def hard_state(self, uid: int, term: int, vote: int, commit: int) -> None:
+        """The group's hard state became this."""
+        ...
+
+    def entry(self, uid: int, entry: Entry) -> None:
+        """An entry; it voids every older one of the group from its index on. `bodies` is None when there is a payload."""
+        ...
+
+    def truncate(self, uid: int, from_index: int) -> None:
+        """Entries from `from_index` on are void; the next one has that index, also when it lies ahead of the last."""
+        ...
+
+    def floor(self, uid: int, p: int) -> None:
+        """The group's payload floor became `p`."""
+        ...
+
+
+class Damage(NamedTuple):
+    """Bytes that do not verify. `uid` 0: nobody knows whose they were, and every group not in `cleared` is suspect."""
+
+    uid: int
+    file: int
+    offset: int
+    reason: str
+
+
+class Current(NamedTuple):
+    """The file that takes the next batches. `idle`: its last batch is empty or missing; `torn`: bytes at `tail` were cut."""
+
+    head: FileHead
+    tail: int
+    entries: list[tuple[int, Entry]]
+    idle: bool
+    torn: bool
+
+
+class ReplayResult:
+    """What `Wal.open` continues from, and what the host has to repair.
+
+    `sealed` are the replayed files before the current one; `healed` is damage that cost nothing, thanks to a second copy.
+    `cleared` are the groups known to have lost nothing to damage without a name. `last_index` has no damaged group.
+    """
+
+    __slots__ = (
+        "sealed", "current", "damage", "healed", "cleared", "last_index", "last_batch", "next_epoch", "next_batch", "previous",
+        "unknown_through",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.sealed: list[Sealed] = []
+        self.current: Current | None = None
+        self.damage: list[Damage] = []
+        self.healed: list[Damage] = []
+        self.cleared: set[int] = set()
+        self.last_index: dict[int, int] = {}
+        self.last_batch: dict[int, int] = {}
+        self.next_epoch = 1
+        self.next_batch = 1
+        # (epoch, end) of the newest file that is not continued.
+        self.previous = (0, 0)
+        self.unknown_through = 0
+
+
+def replay(disk: Disk, directory: str, sink: Sink, flushed_through: int = 0) -> ReplayResult:
+    """Read every WAL file above `flushed_through`, oldest first, into `sink`.
+
+    Files up to `flushed_through` have their metadata in segments and stay only as homes of payloads; above it, a missing file between
+    two others is damage. Raises `WrongIdentity` for a newer format, before the sink has seen anything.
+    """
+    result = ReplayResult()
+    try:
+        names = disk.list_directory(directory)
+    except FileNotFoundError:
+        return result
+    epochs = wal_epochs(names)
+    heads = read_heads(disk, directory, epochs)
+    for epoch, found in heads.items():
+        if found.format > FORMAT:
+            raise WrongIdentity(f"WAL file {epoch} has format {found.format}, newer than {FORMAT}; use a newer logyard")
+    files = [(epoch, heads[epoch].head, heads[epoch].copies) for epoch in epochs]
+    _Replay(disk, directory, sink, result).run(files, flushed_through)
+    return result
+
+
+class _Replay:
+    """One run over the files."""
+
+    __slots__ = ("disk", "directory", "sink", "result", "chain", "batch", "hurt", "holes", "entries", "scan")
+
+    def __init__(self, disk: Disk, directory: str, sink: Sink, result: ReplayResult) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.sink = sink
+        self.result = result
+        # Per group: last index delivered, number of the batch of the newest row.
+        self.chain: dict[int, int] = {}
+        self.batch: dict[int, int] = {}
+        # Groups that are damaged for certain.
+        self.hurt: set[int] = set()
+        # Ranges of batch numbers, both ends included, that nobody can attribute.
+        self.holes: list[tuple[int, int]] = []
+        self.entries: list[tuple[int, Entry]] = []
+        self.scan: FileScan
+
+    def run(self, files: Sequence[tuple[int, FileHead | None, int]], flushed_through: int) -> None:
+        """Replay `files` = (epoch, head, intact copies of it), oldest first."""
+        result = self.result
+        # Number of the next batch, 0: any. It is known once a file was replayed.
+        expected = 0
+        before = flushed_through
+        for position, (epoch, head, copies) in enumerate(files):
+            following = files[position + 1][1] if position + 1 < len(files) else None
+            if following is not None and following.previous != epoch:
+                following = None
+            last = position == len(files) - 1
+            result.next_epoch = epoch + 1
+            result.previous = (epoch, 0)
+            if epoch <= flushed_through:
+                if last and head is not None:
+                    self._flushed(epoch, head)
+                continue
+            if before and epoch != before + 1:
+                self._unknown(epoch - 1, 0, "a WAL file is missing")
+            before = epoch
+            if head is None:
+                self._unknown(epoch, 0, "both copies of the file's head are damaged")
+                if last:
+                    # As many numbers as it can have used are skipped.
+                    lost = self._blocks(epoch)
+                    self.holes.append((max(expected, 1), expected + lost))
+                    result.next_batch = expected = expected + lost + 1
+                continue
+            if copies == 1:
+                result.healed.append(Damage(0, epoch, 0, "one copy of the file's head is damaged"))
+            if expected and head.first_batch > expected:
+                self._unknown(epoch - 1, 0, f"batches {expected} to {head.first_batch - 1} are missing")
+                self.holes.append((expected, head.first_batch - 1))
+            expected = self._file(head, following, last)
+        self._conclude()
+
+    def _flushed(self, epoch: int, head: FileHead) -> None:
+        """Even the newest file is flushed: walk it only to learn where it ends and the number of the next batch."""
+        result = self.result
+        result.next_batch = head.first_batch
+        with FileScan(self.disk, self.directory, head) as scan:
+            for found in scan.walk(0):
+                result.next_batch = (found.number if isinstance(found, BatchFrame) else found.through) + 1
+            result.previous = (epoch, scan.tail)
+
+    def _blocks(self, epoch: int) -> int:
+        """The most batches a file can hold."""
+        fd = self.disk.open_file(os.path.join(self.directory, wal_name(epoch)))
+        try:
+            return self.disk.size(fd) // BLOCK
+        finally:
+            self.disk.close(fd)
+
+    def _file(self, head: FileHead, following: FileHead | None, last: bool) -> int:
+        """Replay one file; return the number of the batch after its last one."""
+        result = self.result
+        number = head.first_batch
+        self.entries = []
+        idle, torn = True, False
+        end, next_batch = (following.previous_end, following.first_batch) if following else (0, 0)
+        with FileScan(self.disk, self.directory, head) as scan:
+            self.scan = scan
+            for found, final in _mark_last(scan.walk(end, next_batch), last):
+                if isinstance(found, Lost):
+                    self._salvage(found)
+                    number = found.through + 1
+                elif final and not self._whole(found):
+                    scan.tail, torn = found.start, True
+                else:
+                    self._batch(found)
+                    number = found.number + 1
+                    idle = found.rows == 0
+            if last:
+                for offset in sorted(scan.unreadable):
+                    if offset <= scan.tail:
+                        self._unknown(head.epoch, offset, "the disk can't read this block")
+                result.current = Current(head, scan.tail, self.entries, idle, torn or scan.leftover)
+            else:
+                result.sealed.append(Sealed(head.epoch, head.epoch, scan.tail, self.entries))
+        result.next_batch = number
+        return number
+
+    def _conclude(self) -> None:
+        result = self.result
+        for uid in self.hurt:
+            self.chain.pop(uid, None)
+        result.last_index = self.chain
+        if any(damage.uid == 0 for damage in result.damage):
+            # Damage without a hole has no number: then nobody is cleared.
+            newest = max((through for _, through in self.holes), default=result.next_batch - 1)
+            result.unknown_through = newest
+            result.cleared = {uid for uid, batch in self.batch.items() if batch > newest and uid not in self.hurt}
+            # Suspects of this run stay suspects of the next one: their next row will point into the hole.
+            self.batch = {uid: max(batch, newest) for uid, batch in self.batch.items()}
+        else:
+            result.cleared = set(self.batch) - self.hurt
+        result.last_batch = self.batch
+
+    # Damage
+
+    def _hurt(self, uid: int, offset: int, reason: str) -> None:
+        self.result.damage.append(Damage(uid, self.scan.head.epoch, offset, reason))
+        self.hurt.add(uid)
+
+    def _unknown(self, epoch: int, offset: int, reason: str) -> None:
+        self.result.damage.append(Damage(0, epoch, offset, reason))
+
+    def _salvage(self, lost: Lost) -> None:
+        """A region without readable headers: trailers tell what they can, the rest is nobody's."""
+        epoch = self.scan.head.epoch
+        expected = lost.first
+        for frame in lost.frames:
+            if frame.number > expected:
+                self._missing(expected, frame.number - 1, lost.start)
+            self.result.healed.append(Damage(0, epoch, frame.start, "the header is damaged; the trailer is not"))
+            self._batch(frame)
+            expected = frame.number + 1
+        if expected <= lost.through:
+            self._missing(expected, lost.through, lost.start)
+
+    def _missing(self, first: int, through: int, offset: int) -> None:
+        self._unknown(self.scan.head.epoch, offset, f"batches {first} to {through} have neither header nor trailer")
+        self.holes.append((first, through))
+
+    # Batches
+
+    def _directory(self, frame: BatchFrame, metadata: bytes) -> bytes | None:
+        """The directory, from the header or from the trailer."""
+        head = self.scan.head
+        size = frame.rows * ROW_BYTES
+        directory = metadata[BATCH_BYTES : BATCH_BYTES + size]
+        if check_directory(directory, head, frame):
+            return directory
+        self.result.healed.append(Damage(0, head.epoch, frame.start, "the directory of the header is damaged"))
+        directory = self.scan.read(frame.end - BATCH_BYTES - size, size)
+        return directory if check_directory(directory, head, frame) else None
+
+    def _batch(self, frame: BatchFrame) -> None:
+        """Deliver a batch that is not the last one: metadata is checked, payload bytes are not read."""
+        metadata = self.scan.read(frame.start, frame.metadata)
+        directory = self._directory(frame, metadata)
+        if directory is None:
+            # Every record names its group itself, so nothing is lost as long as all of them verify.
+            at = BATCH_BYTES + frame.rows * ROW_BYTES
+            if not self._records(frame, metadata, 0, at, frame.records):
+                self._unknown(self.scan.head.epoch, frame.start, "both directories and a record of a batch are damaged")
+                self.holes.append((frame.number, frame.number))
+            return
+        for uid, previous, _, offset, records in ROW.iter_unpack(directory):
+            self._row(uid, previous, frame)
+            self._records(frame, metadata, uid, offset, records)
+
+    def _row(self, uid: int, previous: int, frame: BatchFrame) -> None:
+        """Does the group's row step over a hole, or come out of one?"""
+        for first, through in self.holes:
+            if first <= previous <= through and uid not in self.hurt:
+                self._hurt(uid, frame.start, f"batch {previous} held records of this group and is lost")
+        self.batch[uid] = frame.number
+
+    def _records(self, frame: BatchFrame, metadata: bytes, uid: int, at: int, count: int) -> bool:
+        """Check and deliver `count` records from offset `at` of the batch; stop at the first bad one, whose length is not known.
+
+        `uid` 0: of any groups. False when there was a bad one. This is the hot loop of a restart: locals only.
+        """
+        start = frame.start
+        base = self.scan.head.salt + start
+        epoch = self.scan.head.epoch
+        sink, chain, keep = self.sink, self.chain, self.entries
+        unpack = RECORD.unpack_from
+        for _ in range(count):
+            body = at + RECORD_BYTES
+            fixed = metadata[at + CHECK_BYTES : body]
+            if len(fixed) < RECORD.size:
+                return self._bad_record(uid, start + at, "a record is cut off")
+            kind, _, _, length, owner, value, payload, offset = unpack(fixed)
+            data = metadata[body : body + length]
+            if xxh3_64_digest(fixed, xxh3_64_intdigest(data, base + at)) != metadata[at : at + CHECK_BYTES]:
+                return self._bad_record(uid, start + at, "a record's checksum is wrong")
+            if uid and owner != uid:
+                return self._bad_record(uid, start + at, f"a record of group {owner:016x} in this group's run")
+            if kind == ENTRY_RECORD:
+                try:
+                    entry = parse_entry(data)
+                except Corrupt as error:
+                    return self._bad_record(owner, start + at, str(error))
+                last = chain.get(owner)
+                index = entry.index
+                if last is None or index <= last + 1:
+                    if payload:
+                        entry.file = epoch
+                        entry.offset = offset
+                    entry.tombstone = value
+                    chain[owner] = index
+                    keep.append((owner, entry))
+                    sink.entry(owner, entry)
+                elif owner not in self.hurt:
+                    self._hurt(owner, start + at, f"entry {index} does not continue {last}")
+            elif kind == HARD_STATE_RECORD:
+                sink.hard_state(owner, *HARD.unpack(data))
+            elif kind == TRUNCATE_RECORD:
+                chain[owner] = value - 1
+                sink.truncate(owner, value)
+            elif kind == FLOOR_RECORD:
+                sink.floor(owner, value)
+            elif kind != PIECE_RECORD:
+                return self._bad_record(owner, start + at, f"record kind {kind} is unknown")
+            at = body + length
+        return True
+
+    def _bad_record(self, uid: int, offset: int, reason: str) -> bool:
+        if uid:
+            self._hurt(uid, offset, reason)
+        return False
+
+    def _whole(self, frame: BatchFrame) -> bool:
+        """Law 8: the very last batch counts only if every byte that matters is there, payloads included."""
+        scan = self.scan
+        if scan.trailer(frame.end) != frame:
+            return False
+        metadata = scan.read(frame.start, frame.metadata)
+        size = frame.rows * ROW_BYTES
+        directory = metadata[BATCH_BYTES : BATCH_BYTES + size]
+        if not check_directory(directory, scan.head, frame):
+            return False
+        if scan.read(frame.end - BATCH_BYTES - size, size) != directory:
+            return False
+        at = BATCH_BYTES + size
+        for _ in range(frame.records):
+            fixed = metadata[at + CHECK_BYTES : at + RECORD_BYTES]
+            if len(fixed) < RECORD.size:
+                return False
+            kind, _, _, length, uid, _, payload, offset = RECORD.unpack(fixed)
+            data = metadata[at + RECORD_BYTES : at + RECORD_BYTES + length]
+            seed = xxh3_64_intdigest(data, scan.head.salt + frame.start + at)
+            if xxh3_64_digest(fixed, seed) != metadata[at : at + CHECK_BYTES]:
+                return False
+            if kind == ENTRY_RECORD and payload and not self._payload_whole(uid, data, offset, payload):
+                return False
+            at += RECORD_BYTES + length
+        return at == frame.metadata
+
+    def _payload_whole(self, uid: int, data: bytes, offset: int, length: int) -> bool:
+        entry = parse_entry(data)
+        payload = memoryview(self.scan.read(offset, length))
+        return len(payload) == length and all(
+            unit_hash(uid, entry.index, entry.term, unit.number, payload[unit.offset : unit.offset + unit.length]) == unit.hash
+            for unit in units_of(data)
+        )
+
+
+def _mark_last(walked: Iterator[BatchFrame | Lost], last: bool) -> Iterator[tuple[BatchFrame | Lost, bool]]:
+    """Pair each finding with whether it is the last one of the last file: it is known only when the walk has ended."""
+    pending: BatchFrame | Lost | None = None
+    for found in walked:
+        if pending is not None:
+            yield pending, False
+        pending = found
+    if pending is not None:
+        yield pending, last
