@@ -8,9 +8,10 @@ Called by `link`, `listener` and `memory`. docs/wire.md has the tables.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import msgpack
 import xxhash
 
 from ..errors import BadRequest, Corrupt, WrongIdentity
@@ -41,6 +42,10 @@ LIVENESS_STRUCT = struct.Struct("<QQQQQ")
 """sender's epoch, sender's counter, receiver's epoch as the sender knows it, receiver's counter echoed, digest."""
 BLOB_STRUCT = struct.Struct("<HHIQQ")
 """kind, reserved (0), header bytes, request, body hash (xxh3-64); then the header."""
+BLOB_HEADER_BYTES_MAX = 8 << 20
+"""A blob's header is unpacked into objects, many times its size: what is large belongs in the body."""
+BLOB_ITEMS_MAX = 1 << 20
+"""Elements of one array or map in a blob's header."""
 JOINED = 1024
 """Buffers below this many bytes are joined with their neighbours: an iovec costs more than the copy."""
 
@@ -83,11 +88,11 @@ class Renewal(NamedTuple):
 
 
 class Blob(NamedTuple):
-    """A typed blob: `header` is msgpack of whoever owns `kind`; `body` is raw and already verified."""
+    """A typed blob: `header` was msgpack, its meaning belongs to `kind`; `body` is raw and already verified."""
 
     kind: int
     request: int
-    header: bytes
+    header: dict[str, Any]
     body: memoryview
 
 
@@ -187,8 +192,20 @@ def decode_renewal(section: Buffer) -> Renewal:
     return Renewal._make(LIVENESS_STRUCT.unpack(section))
 
 
-def encode_blob(kind: int, request: int, header: bytes, body: Sequence[Buffer]) -> list[Buffer]:
-    """The buffers of a BLOB frame; the body's buffers are gathered, never joined."""
+def encode_blob(
+    kind: int, request: int, header: Mapping[str, Any] | bytes, body: Buffer | Sequence[Buffer] = ()
+) -> list[Buffer]:
+    """The buffers of a BLOB frame; the body's buffers are gathered, never joined.
+
+    `header` is a mapping of plain values, or the msgpack of one. Raises `BadRequest` when it is too large.
+    """
+    if not isinstance(header, bytes):
+        packed: bytes = msgpack.packb(header)
+        header = packed
+    if len(header) > BLOB_HEADER_BYTES_MAX:
+        raise BadRequest(f"a blob's header of {len(header)} bytes is above {BLOB_HEADER_BYTES_MAX}: use its body")
+    if isinstance(body, bytes | bytearray | memoryview):
+        body = (body,) if len(body) else ()
     digest = xxhash.xxh3_64()
     size = 0
     for part in body:
@@ -203,9 +220,17 @@ def decode_blob(section: Buffer, body: memoryview) -> Blob:
     if len(section) < BLOB_STRUCT.size:
         raise BadRequest(f"a blob's section of {len(section)} bytes is too short")
     kind, reserved, length, request, digest = BLOB_STRUCT.unpack_from(section)
-    if reserved or BLOB_STRUCT.size + length != len(section):
+    if reserved or BLOB_STRUCT.size + length != len(section) or length > BLOB_HEADER_BYTES_MAX:
         raise BadRequest("a blob's lengths do not add up to its section")
     got = hash64(body)
     if got != digest:
         raise Corrupt("peer blob body", HEADER_BYTES + len(section), f"{digest:016x}", f"{got:016x}")
-    return Blob(kind, request, bytes(section[BLOB_STRUCT.size :]), body)
+    try:
+        header = msgpack.unpackb(
+            section[BLOB_STRUCT.size :], max_array_len=BLOB_ITEMS_MAX, max_map_len=BLOB_ITEMS_MAX, max_ext_len=0
+        )
+    except ValueError as error:
+        raise BadRequest(f"a blob's header is not msgpack: {error}") from None
+    if not isinstance(header, dict):
+        raise BadRequest("a blob's header is not a map")
+    return Blob(kind, request, header, body)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import trio
 
@@ -100,7 +101,9 @@ class Link:
             self._lot.unpark()
         return True
 
-    def send_blob(self, kind: int, request: int, header: bytes, body: Sequence[Buffer] = ()) -> bool:
+    def send_blob(
+        self, kind: int, request: int, header: Mapping[str, Any] | bytes, body: Buffer | Sequence[Buffer] = ()
+    ) -> bool:
         """Queue one BLOB frame; False when it was dropped."""
         return self.send(encode_blob(kind, request, header, body))
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import trio
 
+from ..errors import LogyardError
 from ..raft.messages import APPEND, Message
 from ..types import Buffer
 from .codec import decode_messages, encode_messages
@@ -65,6 +67,11 @@ class MemoryPeers:
         self._healthy = healthy
         self._digest = digest
 
+    @property
+    def nodes(self) -> frozenset[int]:
+        """All peers, without this node."""
+        return frozenset(self.known)
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled; then the node has crashed. `MemoryNetwork.run` delivers."""
         task_status.started()
@@ -98,7 +105,14 @@ class MemoryPeers:
                 self._send(node, lane, frame)
 
     def send_blob(
-        self, node: int, kind: int, request: int, header: bytes, body: Sequence[Buffer] = (), *, control: bool = False
+        self,
+        node: int,
+        kind: int,
+        request: int,
+        header: Mapping[str, Any] | bytes,
+        body: Buffer | Sequence[Buffer] = (),
+        *,
+        control: bool = False,
     ) -> bool:
         """As `Peers.send_blob`."""
         return self._send(node, CONTROL if control else BULK, encode_blob(kind, request, header, body))
@@ -274,7 +288,11 @@ class MemoryNetwork:
         for (a, b, lane_of), data in due:
             node = self.nodes.get(b)
             if node is not None and a in node.up:
-                node.receive(a, lane_of, data)
+                try:
+                    node.receive(a, lane_of, data)
+                except LogyardError:
+                    # As on a real connection: what the handler refuses costs the link.
+                    self._broken.add((min(a, b), max(a, b)))
         return len(due)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

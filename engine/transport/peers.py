@@ -11,7 +11,7 @@ import errno
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -39,7 +39,11 @@ from .liveness import Liveness
 
 
 class Handler(Protocol):
-    """What the host gives the transport. All calls are synchronous, on the loop, and must not block."""
+    """What the host gives the transport. All calls are synchronous, on the loop, and must not block.
+
+    A `LogyardError` raised by `on_messages` or `on_blob` (an entry whose payload is damaged, say) closes the connection
+    the frame came by, like a damaged frame; anything else is a bug and ends the node.
+    """
 
     def on_messages(self, node: int, messages: list[Message]) -> None:
         """The messages of one frame from `node`, in the order they were sent in (per lane)."""
@@ -57,8 +61,8 @@ class Handler(Protocol):
         """The shared set of live nodes changed."""
         ...
 
-    def on_blob(self, node: int, kind: int, request: int, header: bytes, body: memoryview) -> None:
-        """A blob; `header` is msgpack not yet decoded, `body` may be kept."""
+    def on_blob(self, node: int, kind: int, request: int, header: dict[str, Any], body: memoryview) -> None:
+        """A blob; `body` is verified and may be kept."""
         ...
 
 
@@ -134,6 +138,11 @@ class Peers:
                 self.add_peer(node, address)
 
     @property
+    def nodes(self) -> frozenset[int]:
+        """All peers, without this node."""
+        return frozenset(self._peers)
+
+    @property
     def address(self) -> Address:
         """Where this node listens; the real port once `run` has started."""
         return self._listener.address
@@ -205,11 +214,19 @@ class Peers:
                 link.send(frame)
 
     def send_blob(
-        self, node: int, kind: int, request: int, header: bytes, body: Sequence[Buffer] = (), *, control: bool = False
+        self,
+        node: int,
+        kind: int,
+        request: int,
+        header: Mapping[str, Any] | bytes,
+        body: Buffer | Sequence[Buffer] = (),
+        *,
+        control: bool = False,
     ) -> bool:
         """Send one blob; False when it was dropped (no link, no room). `control` is for small, urgent ones.
 
-        `header` is msgpack. Header and body together stay below `frame_bytes_max` (`control_frame_bytes`).
+        `header` holds plain values (or is the msgpack of such a map), at most 8 MiB; header and body together stay
+        below `frame_bytes_max` (`control_frame_bytes`). Raises `BadRequest` for a header that is too large.
         """
         peer = self._peers.get(node)
         return peer is not None and peer.links[CONTROL if control else BULK].send_blob(kind, request, header, body)
@@ -325,10 +342,10 @@ class Peers:
             raise BadRequest(f"a frame of type {header.type} after the handshake")
 
     def _call(self, method: Callable[..., None], *arguments: object) -> None:
-        """A handler's error is this node's bug: it must not pass for a damaged frame of the peer's."""
+        """An OSError of the handler's must not pass for one of the connection."""
         try:
             method(*arguments)
-        except (OSError, LogyardError) as error:
+        except OSError as error:
             raise AssertionError(f"the transport's handler raised {error!r}") from error
 
     # What both halves add up to.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import trio
 
@@ -19,7 +20,7 @@ class Recorder:
         self.ups: list[int] = []
         self.downs: list[int] = []
         self.lives: list[frozenset[int]] = []
-        self.blobs: list[tuple[int, int, int, bytes, memoryview]] = []
+        self.blobs: list[tuple[int, int, int, dict[str, Any], memoryview]] = []
         self._changed = trio.Event()
 
     async def until(self, condition: Callable[[], bool], seconds: float = 5) -> None:
@@ -48,7 +49,7 @@ class Recorder:
         self.lives.append(frozenset(live))
         self._note()
 
-    def on_blob(self, node: int, kind: int, request: int, header: bytes, body: memoryview) -> None:
+    def on_blob(self, node: int, kind: int, request: int, header: dict[str, Any], body: memoryview) -> None:
         self.blobs.append((node, kind, request, header, body))
         self._note()
 

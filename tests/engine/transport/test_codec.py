@@ -268,8 +268,18 @@ def test_renewal_round_trip() -> None:
         frame.decode_renewal(section[:-1])
 
 
-@given(st.integers(0, 2**16 - 1), U64, st.binary(max_size=50), st.lists(st.binary(max_size=3000), max_size=4))
-def test_blob_round_trip_and_a_flipped_body_is_found(kind: int, request: int, header: bytes, body: list[bytes]) -> None:
+PLAIN = st.one_of(U64, st.binary(max_size=9), st.text(max_size=9), st.none(), st.lists(U64, max_size=3))
+
+
+@given(
+    st.integers(0, 2**16 - 1),
+    U64,
+    st.dictionaries(st.text(max_size=5), PLAIN, max_size=4),
+    st.lists(st.binary(max_size=3000), max_size=4),
+)
+def test_blob_round_trip_and_a_flipped_body_is_found(
+    kind: int, request: int, header: dict[str, object], body: list[bytes]
+) -> None:
     data = wire(frame.encode_blob(kind, request, header, body))
     head = frame.parse_header(data[: frame.HEADER_BYTES], frame.BULK, CONFIG)
     assert head.total == len(data)
@@ -282,3 +292,27 @@ def test_blob_round_trip_and_a_flipped_body_is_found(kind: int, request: int, he
             frame.decode_blob(section, memoryview(whole[:-1] + bytes([whole[-1] ^ 1])))
     with pytest.raises(BadRequest):
         frame.decode_blob(section[:-1], memoryview(whole))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"\xc1",
+        b"\x01",
+        b"\x80\x80",
+        b"\x81\x01\x01",
+        b"\x81\xa1a\xdd\xff\xff\xff\xff",
+        b"\x91" * 5000,
+        b"\x81\xa1a\xd4\x01\x00",
+    ],
+)
+def test_blob_headers_that_are_no_plain_map(header: bytes) -> None:
+    data = wire(frame.encode_blob(1, 1, header))
+    with pytest.raises(BadRequest):
+        frame.decode_blob(data[frame.HEADER_BYTES :], memoryview(b""))
+
+
+def test_a_blob_header_too_large_is_refused_at_home() -> None:
+    with pytest.raises(BadRequest):
+        frame.encode_blob(1, 1, {"large": bytes(8 << 20)})

@@ -62,7 +62,7 @@ async def test_frames_of_every_size_arrive_whole_and_in_order() -> None:
         nursery.start_soon(receive, other, BULK, CONFIG, deliver)
         for number, body in enumerate(bodies):
             parts = [body[at : at + 3000] for at in range(0, len(body), 3000)]
-            assert link.send_blob(1, number, b"", parts)
+            assert link.send_blob(1, number, {}, parts)
         with trio.fail_after(10):
             await done.wait()
         nursery.cancel_scope.cancel()
@@ -81,7 +81,7 @@ async def test_a_frame_of_more_buffers_than_one_gather_write_takes() -> None:
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(receive, other, BULK, CONFIG, deliver)
-        assert link.send_blob(1, 1, b"", parts)
+        assert link.send_blob(1, 1, {}, parts)
         with trio.fail_after(10):
             await trio.sleep_forever()
     assert got == [b"".join(parts)]
@@ -92,7 +92,7 @@ async def test_a_full_bulk_queue_drops_whole_frames_and_says_when_there_is_room(
     link = Link(BULK, 1 << 20, drained.set)
     got: list[int] = []
     async with connected(link) as other, trio.open_nursery() as nursery:
-        sent = [number for number in range(300) if link.send_blob(1, number, b"", [bytes(100_000)])]
+        sent = [number for number in range(300) if link.send_blob(1, number, {}, [bytes(100_000)])]
         assert sent == list(range(len(sent))) and len(sent) < 300, "the first drop ends it until there is room"
         assert link.lossy and link.queued <= 1 << 20 and link.dropped == 300 - len(sent)
         assert not drained.is_set()
@@ -105,7 +105,7 @@ async def test_a_full_bulk_queue_drops_whole_frames_and_says_when_there_is_room(
         nursery.start_soon(receive, other, BULK, CONFIG, deliver)
         with trio.fail_after(5):
             await drained.wait()
-            assert not link.lossy and link.send_blob(1, 999, b"")
+            assert not link.lossy and link.send_blob(1, 999, {})
             await trio.sleep_forever()
     assert got == [*sent, 999]
 
@@ -113,8 +113,8 @@ async def test_a_full_bulk_queue_drops_whole_frames_and_says_when_there_is_room(
 async def test_a_larger_frame_than_the_queue_goes_through_alone() -> None:
     link = Link(BULK, 1 << 20, lambda: None)
     async with connected(link) as other, trio.open_nursery() as nursery:
-        assert link.send_blob(1, 1, b"", [bytes(8 << 20)])
-        assert not link.send_blob(1, 2, b"")
+        assert link.send_blob(1, 1, {}, [bytes(8 << 20)])
+        assert not link.send_blob(1, 2, {})
         sizes: list[int] = []
 
         def deliver(header: Header, section: memoryview, body: memoryview) -> None:
@@ -131,7 +131,7 @@ async def test_a_full_control_queue_resets_the_connection() -> None:
     link = Link(CONTROL, 1 << 20, lambda: None)
     async with connected(link) as other:
         for number in range(1000):
-            if not link.send_blob(1, number, b"", [bytes(100_000)]):
+            if not link.send_blob(1, number, {}, [bytes(100_000)]):
                 break
         with trio.fail_after(5):
             with pytest.raises((ConnectionResetError, BadRequest)):
@@ -139,7 +139,7 @@ async def test_a_full_control_queue_resets_the_connection() -> None:
             while link.connected:
                 await trio.testing.wait_all_tasks_blocked()
         assert "does not read" in link.error and link.queued == 0
-        assert not link.send_blob(1, 1, b"")
+        assert not link.send_blob(1, 1, {})
 
 
 async def test_the_end_of_the_other_side_is_noticed_without_sending() -> None:
@@ -169,7 +169,7 @@ def renewal() -> bytes:
         (renewal()[:-1] + b"\xff", Corrupt),
         (frame.encode_header(frame.MESSAGES, 1, b"", 70 << 20) + bytes(100), BadRequest),
         (frame.encode_header(frame.MESSAGES, 1, bytes(8), 1 << 20) + bytes(2000), BadRequest),
-        (b"".join(frame.encode_blob(1, 1, b"", [bytes(50_000)]))[:-1], ConnectionResetError),
+        (b"".join(frame.encode_blob(1, 1, {}, [bytes(50_000)]))[:-1], ConnectionResetError),
     ],
 )
 async def test_what_is_damaged_or_cut_ends_the_connection(data: bytes, error: type[Exception]) -> None:
@@ -190,7 +190,7 @@ async def test_what_is_damaged_or_cut_ends_the_connection(data: bytes, error: ty
 
 @pytest.mark.parametrize("cut", [1, 39, 40, 41, 5000])
 async def test_frames_may_arrive_in_any_pieces(cut: int) -> None:
-    data = renewal() * 3 + b"".join(frame.encode_blob(1, 1, b"h", [bytes(30_000)])) + renewal()
+    data = renewal() * 3 + b"".join(frame.encode_blob(1, 1, {"h": 1}, [bytes(30_000)])) + renewal()
     mine, theirs = trio.socket.socketpair()
     kinds: list[int] = []
     with mine, theirs:

@@ -35,11 +35,11 @@ def test_messages_go_through_the_codec_and_all_are_live() -> None:
 
 def test_blobs() -> None:
     network, recorders, nodes = build(2)
-    assert nodes[0].send_blob(2, 4, 5, b"h", [b"a", b"b"])
-    assert not nodes[0].send_blob(9, 4, 5, b"h")
+    assert nodes[0].send_blob(2, 4, 5, {"h": 1}, [b"a", b"b"])
+    assert not nodes[0].send_blob(9, 4, 5, {})
     network.step()
     (blob,) = recorders[1].blobs
-    assert blob[:4] == (1, 4, 5, b"h") and bytes(blob[4]) == b"ab"
+    assert blob[:4] == (1, 4, 5, {"h": 1}) and bytes(blob[4]) == b"ab"
 
 
 def test_a_one_way_link_is_dead_on_both_sides_and_heals_with_a_probe() -> None:
@@ -137,7 +137,7 @@ def test_peers_come_and_go() -> None:
     assert own.live == other.live == {1, 2}
     own.remove_peer(2)
     assert own.live == {1} and recorder.downs == [2]
-    assert not own.send_blob(2, 1, 1, b"")
+    assert not own.send_blob(2, 1, 1, {})
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

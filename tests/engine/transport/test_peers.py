@@ -9,6 +9,7 @@ from dataclasses import replace
 import trio
 
 from logyard.engine.entry import verify_bodies
+from logyard.engine.errors import Corrupt
 from logyard.engine.raft.messages import Message
 from logyard.engine.transport import frame
 from logyard.engine.transport.config import TransportConfig
@@ -117,13 +118,13 @@ async def test_a_large_entry_goes_through_beside_renewals() -> None:
 async def test_blobs_on_both_lanes() -> None:
     a, b = Node(1), Node(2)
     async with cluster(a, b):
-        assert a.peers.send_blob(2, 7, 99, b"\x80", [b"x" * 300_000, b"y"])
-        assert a.peers.send_blob(2, 8, 100, b"\x81", control=True)
-        assert not a.peers.send_blob(3, 8, 100, b"")
+        assert a.peers.send_blob(2, 7, 99, {"uid": 5}, [b"x" * 300_000, b"y"])
+        assert a.peers.send_blob(2, 8, 100, b"\x80", b"raw", control=True)
+        assert not a.peers.send_blob(3, 8, 100, {})
         await b.until(lambda: len(b.recorder.blobs) == 2)
-        assert sorted(bytes(blob[3]) for blob in b.recorder.blobs) == [b"\x80", b"\x81"]
-        (found,) = [blob for blob in b.recorder.blobs if blob[1] == 7]
-        assert found[0] == 1 and found[2] == 99 and bytes(found[4]) == b"x" * 300_000 + b"y"
+        found, small = sorted(b.recorder.blobs, key=lambda blob: blob[1])
+        assert small[:4] == (1, 8, 100, {}) and bytes(small[4]) == b"raw"
+        assert found[0] == 1 and found[3] == {"uid": 5} and found[2] == 99 and bytes(found[4]) == b"x" * 300_000 + b"y"
 
 
 async def test_a_killed_node_is_dead_soon_and_alive_after_its_restart() -> None:
@@ -265,6 +266,23 @@ async def test_a_full_bulk_queue_ends_in_a_probe() -> None:
         assert b.recorder.ups == [1], "nothing was reset: only the sender probes"
         a.peers.send([append(2, 6, [])])
         await b.until(lambda: any(m.uid == 6 for _, m in b.recorder.messages))
+
+
+async def test_what_the_handler_refuses_costs_its_connection() -> None:
+    class Refusing(Recorder):
+        def on_messages(self, node: int, messages: list[Message]) -> None:
+            super().on_messages(node, messages)
+            if len(self.messages) == 1:
+                raise Corrupt("entry", 0, "a hash", "another")
+
+    a, b = Node(1), Node(2)
+    b.recorder = b.peers._handler = Refusing()
+    async with cluster(a, b):
+        a.peers.send([reply(2)])
+        await a.until(lambda: a.recorder.ups == [2, 2])
+        await b.until(lambda: b.recorder.ups == [1, 1])
+        a.peers.send([reply(2)])
+        await b.until(lambda: len(b.recorder.messages) == 2)
 
 
 async def test_a_handler_that_raises_is_this_nodes_bug() -> None:
