@@ -1,0 +1,451 @@
+"""One member of one group: the state, and the door to the verbs. Messages and ticks in, one `Ready` out (law 1).
+
+Invariants (run by `check`): applied <= commit <= last index; stable <= offered <= last index; acked <= validated;
+term never falls; a message made while (term, vote) is not durable waits for it (law 2). The host calls every method
+from one thread; none blocks, reads a clock or raises for what a peer said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from typing import TypeAlias
+
+from ..entry import CONFIGURATION, NOOP, Entry
+from ..errors import Busy, NotLeader
+from . import election, membership, quiescence, reads, replication, snapshots
+from .membership import Change, Configuration
+from .messages import (
+    APPEND,
+    APPEND_REPLY,
+    LEADER_GONE,
+    PREVOTE,
+    PREVOTE_REPLY,
+    READ,
+    READ_REPLY,
+    TIMEOUT_NOW,
+    TRANSFER,
+    VOTE,
+    VOTE_REPLY,
+    Message,
+)
+from .progress import PROBE, Progress
+from .raft_log import RaftLog
+from .ready import Ready
+from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, ROLE_NAMES, TERM_MAX, Limits
+
+__all__ = [
+    "CANDIDATE", "FOLLOWER", "LEADER", "PRECANDIDATE", "Change", "Configuration", "Limits", "Raft", "RaftLog", "Ready",
+]  # fmt: skip
+
+Draw: TypeAlias = Callable[[int], int]
+Encode: TypeAlias = Callable[[int, int, int, bytes], Entry]
+
+TRANSFER_RETRY_SECONDS = 0.05
+UNCOMMITTED_RETRY_SECONDS = 0.05
+NO_MESSAGES: tuple[Message, ...] = ()
+NO_ENTRIES: tuple[Entry, ...] = ()
+
+
+class Raft:
+    """See the package's docstring for how to drive it.
+
+    `live` is shared with the host and holds every node that node-level liveness holds alive, this one included.
+    `draw(n)` gives an integer in [0, n). `encode(index, term, kind, content)` makes the no-ops and configuration
+    entries.
+    `configuration` is the one set at `configuration_index` (0: at creation, or by the snapshot), at or below
+    `commit`; later ones are found in the entries in memory; those in segments, if any, are given as `configurations`,
+    ascending.
+    """
+
+    __slots__ = (
+        # identity and what is injected
+        "uid", "node", "live", "draw", "encode", "limits",
+        # durable: handed out as hard state and entries
+        "term", "vote", "log",
+        # volatile: every member
+        "role", "leader", "commit", "applied", "configuration", "configuration_index", "base", "history", "voter",
+        "elapsed", "timeout", "denials", "doubt", "votes", "stopped",
+        # follower: what the current leader's appends validated, and what was acknowledged of it
+        "validated", "acked",
+        # leader
+        "progress", "pair", "lead_index", "uncommitted_bytes", "transferee", "transfer_ticks", "transfer_sent",
+        "lost_ticks", "leaving", "reads",
+        # between two Readys: `safe` says that (term, vote) is durable; `pending` are Readys handed out and not yet
+        # durable
+        "dirty", "changed", "safe", "offered", "pending", "truncated", "told_hard_state", "told_commit", "outbox",
+        "held", "confirmed_reads", "failed_reads",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        uid: int,
+        node: int,
+        configuration: Configuration,
+        log: RaftLog,
+        *,
+        term: int = 0,
+        vote: int = 0,
+        commit: int = 0,
+        live: Set[int],
+        draw: Draw,
+        encode: Encode,
+        limits: Limits,
+        configuration_index: int = 0,
+        configurations: Sequence[tuple[int, Configuration]] = (),
+    ) -> None:
+        assert 0 <= log.last_term <= term <= TERM_MAX, "the log holds no entry of a term that was never stored"
+        self.uid = uid
+        self.node = node
+        self.live = live
+        self.draw = draw
+        self.encode = encode
+        self.limits = limits
+        self.term = term
+        self.vote = vote
+        self.log = log
+        self.role: int = FOLLOWER
+        self.leader = 0
+        # A commit index may have been stored before the entries it speaks of: it is a hint, no more (Ra ffe3016a).
+        self.commit = max(min(commit, log.last_index), log.snapshot_index)
+        self.applied = log.snapshot_index
+        self.configuration = configuration
+        self.configuration_index = configuration_index
+        self.base = (configuration_index, configuration)
+        self.history: tuple[tuple[int, Configuration], ...] = ()
+        self.voter = configuration.votes(node)
+        self.elapsed = self.timeout = self.denials = 0
+        self.doubt = False
+        self.votes: dict[int, bool] | None = None
+        self.stopped = False
+        self.validated = self.acked = 0
+        self.progress: dict[int, Progress] = {}
+        self.pair: tuple[Progress, Progress] | None = None
+        self.lead_index = self.uncommitted_bytes = 0
+        self.transferee = self.transfer_ticks = self.lost_ticks = 0
+        self.transfer_sent = self.leaving = False
+        self.reads: reads.Reads | None = None
+        self.dirty = self.changed = False
+        self.safe = True
+        self.offered = log.last_index
+        self.pending: list[tuple[int, int, int, int, int]] = []
+        self.truncated = 0
+        self.told_hard_state = (term, vote)
+        self.told_commit = self.commit
+        self.outbox: list[Message] = []
+        self.held: list[Message] = []
+        self.confirmed_reads: list[tuple[int, int]] = []
+        self.failed_reads: list[int] = []
+        for index, later in (*configurations, *membership.decode_entries(log.entries)):
+            if index > self.configuration_index:
+                membership.adopt(self, index, later)
+        election.draw_timeout(self)
+
+    # ---- in: messages
+
+    def step(self, m: Message) -> None:
+        """Take one message. Anything malformed, misdirected or out of date is dropped: the network may do that, too."""
+        if m.uid != self.uid or self.stopped:
+            return
+        if m.term == self.term:
+            kind = m.kind
+            if kind == APPEND_REPLY:
+                if self.role == LEADER:
+                    replication.on_append_reply(self, m)
+                return
+            if kind == APPEND:
+                if self.role != FOLLOWER:
+                    assert self.role != LEADER, f"two leaders in term {m.term}: {self.node} and {m.sender}"
+                    election.follow(self, m.term, m.sender)
+                replication.on_append(self, m)
+                return
+        self._step(m)
+
+    def _step(self, m: Message) -> None:
+        """What is not the hot path: settle the term (paper 5.1), then dispatch."""
+        kind, term = m.kind, m.term
+        if term > TERM_MAX or m.index > TERM_MAX or m.sender == self.node:
+            return
+        if kind == PREVOTE:
+            election.on_prevote(self, m)
+            return
+        if kind == PREVOTE_REPLY:
+            election.on_prevote_reply(self, m)
+            return
+        if term < self.term:
+            self._step_stale(m)
+            return
+        if term > self.term:
+            if kind == VOTE and m.context != TRANSFER and election.sticks(self, m.sender):
+                election.refuse(self, m)
+                return
+            if self.role == LEADER and kind not in (VOTE, APPEND, READ):
+                election.step_down(self, term)
+            else:
+                election.follow(self, term, 0)
+        if kind == VOTE:
+            election.on_vote(self, m)
+        elif kind == VOTE_REPLY:
+            election.on_vote_reply(self, m)
+        elif kind == APPEND:
+            replication.on_append(self, m)
+        elif kind == READ:
+            if self.role != FOLLOWER:
+                assert self.role != LEADER, f"two leaders in term {m.term}: {self.node} and {m.sender}"
+                election.follow(self, term, m.sender)
+            reads.on_read(self, m)
+        elif kind == READ_REPLY:
+            if self.role == LEADER:
+                reads.on_read_reply(self, m)
+        elif kind == TIMEOUT_NOW:
+            election.on_timeout_now(self)
+        elif kind == LEADER_GONE:
+            election.on_leader_gone(self, m)
+
+    def _step_stale(self, m: Message) -> None:
+        """Of an older term: an old leader or candidate is told, everything else is dropped (paper 5.1; pitfall 26)."""
+        kind = m.kind
+        if kind == APPEND:
+            self.send(Message(APPEND_REPLY, self.uid, m.sender, self.node, self.term, m.index, 0, self.commit, 0, True))
+        elif kind == READ:
+            self.send(Message(READ_REPLY, self.uid, m.sender, self.node, self.term, 0, 0, 0, m.context, True))
+        elif kind == VOTE:
+            election.refuse(self, m)
+        elif kind == VOTE_REPLY and m.reject:
+            # Denied by one who sticks to its leader and did not take over the term.
+            election.on_vote_reply(self, m)
+
+    def send(self, message: Message) -> None:
+        """Queue `message` for the next `Ready`: at once if (term, vote) is durable, else after it is (law 2)."""
+        (self.outbox if self.safe else self.held).append(message)
+        self.dirty = True
+
+    # ---- in: the host's requests
+
+    def propose(self, entry: Entry) -> None:
+        """Append `entry`, encoded by the host for index last_index + 1 and the current term.
+
+        Raises `NotLeader`, or `Busy` while leadership is being transferred or too many bytes wait for a quorum. Both
+        leave the log unchanged.
+        """
+        if self.role != LEADER:
+            raise NotLeader(self.leader)
+        if self.transferee:
+            raise Busy("the way of leadership to another node", TRANSFER_RETRY_SECONDS)
+        assert entry.term == self.term and entry.kind != CONFIGURATION
+        size = len(entry.data) + entry.body_bytes
+        waiting = self.uncommitted_bytes
+        # One entry always moves, however large; a no-op is never held up (pitfall 36).
+        if waiting and waiting + size > self.limits.uncommitted_bytes and entry.kind != NOOP:
+            raise Busy("the group's budget of uncommitted bytes", UNCOMMITTED_RETRY_SECONDS)
+        self.log.push(entry)
+        self.uncommitted_bytes = waiting + size
+        self.dirty = True
+
+    def propose_membership(self, change: Change) -> int:
+        """Append a configuration change; return its index. Raises `NotLeader`, or `Refused` with the reason."""
+        return membership.propose(self, change)
+
+    def read(self, context: int) -> None:
+        """Ask for a linearizable read index under any `context`. Raises `NotLeader`."""
+        reads.read(self, context)
+
+    def transfer(self, to: int) -> None:
+        """Hand leadership to `to`; meanwhile proposals are `Busy`. Raises `NotLeader`, `Refused`. To itself: nothing,
+        or cancel."""
+        election.transfer(self, to)
+
+    def campaign(self, transfer: bool = False) -> None:
+        """Ask to be elected now; `transfer`: without pre-vote and against a living leader. Nothing unless a voter
+        that does not lead."""
+        if not self.stopped:
+            election.campaign(self, transfer)
+
+    def stop(self) -> None:
+        """Take no more part. A leader's last `Ready` tells its followers so."""
+        if self.role == LEADER:
+            election.step_down(self, self.term)
+        self.stopped = True
+
+    # ---- in: time, nodes, links
+
+    def tick(self) -> None:
+        """One tick of the host's clock. Not needed while `is_quiet`."""
+        if not self.stopped:
+            quiescence.tick(self)
+
+    def on_liveness(self) -> None:
+        """`live` has changed."""
+        if not self.stopped:
+            quiescence.on_liveness(self)
+
+    def on_link_reset(self, node: int) -> None:
+        """The connection to or from `node` was lost, made anew, or dropped messages. No message of the old one comes
+        after this."""
+        if not self.stopped:
+            quiescence.on_link_reset(self, node)
+
+    @property
+    def is_quiet(self) -> bool:
+        """No tick is needed until a message, a request, or news of nodes and links comes in."""
+        return quiescence.is_quiet(self)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `ready()` may have something."""
+        return self.dirty
+
+    # ---- in: what the host has done
+
+    def on_persisted(self, term: int, vote: int, index: int, entry_term: int) -> None:
+        """The oldest `Ready` with a hard state or entries that was not reported yet is durable; the arguments are its
+        `token`.
+
+        What was overwritten since it was handed out does not count, even if the same entry stands there again
+        (pitfall 11).
+        """
+        handed = self.pending.pop(0)
+        assert handed[0] == term and handed[1] == vote, f"reported {(term, vote)}, oldest is {handed}"
+        log = self.log
+        if handed[4] > log.stable:
+            log.stable = handed[4]
+        if not self.safe and term == self.term and vote == self.vote:
+            self.safe = True
+            if self.held:
+                self.dirty = True
+            if self.role == CANDIDATE:
+                assert self.votes is not None and vote == self.node
+                self.votes[self.node] = True
+                election.tally(self)
+        if self.role == LEADER:
+            if log.stable > self.commit:
+                replication.advance_commit(self)
+        elif self.leader and min(log.stable, self.validated) > self.acked:
+            replication.acknowledge(self)
+
+    def on_applied(self, index: int) -> None:
+        """The machine has applied everything up to `index`."""
+        assert self.applied <= index <= self.commit
+        self.applied = index
+        if self.history and self.history[0][0] <= index:
+            membership.settle(self, index)
+
+    def snapshot_sent(self, node: int, index: int, ok: bool) -> None:
+        """The transfer that a SNAPSHOT message asked for ended; the snapshot stood at `index`. A failed one is asked
+        for again."""
+        snapshots.sent(self, node, index, ok)
+
+    def install_snapshot(self, index: int, term: int, configuration: Configuration) -> bool:
+        """A snapshot at `index`@`term` and its state are durable on this node; `configuration` is in force there.
+
+        Returns False, and changes nothing, when it is not newer than the commit index, or this member leads or is
+        stopped: the host keeps its own state then.
+        """
+        return not self.stopped and snapshots.install(self, index, term, configuration)
+
+    # ---- out
+
+    def ready(self) -> Ready | None:
+        """What there is to do, or None. See `Ready` for what may be done when."""
+        if not self.dirty:
+            return None
+        self.dirty = False
+        if self.role == LEADER:
+            if self.reads is not None:
+                reads.open_round(self, self.reads)
+            replication.feed(self)
+            if self.leaving:
+                # The removed leader has told everyone that its removal is committed (thesis 4.2.2).
+                election.step_down(self, self.term)
+            self.dirty = False
+        log = self.log
+        term, vote = self.term, self.vote
+        hard_state = None
+        if (term, vote) != self.told_hard_state:
+            self.told_hard_state = hard_state = (term, vote)
+        entries: Sequence[Entry] = NO_ENTRIES
+        if self.offered < log.last_index:
+            entries = log.entries[self.offered + 1 - log.memory_first :]
+            self.offered = log.last_index
+        messages: Sequence[Message] = NO_MESSAGES
+        if self.outbox:
+            messages, self.outbox = self.outbox, []
+        after: Sequence[Message] = NO_MESSAGES
+        if self.held:
+            if hard_state is not None:
+                after, self.held = self.held, []
+            elif self.safe:
+                messages, self.held = [*self.held, *messages], []
+        token = None
+        if entries or hard_state is not None:
+            entry_term = entries[-1].term if entries else log.term(self.offered) or 0
+            token = (term, vote, self.offered, entry_term)
+            self.pending.append((*token, self.offered))
+        elif not (
+            messages
+            or self.commit != self.told_commit
+            or self.changed
+            or self.truncated
+            or self.confirmed_reads
+            or self.failed_reads
+        ):
+            return None
+        return self._hand_out(hard_state, entries, messages, after, token)
+
+    def _hand_out(
+        self,
+        hard_state: tuple[int, int] | None,
+        entries: Sequence[Entry],
+        messages: Sequence[Message],
+        after: Sequence[Message],
+        token: tuple[int, int, int, int] | None,
+    ) -> Ready:
+        confirmed: Sequence[tuple[int, int]] = ()
+        failed: Sequence[int] = ()
+        if self.confirmed_reads:
+            confirmed, self.confirmed_reads = self.confirmed_reads, []
+        if self.failed_reads:
+            failed, self.failed_reads = self.failed_reads, []
+        found = Ready(
+            hard_state, entries, messages, after, self.commit, confirmed, failed, self.changed, self.truncated, token
+        )
+        self.told_commit = self.commit
+        self.changed = False
+        self.truncated = 0
+        return found
+
+    @property
+    def transferring(self) -> bool:
+        """Leadership was asked to move, and its outcome is not known here yet."""
+        return bool(self.transferee) or (self.transfer_sent and not self.leader)
+
+    @property
+    def applied_configuration(self) -> Configuration:
+        """The configuration in force at `applied`: what a snapshot taken now carries."""
+        return membership.configuration_at(self, self.applied)
+
+    # ---- for people and tests
+
+    def configuration_at(self, index: int) -> Configuration:
+        """The configuration in force at `index`, applied <= index <= last index."""
+        return membership.configuration_at(self, index)
+
+    def check(self) -> None:
+        """Assert the invariants of this module's head and of the log."""
+        log = self.log
+        log.check()
+        assert log.snapshot_index <= self.applied <= self.commit <= log.last_index, self
+        assert log.stable <= self.offered <= log.last_index, self
+        assert self.acked <= self.validated, self
+        assert log.last_term <= self.term, self
+        assert bool(self.progress) <= (self.role == LEADER), self
+        assert (self.leader == self.node) == (self.role == LEADER), self
+        assert not self.vote or self.term, self
+        for node, progress in self.progress.items():
+            assert node != self.node and 0 <= progress.match < progress.next <= log.last_index + 1, progress
+            assert progress.state != PROBE or not progress.inflight, progress
+
+    def __repr__(self) -> str:
+        return (
+            f"Raft({self.node} {ROLE_NAMES[self.role]} term {self.term} vote {self.vote} leader {self.leader} "
+            f"commit {self.commit} applied {self.applied} {self.log})"
+        )

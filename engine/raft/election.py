@@ -1,0 +1,248 @@
+"""Who leads: pre-vote, vote, stickiness, transfer, stepping down (Raft paper 5.2, 5.4.1; thesis 3.10, 4.2.3, 9.6).
+
+Invariants: one vote a term, and it leaves this node only when (term, vote) is durable here; a candidate counts its
+own vote only then, too; a pre-vote changes nothing that is durable and no one's term. Called by `core`, `quiescence`
+and, for transfers, `replication`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..entry import NOOP
+from ..errors import NotLeader, Refused
+from . import membership, reads, replication
+from .messages import LEADER_GONE, PREVOTE, PREVOTE_REPLY, TRANSFER, VOTE, VOTE_REPLY, Message
+from .quorum import LOST, WON, vote_outcome
+from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, TERM_MAX
+
+if TYPE_CHECKING:
+    from .core import Raft
+
+BACKOFF_MAX = 6
+
+
+def draw_timeout(raft: Raft) -> None:
+    """A new timeout for each election, so that equal members part (paper 5.2). Doubled for each denial in a row.
+
+    A member that others deny because they hear a leader would else ask forever; news of nodes and links end that.
+    """
+    ticks = raft.limits.election_ticks
+    raft.elapsed = 0
+    raft.timeout = (ticks + raft.draw(ticks)) << min(raft.denials, BACKOFF_MAX)
+
+
+def forget_leader(raft: Raft) -> None:
+    """The leader is known to be gone: campaign soon, but not all in the same tick."""
+    raft.leader = 0
+    raft.changed = raft.dirty = True
+    raft.doubt = False
+    raft.elapsed = 0
+    raft.timeout = 1 + raft.draw(raft.limits.election_ticks)
+
+
+def follow(raft: Raft, term: int, leader: int) -> None:
+    """Become a follower in `term` (>= the own one) of `leader` (0: unknown)."""
+    assert term >= raft.term
+    if raft.role == LEADER:
+        _drop_leadership(raft)
+    if term != raft.term:
+        raft.term = term
+        raft.vote = 0
+        raft.safe = False
+        raft.validated = raft.acked = 0
+    raft.role = FOLLOWER
+    raft.leader = leader
+    raft.votes = None
+    raft.doubt = False
+    raft.changed = raft.dirty = True
+    draw_timeout(raft)
+
+
+def step_down(raft: Raft, term: int) -> None:
+    """A leader stops leading without knowing a successor: its followers must not trust in it any longer."""
+    assert raft.role == LEADER
+    for node in raft.progress:
+        raft.send(Message(LEADER_GONE, raft.uid, node, raft.node, raft.term))
+    follow(raft, term, 0)
+
+
+def _drop_leadership(raft: Raft) -> None:
+    reads.fail_all(raft)
+    raft.progress = {}
+    raft.pair = None
+    raft.transferee = 0
+    raft.lead_index = raft.uncommitted_bytes = raft.lost_ticks = 0
+    raft.leaving = False
+
+
+def lead(raft: Raft) -> None:
+    """Won: a no-op of the own term makes everything before it committable (paper 5.4.2, 8)."""
+    assert raft.safe and raft.role != LEADER
+    log = raft.log
+    raft.role = LEADER
+    raft.leader = raft.node
+    raft.votes = None
+    raft.changed = True
+    raft.denials = raft.lost_ticks = 0
+    raft.doubt = raft.transfer_sent = False
+    raft.progress = {}
+    membership.track(raft)
+    index = log.last_index + 1
+    entry = raft.encode(index, raft.term, NOOP, b"")
+    assert entry.index == index and entry.term == raft.term
+    log.push(entry)
+    raft.lead_index = index
+    found = log.window(max(raft.commit + 1, log.memory_first), index, 1 << 62)
+    raft.uncommitted_bytes = found[1] if found else 0
+    raft.dirty = True
+
+
+def campaign(raft: Raft, transfer: bool) -> None:
+    """Ask first (thesis 9.6), or, when the leader itself wants it, stand at once (thesis 3.10)."""
+    if raft.role == LEADER or not raft.voter or raft.term >= TERM_MAX - 1:
+        return
+    raft.leader = 0
+    raft.doubt = False
+    raft.changed = raft.dirty = True
+    draw_timeout(raft)
+    if transfer:
+        _stand(raft, TRANSFER)
+        return
+    raft.role = PRECANDIDATE
+    raft.votes = {raft.node: True}
+    if vote_outcome(raft.configuration, raft.votes) == WON:
+        _stand(raft, 0)
+        return
+    _ask(raft, PREVOTE, raft.term + 1, 0)
+
+
+def _stand(raft: Raft, context: int) -> None:
+    """A real candidacy. The own vote counts, and the requests leave, when (term, vote) is durable."""
+    raft.role = CANDIDATE
+    raft.term += 1
+    raft.vote = raft.node
+    raft.safe = False
+    raft.validated = raft.acked = 0
+    raft.votes = {}
+    raft.changed = raft.dirty = True
+    _ask(raft, VOTE, raft.term, context)
+
+
+def _ask(raft: Raft, kind: int, term: int, context: int) -> None:
+    log = raft.log
+    configuration = raft.configuration
+    for node in sorted({*configuration.voters, *configuration.outgoing}):
+        if node != raft.node:
+            raft.send(Message(kind, raft.uid, node, raft.node, term, log.last_index, log.last_term, 0, context))
+
+
+def tally(raft: Raft) -> None:
+    """Look at the votes after one came in."""
+    assert raft.votes is not None
+    outcome = vote_outcome(raft.configuration, raft.votes)
+    if outcome == WON:
+        if raft.role == PRECANDIDATE:
+            raft.denials = 0
+            draw_timeout(raft)
+            _stand(raft, 0)
+        elif raft.safe:
+            lead(raft)
+    elif outcome == LOST:
+        if raft.role == PRECANDIDATE:
+            raft.denials += 1
+        follow(raft, raft.term, 0)
+
+
+def sticks(raft: Raft, sender: int) -> bool:
+    """Whether a leader is known that others should not depose: its node is alive (leader stickiness, thesis 4.2.3)."""
+    leader = raft.leader
+    return leader != 0 and leader != sender and leader in raft.live
+
+
+def _up_to_date(raft: Raft, m: Message) -> bool:
+    """Paper 5.4.1: a voter denies who has less than itself."""
+    log = raft.log
+    return m.log_term > log.last_term or (m.log_term == log.last_term and m.index >= log.last_index)
+
+
+def on_prevote(raft: Raft, m: Message) -> None:
+    """Would this member vote for `sender` in term `m.term`? Answered in every case: a silent refusal can lock a group
+    (pitfall 26)."""
+    if m.term > raft.term and m.sender == raft.leader:
+        # In its own term a leader asks for nothing: this one does not lead any more.
+        forget_leader(raft)
+    granted = m.term > raft.term and not sticks(raft, m.sender) and _up_to_date(raft, m)
+    term = m.term if granted else raft.term
+    raft.send(Message(PREVOTE_REPLY, raft.uid, m.sender, raft.node, term, m.term, 0, 0, 0, not granted))
+    if raft.role == LEADER:
+        replication.remind(raft, m.sender)
+
+
+def on_prevote_reply(raft: Raft, m: Message) -> None:
+    """Count it; a refusal from a higher term is where this member's term comes from (pitfall 26)."""
+    if m.reject and m.term > raft.term:
+        if raft.role == LEADER:
+            step_down(raft, m.term)
+        else:
+            follow(raft, m.term, 0)
+    elif raft.role == PRECANDIDATE and raft.votes is not None and m.index == raft.term + 1:
+        raft.votes[m.sender] = not m.reject
+        tally(raft)
+
+
+def refuse(raft: Raft, m: Message) -> None:
+    """Deny a vote without touching anything; the own term tells an old candidate how far behind it is."""
+    raft.send(Message(VOTE_REPLY, raft.uid, m.sender, raft.node, raft.term, m.term, 0, 0, 0, True))
+    if raft.role == LEADER:
+        replication.remind(raft, m.sender)
+
+
+def on_vote(raft: Raft, m: Message) -> None:
+    """A vote of the own term (paper 5.2, 5.4.1). The answer leaves when the vote is durable."""
+    free = raft.vote == m.sender or (not raft.vote and not raft.leader)
+    if not free or not _up_to_date(raft, m):
+        refuse(raft, m)
+        return
+    if raft.vote != m.sender:
+        raft.vote = m.sender
+        raft.safe = False
+        raft.dirty = True
+    raft.elapsed = 0
+    raft.send(Message(VOTE_REPLY, raft.uid, m.sender, raft.node, raft.term, m.term))
+
+
+def on_vote_reply(raft: Raft, m: Message) -> None:
+    """Count a vote for the candidacy of the own term."""
+    if raft.role == CANDIDATE and raft.votes is not None and m.index == raft.term:
+        raft.votes[m.sender] = not m.reject
+        tally(raft)
+
+
+def on_timeout_now(raft: Raft) -> None:
+    """The leader wants this member to lead (thesis 3.10)."""
+    if raft.role == FOLLOWER:
+        campaign(raft, True)
+
+
+def on_leader_gone(raft: Raft, m: Message) -> None:
+    """The leader of this term says that it leads no more."""
+    if raft.leader == m.sender and raft.role == FOLLOWER:
+        forget_leader(raft)
+
+
+def transfer(raft: Raft, to: int) -> None:
+    """Hand leadership to voter `to` once it has everything; given up after an election timeout (thesis 3.10)."""
+    if raft.role != LEADER:
+        raise NotLeader(raft.leader)
+    if to == raft.node:
+        raft.transferee = 0
+        return
+    if to not in raft.configuration.voters:
+        raise Refused(f"node {to} is not a voter of this group")
+    if to not in raft.live:
+        raise Refused(f"node {to} does not answer")
+    raft.transferee = to
+    raft.transfer_ticks = 0
+    raft.transfer_sent = False
+    replication.push_transfer(raft)

@@ -1,0 +1,120 @@
+"""When a member needs the clock, and what ticks, node liveness and lost links mean to it (architecture section 9).
+
+Invariants: a quiet member needs no tick, timer or message; a leader is quiet only when every live member has said
+that it holds the last entry *and* the commit index; liveness and links decide when to campaign, to ask again or to
+step down, never what is committed or read (law 10).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import election, reads
+from .progress import PROBE, REPLICATE, SNAPSHOTTING
+from .quorum import has_quorum
+from .state import FOLLOWER, LEADER
+
+if TYPE_CHECKING:
+    from .core import Raft
+
+
+def is_quiet(raft: Raft) -> bool:
+    """Whether this member can do without ticks until something happens."""
+    if raft.stopped:
+        return True
+    live = raft.live
+    if raft.role != LEADER:
+        if not raft.voter and raft.role == FOLLOWER:
+            return True
+        return raft.role == FOLLOWER and raft.leader in live and not raft.doubt
+    last = raft.log.last_index
+    commit = raft.commit
+    if commit != last or raft.transferee or (raft.reads is not None and not raft.reads.idle):
+        return False
+    for node, progress in raft.progress.items():
+        if (progress.match != last or progress.commit != commit) and node in live:
+            return False
+    return has_quorum(raft.configuration, live)
+
+
+def tick(raft: Raft) -> None:
+    """One tick of the host's clock; only members that are not quiet need it."""
+    if raft.role == LEADER:
+        _tick_leader(raft)
+        return
+    if raft.leader in raft.live and not raft.doubt:
+        raft.elapsed = 0
+        return
+    raft.elapsed += 1
+    if raft.elapsed >= raft.timeout:
+        election.campaign(raft, False)
+
+
+def _tick_leader(raft: Raft) -> None:
+    limits = raft.limits
+    live = raft.live
+    # CheckQuorum (thesis 6.2): a leader that can not commit must not hold its followers.
+    if has_quorum(raft.configuration, live):
+        raft.lost_ticks = 0
+    else:
+        raft.lost_ticks += 1
+        if raft.lost_ticks >= limits.election_ticks:
+            election.step_down(raft, raft.term)
+            return
+    if raft.transferee:
+        raft.transfer_ticks += 1
+        if raft.transfer_ticks >= limits.election_ticks:
+            raft.transferee = 0
+            raft.transfer_sent = False
+    if raft.reads is not None:
+        reads.tick(raft, raft.reads)
+    for node, progress in raft.progress.items():
+        if node not in live:
+            continue
+        state = progress.state
+        if state == REPLICATE:
+            if progress.match == progress.next - 1 and progress.commit >= progress.told:
+                continue
+        elif state == SNAPSHOTTING or not progress.paused:
+            continue
+        progress.waited += 1
+        if progress.waited >= limits.probe_ticks:
+            # Nothing says that what was sent is lost; the probe finds out without sending it twice.
+            progress.probe(progress.match + 1 if state == REPLICATE else progress.next, hollow=state == REPLICATE)
+            raft.dirty = True
+
+
+def on_liveness(raft: Raft) -> None:
+    """The set of live nodes changed: a dead leader is forgotten, who came back is asked where it is."""
+    raft.denials = 0
+    live = raft.live
+    if raft.role == LEADER:
+        for node, progress in raft.progress.items():
+            if progress.state == PROBE and node in live:
+                progress.paused = False
+                raft.dirty = True
+    elif raft.leader:
+        if raft.leader not in live:
+            election.forget_leader(raft)
+    else:
+        election.draw_timeout(raft)
+
+
+def on_link_reset(raft: Raft, node: int) -> None:
+    """What was under way to and from `node` may be lost: ask anew, and trust its leadership only when it speaks
+    again."""
+    raft.denials = 0
+    if raft.role == LEADER:
+        progress = raft.progress.get(node)
+        if progress is None:
+            return
+        progress.commit = 0
+        if progress.state != SNAPSHOTTING:
+            progress.probe(progress.match + 1)
+        if node == raft.transferee:
+            raft.transfer_sent = False
+        reads.ask_again(raft, node)
+        raft.dirty = True
+    elif node == raft.leader and node != raft.node:
+        raft.doubt = True
+        election.draw_timeout(raft)

@@ -1,0 +1,130 @@
+"""Linearizable reads without a log entry: ReadIndex (Raft paper 8, thesis 6.4; etcd read_only.go).
+
+Invariants: a read's index is the commit index when its round started, the round started after the read came in and
+after an entry of the leader's own term was committed, and a quorum has answered that round in this term. No clock, no
+lease: a paused process serves nothing stale.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import NotLeader
+from .messages import READ, READ_REPLY, Message
+from .quorum import has_quorum
+from .state import LEADER
+
+if TYPE_CHECKING:
+    from .core import Raft
+
+
+class Reads:
+    """`waiting` for the next round; `contexts` are in round `number`, which `acks` have answered (number 0: none
+    under way)."""
+
+    __slots__ = ("waiting", "contexts", "number", "last_number", "index", "acks", "waited")
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.contexts: list[int] = []
+        self.number = 0
+        self.last_number = 0
+        self.index = 0
+        self.acks: set[int] = set()
+        self.waited = 0
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits."""
+        return not self.waiting and not self.number
+
+
+def read(raft: Raft, context: int) -> None:
+    """Ask for a read index; it comes as a `Ready.reads`, or the context as a `Ready.failed_reads`. Raises `NotLeader`.
+
+    Before the own no-op is committed a leader does not know the commit index: the read waits (paper 8).
+    """
+    if raft.role != LEADER:
+        raise NotLeader(raft.leader)
+    if raft.reads is None:
+        raft.reads = Reads()
+    raft.reads.waiting.append(context)
+    raft.dirty = True
+
+
+def open_round(raft: Raft, reads: Reads) -> None:
+    """One round for everybody who waits; those who come later wait for the next."""
+    if reads.number or not reads.waiting or raft.commit < raft.lead_index:
+        return
+    reads.contexts, reads.waiting = reads.waiting, []
+    reads.last_number += 1
+    reads.number = reads.last_number
+    reads.index = raft.commit
+    reads.acks = {raft.node}
+    _ask(raft, reads)
+    _close_round(raft, reads)
+
+
+def _ask(raft: Raft, reads: Reads) -> None:
+    reads.waited = 0
+    for node in raft.progress:
+        if node not in reads.acks and raft.configuration.votes(node):
+            ask_node(raft, reads, node)
+
+
+def ask_node(raft: Raft, reads: Reads, node: int) -> None:
+    """The probe of the round under way, to one voter."""
+    raft.send(Message(READ, raft.uid, node, raft.node, raft.term, 0, 0, 0, reads.number))
+
+
+def ask_again(raft: Raft, node: int) -> None:
+    """The link to `node` was lost, and perhaps the round's probe with it."""
+    reads = raft.reads
+    if reads is not None and reads.number and node not in reads.acks and raft.configuration.votes(node):
+        ask_node(raft, reads, node)
+
+
+def tick(raft: Raft, reads: Reads) -> None:
+    """Ask those again who have not answered for a while."""
+    if reads.number:
+        reads.waited += 1
+        if reads.waited >= raft.limits.probe_ticks:
+            _ask(raft, reads)
+
+
+def on_read(raft: Raft, m: Message) -> None:
+    """A follower confirms that it knows of no later term."""
+    if raft.leader != m.sender:
+        assert not raft.leader, f"two leaders in term {m.term}: {raft.leader} and {m.sender}"
+        raft.leader = m.sender
+        raft.changed = raft.dirty = True
+    raft.elapsed = 0
+    raft.doubt = False
+    raft.send(Message(READ_REPLY, raft.uid, m.sender, raft.node, raft.term, 0, 0, 0, m.context))
+
+
+def on_read_reply(raft: Raft, m: Message) -> None:
+    """Count an answer to the round under way."""
+    reads = raft.reads
+    if reads is None or not reads.number or m.context != reads.number or m.reject:
+        return
+    reads.acks.add(m.sender)
+    _close_round(raft, reads)
+
+
+def _close_round(raft: Raft, reads: Reads) -> None:
+    if not has_quorum(raft.configuration, reads.acks):
+        return
+    index = reads.index
+    raft.confirmed_reads += [(context, index) for context in reads.contexts]
+    reads.contexts = []
+    reads.number = 0
+    raft.dirty = True
+
+
+def fail_all(raft: Raft) -> None:
+    """Leadership is lost: nothing that waits can be answered here (pitfall 4)."""
+    reads = raft.reads
+    if reads is not None:
+        raft.failed_reads += [*reads.contexts, *reads.waiting]
+        raft.reads = None

@@ -1,0 +1,40 @@
+"""The words that all verbs of the core share: roles and limits.
+
+Invariant: every limit has a unit and a reason, and reaching one never drops anything silently (law 9). Read by every
+module here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+FOLLOWER: Final = 0
+PRECANDIDATE: Final = 1
+CANDIDATE: Final = 2
+LEADER: Final = 3
+
+ROLE_NAMES: Final = ("follower", "precandidate", "candidate", "leader")
+
+TERM_MAX: Final = (1 << 63) - 1
+"""Terms and indexes beyond this are refused: a lying peer must not make a number overflow a fixed-width field."""
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """What one member may use. Ticks are the host's; bytes count metadata and payload (`Entry.size`)."""
+
+    election_ticks: int = 10
+    """Ticks without a leader before a campaign: drawn from [election_ticks, 2 * election_ticks) for each election."""
+    append_bytes: int = 1 << 20
+    """Bytes of entries in one APPEND: long enough for full disk speed, short enough not to hold up others."""
+    inflight_bytes: int = 8 << 20
+    """Bytes sent to one follower and not acknowledged: what a slow follower may pin in buffers."""
+    inflight_messages: int = 64
+    """APPENDs sent to one follower and not acknowledged."""
+    uncommitted_bytes: int = 64 << 20
+    """Bytes proposed and not committed: a leader without a quorum must not grow without bound (etcd
+    MaxUncommittedEntriesSize)."""
+    probe_ticks: int = 5
+    """Ticks without an answer before a follower is asked again. There is no heartbeat that would notice a lost
+    message."""
