@@ -2,8 +2,8 @@
 
 Invariant: after `datasync`, `sync_directory` or `publish` return, what was written before is on stable storage; an
 `OSError` of theirs means that nobody knows, and the caller never retries on the same descriptor. Files are 0600,
-directories 0700, links are not followed. Every module of the engine that keeps files is handed a `Disk`; `FaultyDisk` is
-its twin, which fails the n-th call of a kind, shortens writes and records what was done.
+directories 0700, links are not followed. Every module of the engine that keeps files is handed a `Disk`; `FaultyDisk`
+is its twin, which fails the n-th call of a kind, shortens writes and records what was done.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Disk:
         self.sync_directory(os.path.dirname(final))
 
     def write_file(self, path: str, buffers: Iterable[Buffer]) -> int:
-        """Write a whole file through `path`.tmp and `publish`; return its bytes. A crash leaves the old file or the new."""
+        """Write a whole file through `path`.tmp and `publish`; return its bytes. A crash leaves the old or the new."""
         temporary = path + ".tmp"
         self.unlink(temporary)
         fd = self.create(temporary)
@@ -200,7 +200,8 @@ class Disk:
         except BlockingIOError:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
             os.close(fd)
-            raise DirectoryInUse(f"{path} is in use by process {holder or 'unknown'}; stop it first", path=path) from None
+            message = f"{path} is in use by process {holder or 'unknown'}; stop it first"
+            raise DirectoryInUse(message, path=path) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return fd
@@ -218,8 +219,8 @@ class Call(NamedTuple):
 class FaultyDisk(Disk):
     """A `Disk` that fails on demand and remembers what was asked of it. The files are real.
 
-    `fail("datasync", 3, errno.EIO)` fails the third `datasync` from now; `written` bytes of a failed write reach the file
-    first. `short` caps the bytes one `pwritev` writes.
+    `fail("datasync", 3, errno.EIO)` fails the third `datasync` from now; `written` bytes of a failed write reach the
+    file first. `short` caps the bytes one `pwritev` writes.
     """
 
     __slots__ = ("calls", "short", "_plans")
@@ -231,7 +232,7 @@ class FaultyDisk(Disk):
         self._plans: dict[str, tuple[int, int, int]] = {}
 
     def fail(self, name: str, nth: int, error: int, *, written: int = 0) -> None:
-        """Let the `nth` call of `name` (write, datasync, sync_file, sync_directory, rename, create, preallocate) fail."""
+        """Let the `nth` call fail of write, datasync, sync_file, sync_directory, rename, create or preallocate."""
         self._plans[name] = (nth, error, written)
 
     def _enter(self, name: str, target: str | int, offset: int = 0, data: bytes = b"") -> None:
@@ -249,10 +250,12 @@ class FaultyDisk(Disk):
         raise OSError(error, f"{os.strerror(error)} (injected at {name})")
 
     def create(self, path: str) -> int:
+        """As `Disk` does it, unless its turn to fail has come."""
         self._enter("create", path)
         return super().create(path)
 
     def preallocate(self, fd: int, size: int) -> None:
+        """As `Disk` does it, unless its turn to fail has come."""
         self._enter("preallocate", fd)
         super().preallocate(fd, size)
 
@@ -264,21 +267,26 @@ class FaultyDisk(Disk):
         return os.pwrite(fd, data, offset)
 
     def datasync(self, fd: int) -> None:
+        """As `Disk` does it, unless its turn to fail has come."""
         self._enter("datasync", fd)
         super().datasync(fd)
 
     def sync_file(self, fd: int) -> None:
+        """As `Disk` does it, unless its turn to fail has come."""
         self._enter("sync_file", fd)
         super().sync_file(fd)
 
     def sync_directory(self, path: str) -> None:
+        """As `Disk` does it, unless its turn to fail has come."""
         self._enter("sync_directory", path)
         super().sync_directory(path)
 
     def rename(self, old: str, new: str) -> None:
+        """As `Disk` does it, unless its turn to fail has come."""
         self._enter("rename", old)
         super().rename(old, new)
 
     def unlink(self, path: str) -> None:
+        """As `Disk` does it, unless its turn to fail has come."""
         self._enter("unlink", path)
         super().unlink(path)

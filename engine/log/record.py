@@ -1,8 +1,10 @@
-"""Layout of a WAL file: head blocks, batches, record headers. Pure functions over bytes; docs/internals/files-on-disk.md has the tables.
+"""Layout of a WAL file: head blocks, batches, record headers. Pure functions over bytes;
+docs/internals/files-on-disk.md has the tables.
 
 Invariant: nothing in a file parses at another position, in another file, or in another use of the same space. Every
-checksum is seeded with the file's `salt` plus the position of what it covers; the salt is drawn anew each time a file comes into use,
-so not even bytes a client chose can look like a batch. Called by `wal` (encoding) and `wal_replay` (decoding).
+checksum is seeded with the file's `salt` plus the position of what it covers; the salt is drawn anew each time a file
+comes into use, so not even bytes a client chose can look like a batch. Called by `wal` (encoding) and `wal_replay`
+(decoding).
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ TRAILER_MAGIC = b"LYWT"
 FORMAT = 1
 
 FILE = struct.Struct("<4sHHQQQQQ")
-"""magic, format, 0, epoch, salt, previous file's epoch, where that one's batches end, number of this file's first batch."""
+"""magic, format, 0, epoch, salt, previous file's epoch, where that one's batches end, number of the first batch."""
 BATCH = struct.Struct("<4sHHQQQIIQQQQ")
-"""magic, format, 0, epoch, number, start, rows, records, metadata bytes, payload bytes, total bytes, directory checksum."""
+"""magic, format, 0, epoch, number, start, rows, records, bytes of metadata, payload and all, directory checksum."""
 ROW = struct.Struct("<QQQII")
-"""uid, number of the batch that held this group's records before, first index (0: no entry), offset in the batch, records."""
+"""uid, number of the batch that held this group's records before, first index (0: none), offset in the batch, and count."""
 RECORD = struct.Struct("<BBHIQQQQ")
-"""kind, 0, 0, content bytes, uid, value, payload bytes, payload offset in the file. An 8-byte checksum stands before it."""
+"""kind, 0, 0, content bytes, uid, value, payload bytes, payload offset in the file. A checksum stands before it."""
 HARD = struct.Struct("<QQQ")
 """Content of a hard state: term, vote, commit."""
 
@@ -62,9 +64,9 @@ HardState: TypeAlias = tuple[int, int, int]
 class WalItem:
     """What one group wants durable in the next batch. A new item wants nothing; the caller sets what it needs.
 
-    `hard_state` is (term, vote, commit) or None. `truncate` voids the entries from that index on before `entries` count, and may jump ahead
-    (a snapshot was installed); 0 means none. `entries` are contiguous. `floor` is the payload floor, 0: unchanged.
-    `token` is the caller's.
+    `hard_state` is (term, vote, commit) or None. `truncate` voids the entries from that index on before `entries`
+    count, and may jump ahead (a snapshot was installed); 0 means none. `entries` are contiguous. `floor` is the
+    payload floor, 0: unchanged. `token` is the caller's.
     """
 
     __slots__ = ("uid", "hard_state", "entries", "truncate", "floor", "token")
@@ -156,7 +158,7 @@ def format_of(block: bytes) -> int:
 
 
 def batch_bytes(metadata: int, payload: int, rows: int) -> int:
-    """Bytes of a whole batch: `metadata` counts header, directory and records; the trailer comes on top, in whole blocks."""
+    """Bytes of a whole batch, in blocks: `metadata` counts header, directory and records; the trailer comes on top."""
     return (metadata + payload + rows * ROW_BYTES + BATCH_BYTES + BLOCK - 1) // BLOCK * BLOCK
 
 
@@ -244,7 +246,8 @@ def encode_batch(
     padding = bytes(total - metadata - payload - len(directory) - BATCH_BYTES)
     trailer = _frame_bytes(TRAILER_MAGIC, head.epoch, frame, salt, start + total - BATCH_BYTES)
     assert sum(map(len, bodies)) == payload, "an entry's body_bytes is not the sum of its bodies"
-    # Small records are joined here, at C speed; big ones go by reference, and `gather_write` joins what is between them.
+    # Small records are joined here, at C speed; big ones go by reference, and `gather_write` joins what is between
+    # them.
     metadata_buffers = parts if metadata > records * JOIN_BELOW else [b"".join(parts)]
     return Encoded([*metadata_buffers, *bodies, padding + directory + trailer], placed, total)
 

@@ -1,9 +1,10 @@
-"""The shared WAL: one stream of batches for all groups of a node, one gather-write and one fdatasync each (laws 2, 3, 6, 8).
+"""The shared WAL: one stream of batches for all groups of a node, one gather-write and one fdatasync each (laws 2, 3,
+6, 8).
 
-Invariant: batch n+1 is not written before the sync of batch n returned, and `write` returns after the sync of what it was
-given, or raises. After a failed write or sync nothing is ever written again (law 7): the descriptor may lie about what it
-holds. Batches of one Wal have rising numbers over all files. Called by `host.durability`, from one thread at a time;
-reads, pins, `recycle` and `prepare_next` may come from any other.
+Invariant: batch n+1 is not written before the sync of batch n returned, and `write` returns after the sync of what it
+was given, or raises. After a failed write or sync nothing is ever written again (law 7): the descriptor may lie about
+what it holds. Batches of one Wal have rising numbers over all files. Called by `host.durability`, from one thread at a
+time; reads, pins, `recycle` and `prepare_next` may come from any other.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class WalConfig:
     file_bytes: int = 64 << 20
     """A file's size. Small enough to zero-fill in a tenth of a second, large enough that rolling is rare."""
     batch_bytes: int = 1 << 20
-    """The most one sync carries, one oversized entry apart: the disk is at its ceiling there (measured.md, section 2)."""
+    """The most one sync carries, one oversized entry apart: the disk's throughput is at its ceiling there."""
     stock: int = 2
     """Spare files kept for the next rolls."""
 
 
 class Gap(NamedTuple):
-    """An item that was not written, because its entries do not continue the group's; the member resends from `expected`."""
+    """An item that was not written: its entries do not continue the group's. The member resends from `expected`."""
 
     uid: int
     expected: int
@@ -85,8 +86,8 @@ class Wal:
     """The writing side. The constructor does no I/O; `open` comes first."""
 
     __slots__ = (
-        "_draw_salt", "_entries", "_error", "_fd", "_files", "_head", "_idle", "_last", "_limit", "_number", "_recovered",
-        "_rolled", "_seen", "_size", "_tail", "_unknown", "disk",
+        "_draw_salt", "_entries", "_error", "_fd", "_files", "_head", "_idle", "_last", "_limit", "_number",
+        "_recovered", "_rolled", "_seen", "_size", "_tail", "_unknown", "disk",
     )  # fmt: skip
 
     def __init__(
@@ -122,8 +123,8 @@ class Wal:
     def open(self) -> None:
         """Continue behind the recovered tail, in a new batch, or start the first file. Raises `NoSpace` or `WalFailed`.
 
-        The batch written here is empty and lies over whatever a torn one left at the tail, so that what replay cut off can't
-        come back once this node has told anyone anything.
+        The batch written here is empty and lies over whatever a torn one left at the tail, so that what replay cut off
+        can't come back once this node has told anyone anything.
         """
         recovered, self._recovered = self._recovered, None
         assert recovered is not None, "open is called once"
@@ -154,9 +155,9 @@ class Wal:
     def write(self, items: Sequence[WalItem]) -> Rolled | None:
         """Make the items durable: BLOCKING; one batch and one fdatasync per `batch_bytes`.
 
-        On return every entry with a payload has `.file` and `.offset`. None when nothing else happened. Raises `NoSpace` when the disk
-        is full: none of the items is acknowledged, all may be written again. Raises `WalFailed` for every other
-        `OSError`, now and forever.
+        On return every entry with a payload has `.file` and `.offset`. None when nothing else happened. Raises
+        `NoSpace` when the disk is full: none of the items is acknowledged, all may be written again. Raises
+        `WalFailed` for every other `OSError`, now and forever.
         """
         self._check()
         try:
@@ -280,7 +281,7 @@ class Wal:
         self._idle = not runs
 
     def seal(self) -> Rolled | None:
-        """Write an empty batch behind the last one, unless that is empty itself (law 8). The host calls it after 100 ms of quiet."""
+        """Write an empty batch behind the last one, unless that is empty itself (law 8). For 100 ms of quiet."""
         self._check()
         if not self._idle and self._tail + BLOCK <= self._size:
             try:
@@ -332,7 +333,7 @@ class Wal:
         raise self._error from error
 
     def prepare_next(self) -> bool:
-        """Make the next file ahead of need, on a thread of the caller's. False when the disk refused; a roll tries again."""
+        """Make the next file ahead of need, on a thread of the caller's. False: the disk refused; a roll will retry."""
         try:
             self._files.prepare()
         except OSError:
@@ -345,7 +346,7 @@ class Wal:
         self._seen.pop(uid, None)
 
     def recycle(self, file: int) -> bool:
-        """Everything in `file` is durable elsewhere or dead: reuse its space once no pin holds it; False while one does."""
+        """Everything in `file` is durable elsewhere or dead: reuse its space once no pin holds it (False: one does)."""
         assert file != self._head.epoch, "the current file is in use"
         return self._files.recycle(file)
 
@@ -362,7 +363,7 @@ class Wal:
         return self._files.fd(file)
 
     def read_payload(self, file: int, offset: int, length: int) -> bytes:
-        """`length` bytes at `offset`, from any thread; the caller checks the unit's hash. Raises `Gone` or `Corrupt`."""
+        """`length` bytes at `offset`, from any thread; the caller checks the hash. Raises `Gone` or `Corrupt`."""
         return self._files.read(file, offset, length)
 
     @property

@@ -1,10 +1,11 @@
 """The files of the WAL directory: preallocation ahead of need, reads with pins, recycling, the stock of spares.
 
-Invariant: a file comes into use only with a durable head of its own (new epoch, new salt) under a durable name, and leaves use
-only when no pin holds it, so an open reader never sees the bytes of another use. Called by `wal` and, for payload reads, by
-any thread.
+Invariant: a file comes into use only with a durable head of its own (new epoch, new salt) under a durable name, and
+leaves use only when no pin holds it, so an open reader never sees the bytes of another use. Called by `wal` and, for
+payload reads, by any thread.
 
-Names: ``<epoch>.wal`` in use, ``*.spare`` zero-filled or recycled and waiting, ``*.tmp`` unfinished and removed at the next open.
+Names: ``<epoch>.wal`` in use, ``*.spare`` zero-filled or recycled and waiting, ``*.tmp`` unfinished and removed at the
+next open.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ TEMPORARY = ".tmp"
 
 
 class Sealed(NamedTuple):
-    """A WAL file that takes no more batches. `entries` are all it got, in write order: the last one of (uid, index) wins.
+    """A WAL file that takes no more batches. `entries` are all it got, in write order: the last one of (uid, index)
+    wins.
 
     `file` and `epoch` are the same number; `length` is where its batches end, in bytes.
     """
@@ -127,7 +129,8 @@ class WalFiles:
     def start(self, head: FileHead, need: int) -> tuple[int, int]:
         """Bring a file into use for batches of at least `need` bytes; return (descriptor, bytes). OSErrors pass.
 
-        The head is durable before the name, the name before the return. A crash in between leaves a spare. `SyncFailed` is final.
+        The head is durable before the name, the name before the return. A crash in between leaves a spare.
+        `SyncFailed` is final.
         """
         disk = self._disk
         path, size = self._take_spare(DATA_START + need + BLOCK)
@@ -210,7 +213,8 @@ class WalFiles:
         with self._lock:
             keep = file.bytes == self._file_bytes and len(self._stock) < self._stock_max
         if keep:
-            # The new name is durable before the stock offers the space: bytes of the next use never stand under the old name.
+            # The new name is durable before the stock offers the space: bytes of the next use never stand under the
+            # old name.
             spare = os.path.join(self._directory, f"{epoch:016x}{SPARE}")
             disk.rename(file.path, spare)
             disk.sync_directory(self._directory)
@@ -247,7 +251,7 @@ class WalFiles:
         return file.fd
 
     def read(self, epoch: int, offset: int, length: int) -> bytes:
-        """Payload bytes of a file in use. Raises `Gone`, or `Corrupt` when the disk can't give them. The caller checks the hash."""
+        """Payload bytes, whose hash the caller checks. Raises `Gone`, or `Corrupt` when the disk can't give them."""
         self.pin(epoch)
         try:
             file = self._files[epoch]

@@ -1,11 +1,13 @@
 """Replay of the WAL: what every group had made durable, judged by law 8, at the cost of its metadata.
 
-Invariant: a record reaches the sink only if its checksum holds at its place and, for an entry, if it continues what the sink has of its
-group. Only the last batch of the last file can be torn, and then it is cut, unseen by the sink; everything else
-that does not verify is damage and is reported. Replay writes nothing, so a second run finds the same. Called once, before `Wal.open`.
+Invariant: a record reaches the sink only if its checksum holds at its place and, for an entry, if it continues what
+the sink has of its group. Only the last batch of the last file can be torn, and then it is cut, unseen by the sink;
+everything else that does not verify is damage and is reported. Replay writes nothing, so a second run finds the same.
+Called once, before `Wal.open`.
 
-A damaged batch whose two directories are unreadable could have held any group's records. Each later directory row names the batch
-that held its group's newest record before, so a group is *cleared* of that suspicion by its next row, or convicted by it.
+A damaged batch whose two directories are unreadable could have held any group's records. Each later directory row
+names the batch that held its group's newest record before, so a group is *cleared* of that suspicion by its next row,
+or convicted by it.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from typing import NamedTuple, Protocol
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from ..disk import Disk
-from ..entry import Entry, parse_entry, unit_hash, units_of
+from ..entry import Entry, parse_entry
 from ..errors import Corrupt, WrongIdentity
 from .record import (
     BATCH_BYTES,
-    CHECK_BYTES,
     BLOCK,
+    CHECK_BYTES,
     ENTRY_RECORD,
     FLOOR_RECORD,
     FORMAT,
@@ -50,7 +52,7 @@ class Sink(Protocol):
         ...
 
     def entry(self, uid: int, entry: Entry) -> None:
-        """An entry; it voids every older one of the group from its index on. `bodies` is None when there is a payload."""
+        """An entry; it voids the group's older ones from its index on. `bodies` is None when there is a payload."""
         ...
 
     def truncate(self, uid: int, from_index: int) -> None:
@@ -72,7 +74,7 @@ class Damage(NamedTuple):
 
 
 class Current(NamedTuple):
-    """The file that takes the next batches. `idle`: its last batch is empty or missing; `torn`: bytes at `tail` were cut."""
+    """The file that takes the next batches. `idle`: its last batch is empty or missing; `torn`: bytes were cut."""
 
     head: FileHead
     tail: int
@@ -84,13 +86,14 @@ class Current(NamedTuple):
 class ReplayResult:
     """What `Wal.open` continues from, and what the host has to repair.
 
-    `sealed` are the replayed files before the current one; `healed` is damage that cost nothing, thanks to a second copy.
-    `cleared` are the groups known to have lost nothing to damage without a name. `last_index` has no damaged group.
+    `sealed` are the replayed files before the current one; `healed` is damage that cost nothing, thanks to a second
+    copy. `cleared` are the groups known to have lost nothing to damage without a name. `last_index` has no damaged
+    group.
     """
 
     __slots__ = (
-        "sealed", "current", "damage", "healed", "cleared", "last_index", "last_batch", "next_epoch", "next_batch", "previous",
-        "unknown_through",
+        "sealed", "current", "damage", "healed", "cleared", "last_index", "last_batch", "next_epoch", "next_batch",
+        "previous", "unknown_through",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -111,8 +114,9 @@ class ReplayResult:
 def replay(disk: Disk, directory: str, sink: Sink, flushed_through: int = 0) -> ReplayResult:
     """Read every WAL file above `flushed_through`, oldest first, into `sink`.
 
-    Files up to `flushed_through` have their metadata in segments and stay only as homes of payloads; above it, a missing file between
-    two others is damage. Raises `WrongIdentity` for a newer format, before the sink has seen anything.
+    Files up to `flushed_through` have their metadata in segments and stay only as homes of payloads; above it, a
+    missing file between two others is damage. Raises `WrongIdentity` for a newer format, before the sink has seen
+    anything.
     """
     result = ReplayResult()
     try:
@@ -127,6 +131,28 @@ def replay(disk: Disk, directory: str, sink: Sink, flushed_through: int = 0) -> 
     files = [(epoch, heads[epoch].head, heads[epoch].copies) for epoch in epochs]
     _Replay(disk, directory, sink, result).run(files, flushed_through)
     return result
+
+
+def replay_file(disk: Disk, directory: str, epoch: int) -> list[tuple[int, Entry]]:
+    """The intact entries of a sealed file, in write order, for the segment writer. Raises `Corrupt` without a head."""
+    head = read_heads(disk, directory, [epoch])[epoch].head
+    if head is None:
+        raise Corrupt(wal_name(epoch), 0, "a file's head", "none of two copies")
+    result = ReplayResult()
+    _Replay(disk, directory, _Nobody(), result).replay_sealed(head)
+    return result.sealed[0].entries
+
+
+class _Nobody:
+    """A sink for `replay_file`, which needs the list only."""
+
+    def hard_state(self, uid: int, term: int, vote: int, commit: int) -> None: ...
+
+    def entry(self, uid: int, entry: Entry) -> None: ...
+
+    def truncate(self, uid: int, from_index: int) -> None: ...
+
+    def floor(self, uid: int, p: int) -> None: ...
 
 
 class _Replay:
@@ -185,6 +211,10 @@ class _Replay:
             expected = self._file(head, following, last)
         self._conclude()
 
+    def replay_sealed(self, head: FileHead) -> None:
+        """Replay one file whose last batch is known to be durable."""
+        self._file(head, None, False)
+
     def _flushed(self, epoch: int, head: FileHead) -> None:
         """Even the newest file is flushed: walk it only to learn where it ends and the number of the next batch."""
         result = self.result
@@ -215,7 +245,7 @@ class _Replay:
                 if isinstance(found, Lost):
                     self._salvage(found)
                     number = found.through + 1
-                elif final and not self._whole(found):
+                elif final and not scan.whole(found):
                     scan.tail, torn = found.start, True
                 else:
                     self._batch(found)
@@ -309,7 +339,8 @@ class _Replay:
         self.batch[uid] = frame.number
 
     def _records(self, frame: BatchFrame, metadata: bytes, uid: int, at: int, count: int) -> bool:
-        """Check and deliver `count` records from offset `at` of the batch; stop at the first bad one, whose length is not known.
+        """Check and deliver `count` records from offset `at` of the batch; stop at the first bad one, whose length is
+        not known.
 
         `uid` 0: of any groups. False when there was a bad one. This is the hot loop of a restart: locals only.
         """
@@ -362,41 +393,6 @@ class _Replay:
         if uid:
             self._hurt(uid, offset, reason)
         return False
-
-    def _whole(self, frame: BatchFrame) -> bool:
-        """Law 8: the very last batch counts only if every byte that matters is there, payloads included."""
-        scan = self.scan
-        if scan.trailer(frame.end) != frame:
-            return False
-        metadata = scan.read(frame.start, frame.metadata)
-        size = frame.rows * ROW_BYTES
-        directory = metadata[BATCH_BYTES : BATCH_BYTES + size]
-        if not check_directory(directory, scan.head, frame):
-            return False
-        if scan.read(frame.end - BATCH_BYTES - size, size) != directory:
-            return False
-        at = BATCH_BYTES + size
-        for _ in range(frame.records):
-            fixed = metadata[at + CHECK_BYTES : at + RECORD_BYTES]
-            if len(fixed) < RECORD.size:
-                return False
-            kind, _, _, length, uid, _, payload, offset = RECORD.unpack(fixed)
-            data = metadata[at + RECORD_BYTES : at + RECORD_BYTES + length]
-            seed = xxh3_64_intdigest(data, scan.head.salt + frame.start + at)
-            if xxh3_64_digest(fixed, seed) != metadata[at : at + CHECK_BYTES]:
-                return False
-            if kind == ENTRY_RECORD and payload and not self._payload_whole(uid, data, offset, payload):
-                return False
-            at += RECORD_BYTES + length
-        return at == frame.metadata
-
-    def _payload_whole(self, uid: int, data: bytes, offset: int, length: int) -> bool:
-        entry = parse_entry(data)
-        payload = memoryview(self.scan.read(offset, length))
-        return len(payload) == length and all(
-            unit_hash(uid, entry.index, entry.term, unit.number, payload[unit.offset : unit.offset + unit.length]) == unit.hash
-            for unit in units_of(data)
-        )
 
 
 def _mark_last(walked: Iterator[BatchFrame | Lost], last: bool) -> Iterator[tuple[BatchFrame | Lost, bool]]:

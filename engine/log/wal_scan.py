@@ -1,7 +1,8 @@
 """Finding the batches of one WAL file: heads, the chain of headers, and what lies where the chain is broken.
 
-Invariant: a batch is looked for only where the one before it ends; where no header stands there, any valid header behind proves
-that batches are lost (batch n+1 is never written before n is durable), and none proves that the log ends. Called by `wal_replay` alone.
+Invariant: a batch is looked for only where the one before it ends; where no header stands there, any valid header
+behind proves that batches are lost (batch n+1 is never written before n is durable), and none proves that the log
+ends. Called by `wal_replay` alone.
 """
 
 from __future__ import annotations
@@ -11,15 +12,25 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
 from ..disk import Disk
+from ..entry import parse_entry, split_bodies, verify_bodies
+from ..errors import Corrupt
 from .record import (
     BATCH_BYTES,
     BLOCK,
+    CHECK_BYTES,
     DATA_START,
+    ENTRY_RECORD,
     HEADER_MAGIC,
+    RECORD,
+    RECORD_BYTES,
+    ROW_BYTES,
     TRAILER_MAGIC,
     BatchFrame,
     FileHead,
+    check_directory,
     decode_file_head,
     decode_frame,
     format_of,
@@ -41,7 +52,7 @@ class Heads(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Batches `first` to `through` have no header. They lie from `start` on; `frames` are those whose trailers were found."""
+    """Batches `first` to `through` have no header. They lie from `start` on; `frames` were found by their trailers."""
 
     first: int
     through: int
@@ -137,7 +148,7 @@ class FileScan:
         return frame if frame is not None and frame.end == end else None
 
     def walk(self, end: int, next_batch: int = 0) -> Iterator[BatchFrame | Lost]:
-        """Batches in order. `end` and `next_batch` come from the next file's head; 0 when there is none: then the tail is found."""
+        """Batches in order. `end` and `next_batch` come from the next file's head; 0: there is none, find the tail."""
         limit = end or self._size
         position, number = DATA_START, self.head.first_batch
         while position < limit:
@@ -184,3 +195,38 @@ class FileScan:
             else:
                 at -= BLOCK
         return Lost(first, through, start, frames[::-1])
+
+    def whole(self, frame: BatchFrame) -> bool:
+        """Law 8: the very last batch counts only if every byte that matters is there, payloads included."""
+        if self.trailer(frame.end) != frame:
+            return False
+        metadata = self.read(frame.start, frame.metadata)
+        size = frame.rows * ROW_BYTES
+        directory = metadata[BATCH_BYTES : BATCH_BYTES + size]
+        if not check_directory(directory, self.head, frame):
+            return False
+        if self.read(frame.end - BATCH_BYTES - size, size) != directory:
+            return False
+        at = BATCH_BYTES + size
+        for _ in range(frame.records):
+            fixed = metadata[at + CHECK_BYTES : at + RECORD_BYTES]
+            if len(fixed) < RECORD.size:
+                return False
+            kind, _, _, length, uid, _, payload, offset = RECORD.unpack(fixed)
+            data = metadata[at + RECORD_BYTES : at + RECORD_BYTES + length]
+            seed = xxh3_64_intdigest(data, self.head.salt + frame.start + at)
+            if xxh3_64_digest(fixed, seed) != metadata[at : at + CHECK_BYTES]:
+                return False
+            if kind == ENTRY_RECORD and payload and not self._payload_whole(uid, data, offset, payload):
+                return False
+            at += RECORD_BYTES + length
+        return at == frame.metadata
+
+    def _payload_whole(self, uid: int, data: bytes, offset: int, length: int) -> bool:
+        entry = parse_entry(data)
+        entry.bodies = split_bodies(data, memoryview(self.read(offset, length)))
+        try:
+            verify_bodies(uid, entry)
+        except Corrupt:
+            return False
+        return True

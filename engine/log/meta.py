@@ -1,0 +1,317 @@
+"""The meta store: two LMDB environments that both hold every row. What is small and must survive without the WAL lives
+here.
+
+Invariant: `commit` returns after both environments have synced it; each row carries the number of its commit and an
+xxh3 over key and value, so that at open a row that is bad or old in one environment is taken from the other. Each
+environment is entered in a journal while it is scanned: one that kills the process twice (a page the disk can't read)
+is set aside and refilled from its twin. Called by the host: reads from any thread, commits from one at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import lmdb
+import msgpack
+from xxhash import xxh3_64_intdigest
+
+from ..disk import Disk
+from ..errors import Corrupt, NoSpace, WrongIdentity
+from .meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
+
+__all__ = ["FileRow", "GroupRow", "Identity", "MetaStore", "SnapshotRow", "StateRow"]
+
+FORMAT = 1
+IDENTITY = b"\x00identity"
+COMMIT = b"\x00commit"
+HEADER_BYTES = 16
+"""In front of every value: checksum and commit number, eight bytes each, little-endian."""
+MAP_BYTES = 16 << 30
+"""Address space, not disk: a map is never grown while it is open."""
+NAMES = ("a", "b")
+JOURNAL = "scanning"
+
+
+def _seal(key: bytes, value: bytes, commit: int) -> bytes:
+    body = commit.to_bytes(8, "little") + value
+    return xxh3_64_intdigest(body, xxh3_64_intdigest(key)).to_bytes(8, "little") + body
+
+
+def _holds(key: bytes, raw: bytes) -> bool:
+    if len(raw) < HEADER_BYTES:
+        return False
+    return xxh3_64_intdigest(raw[8:], xxh3_64_intdigest(key)) == int.from_bytes(raw[:8], "little")
+
+
+def _commit_of(raw: bytes) -> int:
+    return int.from_bytes(raw[8:HEADER_BYTES], "little")
+
+
+class Identity(NamedTuple):
+    """Whose directory this is."""
+
+    cluster: str
+    node: int
+    format: int
+
+
+class MetaStore:
+    """Keys and values are bytes; typed rows stand in `meta_rows`. `open` comes first."""
+
+    __slots__ = (
+        "_disk", "_directory", "_environments", "_commit", "_lock", "_map_bytes", "_owed", "identity", "repaired", "lost",
+    )  # fmt: skip
+
+    def __init__(self, disk: Disk, directory: str, map_bytes: int = MAP_BYTES) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._map_bytes = map_bytes
+        self._environments: list[lmdb.Environment] = []
+        self._commit = 0
+        # What the first environment has and the second refused: it goes with the next commit.
+        self._owed: dict[bytes, bytes | None] = {}
+        self._lock = threading.Lock()
+        self.identity: Identity | None = None
+        self.repaired = 0
+        """Rows that `open` took from the twin."""
+        self.lost: list[bytes] = []
+        """Keys that verify in neither environment: their groups need repair."""
+
+    def open(self, cluster: str = "", node: int = 0) -> None:
+        """Open or create; compare and repair. `cluster` and `node` are written to a new store, and must match an old
+        one's.
+
+        Empty `cluster` and `node` 0 take what there is. Raises `WrongIdentity` for another node or a newer format,
+        before anything is touched.
+        """
+        disk = self._disk
+        self._refuse(cluster, node)
+        disk.make_directory(self._directory)
+        contents: list[dict[bytes, bytes]] = []
+        for name in NAMES:
+            path = os.path.join(self._directory, name)
+            if self._killed_twice(name):
+                self._set_aside(path)
+            disk.make_directory(path)
+            try:
+                environment, rows = self._scan(path)
+            except (lmdb.Error, OSError):
+                self._set_aside(path)
+                disk.make_directory(path)
+                environment, rows = self._scan(path)
+            self._environments.append(environment)
+            contents.append(rows)
+            disk.unlink(os.path.join(self._directory, JOURNAL))
+        disk.sync_directory(self._directory)
+        self._reconcile(contents[0], contents[1])
+        del contents
+        stored = self.get(IDENTITY)
+        if stored is None:
+            self.identity = Identity(cluster, node, FORMAT)
+            self.commit([(IDENTITY, msgpack.packb(list(self.identity)))])
+        else:
+            self.identity = Identity(*msgpack.unpackb(stored))
+
+    def close(self) -> None:
+        """Close both environments."""
+        environments, self._environments = self._environments, []
+        for environment in environments:
+            environment.close()
+
+    def _open(self, path: str, readonly: bool = False) -> lmdb.Environment:
+        return lmdb.open(
+            path, map_size=self._map_bytes, max_dbs=0, mode=0o600, readahead=False, readonly=readonly, lock=not readonly
+        )
+
+    def _refuse(self, cluster: str, node: int) -> None:
+        """Read the identity without a lock file or a write; refuse what is not ours."""
+        for name in NAMES:
+            path = os.path.join(self._directory, name)
+            if not os.path.exists(os.path.join(path, "data.mdb")):
+                continue
+            try:
+                environment = self._open(path, readonly=True)
+            except lmdb.Error:
+                continue
+            try:
+                with environment.begin() as transaction:
+                    raw = transaction.get(IDENTITY)
+            finally:
+                environment.close()
+            if raw is None or not _holds(IDENTITY, raw):
+                continue
+            found = Identity(*msgpack.unpackb(raw[HEADER_BYTES:])[:3])
+            if found.format > FORMAT:
+                raise WrongIdentity(
+                    f"{self._directory} has format {found.format}, newer than {FORMAT}; use a newer logyard"
+                )
+            if (cluster and found.cluster != cluster) or (node and found.node != node):
+                raise WrongIdentity(
+                    f"{self._directory} belongs to node {found.node} of cluster {found.cluster!r}, "
+                    f"not to node {node} of {cluster!r}"
+                )
+
+    def _killed_twice(self, name: str) -> bool:
+        """Enter the scan in the journal. True when the last two starts died in this environment's scan."""
+        path = os.path.join(self._directory, JOURNAL)
+        try:
+            with open(path, "rb") as journal:
+                before = journal.read().decode("ascii", "replace").split()
+        except FileNotFoundError:
+            before = []
+        deaths = int(before[1]) if len(before) == 2 and before[0] == name and before[1].isdigit() else 0
+        if deaths >= 2:
+            deaths = 0
+            self._disk.write_file(path, [f"{name} 1".encode()])
+            return True
+        self._disk.write_file(path, [f"{name} {deaths + 1}".encode()])
+        return False
+
+    def _set_aside(self, path: str) -> None:
+        number = 0
+        while os.path.exists(aside := f"{path}.bad-{number}"):
+            number += 1
+        if os.path.exists(path):
+            self._disk.rename(path, aside)
+            self._disk.sync_directory(self._directory)
+
+    def _scan(self, path: str) -> tuple[lmdb.Environment, dict[bytes, bytes]]:
+        """Open an environment and read every row, so that a bad page shows now and not in the middle of the work."""
+        environment = self._open(path)
+        try:
+            environment.reader_check()
+            with environment.begin() as transaction:
+                return environment, dict(transaction.cursor())
+        except BaseException:
+            environment.close()
+            raise
+
+    def _reconcile(self, one: dict[bytes, bytes], two: dict[bytes, bytes]) -> None:
+        """Give both environments the better copy of each row, in one commit each."""
+        rows = (one, two)
+        newest = [
+            _commit_of(side[COMMIT]) if COMMIT in side and _holds(COMMIT, side[COMMIT]) else 0 for side in rows
+        ]
+        self._commit = max(newest)
+        fixes: tuple[list[tuple[bytes, bytes | None]], list[tuple[bytes, bytes | None]]] = ([], [])
+        for key, raw in one.items():
+            other = two.get(key)
+            if raw == other:
+                if not _holds(key, raw):
+                    self.lost.append(key)
+                continue
+            self._judge(key, raw, other, newest, fixes)
+        for key in two.keys() - one.keys():
+            self._judge(key, None, two[key], newest, fixes)
+        for environment, changes in zip(self._environments, fixes, strict=True):
+            if changes:
+                self.repaired += len(changes)
+                self._apply(environment, changes)
+
+    def _judge(
+        self,
+        key: bytes,
+        one: bytes | None,
+        two: bytes | None,
+        newest: list[int],
+        fixes: tuple[list[tuple[bytes, bytes | None]], list[tuple[bytes, bytes | None]]],
+    ) -> None:
+        """The copies differ: which one is right? A missing row was deleted only if its side is newer as a whole."""
+        sides = (one, two)
+        good = [raw is not None and _holds(key, raw) for raw in sides]
+        if not any(good):
+            self.lost.append(key)
+            return
+        if all(good):
+            winner = 0 if _commit_of(sides[0] or b"") >= _commit_of(sides[1] or b"") else 1
+        else:
+            winner = 0 if good[0] else 1
+            loser = 1 - winner
+            if sides[loser] is None and newest[loser] > newest[winner]:
+                fixes[winner].append((key, None))
+                return
+        fixes[1 - winner].append((key, sides[winner]))
+
+    def _apply(self, environment: lmdb.Environment, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """One durable transaction. Raises `NoSpace` when the disk or the map is full; nothing of it is then kept."""
+        try:
+            with environment.begin(write=True) as transaction:
+                cursor = transaction.cursor()
+                cursor.putmulti([(key, raw) for key, raw in changes if raw is not None])
+                for key, raw in changes:
+                    if raw is None:
+                        transaction.delete(key)
+        except lmdb.MapFullError as error:
+            raise NoSpace(f"the meta store's map of {self._map_bytes} bytes is full") from error
+        except (lmdb.DiskError, OSError) as error:
+            if getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) or "No space" in str(error):
+                raise NoSpace("the disk of the meta store is full") from error
+            raise
+
+    def commit(self, puts: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Write rows (None: delete) to both environments, atomically in each and durable on return.
+
+        The last one of a key wins. After `NoSpace` the rows may or may not have been taken, as `get` says; do it again.
+        """
+        with self._lock:
+            number = self._commit + 1
+            changes: dict[bytes, bytes | None] = {
+                key: None if value is None else _seal(key, value, number) for key, value in puts
+            }
+            changes[COMMIT] = _seal(COMMIT, b"", number)
+            first, second = self._environments
+            self._apply(first, sorted(changes.items()))
+            self._commit = number
+            self._owed.update(changes)
+            self._apply(second, sorted(self._owed.items()))
+            self._owed.clear()
+
+    def get(self, key: bytes) -> bytes | None:
+        """A row's value, or None. Raises `Corrupt` when neither copy verifies."""
+        bad = False
+        for environment in self._environments:
+            with environment.begin() as transaction:
+                raw = transaction.get(key)
+            if raw is None:
+                if not bad:
+                    return None
+                continue
+            if _holds(key, raw):
+                return bytes(raw[HEADER_BYTES:])
+            bad = True
+        if bad:
+            raise Corrupt(self._directory, 0, f"row {key!r}", "two bad copies")
+        return None
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose keys start with `prefix`, in key order; rows lost in both copies are left out (`lost` names them).
+
+        The rows are read at once: no read transaction outlives the call, which would let the file grow.
+        """
+        with self._environments[0].begin() as transaction:
+            cursor = transaction.cursor()
+            found: list[tuple[bytes, bytes]] = []
+            if cursor.set_range(prefix):
+                for key, raw in cursor:
+                    if not key.startswith(prefix):
+                        break
+                    found.append((key, raw))
+        for key, raw in found:
+            if _holds(key, raw):
+                yield key, raw[HEADER_BYTES:]
+                continue
+            try:
+                value = self.get(key)
+            except Corrupt:
+                continue
+            if value is not None:
+                yield key, value
+
+    def info(self) -> dict[str, Any]:
+        """Rows, commit number and bytes on disk of each environment, for status and metrics."""
+        sizes = [os.path.getsize(os.path.join(self._directory, name, "data.mdb")) for name in NAMES]
+        return {"rows": int(self._environments[0].stat()["entries"]), "commit": self._commit, "bytes": sizes}

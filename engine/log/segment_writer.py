@@ -1,0 +1,116 @@
+"""Turns sealed WAL files into segments. Plain data in, plain data out, so that it runs in a thread or in another
+process.
+
+Invariant: the main process alone decides what is valid (at the time the job is built); a job run twice, or again after
+a crash, writes the same segment. The sealed file stays as it is: it remains the home of its entries' payloads. Called
+by the host after a roll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..disk import Disk
+from ..entry import Entry
+from ..errors import Corrupt
+from .segment import SegmentInfo, Terms, write_segment
+from .wal_files import Sealed
+from .wal_replay import replay_file
+
+
+class ValidRun(NamedTuple):
+    """Entries `first` to `last` of a group, all of `term`, were the log's content when the job was built."""
+
+    uid: int
+    first: int
+    last: int
+    term: int
+
+
+class SegmentJob(NamedTuple):
+    """Write segment `segment` at `path` from WAL file `file` in `directory`. Tuples of plain values: msgpack-able."""
+
+    segment: int
+    path: str
+    directory: str
+    file: int
+    epoch: int
+    length: int
+    runs: tuple[ValidRun, ...]
+
+    def pack(self) -> list[object]:
+        """As nested lists, for the way to another process."""
+        return [*self[:-1], [list(run) for run in self.runs]]
+
+    @classmethod
+    def unpack(cls, plain: Sequence[object]) -> SegmentJob:
+        """From what `pack` made."""
+        segment, path, directory, file, epoch, length, runs = plain
+        assert isinstance(runs, (list, tuple)) and isinstance(path, str) and isinstance(directory, str)
+        assert isinstance(segment, int) and isinstance(file, int) and isinstance(epoch, int) and isinstance(length, int)
+        return cls(segment, path, directory, file, epoch, length, tuple(ValidRun(*run) for run in runs))
+
+
+def latest_entries(entries: Sequence[tuple[int, Entry]]) -> dict[tuple[int, int], Entry]:
+    """The last write of each (uid, index): an entry may be overwritten in the same file, even in the same batch."""
+    return {(uid, entry.index): entry for uid, entry in entries}
+
+
+def build_segment_job(
+    sealed: Sealed, valid: Callable[[int, int, int], bool], *, segment: int, path: str, directory: str
+) -> SegmentJob:
+    """Decide what of `sealed` is to be kept: `valid(uid, index, term)` is asked once for each last write.
+
+    Deleted groups, truncated entries and entries below a snapshot are simply not valid.
+    """
+    latest = latest_entries(sealed.entries)
+    runs: list[ValidRun] = []
+    uid = first = last = term = 0
+    for place in sorted(latest):
+        entry = latest[place]
+        if not valid(place[0], entry.index, entry.term):
+            continue
+        if first and place == (uid, last + 1) and entry.term == term:
+            last = entry.index
+            continue
+        if first:
+            runs.append(ValidRun(uid, first, last, term))
+        uid, first = place
+        last, term = first, entry.term
+    if first:
+        runs.append(ValidRun(uid, first, last, term))
+    return SegmentJob(segment, path, directory, sealed.file, sealed.epoch, sealed.length, tuple(runs))
+
+
+def run_segment_job(
+    disk: Disk, job: SegmentJob, entries: Sequence[tuple[int, Entry]] | None = None
+) -> SegmentInfo:
+    """Write the job's segment; durable on return. Without `entries` (another process) they are read from the WAL file.
+
+    Raises `Corrupt` when the file no longer holds an entry the job names: then memory, or a peer, has to give it.
+    """
+    if entries is None:
+        entries = replay_file(disk, job.directory, job.file)
+    latest = latest_entries(entries)
+    rows: list[tuple[int, Entry]] = []
+    for uid, first, last, term in job.runs:
+        for index in range(first, last + 1):
+            entry = latest.get((uid, index))
+            if entry is None or entry.term != term:
+                raise Corrupt(f"WAL file {job.file}", 0, f"entry {index} of group {uid:016x}", entry)
+            rows.append((uid, entry))
+    return write_segment(disk, job.path, job.segment, rows)
+
+
+def pack_info(info: SegmentInfo) -> list[object]:
+    """A segment's description as nested lists: maps with number keys are refused by careful decoders."""
+    return [info.id, [[uid, *run, info.terms[uid]] for uid, run in info.runs.items()], info.bytes]
+
+
+def unpack_info(plain: Sequence[object]) -> SegmentInfo:
+    """From what `pack_info` made."""
+    number, groups, size = plain
+    assert isinstance(number, int) and isinstance(size, int) and isinstance(groups, (list, tuple))
+    terms: dict[int, Terms] = {uid: [(index, term) for index, term in runs] for uid, _, _, runs in groups}
+    return SegmentInfo(number, {uid: (first, last) for uid, first, last, _ in groups}, terms, size)
