@@ -1,0 +1,338 @@
+"""The pipeline of one log: records gathered into frames, frames under way, frames to be sent again.
+
+Sans-IO like `session`: `aio` asks a lane what to send and tells it what came back. Invariants: the frames of a lane
+leave in the order in which their records were given, and what is sent again leaves before anything new; a batch is
+finished exactly once; the bytes of everything unfinished are in the client's window.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import insort
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import wire
+from .errors import BadRequest, Busy, LogyardError, NotLeader, Unknown, error_of
+from .session import backoff
+from .wire import LARGE, REPLIES, Buffer, ProtocolError
+
+APPEND_COMMAND = b"\x01"
+BATCH_BYTES = 512 << 10
+"""A batch is closed at this size: two of them fill the entry that the leader makes."""
+BATCH_RECORDS = 4096
+MANY_RECORDS = 65536
+"""Records of one atomic append: they travel as one frame."""
+HEAD_BYTES_MAX = 64 << 10
+RECORD_OVERHEAD = 8
+"""A record's share of the table."""
+
+
+class Frame:
+    """An append's frame in the making: records that share one command. `size` counts its bytes."""
+
+    __slots__ = ("table", "heads", "small", "large", "size")
+
+    def __init__(self) -> None:
+        self.table: list[int] = []
+        self.heads: list[bytes] = []
+        self.small: list[Buffer] = []
+        self.large: list[Buffer] = []
+        self.size = 0
+
+    @property
+    def count(self) -> int:
+        """Records in it."""
+        return len(self.table) // 2
+
+    def put(self, head: Buffer, body: Buffer | None) -> int:
+        """Add a record; returns the bytes it costs. Raises `BadRequest` or TypeError before anything is changed.
+
+        Bodies of `LARGE` bytes or more are kept by reference: they must not change until they are acknowledged.
+        """
+        if type(head) is not bytes:
+            head = memoryview(head).tobytes()
+        length = len(head)
+        if length > HEAD_BYTES_MAX:
+            raise BadRequest(f"metadata of {length} bytes is above its limit of {HEAD_BYTES_MAX}")
+        if body is None:
+            size = wire.ABSENT
+            cost = length + RECORD_OVERHEAD
+        else:
+            if type(body) is not bytes:
+                body = memoryview(body).cast("B")
+            size = len(body)
+            if size < LARGE:
+                self.small.append(body if type(body) is bytes else bytes(body))
+            elif size <= wire.RECORD_BYTES_MAX:
+                self.large.append(body)
+            else:
+                raise BadRequest(f"a payload of {size} bytes is above its limit of {wire.RECORD_BYTES_MAX}")
+            cost = length + size + RECORD_OVERHEAD
+        self.heads.append(head)
+        self.table += (length, size)
+        self.size += cost
+        return cost
+
+    def put_many(self, records: Iterable[tuple[Buffer, Buffer | None]]) -> None:
+        """Add records that are appended together or not at all; raises `BadRequest` when they are too many for that."""
+        for head, body in records:
+            self.put(head, body)
+        if not 0 < self.count <= MANY_RECORDS or self.size > wire.RECORD_BYTES_MAX + HEAD_BYTES_MAX:
+            raise BadRequest(
+                f"an append takes 1 to {MANY_RECORDS} records of together {wire.RECORD_BYTES_MAX} bytes at most,"
+                f" not {self.count} of {self.size}"
+            )
+
+    def encode(self) -> list[Buffer]:
+        """The frame's buffers."""
+        return wire.encode_parts(self.table, self.heads, self.small, self.large, APPEND_COMMAND)
+
+
+class Batch(Frame):
+    """A frame on its way through a lane: one object for all its records.
+
+    `first` is the offset of the first record once `done` without `error`.
+    `callbacks` are called once, when done. `signal` is a slot for the face's own event.
+    """
+
+    __slots__ = (
+        "lane", "serial", "deadline", "frame", "first", "error", "done", "ambiguous", "trouble", "callbacks",
+        "signal",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane, serial: int, deadline: float) -> None:
+        super().__init__()
+        self.lane = lane
+        self.serial = serial
+        self.deadline = deadline
+        self.frame: list[Buffer] | None = None
+        self.first = -1
+        self.error: LogyardError | None = None
+        self.done = False
+        self.ambiguous = False
+        self.trouble: LogyardError | None = None
+        self.callbacks: list[Callable[[], None]] = []
+        self.signal: Any = None
+
+    def __lt__(self, other: Batch) -> bool:
+        return self.serial < other.serial
+
+    def encoded(self) -> list[Buffer]:
+        """The frame's buffers; encoded once, kept until answered."""
+        if self.frame is None:
+            self.frame = self.encode()
+            # Joined by now: holding the pieces as well would double the memory.
+            self.heads, self.small, self.large = [], [], []
+        return self.frame
+
+    def answered(self, kind: int, status: int, data: Buffer) -> None:
+        """The server's answer to this frame."""
+        if kind != REPLIES:
+            raise ProtocolError("a command is answered in a REPLIES frame")
+        self.lane.answered(self, status, data)
+
+    def cut(self, error: LogyardError) -> None:
+        """The connection ended before the answer came."""
+        self.lane.cut(self, error)
+
+    def finish(self, error: LogyardError | None) -> None:
+        """Done: tell whoever waits."""
+        self.error = error
+        self.done = True
+        self.frame = None
+        for callback in self.callbacks:
+            callback()
+
+
+class Window:
+    """Bytes that all lanes of one client hold, and their bound; `freed` is called when some are given back."""
+
+    __slots__ = ("limit", "used", "freed")
+
+    def __init__(self, limit: int, freed: Callable[[], None]) -> None:
+        self.limit = limit
+        self.used = 0
+        self.freed = freed
+
+
+class Lane:
+    """The pipeline of one log: an open batch, batches to be sent, batches under way.
+
+    After a refusal nothing is sent until all frames under way are answered, so that refused ones keep their order.
+    `leader` 0 means that a route is needed; `kick` tells the face that there is something to do.
+    """
+
+    __slots__ = (
+        "name", "uid", "leader", "open", "queue", "sent", "held_until", "recovering", "failures", "retry", "window",
+        "dirty", "chance", "clock", "kick", "_serial", "link",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        window: Window,
+        clock: Callable[[], float],
+        kick: Callable[[Lane], None],
+        chance: random.Random,
+        retry: bool = True,
+    ) -> None:
+        self.name = name
+        self.uid = 0
+        self.leader = 0
+        self.open: Batch | None = None
+        self.queue: list[Batch] = []
+        self.sent: dict[int, Batch] = {}
+        self.held_until = 0.0
+        self.recovering = False
+        self.failures = 0
+        self.retry = retry
+        self.window = window
+        self.dirty = False
+        self.chance = chance
+        self.clock = clock
+        self.kick = kick
+        self._serial = 0
+        self.link: Any = None
+
+    @property
+    def waiting(self) -> bool:
+        """There is something to send."""
+        return bool(self.queue) or self.open is not None
+
+    def add(self, head: Buffer, body: Buffer | None, timeout: float) -> tuple[Batch, int]:
+        """Put one record into the open batch; returns the batch and the record's number in it."""
+        batch = self.open
+        if (
+            batch is None
+            or batch.size >= BATCH_BYTES
+            or len(batch.heads) >= BATCH_RECORDS
+            or (body is not None and len(body) >= BATCH_BYTES)
+        ):
+            batch = self.open = self._begin(timeout)
+        number = len(batch.heads)
+        self.window.used += batch.put(head, body)
+        return batch, number
+
+    def add_many(self, records: Iterable[tuple[Buffer, Buffer | None]], timeout: float) -> Batch:
+        """Put records into one frame of their own, so that they are appended together or not at all."""
+        batch = self._begin(timeout)
+        batch.put_many(records)
+        return self._enqueue(batch)
+
+    def _begin(self, timeout: float) -> Batch:
+        # The open batch goes first: serials and the queue are in the order in which records were given.
+        self.close()
+        self._serial += 1
+        return Batch(self, self._serial, self.clock() + timeout)
+
+    def _enqueue(self, batch: Batch) -> Batch:
+        self.queue.append(batch)
+        self.window.used += batch.size
+        return batch
+
+    def close(self) -> None:
+        """No further record joins the open batch."""
+        if self.open is not None:
+            if self.open.table:
+                self.queue.append(self.open)
+            self.open = None
+
+    def take(self, now: float) -> list[Batch]:
+        """The batches to send now, oldest first; they count as under way."""
+        if now < self.held_until or (self.recovering and self.sent):
+            return []
+        self.recovering = False
+        self.close()
+        taken, self.queue = self.queue, []
+        for batch in taken:
+            self.sent[batch.serial] = batch
+        return taken
+
+    def answered(self, batch: Batch, status: int, data: Buffer) -> None:
+        """The answer to a batch under way."""
+        if batch.done:
+            return
+        error = error_of(wire.unpack(data)) if status else None
+        del self.sent[batch.serial]
+        if error is None:
+            self.failures = 0
+            if len(data) < wire.REPLY.size:
+                self._finish(batch, LogyardError(f"{self.name}: the machine's answer is not an append log's"))
+            else:
+                batch.first = wire.REPLY.unpack_from(data)[0]
+                self._finish(batch, None)
+        else:
+            self._refused(batch, error)
+        if self.waiting:
+            self.kick(self)
+
+    def cut(self, batch: Batch, error: LogyardError) -> None:
+        """The connection ended under a batch: its outcome is unknown, and it is sent again unless told otherwise."""
+        if batch.done:
+            return
+        del self.sent[batch.serial]
+        batch.ambiguous = True
+        self.leader = 0
+        if self.retry:
+            self._again(batch, error)
+        else:
+            self._finish(batch, Unknown(f"{self.name}: the connection ended before the answer: {error}"))
+        if self.waiting:
+            self.kick(self)
+
+    def _refused(self, batch: Batch, error: LogyardError) -> None:
+        batch.ambiguous |= isinstance(error, Unknown)
+        if error.retry == "never" or (isinstance(error, Unknown) and not self.retry):
+            self._finish(batch, error)
+            return
+        if isinstance(error, NotLeader):
+            self.leader = error.leader
+        elif error.retry == "elsewhere":
+            self.leader = 0
+        self._again(batch, error)
+
+    def _again(self, batch: Batch, error: LogyardError) -> None:
+        now = self.clock()
+        batch.trouble = error
+        self.close()
+        insort(self.queue, batch)
+        if not self.recovering:
+            # One failure a round, however many frames it struck; the first redirection is followed at once.
+            self.failures += 1
+            if isinstance(error, Busy):
+                self.held_until = now + max(error.retry_after, 0.001) * (0.75 + self.chance.random() / 2)
+            elif not (isinstance(error, NotLeader) and error.leader and self.failures == 1):
+                self.held_until = now + backoff(self.failures - 1, self.chance)
+        self.recovering = True
+
+    def expire(self, now: float) -> None:
+        """Fail what is past its deadline: with what last stood in its way, or as `Unknown` if it may have happened."""
+        if self.open is not None and self.open.deadline <= now:
+            self.close()
+        late = [batch for batch in self.queue if batch.deadline <= now]
+        late += [batch for batch in self.sent.values() if batch.deadline <= now]
+        for batch in late:
+            if batch.serial in self.sent:
+                del self.sent[batch.serial]
+                batch.ambiguous = True
+            else:
+                self.queue.remove(batch)
+            if batch.ambiguous or batch.trouble is None:
+                why = batch.trouble or "no answer in time"
+                error = Unknown if batch.ambiguous else NotLeader
+                self._finish(batch, error(f"{self.name}: not acknowledged in time: {why}"))
+            else:
+                self._finish(batch, batch.trouble.again())
+
+    def fail(self, error: LogyardError) -> None:
+        """Fail what waits to be sent (the group does not exist, the client is closing)."""
+        self.close()
+        waiting, self.queue = self.queue, []
+        for batch in waiting:
+            self._finish(batch, error.again())
+
+    def _finish(self, batch: Batch, error: LogyardError | None) -> None:
+        self.window.used -= batch.size
+        batch.finish(error)
+        self.window.freed()

@@ -1,0 +1,196 @@
+"""One connection of the trio client: connects, greets, then one task gather-sends and one receives.
+
+It opens once and dies once; whatever it held is picked up by `network.Network.lost`. The socket itself comes from the
+door in `aio`, so that a twin in memory can stand in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeAlias
+
+import trio
+
+from .errors import LogyardError, Unknown
+from .lane import Lane
+from .session import Answer, Channel, Routes, unreachable
+from .wire import Buffer, ProtocolError
+
+CONNECT_S = 5.0
+
+
+class Stream(Protocol):
+    """What a link needs of a connected socket."""
+
+    def recv_into(self, buffer: memoryview) -> Awaitable[int]:
+        """Bytes received; 0 at the end."""
+
+    def sendmsg(self, buffers: list[Buffer]) -> Awaitable[int]:
+        """Bytes sent."""
+
+    def close(self) -> None:
+        """Wakes both with an error."""
+
+
+Dial: TypeAlias = Callable[[str, int], Awaitable[Stream]]
+
+
+class Owner(Protocol):
+    """What a link tells, and asks of, its network."""
+
+    routes: Routes
+    dial: Dial
+
+    def clock(self) -> float:
+        """Now, in seconds."""
+
+    def opened(self, link: Link) -> None:
+        """It greeted its server."""
+
+    def lost(self, link: Link) -> None:
+        """It died."""
+
+
+class Bell:
+    """Wakes one task; ringing before it waits is remembered."""
+
+    __slots__ = ("_rung", "_lot")
+
+    def __init__(self) -> None:
+        self._rung = False
+        self._lot = trio.lowlevel.ParkingLot()
+
+    def ring(self) -> None:
+        """Let the task run in the next turn."""
+        if not self._rung:
+            self._rung = True
+            self._lot.unpark_all()
+
+    async def wait(self) -> None:
+        """Until rung."""
+        if not self._rung:
+            await self._lot.park()
+        self._rung = False
+
+
+class Link:
+    """One connection to one node. It opens once and dies once; `network.lost` picks up what it held."""
+
+    __slots__ = ("network", "node", "address", "channel", "dirty", "bell", "opened", "failure", "socket", "progress")
+
+    def __init__(self, network: Owner, node: int, address: tuple[str, int]) -> None:
+        self.network = network
+        self.node = node
+        self.address = address
+        self.channel = Channel()
+        self.dirty: list[Lane] = []
+        self.bell = Bell()
+        self.opened = trio.Event()
+        self.failure: LogyardError | None = None
+        self.socket: Stream | None = None
+        self.progress = trio.current_time()
+
+    @property
+    def open(self) -> bool:
+        """It can carry requests."""
+        return self.failure is None and self.channel.greeted
+
+    async def run(self) -> None:
+        """Connect, then send and receive until it fails."""
+        try:
+            await self._open()
+            if self.failure is None:
+                self.network.opened(self)
+                self.opened.set()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send, nursery.cancel_scope)
+                    await self._receive()
+                    nursery.cancel_scope.cancel()
+        finally:
+            if self.failure is None:
+                self.failure = unreachable(self.address, "the client is closing")
+            if self.socket is not None:
+                self.socket.close()
+            self.opened.set()
+            self.network.lost(self)
+
+    def fail(self, why: object) -> None:
+        """Cut it: both tasks end."""
+        if self.failure is None:
+            self.failure = why if isinstance(why, LogyardError) else unreachable(self.address, why)
+            if self.socket is not None:
+                self.socket.close()
+
+    async def _open(self) -> None:
+        try:
+            with trio.fail_after(CONNECT_S):
+                self.socket = await self.network.dial(*self.address)
+                await self._flush()
+                channel = self.channel
+                while not channel.greeted:
+                    await self._fill()
+                if self.node and channel.hello.node != self.node:
+                    raise ProtocolError(f"it is node {channel.hello.node}, not node {self.node}")
+                self.network.routes.greeted(channel.hello, self.address)
+                self.node = channel.hello.node
+        except trio.TooSlowError:
+            self.fail("no answer in time")
+        except (OSError, trio.ClosedResourceError, ProtocolError, LogyardError) as error:
+            self.fail(error)
+
+    async def _fill(self) -> None:
+        assert self.socket is not None
+        count = await self.socket.recv_into(self.channel.receiver.buffer())
+        if not count:
+            raise ProtocolError("the server closed the connection")
+        self.progress = trio.current_time()
+        self.channel.received(count)
+
+    async def _flush(self) -> None:
+        assert self.socket is not None
+        outgoing = self.channel.outgoing
+        while outgoing.size:
+            outgoing.sent(await self.socket.sendmsg(outgoing.window()))
+
+    async def _receive(self) -> None:
+        try:
+            while self.failure is None:
+                await self._fill()
+        except (OSError, trio.ClosedResourceError, ProtocolError, LogyardError) as error:
+            self.fail(error)
+
+    async def _send(self, scope: trio.CancelScope) -> None:
+        channel = self.channel
+        try:
+            while self.failure is None:
+                if not self.dirty and not channel.outgoing.size:
+                    await self.bell.wait()
+                if self.dirty:
+                    if not channel.pending:
+                        self.progress = trio.current_time()
+                    lanes, self.dirty = self.dirty, []
+                    now = self.network.clock()
+                    for lane in lanes:
+                        lane.dirty = False
+                        for batch in lane.take(now):
+                            channel.append(lane.uid, batch.encoded(), batch)
+                await self._flush()
+        except (OSError, trio.ClosedResourceError) as error:
+            self.fail(error)
+        scope.cancel()
+
+    async def call(self, method: str, arguments: dict[str, object], deadline: float) -> tuple[Any, bool]:
+        """(value, was cut): raises what the server answered, or `Unknown` when it did not answer in time."""
+        event = trio.Event()
+        answer = Answer(event.set)
+        if not self.channel.pending:
+            self.progress = trio.current_time()
+        self.channel.call(method, arguments, answer)
+        self.bell.ring()
+        with trio.move_on_at(deadline):
+            await event.wait()
+        if not answer.done:
+            raise Unknown(f"{method}: node {self.node} did not answer in time")
+        if answer.error is not None and not answer.was_cut:
+            raise answer.error
+        return answer.value, answer.was_cut

@@ -1,0 +1,367 @@
+"""Routing of the trio client: which node leads a group, a connection to it, and what to do when it dies.
+
+Tasks: one that finds leaders (for all logs together, so that a failover of a thousand logs is a few calls), one clock
+(held and late commands, hung connections), two for each connection. None for a log or an append. Called by `aio`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from .admin import AsyncVerbs, Call, T
+from .errors import LogyardError, NotLeader, Unknown, UnknownGroup
+from .lane import Lane, Window
+from .link import Bell, Dial, Link
+from .session import Retry, Routes, backoff, unreachable
+
+TIMEOUT_S = 30.0
+WINDOW_BYTES = 64 << 20
+STALL_S = 10.0
+"""A connection with open requests and no byte for so long is cut: a stopped process holds its sockets open."""
+LOCATE_S = 2.0
+LOCATE_NAMES = 1000
+TICK_S = 0.25
+
+Found = Callable[[LogyardError | None], None]
+
+
+class Network(AsyncVerbs):
+    """Links, routes and lanes of one client. `aio.Yard` adds the logs."""
+
+    __slots__ = (
+        "timeout", "retry", "dial", "window", "routes", "chance", "closed", "_nursery", "_links", "_down", "_lanes",
+        "_wanted", "_locate_bell", "_clock_bell", "_held", "_freed", "_started",
+    )  # fmt: skip
+
+    def __init__(self, servers: Sequence[str], dial: Dial, *, timeout: float, retry: bool, window_bytes: int) -> None:
+        self.timeout = timeout
+        self.dial = dial
+        self.retry = retry
+        self.window = Window(window_bytes, self._give_back)
+        self.routes = Routes(servers)
+        self.chance = random.Random()
+        self.closed = False
+        self._nursery: trio.Nursery | None = None
+        self._links: dict[tuple[str, int], Link] = {}
+        self._down: dict[tuple[str, int], tuple[float, int, LogyardError]] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._wanted: dict[str, list[Found]] = {}
+        self._locate_bell = Bell()
+        self._clock_bell = Bell()
+        self._held: set[Lane] = set()
+        self._freed = trio.lowlevel.ParkingLot()
+        self._started = trio.Event()
+
+    def clock(self) -> float:
+        """Now, in seconds."""
+        return trio.current_time()
+
+    # The life of the client.
+
+    async def serve(self) -> None:
+        """All tasks; runs until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._started.set()
+            nursery.start_soon(self._locator)
+            nursery.start_soon(self._ticks)
+
+    async def first_contact(self) -> None:
+        """Until one of the servers has answered; raises when none does in time."""
+        await self._started.wait()
+        retry = Retry(self.clock() + self.timeout, self.chance, False)
+        while True:
+            error = unreachable(self.routes.seeds[0], "no server answers")
+            for address in self.routes.seeds:
+                try:
+                    await self._ready(self._dial(0, address), retry.deadline)
+                    return
+                except LogyardError as found:
+                    error = found
+            await trio.sleep(retry.after(error, True, self.clock()))
+
+    def close(self) -> None:
+        """Fail what is unfinished."""
+        self.closed = True
+        gone = Unknown("the client was closed before the answer")
+        for lane in self._lanes.values():
+            lane.retry = False
+            lane.fail(gone)
+        for link in list(self._links.values()):
+            link.fail("the client is closing")
+            link.channel.cut(gone)
+
+    async def nodes(self) -> list[int]:
+        """The nodes whose addresses are known."""
+        return sorted(self.routes.addresses)
+
+    # Lanes.
+
+    def lane(self, name: str) -> Lane:
+        """The pipeline of a log."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = Lane(name, self.window, self.clock, self.kick, self.chance, self.retry)
+        return lane
+
+    def kick(self, lane: Lane) -> None:
+        """See that what a lane has to send is sent: now, when it is located, or when its hold ends."""
+        if lane.dirty or not lane.waiting or (lane.recovering and lane.sent):
+            return
+        if self.closed:
+            lane.fail(LogyardError("the client is closed"))
+            return
+        if lane.held_until > self.clock():
+            lane.dirty = True
+            self._held.add(lane)
+            self._clock_bell.ring()
+            return
+        link = lane.link
+        if link is None or link.failure is not None or link.node != lane.leader or not lane.uid:
+            link = self._route(lane)
+            if link is None:
+                return
+        lane.dirty = True
+        link.dirty.append(lane)
+        link.bell.ring()
+
+    def _route(self, lane: Lane) -> Link | None:
+        if lane.leader and lane.uid:
+            link = self._link(lane.leader)
+            if link is not None:
+                lane.link = link
+                return link
+        lane.dirty = True
+
+        def found(error: LogyardError | None) -> None:
+            lane.dirty = False
+            if error is not None:
+                lane.fail(error)
+                return
+            lane.uid, lane.leader, _ = self.routes.groups[lane.name]
+            self.kick(lane)
+
+        self._want(lane.name, found)
+        return None
+
+    def _give_back(self) -> None:
+        if self._freed:
+            self._freed.unpark_all()
+
+    async def freed(self) -> None:
+        """Until some append is finished."""
+        await self._freed.park()
+
+    # Links.
+
+    def _link(self, node: int) -> Link | None:
+        """A link to a node, open or opening; None while its address is unknown or it was found down just now."""
+        address = self.routes.addresses.get(node)
+        if address is None:
+            return None
+        link = self._links.get(address)
+        if link is None:
+            if address in self._down and self._down[address][0] > self.clock():
+                return None
+            link = self._dial(node, address)
+        return link
+
+    def _dial(self, node: int, address: tuple[str, int]) -> Link:
+        link = self._links.get(address)
+        if link is None:
+            assert self._nursery is not None
+            link = self._links[address] = Link(self, node, address)
+            self._nursery.start_soon(link.run)
+        return link
+
+    async def _ready(self, link: Link, deadline: float) -> Link:
+        with trio.move_on_at(deadline):
+            await link.opened.wait()
+        if link.failure is not None:
+            raise link.failure.again()
+        if not link.open:
+            raise unreachable(link.address, "no answer in time")
+        return link
+
+    def opened(self, link: Link) -> None:
+        """A link greeted its server."""
+        self._down.pop(link.address, None)
+
+    def lost(self, link: Link) -> None:
+        """A link died: its requests are cut, its lanes find another way."""
+        if self._links.get(link.address) is link:
+            del self._links[link.address]
+        assert link.failure is not None
+        failures = self._down[link.address][1] + 1 if link.address in self._down else 0
+        self._down[link.address] = (self.clock() + backoff(failures, self.chance), failures, link.failure)
+        lanes, link.dirty = link.dirty, []
+        for lane in lanes:
+            lane.dirty = False
+        link.channel.cut(link.failure)
+        for lane in lanes:
+            self.kick(lane)
+
+    # Who leads what.
+
+    def _want(self, name: str, found: Found) -> None:
+        self._wanted.setdefault(name, []).append(found)
+        self._locate_bell.ring()
+
+    async def _locator(self) -> None:
+        failures = 0
+        while True:
+            if not self._wanted:
+                failures = 0
+                await self._locate_bell.wait()
+                continue
+            before = len(self._wanted)
+            await self._locate_round()
+            if self._wanted:
+                failures = 0 if len(self._wanted) < before else failures + 1
+                await trio.sleep(backoff(failures, self.chance))
+
+    async def _locate_round(self) -> None:
+        """Ask node after node until every wanted group has a leader that can be reached."""
+        names = list(self._wanted)[:LOCATE_NAMES]
+        denied: dict[str, LogyardError] = {}
+        all_answered = True
+        for address in self._candidates():
+            if not names:
+                break
+            rows = await self._locate(address, names)
+            if rows is None:
+                all_answered = False
+                continue
+            self.routes.located(rows)
+            named = {row[0] for row in rows}
+            for name in names:
+                if name not in named:
+                    denied.setdefault(name, UnknownGroup(f"no group {name!r} on any node that answers"))
+                elif self._link(self.routes.leader(name)) is not None:
+                    self._tell(name, None)
+            names = [name for name in names if name in self._wanted]
+            for name in named:
+                denied.pop(name, None)
+        for name, error in denied.items():
+            if name in self._wanted and all_answered:
+                self._tell(name, error)
+
+    def _tell(self, name: str, error: LogyardError | None) -> None:
+        for found in self._wanted.pop(name, ()):
+            found(error)
+
+    def _candidates(self) -> list[tuple[str, int]]:
+        """Addresses to ask: open links first, in random order, then the rest."""
+        known = list(dict.fromkeys([*self.routes.addresses.values(), *self._unnamed()]))
+        self.chance.shuffle(known)
+        return sorted(known, key=lambda address: not (address in self._links and self._links[address].open))
+
+    def _unnamed(self) -> list[tuple[str, int]]:
+        # A seed may be another name of a known address ("localhost"): ask it only while some node is not known.
+        known = self.routes.addresses.values()
+        return [seed for seed in self.routes.seeds if seed not in known] if len(known) < len(self.routes.seeds) else []
+
+    async def _locate(self, address: tuple[str, int], names: list[str]) -> list[Any] | None:
+        down = self._down.get(address)
+        if address not in self._links and down is not None and down[0] > self.clock():
+            return None
+        deadline = self.clock() + LOCATE_S
+        try:
+            link = await self._ready(self._dial(0, address), deadline)
+            rows, cut = await link.call("locate", {"names": names}, deadline)
+        except LogyardError:
+            return None
+        return None if cut or not isinstance(rows, list) else rows
+
+    # Calls.
+
+    async def run(self, call: Call[T], timeout: float | None = None) -> T:
+        """Ask, again where that is allowed, until answered or out of time. Raises a `LogyardError`."""
+        if self.closed:
+            raise LogyardError("the client is closed")
+        deadline = self.clock() + (self.timeout if timeout is None else timeout)
+        retry = Retry(deadline, self.chance, call.pinned)
+        while True:
+            reached = False
+            try:
+                link = await self._target(call, retry)
+                reached = True
+                value, cut = await link.call(call.method, call.arguments, deadline)
+                if not cut:
+                    return call.decode(value)
+                reached = False
+                error: LogyardError = Unknown(f"{call.method}: node {link.node} closed the connection unanswered")
+                if not call.idempotent and not self.retry:
+                    raise error
+            except LogyardError as refusal:
+                error = refusal
+                if isinstance(error, Unknown) and not call.idempotent and not self.retry:
+                    raise
+            if call.group:
+                self.routes.redirect(call.group, error.leader if isinstance(error, NotLeader) else 0)
+            await trio.sleep(retry.after(error, not reached, self.clock()))
+
+    async def _target(self, call: Call[T], retry: Retry) -> Link:
+        """An open link to whom the call is for; raises what stands in the way."""
+        if call.group and not call.pinned:
+            return await self._leader_link(call.group, retry)
+        known = [self.routes.addresses[node] for node in call.nodes if node in self.routes.addresses]
+        if call.pinned:
+            if not known:
+                raise LogyardError(f"the address of node {call.nodes[0]} is not known")
+            return await self._ready(self._dial(call.nodes[0], known[0]), retry.deadline)
+        # Anyone will do, those named first; each failure moves on to the next.
+        order = [*known, *(address for address in self._candidates() if address not in known)]
+        up = [address for address in order if address not in self._down] or order
+        return await self._ready(self._dial(0, up[retry.failures % len(up)]), retry.deadline)
+
+    async def _leader_link(self, name: str, retry: Retry) -> Link:
+        link = self._link(self.routes.leader(name)) if self.routes.leader(name) else None
+        if link is None:
+            event = trio.Event()
+            failed: list[LogyardError] = []
+
+            def found(error: LogyardError | None) -> None:
+                if error is not None:
+                    failed.append(error)
+                event.set()
+
+            self._want(name, found)
+            with trio.move_on_at(retry.deadline):
+                await event.wait()
+            if not event.is_set():
+                raise NotLeader(f"{name}: no leader found in time")
+            if failed:
+                failed[0].retry = "never"
+                raise failed[0]
+            link = self._link(self.routes.leader(name))
+            if link is None:
+                raise NotLeader(f"{name}: its leader is out of reach")
+        return await self._ready(link, retry.deadline)
+
+    # Time.
+
+    async def _ticks(self) -> None:
+        """Release held lanes when their time comes; look for what is late or hangs a few times a second."""
+        scan = self.clock() + TICK_S
+        while True:
+            wake = min([scan, *(lane.held_until for lane in self._held)])
+            with trio.move_on_at(wake):
+                await self._clock_bell.wait()
+            now = self.clock()
+            for lane in [lane for lane in self._held if lane.held_until <= now]:
+                self._held.discard(lane)
+                lane.dirty = False
+                self.kick(lane)
+            if now >= scan:
+                scan = now + TICK_S
+                for lane in self._lanes.values():
+                    if lane.sent or lane.waiting:
+                        lane.expire(now)
+                for link in list(self._links.values()):
+                    if link.open and link.channel.pending and now - link.progress > STALL_S:
+                        link.fail(f"no byte for {STALL_S:g} s with requests open")

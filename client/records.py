@@ -1,0 +1,182 @@
+"""Record blocks: what a read of an append log returns, and the records in them.
+
+A block is a slice of one entry: a fixed header, a table of (head, body) lengths, the heads and then the bodies, each
+in record order. A block without bodies keeps the table, so sizes are known. Blocks are decoded as they are iterated:
+a page of a thousand records costs nothing until someone looks. `encode_block` is called by the server's read path.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+BLOCK = struct.Struct("<QIIQQqIIQ")
+"""first offset, records, flags, index, term, timestamp (ms since 1970), table bytes, heads bytes, bodies bytes."""
+BLOCK_BYTES = BLOCK.size
+BODIES = 1
+"""Block flag: the bodies are there."""
+ABSENT = 0xFFFFFFFF
+"""As a body length: this record has no payload at all."""
+
+
+class BlockError(ValueError):
+    """Block bytes that do not add up; `session` turns it into a protocol error."""
+
+
+class Block(NamedTuple):
+    """A block's header and where its parts lie in `data` (byte positions)."""
+
+    first: int
+    records: int
+    flags: int
+    raft_index: int
+    term: int
+    timestamp: int
+    data: memoryview
+    table_at: int
+    heads_at: int
+    bodies_at: int
+    end: int
+
+
+class Record:
+    """One record. `metadata` is a copy; `payload` copies on access, `view` does not.
+
+    `size` is the body's length in bytes even where bodies were left away; `payload` is None for a record without one
+    and for a read without bodies. `timestamp` is the leader's log time in milliseconds since 1970.
+    """
+
+    __slots__ = ("offset", "metadata", "size", "index", "term", "timestamp", "view")
+
+    def __init__(
+        self, offset: int, metadata: bytes, size: int, index: int, term: int, timestamp: int, view: memoryview | None
+    ) -> None:
+        self.offset = offset
+        self.metadata = metadata
+        self.size = size
+        self.index = index
+        self.term = term
+        self.timestamp = timestamp
+        self.view = view
+
+    @property
+    def payload(self) -> bytes | None:
+        """The body as bytes, or None."""
+        return None if self.view is None else bytes(self.view)
+
+    def __repr__(self) -> str:
+        return f"Record({self.offset} at {self.index}@{self.term}, metadata={len(self.metadata)}, size={self.size})"
+
+
+def encode_block(
+    first: int,
+    index: int,
+    term: int,
+    timestamp: int,
+    table: Sequence[int],
+    heads: Sequence[Buffer],
+    bodies: Sequence[Buffer] | None,
+) -> list[Buffer]:
+    """Buffers of one block. `table` is flat: head length, body length (or `ABSENT`) of each record.
+
+    `heads` may be one contiguous buffer of all heads or one a record; likewise `bodies`, in record order and without
+    the absent ones; None leaves them away. Bodies are passed through, never joined.
+    """
+    count = len(table) // 2
+    heads_bytes = sum(map(len, heads))
+    bodies_bytes = 0 if bodies is None else sum(map(len, bodies))
+    assert len(table) == 2 * count and sum(table[::2]) == heads_bytes, "the heads are those of the table"
+    assert bodies is None or sum(size for size in table[1::2] if size != ABSENT) == bodies_bytes, "and so the bodies"
+    head = BLOCK.pack(
+        first, count, 0 if bodies is None else BODIES, index, term, timestamp, 8 * count, heads_bytes, bodies_bytes
+    )
+    return [b"".join((head, struct.pack(f"<{2 * count}I", *table), *heads)), *(bodies or ())]
+
+
+def split_blocks(data: Buffer) -> list[Block]:
+    """The blocks in `data`; raises `BlockError` when lengths do not add up, before anything is decoded."""
+    view = memoryview(data)
+    at, size = 0, len(view)
+    found: list[Block] = []
+    while at < size:
+        if size - at < BLOCK_BYTES:
+            raise BlockError("a record block is cut short")
+        first, count, flags, index, term, timestamp, table, heads, bodies = BLOCK.unpack_from(view, at)
+        table_at = at + BLOCK_BYTES
+        heads_at = table_at + table
+        bodies_at = heads_at + heads
+        at = bodies_at + bodies
+        if at > size or table != 8 * count or not count:
+            raise BlockError("a record block's lengths do not add up")
+        lengths = struct.unpack_from(f"<{2 * count}I", view, table_at)
+        present = sum(length for length in lengths[1::2] if length != ABSENT)
+        if sum(lengths[::2]) != heads or (present if flags & BODIES else 0) != bodies:
+            raise BlockError("a record block's table does not add up")
+        found.append(Block(first, count, flags, index, term, timestamp, view, table_at, heads_at, bodies_at, at))
+    return found
+
+
+def records_of(block: Block) -> Iterator[Record]:
+    """The records of one block, in order."""
+    view = block.data
+    lengths = struct.unpack_from(f"<{2 * block.records}I", view, block.table_at)
+    head_at, body_at = block.heads_at, block.bodies_at
+    with_bodies = block.flags & BODIES
+    for number in range(block.records):
+        head, size = lengths[2 * number], lengths[2 * number + 1]
+        metadata = bytes(view[head_at : head_at + head])
+        head_at += head
+        body: memoryview | None = None
+        if size == ABSENT:
+            size = 0
+        elif with_bodies:
+            body = view[body_at : body_at + size]
+            body_at += size
+        yield Record(block.first + number, metadata, size, block.raft_index, block.term, block.timestamp, body)
+
+
+class Page:
+    """The answer to one poll: its records (decoded as they are iterated), the log's bounds and who answered.
+
+    `start` and `end` are the log's first offset and its next free one when `node` answered. `len(page)` is the number
+    of records, `page.next` the offset to go on from.
+    """
+
+    __slots__ = ("blocks", "start", "end", "node", "next", "_asked", "_count", "_stop")
+
+    def __init__(self, data: Buffer, start: int, end: int, node: int, asked: int, limit: int) -> None:
+        self.blocks = split_blocks(data)
+        self.start = start
+        self.end = end
+        self.node = node
+        self._asked = asked
+        present = 0
+        last = end if asked < 0 else asked
+        for block in self.blocks:
+            skipped = max(0, asked - block.first)
+            present += max(0, block.records - skipped)
+            last = block.first + block.records
+        # A server may answer with whole entries: what lies before the offset asked for or beyond the count is skipped.
+        self._count = min(present, limit)
+        self.next = last - (present - self._count)
+        self._stop = self.next
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Record]:
+        for block in self.blocks:
+            for record in records_of(block):
+                if self._asked <= record.offset < self._stop:
+                    yield record
+
+    @property
+    def records(self) -> list[Record]:
+        """All records of the page, decoded now."""
+        return list(self)
+
+    def __repr__(self) -> str:
+        return f"Page({self._count} records up to {self.next}, log {self.start}..{self.end}, node {self.node})"

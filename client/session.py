@@ -1,0 +1,220 @@
+"""The client without sockets: requests and answers of a connection, routes, and when to try again.
+
+Both faces drive these objects: `aio` from trio tasks, `sync` from whatever thread calls. Nothing here waits, reads a
+clock (the time is passed in) or opens anything. Invariant: an answer resolves its request exactly once, and an answer
+to nothing is a protocol error.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from . import wire
+from .errors import BadRequest, Busy, LogyardError, NotLeader, WrongIdentity, error_of
+from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, REPLIES, RESULT, Buffer, ProtocolError
+
+BACKOFF_FIRST = 0.01
+BACKOFF_LAST = 0.25
+
+
+def backoff(failures: int, chance: random.Random) -> float:
+    """Seconds until the next try after so many failures: doubled each time, bounded, and with jitter."""
+    delay: float = min(BACKOFF_LAST, BACKOFF_FIRST * 2 ** min(failures, 10))
+    return delay * (0.5 + chance.random())
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """("host", port) of "host:port" or "[host]:port"; raises `BadRequest`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise BadRequest(f"an address is HOST:PORT, not {text!r}")
+    return host.strip("[]"), int(port)
+
+
+class Completion(Protocol):
+    """What waits for an answer."""
+
+    def answered(self, kind: int, status: int, data: Buffer) -> None:
+        """The frame type (REPLIES, RESULT, ERROR, DATA), an item's status, and the bytes."""
+
+    def cut(self, error: LogyardError) -> None:
+        """The connection ended before an answer came."""
+
+
+class Answer:
+    """The completion of a call: `value` is a RESULT's value or DATA's (header, bytes)."""
+
+    __slots__ = ("done", "value", "error", "was_cut", "callback")
+
+    def __init__(self, callback: Callable[[], None] | None = None) -> None:
+        self.done = False
+        self.value: Any = None
+        self.error: LogyardError | None = None
+        self.was_cut = False
+        self.callback = callback
+
+    def answered(self, kind: int, status: int, data: Buffer) -> None:
+        """Decode the answer; raises `ProtocolError`."""
+        if kind == RESULT:
+            self.value = wire.unpack(data)
+        elif kind == DATA:
+            self.value = wire.decode_data(data)
+        elif kind == REPLIES and status == 0:
+            self.value = bytes(data)
+        elif kind not in (REPLIES, ERROR):
+            raise ProtocolError(f"a frame of type {kind} is no answer")
+        else:
+            self.error = error_of(wire.unpack(data))
+        self._finish()
+
+    def cut(self, error: LogyardError) -> None:
+        """The connection ended."""
+        self.error, self.was_cut = error, True
+        self._finish()
+
+    def _finish(self) -> None:
+        self.done = True
+        if self.callback is not None:
+            self.callback()
+
+
+class Channel:
+    """One connection's requests: frames out through `outgoing`, bytes in through `receiver`, answers to completions."""
+
+    __slots__ = ("outgoing", "receiver", "pending", "_request", "hello", "greeted")
+
+    def __init__(self) -> None:
+        self.outgoing = wire.Outgoing()
+        self.receiver = wire.Receiver(CLIENT_LIMITS)
+        self.pending: dict[int, Completion] = {}
+        self._request = 0
+        self.hello = wire.Hello(None, 0, {}, wire.FRAME_BYTES_MAX)
+        self.greeted = False
+        self.outgoing.push((wire.encode_hello(),))
+
+    def call(self, method: str, arguments: dict[str, object], completion: Completion) -> None:
+        """Queue a call; raises `BadRequest` when its arguments are too long for one."""
+        request = self._request + 1
+        frame = wire.encode_call(request, method, arguments)
+        if len(frame) - wire.HEADER_BYTES > wire.CALL_BYTES_MAX:
+            raise BadRequest(f"the arguments of {method} are longer than {wire.CALL_BYTES_MAX} bytes; split the call")
+        self._request = request
+        self.pending[request] = completion
+        self.outgoing.push((frame,))
+
+    def append(self, uid: int, frame: list[Buffer], completion: Completion) -> None:
+        """Queue a command frame for the group `uid`; one above the server's limit is refused here."""
+        size = sum(map(len, frame)) + wire.UID.size
+        if size > self.hello.frame_bytes_max:
+            why = f"a frame of {size} bytes is above the server's limit of {self.hello.frame_bytes_max}"
+            completion.answered(REPLIES, 1, wire.pack({"code": BadRequest.code, "message": why, "retry": "never"}))
+            return
+        self._request = request = self._request + 1
+        self.pending[request] = completion
+        self.outgoing.push((wire.HEADER.pack(size, APPEND, 0, 0, request) + wire.UID.pack(uid), *frame))
+
+    def received(self, count: int) -> None:
+        """Take `count` received bytes; completions are told at once. Raises `ProtocolError`."""
+        for frame in self.receiver.received(count):
+            kind = frame.type
+            if not self.greeted:
+                if kind == ERROR:
+                    raise error_of(wire.unpack(frame.body))
+                if kind != wire.HELLO:
+                    raise ProtocolError("the server did not begin with HELLO")
+                self.hello = wire.decode_hello(frame.body)
+                self.greeted = True
+            elif kind == REPLIES:
+                for request, status, data in wire.decode_replies(frame.body):
+                    self._answered(request, REPLIES, status, data)
+            elif kind == wire.HELLO:
+                raise ProtocolError("a second HELLO")
+            else:
+                self._answered(frame.request, kind, 0, frame.body)
+
+    def _answered(self, request: int, kind: int, status: int, data: Buffer) -> None:
+        completion = self.pending.get(request)
+        if completion is None:
+            raise ProtocolError(f"an answer to request {request}, which is not open")
+        # Only an answer that could be read closes its request: the end of the connection cuts the others.
+        completion.answered(kind, status, data)
+        self.pending.pop(request, None)
+
+    def cut(self, error: LogyardError) -> None:
+        """The connection ended: everything open is told so."""
+        pending, self.pending = self.pending, {}
+        for completion in pending.values():
+            completion.cut(error)
+
+
+class Routes:
+    """What a client knows about the cluster: addresses of nodes, and each group's uid, leader and members."""
+
+    __slots__ = ("seeds", "addresses", "cluster", "groups", "asked")
+
+    def __init__(self, servers: Iterable[str]) -> None:
+        self.seeds = [parse_address(server) for server in servers]
+        if not self.seeds:
+            raise BadRequest("at least one server address is needed")
+        self.addresses: dict[int, tuple[str, int]] = {}
+        self.cluster: object = None
+        self.groups: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+        self.asked = 0
+
+    def greeted(self, hello: wire.Hello, address: tuple[str, int]) -> None:
+        """A server introduced itself at `address`; raises `WrongIdentity` when it is of another cluster."""
+        if self.cluster is None:
+            self.cluster = hello.cluster
+        elif self.cluster != hello.cluster:
+            raise WrongIdentity(f"{address[0]}:{address[1]} belongs to cluster {hello.cluster}, not {self.cluster}")
+        for other, text in hello.clients.items():
+            self.addresses[other] = parse_address(text)
+        self.addresses.setdefault(hello.node, address)
+
+    def located(self, rows: Iterable[Iterable[Any]]) -> None:
+        """Take the rows of a ``locate`` answer."""
+        for name, uid, leader, members in rows:
+            self.groups[name] = (uid, leader, tuple(members))
+
+    def leader(self, name: str) -> int:
+        """The node that leads a group as far as is known, or 0."""
+        return self.groups[name][1] if name in self.groups else 0
+
+    def redirect(self, name: str, leader: int) -> None:
+        """A member named another leader (0: none)."""
+        if name in self.groups:
+            uid, _, members = self.groups[name]
+            self.groups[name] = (uid, leader, members)
+
+
+def unreachable(address: tuple[str, int], why: object) -> LogyardError:
+    """No connection to a server: nothing was sent, another one may do."""
+    return LogyardError(f"cannot reach {address[0]}:{address[1]}: {why}", retry="elsewhere")
+
+
+class Retry:
+    """When a call may be tried again: until a deadline, with back-off, and only after errors that allow it."""
+
+    __slots__ = ("deadline", "failures", "chance", "pinned")
+
+    def __init__(self, deadline: float, chance: random.Random, pinned: bool) -> None:
+        self.deadline = deadline
+        self.failures = 0
+        self.chance = chance
+        self.pinned = pinned
+
+    def after(self, error: LogyardError, cut: bool, now: float) -> float:
+        """Seconds to wait before the next try; raises the error when there is none."""
+        wanted = 0.0
+        if error.retry == "never" or (self.pinned and not cut and error.retry == "elsewhere"):
+            raise error
+        if isinstance(error, Busy):
+            wanted = error.retry_after
+        elif not (isinstance(error, NotLeader) and error.leader and not self.failures):
+            wanted = backoff(self.failures, self.chance)
+        self.failures += 1
+        if now + wanted >= self.deadline:
+            raise error
+        return wanted

@@ -1,0 +1,386 @@
+"""The client protocol, sans-IO: frames, their bodies, and the buffers between them and a socket.
+
+A frame is a fixed header (length of the rest, type, flags, request) and a body. Both ends begin with HELLO. A length is
+compared with the limit of its type before a byte is allocated for it. Used by `session` (and so by both clients) and by
+`service.rpc`; `docs/wire-client.md` describes the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from .records import ABSENT, BLOCK, Buffer, encode_block, split_blocks
+
+__all__ = [
+    "ABSENT", "APPEND", "BLOCK", "CALL", "CLIENT_LIMITS", "DATA", "ERROR", "FRAME", "HEADER", "HELLO", "HELLO_LIMITS",
+    "ITEM", "LARGE", "REPLIES", "REPLY", "RESULT", "Buffer", "Hello", "Outgoing", "ProtocolError", "Received",
+    "Receiver", "decode_call", "decode_data", "decode_replies", "encode_block", "encode_call", "encode_data",
+    "encode_error", "encode_frame", "encode_hello", "encode_parts", "encode_replies", "encode_result", "pack",
+    "server_limits", "split_blocks", "unpack",
+]  # fmt: skip
+
+VERSION = 1
+HEADER = struct.Struct("<IBBHQ")
+"""length of the rest, type, flags, reserved, request."""
+HEADER_BYTES = HEADER.size
+
+HELLO = 1
+APPEND = 2
+REPLIES = 3
+CALL = 4
+RESULT = 5
+ERROR = 6
+DATA = 7
+
+UID = struct.Struct("<Q")
+ITEM = struct.Struct("<QBI")
+"""request, status (0: the machine's reply, 1: an error), length: one item of a REPLIES frame; the bytes follow it."""
+REPLY = struct.Struct("<QI")
+"""first offset, records: what the append log answers."""
+LENGTH = struct.Struct("<I")
+
+FRAME = struct.Struct("<BBHIIIQQQ")
+"""version, flags, large bodies, records, command bytes, pack bytes, large bytes, session, first sequence."""
+FRAME_BYTES = FRAME.size
+FRAME_VERSION = 1
+UNIFORM = 1
+LARGE = 4096
+"""A body of this many bytes or more travels after the pack of its frame, on its own."""
+HELLO_BYTES_MAX = 4096
+"""Nobody is known yet: a HELLO to a server may not cost more than this."""
+ANSWER_HELLO_BYTES_MAX = 64 << 10
+CALL_BYTES_MAX = 256 << 10
+"""msgpack grows up to 64 times as objects: a call is bounded before it is unpacked."""
+FRAME_BYTES_MAX = 64 << 20
+"""An APPEND frame, unless the server's HELLO says otherwise."""
+RECORD_BYTES_MAX = FRAME_BYTES_MAX - (128 << 10)
+"""One record's body: a frame also holds its head, up to 64 KiB of metadata, and the rest of a batch's table."""
+REPLIES_BYTES = 1 << 20
+"""A REPLIES frame is closed when it has grown beyond this."""
+RESULT_BYTES_MAX = 64 << 20
+DATA_BYTES_MAX = 2 * FRAME_BYTES_MAX
+DEDICATED = 64 << 10
+"""A frame of this many bytes or more is received into memory of its own, without a copy."""
+RECEIVE_BYTES = 128 << 10
+IOV_MAX = 1024
+
+HELLO_LIMITS = (0, HELLO_BYTES_MAX)
+CLIENT_LIMITS = (
+    0, ANSWER_HELLO_BYTES_MAX, 0, RESULT_BYTES_MAX, 0, RESULT_BYTES_MAX, ANSWER_HELLO_BYTES_MAX, DATA_BYTES_MAX
+)  # fmt: skip
+"""What a client accepts from a server: the longest body of each type, 0 for a type that may not come."""
+
+
+def server_limits(frame_bytes_max: int = FRAME_BYTES_MAX) -> tuple[int, ...]:
+    """What a server accepts after the HELLO."""
+    return (0, 0, frame_bytes_max, 0, CALL_BYTES_MAX)
+
+
+class ProtocolError(Exception):
+    """The other end sent bytes that are no frame; the connection they came on is closed, and nothing else."""
+
+
+class Received(NamedTuple):
+    """One frame: `body` is a copy of its own (bytes), or for a large one the memory it was received into."""
+
+    type: int
+    flags: int
+    request: int
+    body: bytes | memoryview
+
+
+def _plain(value: object) -> object:
+    """Sets and odd objects of a status report as something msgpack knows."""
+    return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)
+
+
+def pack(value: object) -> bytes:
+    """msgpack bytes of plain values."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True, default=_plain)
+    return packed
+
+
+def unpack(data: Buffer, *, strict: bool = False) -> Any:
+    """Plain values of msgpack bytes; raises `ProtocolError`. `strict` bounds the containers of a stranger's bytes."""
+    try:
+        if strict:
+            return msgpack.unpackb(data, raw=False, max_array_len=65536, max_map_len=1024, max_ext_len=0)
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException, RecursionError, TypeError) as error:
+        raise ProtocolError(f"a body is not msgpack: {error}") from None
+
+
+def encode(kind: int, request: int, *parts: Buffer) -> list[Buffer]:
+    """Buffers of one frame; parts are not joined."""
+    return [HEADER.pack(sum(map(len, parts)), kind, 0, 0, request), *parts]
+
+
+class Hello(NamedTuple):
+    """Who is there: its cluster, its node (0: a client), the client addresses of all nodes, its longest frame."""
+
+    cluster: object
+    node: int
+    clients: dict[int, str]
+    frame_bytes_max: int
+
+
+def encode_hello(
+    cluster: object = None, node: int = 0, clients: Iterable[tuple[int, str]] = (), frame_bytes_max: int = 0
+) -> bytes:
+    """HELLO: version, cluster, node, the client addresses as (node, "host:port") and the longest APPEND frame."""
+    value = [VERSION, cluster, node, [list(pair) for pair in clients], frame_bytes_max]
+    return b"".join(encode(HELLO, 0, pack(value)))
+
+
+def decode_hello(body: Buffer) -> Hello:
+    """What a HELLO says; raises `ProtocolError`, also for another version."""
+    value = unpack(body, strict=True)
+    if not isinstance(value, list) or len(value) < 5 or value[0] != VERSION:
+        raise ProtocolError(f"a HELLO of protocol version {VERSION} was expected")
+    _, cluster, node, clients, longest = value[:5]
+    if not isinstance(node, int) or not isinstance(clients, list) or not isinstance(longest, int):
+        raise ProtocolError("a HELLO names a node, a list of addresses and a length")
+    found: dict[int, str] = {}
+    for pair in clients:
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int) or not isinstance(pair[1], str):
+            raise ProtocolError("a HELLO's addresses are pairs of node and address")
+        found[pair[0]] = pair[1]
+    return Hello(cluster, node, found, longest)
+
+
+def encode_call(request: int, method: str, arguments: dict[str, object]) -> bytes:
+    """CALL: a method and its arguments by name."""
+    return b"".join(encode(CALL, request, pack([method, arguments])))
+
+
+def decode_call(body: Buffer) -> tuple[str, dict[str, Any]]:
+    """(method, arguments) of a CALL; raises `ProtocolError`."""
+    value = unpack(body, strict=True)
+    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], dict):
+        return value[0], value[1]
+    raise ProtocolError("a CALL is a method and a map of arguments")
+
+
+def encode_result(request: int, value: object) -> bytes:
+    """RESULT: a plain value."""
+    return b"".join(encode(RESULT, request, pack(value)))
+
+
+def encode_error(request: int, error: bytes) -> bytes:
+    """ERROR: an error already packed as ``{code, message, retry, details}``."""
+    return b"".join(encode(ERROR, request, error))
+
+
+def encode_data(request: int, header: object, parts: Sequence[Buffer]) -> list[Buffer]:
+    """DATA: a plain header and raw bytes, which are not joined."""
+    packed = pack(header)
+    return encode(DATA, request, LENGTH.pack(len(packed)) + packed, *parts)
+
+
+def decode_data(body: Buffer) -> tuple[Any, memoryview]:
+    """(header, raw bytes) of DATA; raises `ProtocolError`."""
+    view = memoryview(body)
+    if len(view) < LENGTH.size:
+        raise ProtocolError("a DATA frame is cut short")
+    end = LENGTH.size + LENGTH.unpack_from(view)[0]
+    if end > len(view):
+        raise ProtocolError("a DATA frame's header is longer than the frame")
+    return unpack(view[LENGTH.size : end]), view[end:]
+
+
+def encode_replies(items: Sequence[tuple[int, int, Buffer]]) -> list[Buffer]:
+    """REPLIES frames for (request, status, bytes) items: one, unless they are very large together."""
+    frames: list[Buffer] = []
+    parts: list[Buffer] = []
+    size = 0
+    for request, status, data in items:
+        length = len(data)
+        if size and size + length > REPLIES_BYTES:
+            frames.append(b"".join((HEADER.pack(size, REPLIES, 0, 0, 0), *parts)))
+            parts, size = [], 0
+        parts.append(ITEM.pack(request, status, length))
+        parts.append(data)
+        size += ITEM.size + length
+    frames.append(b"".join((HEADER.pack(size, REPLIES, 0, 0, 0), *parts)))
+    return frames
+
+
+def decode_replies(body: Buffer) -> list[tuple[int, int, Buffer]]:
+    """The (request, status, bytes) items of a REPLIES frame; raises `ProtocolError`."""
+    found: list[tuple[int, int, Buffer]] = []
+    at, size, head = 0, len(body), ITEM.size
+    while at < size:
+        if size - at < head:
+            raise ProtocolError("a REPLIES item is cut short")
+        request, status, length = ITEM.unpack_from(body, at)
+        at += head
+        end = at + length
+        if end > size:
+            raise ProtocolError("a REPLIES item is longer than its frame")
+        found.append((request, status, body[at:end]))
+        at = end
+    return found
+
+
+def encode_frame(
+    records: Sequence[tuple[bytes, Buffer | None]],
+    *,
+    command: bytes | None = None,
+    commands: Sequence[bytes] | None = None,
+    session: int = 0,
+    sequence: int = 0,
+) -> list[Buffer]:
+    """Buffers of one command frame, byte for byte what the engine's encoder makes of (head, body or None) records.
+
+    Give one `command` for all records or one of `commands` each.
+    """
+    if command is None:
+        assert commands is not None and len(commands) == len(records), "each record has a command"
+        region = struct.pack(f"<{len(commands)}I", *map(len, commands)) + b"".join(commands)
+    else:
+        region = command
+    table: list[int] = []
+    for head, body in records:
+        table += (len(head), ABSENT if body is None else len(body))
+    small = [body for _, body in records if body is not None and len(body) < LARGE]
+    large = [body for _, body in records if body is not None and len(body) >= LARGE]
+    heads = [head for head, _ in records]
+    flags = 0 if command is None else UNIFORM
+    return encode_parts(table, heads, small, large, region, flags=flags, session=session, sequence=sequence)
+
+
+def encode_parts(
+    table: Sequence[int],
+    heads: Sequence[bytes],
+    small: Sequence[Buffer],
+    large: Sequence[Buffer],
+    region: bytes,
+    *,
+    flags: int = UNIFORM,
+    session: int = 0,
+    sequence: int = 0,
+) -> list[Buffer]:
+    """Buffers of one command frame from its gathered parts: what a pipeline collects while records come in.
+
+    `table` is flat: head length, body length (`ABSENT`: none) of each record; `small` are the bodies below `LARGE`;
+    `region` is the command region, for UNIFORM the one command.
+    """
+    count = len(heads)
+    packed = b"".join((struct.pack(f"<{2 * count}I", *table), *heads, *small))
+    large_bytes = sum(map(len, large))
+    head = FRAME.pack(FRAME_VERSION, flags, len(large), count, len(region), len(packed), large_bytes, session, sequence)
+    return [b"".join((head, region, packed)), *large]
+
+
+class Outgoing:
+    """Buffers on their way to a socket: `window` is what to gather-send next, `sent` says how much went."""
+
+    __slots__ = ("_buffers", "size")
+
+    def __init__(self) -> None:
+        self._buffers: deque[Buffer] = deque()
+        self.size = 0
+
+    def push(self, buffers: Iterable[Buffer]) -> None:
+        """Add buffers; they must not change until they are sent."""
+        for buffer in buffers:
+            if length := len(buffer):
+                self._buffers.append(buffer)
+                self.size += length
+
+    def window(self) -> list[Buffer]:
+        """Up to `IOV_MAX` buffers, in order."""
+        if len(self._buffers) <= IOV_MAX:
+            return list(self._buffers)
+        return [self._buffers[number] for number in range(IOV_MAX)]
+
+    def sent(self, count: int) -> None:
+        """The socket took `count` bytes."""
+        self.size -= count
+        buffers = self._buffers
+        while count:
+            first = buffers.popleft()
+            if len(first) > count:
+                buffers.appendleft(memoryview(first)[count:])
+                return
+            count -= len(first)
+
+
+class Receiver:
+    """Bytes from a socket to frames: `buffer` is where to receive, `received` what came of it.
+
+    Small frames share one buffer and are copied out of it once; a frame of `DEDICATED` bytes or more gets memory of
+    its own, allocated only when `buffer` is called: `wanted` says how much, so a caller may wait for its budget.
+    """
+
+    __slots__ = ("limits", "_view", "_start", "_end", "_large", "_filled", "_head", "wanted")
+
+    def __init__(self, limits: Sequence[int], size: int = RECEIVE_BYTES) -> None:
+        self.limits = limits
+        self._view = memoryview(bytearray(size))
+        self._start = 0
+        self._end = 0
+        self._large: memoryview | None = None
+        self._filled = 0
+        self._head = (0, 0, 0)
+        self.wanted = 0
+
+    @property
+    def partial(self) -> bool:
+        """A frame has begun and is not complete."""
+        return self._end > self._start or self._large is not None or self.wanted > 0
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        if self._large is not None:
+            return self._large[self._filled :]
+        held = self._end - self._start
+        if self.wanted:
+            self._large = memoryview(bytearray(self.wanted))
+            self._large[:held] = self._view[self._start : self._end]
+            self._filled = held
+            self._start = self._end = self.wanted = 0
+            return self._large[held:]
+        if not held:
+            self._start = self._end = 0
+        elif len(self._view) - self._start < HEADER_BYTES + DEDICATED or self._end == len(self._view):
+            # A frame that shares the buffer must fit behind its start.
+            self._view[:held] = self._view[self._start : self._end]
+            self._start, self._end = 0, held
+        return self._view[self._end :]
+
+    def received(self, count: int) -> list[Received]:
+        """The frames that `count` more bytes completed; raises `ProtocolError` for what is none."""
+        if self._large is not None:
+            self._filled += count
+            if self._filled < len(self._large):
+                return []
+            found = [Received(*self._head, self._large)]
+            self._large = None
+            return found
+        self._end += count
+        found = []
+        view, at, end = self._view, self._start, self._end
+        while end - at >= HEADER_BYTES:
+            length, kind, flags, reserved, request = HEADER.unpack_from(view, at)
+            limit = self.limits[kind] if kind < len(self.limits) else 0
+            if not limit or reserved:
+                raise ProtocolError(f"a frame of type {kind} may not come here")
+            if length > limit:
+                raise ProtocolError(f"a frame of {length} bytes is above its limit of {limit}")
+            body = at + HEADER_BYTES
+            if body + length > end:
+                if length >= DEDICATED:
+                    self._head = (kind, flags, request)
+                    self.wanted = length
+                    at = body
+                break
+            found.append(Received(kind, flags, request, bytes(view[body : body + length])))
+            at = body + length
+        self._start = at
+        return found

@@ -1,0 +1,361 @@
+"""The client door: trio raw sockets, one receiving and one sending task a connection.
+
+Invariants: malformed input closes its own connection and nothing else; nothing is allocated for a length above its
+limit; bytes received and not yet answered are bounded per connection and for all of them (above it sockets are not
+read); the replies of a turn leave in one frame. Called by `service.node`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from logyard.client import wire
+from logyard.engine.config import SystemConfig
+from logyard.engine.errors import BadRequest, Busy, LogyardError
+
+from .rpc_calls import Data, SystemPort, error_value, serve_call
+
+HANDSHAKE_BUFFER = wire.HEADER_BYTES + wire.HELLO_BYTES_MAX
+CALLS_MAX = 1024
+"""Calls of one connection at a time: each is a task."""
+OUTGOING_BYTES_MAX = 16 << 20
+"""Read results wait while so much has not been sent: a slow reader must not fill the memory."""
+STALL_S = 30.0
+"""A frame that has begun, or an answer that is not taken, for so long without a byte: the connection is closed."""
+SWEEP_S = 1.0
+BACKLOG = 512
+
+
+class Connection:
+    """One client. `reply` is the sink that the system answers to."""
+
+    __slots__ = (
+        "server", "socket", "scope", "greeted", "progress", "_replies", "_outgoing", "_receiver", "_bell", "_ringing",
+        "_drained", "_sizes", "_inflight", "_reserved", "_calls", "_nursery", "_paused",
+    )  # fmt: skip
+
+    def __init__(self, server: RpcServer, socket: trio.socket.SocketType) -> None:
+        self.server = server
+        self.socket = socket
+        self.scope = trio.CancelScope()
+        self.greeted = False
+        self.progress = trio.current_time()
+        self._replies: list[tuple[int, int, wire.Buffer]] = []
+        self._outgoing = wire.Outgoing()
+        self._receiver = wire.Receiver(wire.HELLO_LIMITS, HANDSHAKE_BUFFER)
+        self._bell = trio.lowlevel.ParkingLot()
+        self._ringing = False
+        self._drained = trio.lowlevel.ParkingLot()
+        self._sizes: dict[int, int] = {}
+        self._inflight = 0
+        self._reserved = 0
+        self._calls = 0
+        self._nursery: trio.Nursery | None = None
+        self._paused = False
+
+    # What the system calls.
+
+    def reply(self, request: int, status: int, data: wire.Buffer) -> None:
+        """Answer an APPEND: queued now, sent with all others of this turn. After the connection's end it is dropped."""
+        if self._release(request):
+            self._replies.append((request, status, data))
+            self._ring()
+
+    # Budgets.
+
+    def _charge(self, request: int, size: int) -> None:
+        if request in self._sizes:
+            raise wire.ProtocolError(f"request {request} is open already")
+        self._sizes[request] = size
+        self._inflight += size
+        self.server.inflight += size
+
+    def _release(self, request: int) -> bool:
+        size = self._sizes.pop(request, None)
+        if size is None:
+            return False
+        self._inflight -= size
+        self.server.inflight -= size
+        if self.server.room:
+            self.server.room.unpark_all()
+        return True
+
+    def _reserve(self, size: int) -> None:
+        self.server.inflight += size - self._reserved
+        self._inflight += size - self._reserved
+        self._reserved = size
+
+    def _over_budget(self, wanted: int) -> bool:
+        mine, all_bytes, config = self._inflight, self.server.inflight, self.server.config
+        return (mine > 0 and mine + wanted > config.client_inflight_bytes) or (
+            all_bytes > 0 and all_bytes + wanted > config.node_inflight_bytes
+        )
+
+    # Its life.
+
+    async def run(self) -> None:
+        """Serve until the client leaves, misbehaves or is cut."""
+        try:
+            with self.scope:
+                if await self._handshake():
+                    self._receiver = wire.Receiver(wire.server_limits(self.server.config.record_bytes_max))
+                    async with trio.open_nursery() as nursery:
+                        self._nursery = nursery
+                        nursery.start_soon(self._send)
+                        await self._receive()
+                        nursery.cancel_scope.cancel()
+        finally:
+            self._reserve(0)
+            for request in list(self._sizes):
+                self._release(request)
+            self.socket.close()
+
+    async def _handshake(self) -> bool:
+        server = self.server
+        try:
+            self.socket.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+            frames: list[wire.Received] = []
+            while not frames:
+                count = await self.socket.recv_into(self._receiver.buffer())
+                if not count:
+                    return False
+                frames = self._receiver.received(count)
+            if len(frames) > 1 or self._receiver.partial:
+                raise wire.ProtocolError("nothing may follow HELLO before its answer")
+            hello = wire.decode_hello(frames[0].body)
+            if hello.cluster is not None and hello.cluster != server.system.cluster_id:
+                raise wire.ProtocolError(f"this is cluster {server.system.cluster_id}")
+        except wire.ProtocolError as error:
+            refusal = wire.encode_error(0, wire.pack(error_value(BadRequest(str(error)))))
+            self._outgoing.push((refusal,))
+            await self._flush()
+            return False
+        except OSError:
+            return False
+        self._outgoing.push((server.hello,))
+        self.greeted = True
+        return await self._flush()
+
+    async def _receive(self) -> None:
+        receiver, socket = self._receiver, self.socket
+        try:
+            while True:
+                wanted = receiver.wanted
+                # In the middle of a large frame its bytes are counted already: it goes on.
+                if not self._reserved and self._over_budget(wanted):
+                    await self._room(wanted)
+                if wanted:
+                    # Counted from the moment it is allocated; as a request from the moment it is complete.
+                    self._reserve(wanted)
+                count = await socket.recv_into(receiver.buffer())
+                if not count:
+                    return
+                self.progress = trio.current_time()
+                for frame in receiver.received(count):
+                    if self._reserved:
+                        self._reserve(0)
+                    if frame.type == wire.APPEND:
+                        self._append(frame.request, frame.body)
+                    else:
+                        self._call(frame.request, frame.body)
+        except (wire.ProtocolError, OSError) as error:
+            self.server.log.debug("connection closed: %s", error)
+        except Exception:
+            # A bug of ours in what one client's bytes led to: loud, but not the end of the other clients.
+            self.server.log.exception("connection closed by an unexpected error")
+
+    async def _room(self, wanted: int) -> None:
+        self._paused = True
+        while self._over_budget(wanted):
+            await self.server.room.park()
+        self._paused = False
+        self.progress = trio.current_time()
+
+    def _append(self, request: int, body: bytes | memoryview) -> None:
+        size = len(body)
+        self._charge(request, size)
+        if size < wire.UID.size:
+            raise wire.ProtocolError("an APPEND begins with a group's uid")
+        try:
+            self.server.system.submit(wire.UID.unpack_from(body)[0], memoryview(body)[wire.UID.size :], self, request)
+        except LogyardError as error:
+            self.reply(request, 1, wire.pack(error_value(error)))
+
+    def _call(self, request: int, body: bytes | memoryview) -> None:
+        method, arguments = wire.decode_call(body)
+        self._charge(request, len(body))
+        assert self._nursery is not None
+        if self._calls >= CALLS_MAX:
+            self._answer(request, [wire.encode_error(request, wire.pack(error_value(Busy("the call limit", 0.05))))])
+            return
+        self._calls += 1
+        self._nursery.start_soon(self._serve, request, method, arguments)
+
+    async def _serve(self, request: int, method: str, arguments: Mapping[str, Any]) -> None:
+        server = self.server
+        try:
+            if method == "cluster":
+                value: object = server.cluster()
+            else:
+                value = await serve_call(server.system, method, arguments)
+            while self._outgoing.size > OUTGOING_BYTES_MAX:
+                await self._drained.park()
+            if isinstance(value, Data):
+                answer = wire.encode_data(request, value.header, value.parts)
+            else:
+                answer = [wire.encode_result(request, value)]
+        except LogyardError as error:
+            answer = [wire.encode_error(request, wire.pack(error_value(error)))]
+        except Exception as error:
+            server.log.exception("the call %s failed unexpectedly", method)
+            failure = LogyardError(f"{method} failed unexpectedly: {type(error).__name__}: {error}")
+            answer = [wire.encode_error(request, wire.pack(error_value(failure)))]
+        self._calls -= 1
+        self._answer(request, answer)
+
+    def _answer(self, request: int, frame: list[wire.Buffer] | list[bytes]) -> None:
+        if self._release(request):
+            if not self._outgoing.size:
+                self.progress = trio.current_time()
+            self._outgoing.push(frame)
+            self._ring()
+
+    # Sending.
+
+    def _ring(self) -> None:
+        if not self._ringing:
+            self._ringing = True
+            self._bell.unpark_all()
+
+    async def _send(self) -> None:
+        while True:
+            if not self._ringing:
+                await self._bell.park()
+            self._ringing = False
+            if not await self._flush():
+                self.scope.cancel()
+                return
+
+    async def _flush(self) -> bool:
+        """Send what there is; replies that come meanwhile make the next frame. False: the client is gone."""
+        outgoing = self._outgoing
+        try:
+            while self._replies or outgoing.size:
+                if not outgoing.size:
+                    self.progress = trio.current_time()
+                if self._replies:
+                    replies, self._replies = self._replies, []
+                    outgoing.push(wire.encode_replies(replies))
+                while outgoing.size:
+                    outgoing.sent(await self.socket.sendmsg(outgoing.window()))
+                    self.progress = trio.current_time()
+                    if self._drained and outgoing.size <= OUTGOING_BYTES_MAX:
+                        self._drained.unpark_all()
+        except OSError:
+            return False
+        return True
+
+    def overdue(self, now: float, handshake_s: float) -> bool:
+        """It takes too long over its handshake, a frame it began, or an answer it does not take."""
+        if not self.greeted:
+            return now - self.progress > handshake_s
+        stuck = self._outgoing.size > 0 or (self._receiver.partial and not self._paused)
+        return stuck and now - self.progress > STALL_S
+
+
+class RpcServer:
+    """Listens on `address` ("host:port", port 0: any free one) and serves `system` to clients.
+
+    `client_addresses` are told to every client: node -> "host:port". `port` is known once `serve` has started.
+    """
+
+    def __init__(
+        self, system: SystemPort, address: str, client_addresses: Mapping[int, str], config: SystemConfig
+    ) -> None:
+        self.system = system
+        self.config = config
+        self.host, self.port = listen_address(address)
+        self.client_addresses = dict(client_addresses)
+        self.connections: set[Connection] = set()
+        self.inflight = 0
+        self.room = trio.lowlevel.ParkingLot()
+        self.log = logging.getLogger("logyard.rpc")
+
+    @property
+    def hello(self) -> bytes:
+        """This node's HELLO, with the client addresses as they are now."""
+        return wire.encode_hello(
+            self.system.cluster_id, self.system.node_id, self.client_addresses.items(), self.config.record_bytes_max
+        )
+
+    async def serve(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; `started` with the port. Raises OSError when the address can't be had."""
+        family = trio.socket.AF_INET6 if ":" in self.host else trio.socket.AF_INET
+        with trio.socket.socket(family, trio.socket.SOCK_STREAM) as listener:
+            listener.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
+            await listener.bind((self.host, self.port))
+            listener.listen(BACKLOG)
+            self.port = listener.getsockname()[1]
+            self.client_addresses.setdefault(self.system.node_id, f"{self.host}:{self.port}")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._sweep)
+                task_status.started(self.port)
+                await self._accept(listener, nursery)
+
+    def cluster(self) -> dict[str, object]:
+        """What the ``cluster`` call answers."""
+        return {
+            "cluster": self.system.cluster_id, "node": self.system.node_id, "nodes": self.client_addresses
+        }  # fmt: skip
+
+    async def _accept(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                socket, _ = await listener.accept()
+            except OSError as error:
+                # Out of descriptors, or the client was gone already: the listener itself is sound.
+                self.log.warning("a connection could not be accepted: %s", error)
+                await trio.sleep(0.05)
+                continue
+            if len(self.connections) >= self.config.connections_max:
+                socket.close()
+                continue
+            connection = Connection(self, socket)
+            self.connections.add(connection)
+            nursery.start_soon(self._run, connection)
+
+    async def _run(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        finally:
+            self.connections.discard(connection)
+
+    async def _sweep(self) -> None:
+        """One clock for all connections: no timer is paid for each receive."""
+        handshake = self.config.handshake_timeout_ms / 1000
+        while True:
+            await trio.sleep(min(SWEEP_S, handshake / 4))
+            now = trio.current_time()
+            for connection in list(self.connections):
+                if connection.overdue(now, handshake):
+                    connection.scope.cancel()
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """(host, port) of "host:port"; raises `BadRequest` unless it is this machine's loopback: there is no TLS yet."""
+    host, colon, port = text.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise BadRequest(f"a listening address is HOST:PORT, not {text!r}")
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise BadRequest(f"a listening address is a numeric one, not {host!r}") from None
+    if not loopback:
+        raise BadRequest(f"{text}: without TLS clients are served on a loopback address only")
+    return host, int(port)

@@ -1,0 +1,269 @@
+"""The verbs of a CALL frame: arguments checked here, then one call of the system each.
+
+Arguments come from a stranger: each is checked for its type before use, and anything else is `BadRequest`. Called by
+`rpc`, one task a call; a handler returns a plain value for RESULT, or a `Data` for a DATA frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from logyard.engine.errors import BadRequest, LogyardError, UnknownGroup
+from logyard.engine.types import Buffer
+
+NAMES_MAX = 4096
+NUMBER_MAX = (1 << 63) - 1
+WAIT_S_MAX = 60.0
+LATEST = -1
+"""As a poll's offset: behind the last record."""
+
+
+class ReplySink(Protocol):
+    """Where the answer to a submitted frame goes."""
+
+    def reply(self, request: int, status: int, data: bytes) -> None:
+        """Status 0: the machine's reply; 1: a packed error. Called once, in a turn of the loop."""
+
+
+class SystemPort(Protocol):
+    """What the client door needs of a node; `service.node.Node` has it."""
+
+    node_id: int
+    cluster_id: str
+
+    def submit(self, uid: int, frame: memoryview, sink: ReplySink, request: int) -> None:
+        """Queue a client frame; raises a `LogyardError` when it was not queued."""
+
+    async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> object:
+        """Create groups on all their members."""
+
+    async def delete_group(self, name: str) -> object:
+        """Delete a group on all its members."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """A row a group."""
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Everything about a group."""
+
+    def locate(self, names: Sequence[str]) -> Sequence[Sequence[Any]]:
+        """(name, uid, leader or 0, members) of each group; raises `UnknownGroup`."""
+
+    async def poll(
+        self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str
+    ) -> tuple[dict[str, Any], list[Buffer]]:
+        """The log's bounds and node, and record blocks."""
+
+    async def read_body(self, name: str, offset: int, start: int, stop: int | None) -> Buffer:
+        """A range of one record's body."""
+
+    async def bounds(self, name: str, consistency: str) -> dict[str, Any]:
+        """``{start, end, node}`` of a log."""
+
+    async def truncate(self, name: str, before: int) -> int:
+        """Drop the records before an offset; the log's start afterwards."""
+
+    async def snapshot(self, names: Sequence[str] | None) -> object:
+        """Snapshot groups."""
+
+    async def compact(self) -> object:
+        """Give dead payload space back."""
+
+    async def transfer(self, name: str, to: int) -> object:
+        """Hand over leadership."""
+
+    async def change_members(self, name: str, change: str, node: int) -> object:
+        """Add or remove a member."""
+
+    def status(self) -> dict[str, Any]:
+        """Counters and sizes."""
+
+
+class Data(NamedTuple):
+    """An answer with raw bytes."""
+
+    header: dict[str, Any]
+    parts: Sequence[Buffer]
+
+
+class Asked:
+    """A call's arguments, checked as they are taken."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._values.get(key, default)
+        if isinstance(value, str) and value and len(value) <= 256:
+            return value
+        raise BadRequest(f"{key} is a text of 1 to 256 characters")
+
+    def number(self, key: str, default: int | None = None, least: int = 0) -> int:
+        """An integer from `least` up."""
+        value = self._values.get(key, default)
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= NUMBER_MAX:
+            return value
+        raise BadRequest(f"{key} is a whole number from {least} up")
+
+    def optional_number(self, key: str) -> int | None:
+        """An integer from 0 up, or None."""
+        return None if self._values.get(key) is None else self.number(key)
+
+    def seconds(self, key: str) -> float:
+        """A duration, bounded."""
+        value = self._values.get(key, 0.0)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+            return min(float(value), WAIT_S_MAX)
+        raise BadRequest(f"{key} is a number of seconds")
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or False."""
+        value = self._values.get(key, default)
+        if isinstance(value, bool):
+            return value
+        raise BadRequest(f"{key} is true or false")
+
+    def names(self, key: str) -> list[str]:
+        """A list of group names."""
+        value = self._values.get(key)
+        if isinstance(value, list) and len(value) <= NAMES_MAX and all(isinstance(name, str) for name in value):
+            return value
+        raise BadRequest(f"{key} is a list of at most {NAMES_MAX} names")
+
+    def optional_names(self, key: str) -> list[str] | None:
+        """A list of group names, or None for all."""
+        return None if self._values.get(key) is None else self.names(key)
+
+    def specs(self, key: str) -> list[dict[str, Any]]:
+        """What groups to create."""
+        value = self._values.get(key)
+        if not isinstance(value, list) or not 0 < len(value) <= NAMES_MAX:
+            raise BadRequest(f"{key} is a list of 1 to {NAMES_MAX} groups")
+        return [self._spec(spec) for spec in value]
+
+    @staticmethod
+    def _spec(value: object) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise BadRequest("a group is a map of name, members, machine and arguments")
+        asked = Asked(value)
+        members, arguments = value.get("members"), value.get("arguments", {})
+        if not isinstance(members, list) or not members or not all(type(node) is int and node > 0 for node in members):
+            raise BadRequest("a group's members are node numbers")
+        if not isinstance(arguments, dict):
+            raise BadRequest("a machine's arguments are a map")
+        name, machine = asked.text("name"), asked.text("machine", "log")
+        return {"name": name, "members": members, "machine": machine, "arguments": arguments}
+
+
+async def _create(system: SystemPort, asked: Asked) -> object:
+    return await system.create_groups(asked.specs("specs"))
+
+
+async def _delete(system: SystemPort, asked: Asked) -> object:
+    return await system.delete_group(asked.text("name"))
+
+
+async def _list(system: SystemPort, asked: Asked) -> object:
+    return system.groups()
+
+
+async def _describe(system: SystemPort, asked: Asked) -> object:
+    return system.describe(asked.text("name"))
+
+
+async def _locate(system: SystemPort, asked: Asked) -> object:
+    # Groups that are not here are left out, so that one unknown name does not hide the others.
+    rows: list[list[Any]] = []
+    for name in asked.names("names"):
+        try:
+            rows += (list(row) for row in system.locate([name]))
+        except UnknownGroup:
+            continue
+    return rows
+
+
+async def _poll(system: SystemPort, asked: Asked) -> Data:
+    name, consistency = asked.text("name"), asked.text("consistency", "leader")
+    offset, bodies = asked.number("offset", least=LATEST), asked.flag("bodies", True)
+    records, size, wait = asked.number("max_records"), asked.number("max_bytes"), asked.seconds("wait_s")
+    if offset == LATEST or not records:
+        bounds = await system.bounds(name, consistency)
+        offset = bounds["end"]
+        if not records or not wait:
+            return Data(bounds, ())
+    header, blocks = await system.poll(name, offset, records, size, wait, bodies, consistency)
+    return Data(header, blocks)
+
+
+async def _read_body(system: SystemPort, asked: Asked) -> Data:
+    start, stop = asked.number("start", 0), asked.optional_number("stop")
+    body = await system.read_body(asked.text("name"), asked.number("offset"), start, stop)
+    return Data({"node": system.node_id}, (body,))
+
+
+async def _latest(system: SystemPort, asked: Asked) -> object:
+    return await system.bounds(asked.text("name"), asked.text("consistency", "leader"))
+
+
+async def _truncate(system: SystemPort, asked: Asked) -> object:
+    return await system.truncate(asked.text("name"), asked.number("before"))
+
+
+async def _snapshot(system: SystemPort, asked: Asked) -> object:
+    return await system.snapshot(asked.optional_names("names"))
+
+
+async def _compact(system: SystemPort, asked: Asked) -> object:
+    return await system.compact()
+
+
+async def _members(system: SystemPort, asked: Asked) -> object:
+    return await system.change_members(asked.text("name"), asked.text("change"), asked.number("node", least=1))
+
+
+async def _transfer(system: SystemPort, asked: Asked) -> object:
+    return await system.transfer(asked.text("name"), asked.number("to", least=1))
+
+
+async def _status(system: SystemPort, asked: Asked) -> object:
+    return system.status()
+
+
+Handler: TypeAlias = Callable[[SystemPort, Asked], Awaitable[object]]
+
+HANDLERS: Mapping[str, Handler] = MappingProxyType(
+    {
+        "create": _create,
+        "delete": _delete,
+        "list": _list,
+        "describe": _describe,
+        "locate": _locate,
+        "poll": _poll,
+        "read_body": _read_body,
+        "latest": _latest,
+        "truncate": _truncate,
+        "snapshot": _snapshot,
+        "compact": _compact,
+        "members": _members,
+        "transfer": _transfer,
+        "status": _status,
+    }
+)
+
+
+async def serve_call(system: SystemPort, method: str, arguments: Mapping[str, Any]) -> object:
+    """Run one verb. Raises `LogyardError`, `BadRequest` for a method that is not known."""
+    handler = HANDLERS.get(method)
+    if handler is None:
+        raise BadRequest(f"no method {method[:64]!r}; there are {', '.join(sorted((*HANDLERS, 'cluster')))}")
+    return await handler(system, Asked(arguments))
+
+
+def error_value(error: LogyardError) -> dict[str, object]:
+    """An error as it travels."""
+    return {"code": error.code, "message": str(error), "retry": error.retry, "details": error.details}

@@ -1,0 +1,268 @@
+"""An in-memory stand-in for a node's engine, behind the real client door: real sockets, real frames, no Raft.
+
+Commands are checked and decoded by the engine's own code, kept in memory, and answered a turn later, as a system would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from logyard.client import wire
+from logyard.engine.config import SystemConfig
+from logyard.engine.entry import ABSENT, FRAME, FRAME_BYTES, LARGE, check_frame, table_of
+from logyard.engine.errors import BadRequest, Busy, Gone, GroupExists, NotLeader, OutOfRange, UnknownGroup
+from logyard.engine.types import Buffer
+from logyard.service.rpc import RpcServer
+from logyard.service.rpc_calls import ReplySink
+
+
+class FakeLog:
+    """Records of one append log."""
+
+    def __init__(self, uid: int, members: list[int], leader: int) -> None:
+        self.uid = uid
+        self.members = members
+        self.leader = leader
+        self.start = 0
+        self.records: list[tuple[bytes, bytes | None]] = []
+
+    @property
+    def end(self) -> int:
+        return len(self.records)
+
+
+class FakeCluster:
+    """What all fake nodes share: the logs themselves."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, FakeLog] = {}
+        self.by_uid: dict[int, FakeLog] = {}
+        self.nodes: dict[int, FakeSystem] = {}
+        self.grown = trio.lowlevel.ParkingLot()
+        self.addresses: dict[int, str] = {}
+
+    def create(self, name: str, members: list[int], leader: int) -> FakeLog:
+        log = FakeLog(1000 + len(self.logs), members, leader)
+        self.logs[name] = self.by_uid[log.uid] = log
+        return log
+
+
+class FakeSystem:
+    """One node. `busy` refuses so many submissions; `keep` False counts commands without storing them."""
+
+    def __init__(self, cluster: FakeCluster, node: int) -> None:
+        self.cluster = cluster
+        self.node_id = node
+        self.cluster_id = "fake"
+        self.keep = True
+        self.busy = 0
+        self.submitted = 0
+        self.silent = False
+        self.forgotten = 0
+        self.frames: list[int] = []
+        self._queue: list[tuple[FakeLog, memoryview, ReplySink, int]] = []
+        self._bell = trio.lowlevel.ParkingLot()
+
+    async def run(self) -> None:
+        """Answer what was queued, a turn later."""
+        while True:
+            if not self._queue:
+                await self._bell.park()
+            queue, self._queue = self._queue, []
+            for log, frame, sink, request in queue:
+                sink.reply(request, 0, self._apply(log, frame))
+            self.cluster.grown.unpark_all()
+
+    def _apply(self, log: FakeLog, frame: memoryview) -> bytes:
+        count = FRAME.unpack_from(frame)[3]
+        self.frames.append(count)
+        first = log.end
+        if self.keep:
+            log.records += frame_records(frame)
+        else:
+            first = self.submitted
+            self.submitted += count
+        return wire.REPLY.pack(first, count)
+
+    def submit(self, uid: int, frame: memoryview, sink: ReplySink, request: int) -> None:
+        log = self.cluster.by_uid.get(uid)
+        if log is None:
+            raise UnknownGroup(f"no group {uid}")
+        if log.leader != self.node_id:
+            raise NotLeader(log.leader)
+        check_frame(frame)
+        if self.busy:
+            self.busy -= 1
+            raise Busy("the fake", 0.002)
+        if self.silent:
+            self.forgotten += 1
+            return
+        self._queue.append((log, frame, sink, request))
+        self._bell.unpark_all()
+
+    async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> object:
+        for spec in specs:
+            if spec["name"] in self.cluster.logs:
+                if self.cluster.logs[spec["name"]].members != spec["members"]:
+                    raise GroupExists(f"{spec['name']} is there")
+                continue
+            self.cluster.create(spec["name"], spec["members"], spec["members"][0])
+        return len(specs)
+
+    async def delete_group(self, name: str) -> object:
+        log = self._log(name)
+        del self.cluster.logs[name], self.cluster.by_uid[log.uid]
+        return None
+
+    def _log(self, name: str) -> FakeLog:
+        log = self.cluster.logs.get(name)
+        if log is None or self.node_id not in log.members:
+            raise UnknownGroup(f"no group {name!r}", name=name)
+        return log
+
+    def _read(self, name: str, consistency: str) -> FakeLog:
+        log = self._log(name)
+        if consistency != "local" and log.leader != self.node_id:
+            raise NotLeader(log.leader)
+        return log
+
+    def groups(self) -> list[dict[str, Any]]:
+        mine = [name for name, log in self.cluster.logs.items() if self.node_id in log.members]
+        return [self.describe(name) for name in mine]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        log = self._log(name)
+        role = "leader" if log.leader == self.node_id else "follower"
+        return {"name": name, "uid": log.uid, "role": role, "leader": log.leader, "term": 1, "node": self.node_id}
+
+    def locate(self, names: Sequence[str]) -> list[tuple[str, int, int, list[int]]]:
+        logs = [(name, self._log(name)) for name in names]
+        return [(name, log.uid, log.leader, log.members) for name, log in logs]
+
+    async def poll(
+        self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str
+    ) -> tuple[dict[str, Any], list[Buffer]]:
+        log = self._read(name, consistency)
+        if offset < log.start:
+            raise Gone(f"{offset} was truncated", start=log.start, end=log.end)
+        if offset > log.end:
+            raise OutOfRange(f"{offset} is not there", start=log.start, end=log.end)
+        with trio.move_on_after(wait_s):
+            while offset == log.end:
+                await self.cluster.grown.park()
+        blocks: list[Buffer] = []
+        chosen = log.records[offset : offset + max_records]
+        while chosen and max_bytes > 0:
+            # Several blocks a page, as a log of many entries gives.
+            part, chosen = chosen[:7], chosen[7:]
+            blocks += fake_block(offset, part, bodies)
+            offset += len(part)
+            max_bytes -= sum(len(head) + len(body or b"") for head, body in part)
+        return {"start": log.start, "end": log.end, "node": self.node_id}, blocks
+
+    async def read_body(self, name: str, offset: int, start: int, stop: int | None) -> Buffer:
+        body = self._log(name).records[offset][1] or b""
+        if not 0 <= start <= (len(body) if stop is None else stop) <= len(body):
+            raise OutOfRange("no such bytes")
+        return memoryview(body)[start:stop]
+
+    async def bounds(self, name: str, consistency: str) -> dict[str, Any]:
+        log = self._read(name, consistency)
+        return {"start": log.start, "end": log.end, "node": self.node_id}
+
+    async def truncate(self, name: str, before: int) -> int:
+        log = self._read(name, "leader")
+        if before > log.end:
+            raise OutOfRange(f"{before} is not there")
+        log.start = max(log.start, before)
+        return log.start
+
+    async def snapshot(self, names: Sequence[str] | None) -> object:
+        return {"groups": len(self.cluster.logs) if names is None else len(names)}
+
+    async def compact(self) -> object:
+        return {"moved": 0}
+
+    async def transfer(self, name: str, to: int) -> object:
+        self._read(name, "leader").leader = to
+        return None
+
+    async def change_members(self, name: str, change: str, node: int) -> object:
+        members = self._read(name, "leader").members
+        if change not in ("add", "remove"):
+            raise BadRequest("no such change")
+        if change == "add":
+            members.append(node)
+        else:
+            members.remove(node)
+        return None
+
+    def status(self) -> dict[str, Any]:
+        return {"node": self.node_id, "groups": len(self.cluster.logs), "odd": {1, 2}}
+
+
+def frame_records(frame: memoryview) -> list[tuple[bytes, bytes | None]]:
+    """The records of a command frame."""
+    _, _, _, count, command_bytes, pack_bytes, _, _, _ = FRAME.unpack_from(frame)
+    at = FRAME_BYTES + command_bytes
+    table = table_of(frame[at:], count)
+    heads, large = at + 8 * count, at + pack_bytes
+    small = heads + sum(table[::2])
+    found: list[tuple[bytes, bytes | None]] = []
+    for head, size in zip(table[::2], table[1::2], strict=True):
+        body: bytes | None = None
+        if size != ABSENT and size >= LARGE:
+            body = bytes(frame[large : large + size])
+            large += size
+        elif size != ABSENT:
+            body = bytes(frame[small : small + size])
+            small += size
+        found.append((bytes(frame[heads : heads + head]), body))
+        heads += head
+    return found
+
+
+def fake_block(first: int, records: Sequence[tuple[bytes, bytes | None]], bodies: bool) -> list[Buffer]:
+    """A record block of these records."""
+    table: list[int] = []
+    for head, body in records:
+        table += (len(head), ABSENT if body is None else len(body))
+    shown = [body for _, body in records if body is not None] if bodies else None
+    return wire.encode_block(first, first + 100, 3, 1_700_000_000_000, table, [head for head, _ in records], shown)
+
+
+@asynccontextmanager
+async def fake_cluster(count: int = 3, config: SystemConfig | None = None) -> AsyncIterator[FakeCluster]:
+    """`count` fake nodes on loopback sockets; all know one another's client addresses."""
+    cluster = FakeCluster()
+    async with trio.open_nursery() as nursery:
+        for node in range(1, count + 1):
+            await start_node(cluster, node, nursery, config)
+        yield cluster
+        nursery.cancel_scope.cancel()
+
+
+async def start_node(
+    cluster: FakeCluster, node: int, nursery: trio.Nursery, config: SystemConfig | None = None, port: int = 0
+) -> tuple[RpcServer, trio.CancelScope]:
+    """One fake node; its scope ends it."""
+    system = cluster.nodes[node] = FakeSystem(cluster, node)
+    server = RpcServer(system, f"127.0.0.1:{port}", {}, config or SystemConfig())
+    # One map for all: every node tells clients of every other, also of those that start later.
+    server.client_addresses = cluster.addresses
+    cluster.addresses.pop(node, None)
+    scope = trio.CancelScope()
+
+    async def run(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with scope:
+            async with trio.open_nursery() as inner:
+                inner.start_soon(system.run)
+                await inner.start(server.serve)
+                task_status.started()
+
+    await nursery.start(run)
+    return server, scope

@@ -1,0 +1,307 @@
+"""The trio client against the real client door and an in-memory engine."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import trio
+import trio.testing
+
+from logyard.client import errors
+from logyard.client.aio import connect
+from logyard.engine.config import SystemConfig
+
+from .fake_system import FakeCluster, fake_cluster, start_node
+
+
+def seeds(cluster: FakeCluster) -> list[str]:
+    return list(cluster.addresses.values())
+
+
+async def test_the_verbs_of_a_log() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)[:1]) as yard:
+        await yard.create("orders", members=[2, 1, 3])
+        log = yard.log("orders")
+        assert await log.append(b"first", payload=b"one") == 0
+        assert await log.append_many([(b"a", None), (b"b", b"two"), (b"c", b"3" * 5000)]) == range(1, 4)
+        assert await log.latest() == (0, 4)
+        page = await log.poll(0)
+        assert [(record.offset, record.metadata, record.payload) for record in page] == [
+            (0, b"first", b"one"), (1, b"a", None), (2, b"b", b"two"), (3, b"c", b"3" * 5000)
+        ]  # fmt: skip
+        assert (page.start, page.end, page.node, page.next) == (0, 4, 2, 4)
+        heads = await log.poll(1, bodies=False, max_records=2)
+        assert [(record.offset, record.size, record.payload) for record in heads] == [(1, 0, None), (2, 3, None)]
+        assert (await log.read(3)).payload == b"3" * 5000
+        assert await log.read_body(3, 10, 20) == b"3" * 10
+        assert await log.read_body(3) == b"3" * 5000
+        assert await log.read_body(1) == b""
+        for node in (1, 2, 3):
+            assert (await log.poll(0, node=node)).node == node
+        assert [record.offset async for record in log.records(1, 3)] == [1, 2]
+        assert await log.truncate(2) == 2
+        with pytest.raises(errors.Gone):
+            await log.poll(0)
+        with pytest.raises(errors.OutOfRange) as caught:
+            await log.poll(99)
+        assert caught.value.details == {"start": 2, "end": 4}
+        with pytest.raises(errors.OutOfRange):
+            await log.read(4)
+
+
+async def test_the_admin_verbs() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        await yard.create_many([f"log-{number}" for number in range(600)], members=[1, 2])
+        await yard.create("log-0", members=[1, 2])
+        with pytest.raises(errors.GroupExists):
+            await yard.create("log-0", members=[1])
+        assert await yard.nodes() == [1, 2, 3]
+        assert (await yard.cluster())["nodes"] == cluster.addresses
+        groups = await yard.list()
+        assert len(groups) == 600
+        assert {row["role"] for row in groups} == {"leader"}
+        assert await yard.list(node=3) == []
+        assert (await yard.describe("log-7"))["role"] == "leader"
+        assert (await yard.describe("log-7", node=2))["node"] == 2
+        assert (await yard.members("log-7"))["members"] == [1, 2]
+        await yard.transfer("log-7", 2)
+        assert (await yard.locate("log-7"))["leader"] == 2
+        await yard.add_member("log-7", 3)
+        assert (await yard.describe("log-7", node=3))["node"] == 3
+        await yard.remove_member("log-7", 3)
+        with pytest.raises(errors.UnknownGroup):
+            await yard.describe("log-7", node=3)
+        assert await yard.snapshot(["log-7"]) == {node: {"groups": 1} for node in (1, 2, 3)}
+        assert await yard.compact(node=2) == {2: {"moved": 0}}
+        assert (await yard.status(node=3))["node"] == 3
+        assert sorted(await yard.statuses()) == [1, 2, 3]
+        await yard.delete("log-7")
+        with pytest.raises(errors.UnknownGroup):
+            await yard.log("log-7").append(b"x")
+
+
+async def test_pipelined_appends_keep_their_order_and_share_frames() -> None:
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
+        await yard.create("a")
+        log = yard.log("a")
+        pending = [log.append_nowait(b"%d" % number, payload=b"x" * 10) for number in range(10_000)]
+        called: list[int] = []
+        pending[-1].on_done(lambda: called.append(1))
+        assert [await one.wait() for one in pending] == list(range(10_000))
+        assert called == [1]
+        assert [head for head, _ in cluster.logs["a"].records] == [b"%d" % number for number in range(10_000)]
+        # All of one turn leaves as one frame, up to the limit of a frame.
+        assert cluster.nodes[1].frames == [4096, 4096, 1808]
+        assert len({id(one.batch) for one in pending}) == 3
+
+
+async def test_appends_follow_the_leader() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        log_state = cluster.create("a", [1, 2, 3], 1)
+        log = yard.log("a")
+        pending = []
+        for number in range(300):
+            pending.append(log.append_nowait(b"%d" % number))
+            if number % 20 == 0:
+                log_state.leader = 1 + number // 20 % 3
+                await trio.lowlevel.checkpoint()
+        offsets = [await one.wait() for one in pending]
+        assert sorted(offsets) == list(range(300))
+        assert [log_state.records[offset][0] for offset in offsets] == [b"%d" % number for number in range(300)]
+
+
+async def test_busy_is_waited_out() -> None:
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("a", [1], 1)
+        cluster.nodes[1].busy = 5
+        log = yard.log("a")
+        pending = []
+        for number in range(50):
+            pending.append(log.append_nowait(b"%d" % number))
+            await trio.lowlevel.checkpoint()
+        offsets = [await one.wait() for one in pending]
+        assert sorted(offsets) == list(range(50))
+        assert cluster.nodes[1].busy == 0
+        records = cluster.logs["a"].records
+        assert [records[offset][0] for offset in offsets] == [b"%d" % number for number in range(50)]
+
+
+async def test_what_stays_busy_fails_as_busy_in_time() -> None:
+    async with fake_cluster(1) as cluster, connect(seeds(cluster), timeout=0.3) as yard:
+        cluster.create("a", [1], 1)
+        cluster.nodes[1].busy = 1 << 30
+        with trio.fail_after(3), pytest.raises(errors.Busy):
+            await yard.log("a").append(b"x")
+
+
+async def test_a_dead_leader_is_replaced_and_what_was_cut_is_sent_again() -> None:
+    async with trio.open_nursery() as nursery:
+        cluster = FakeCluster()
+        scopes = {}
+        for node in (1, 2, 3):
+            _, scopes[node] = await start_node(cluster, node, nursery)
+        states = [cluster.create(f"log-{number}", [1, 2, 3], 1) for number in range(40)]
+        cluster.nodes[1].silent = True
+        async with connect(seeds(cluster)) as yard:
+            pending = [yard.log(f"log-{number}").append_nowait(b"x") for number in range(40)]
+            while cluster.nodes[1].forgotten < 40:
+                await trio.lowlevel.checkpoint()
+            scopes[1].cancel()
+            for _ in range(3):
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            for state in states:
+                state.leader = 2
+            with trio.fail_after(5):
+                assert [await one.wait() for one in pending] == [0] * 40
+            # The node comes back at its old address and is used again.
+            port = int(cluster.addresses[2].rpartition(":")[2])
+            scopes[2].cancel()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await start_node(cluster, 2, nursery, port=port)
+            with trio.fail_after(5):
+                assert await yard.log("log-3").append(b"y") == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_without_retry_a_cut_connection_is_an_unknown_outcome() -> None:
+    async with trio.open_nursery() as nursery:
+        cluster = FakeCluster()
+        _, scope = await start_node(cluster, 1, nursery)
+        cluster.create("a", [1], 1)
+        cluster.nodes[1].silent = True
+        async with connect(seeds(cluster), retry=False) as yard:
+            pending = yard.log("a").append_nowait(b"x")
+            while not cluster.nodes[1].forgotten:
+                await trio.lowlevel.checkpoint()
+            scope.cancel()
+            with trio.fail_after(3), pytest.raises(errors.Unknown):
+                await pending.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def test_no_answer_in_time_is_an_unknown_outcome() -> None:
+    async with fake_cluster(1) as cluster, connect(seeds(cluster), timeout=0.3) as yard:
+        cluster.create("a", [1], 1)
+        cluster.nodes[1].silent = True
+        with trio.fail_after(3), pytest.raises(errors.Unknown):
+            await yard.log("a").append(b"x")
+        assert yard.window.used == 0
+
+
+async def test_leaving_fails_what_is_unfinished() -> None:
+    async with fake_cluster(1) as cluster:
+        cluster.create("a", [1], 1)
+        cluster.nodes[1].silent = True
+        async with connect(seeds(cluster)) as yard:
+            pending = yard.log("a").append_nowait(b"x")
+            while not cluster.nodes[1].forgotten:
+                await trio.lowlevel.checkpoint()
+        with pytest.raises(errors.Unknown):
+            _ = pending.offset
+        with pytest.raises(errors.LogyardError, match="closed"):
+            await yard.log("a").append(b"x")
+
+
+async def test_the_window_bounds_what_is_under_way() -> None:
+    async with fake_cluster(1) as cluster, connect(seeds(cluster), window_bytes=10_000) as yard:
+        cluster.create("a", [1], 1)
+        log = yard.log("a")
+        with pytest.raises(errors.Busy):
+            for _ in range(100):
+                log.append_nowait(b"", payload=bytes(1000))
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(log.append, b"", bytes(1000))
+        await yard.drain()
+        assert yard.window.used == 0
+        assert cluster.logs["a"].end == 100 + 10
+
+
+async def test_a_poll_waits_for_a_record() -> None:
+    async with fake_cluster(2) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("a", [1, 2], 1)
+        log = yard.log("a")
+        seen: list[bytes] = []
+
+        async def follow() -> None:
+            async for record in log.records(follow=True, node=2):
+                seen.append(record.metadata)
+                if len(seen) == 3:
+                    return
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow)
+            page: list[int] = []
+
+            async def latest() -> None:
+                found = await log.poll(-1, wait=20)
+                page.extend(record.offset for record in found)
+
+            nursery.start_soon(latest)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            for number in range(3):
+                await log.append(b"%d" % number)
+        assert seen == [b"0", b"1", b"2"]
+        assert page[0] == 0
+        assert len(await log.poll(3)) == 0
+
+
+async def test_a_body_of_20_mib_goes_through_and_comes_back() -> None:
+    body = os.urandom(20 << 20)
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("a", [1], 1)
+        log = yard.log("a")
+        before = log.append_nowait(b"small")
+        assert await log.append(b"large", payload=memoryview(body)) == 1
+        assert before.offset == 0
+        assert (await log.read(1)).payload == body
+        assert await log.read_body(1) == body
+        assert await log.read_body(1, 9 << 20, (9 << 20) + 5) == body[9 << 20 : (9 << 20) + 5]
+
+
+async def test_what_is_above_the_servers_limit_is_refused_before_it_is_sent() -> None:
+    config = SystemConfig(record_bytes_max=64 << 10)
+    async with fake_cluster(1, config) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("a", [1], 1)
+        with pytest.raises(errors.BadRequest, match="limit"):
+            await yard.log("a").append(b"x", payload=bytes(70_000))
+        assert await yard.log("a").append(b"x", payload=bytes(60_000)) == 0
+
+
+async def test_bad_arguments_are_refused_where_they_are_given() -> None:
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("a", [1], 1)
+        log = yard.log("a")
+        for bad in ("text", 5, None):
+            with pytest.raises(TypeError):
+                log.append_nowait(bad)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            log.append_nowait(b"x", payload="text")  # type: ignore[arg-type]
+        with pytest.raises(errors.BadRequest):
+            log.append_nowait(bytes(70_000))
+        with pytest.raises(errors.BadRequest):
+            await log.append_many([])
+        with pytest.raises(errors.BadRequest):
+            await log.poll(-2)
+        with pytest.raises(errors.BadRequest):
+            await log.poll(0, consistency="perfect")
+        with pytest.raises(errors.BadRequest):
+            connect_bad = connect(["nonsense"])
+            async with connect_bad:
+                pass
+        assert await log.append(b"fine") == 0
+
+
+async def test_nobody_there_is_told_in_time() -> None:
+    with trio.fail_after(5), pytest.raises(errors.LogyardError, match="cannot reach"):
+        async with connect(["127.0.0.1:1"], timeout=0.2):
+            pass
+
+
+async def test_another_cluster_is_refused() -> None:
+    async with fake_cluster(2) as cluster:
+        cluster.nodes[2].cluster_id = "other"
+        async with connect(seeds(cluster)[:1], timeout=1) as yard:
+            with pytest.raises(errors.WrongIdentity):
+                await yard.status(node=2)
