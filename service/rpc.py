@@ -66,7 +66,7 @@ class Connection:
             self._replies.append((request, status, data))
             self._ring()
 
-    # Budgets.
+    # Budgets: looked at before each receive, so what one receive brings may be above them.
 
     def _charge(self, request: int, size: int) -> None:
         if request in self._sizes:
