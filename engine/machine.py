@@ -27,7 +27,7 @@ class Context(NamedTuple):
     """Where a command stands: `timestamp` is the leader's log time in milliseconds since 1970."""
 
     uid: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
     term: int
     timestamp: int
     version: int

@@ -5,160 +5,200 @@ Invariant: the engine imports neither `payloads.store` nor a particular transpor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from logyard.payloads.reference import PayloadRange, Position
+from logyard.payloads.reference import Position
 
 from .raft.messages import Message
 from .types import Buffer
 
 
-class StoredEntry(NamedTuple):
+class HomePort(Protocol):
+    """Entries first..last of a group lie in `generation`, under `run`."""
+
+    @property
+    def first(self) -> int:
+        """First index."""
+        ...
+
+    @property
+    def last(self) -> int:
+        """Last index."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Which environment."""
+        ...
+
+
+class StoredPort(Protocol):
     """Metadata of an entry whose payload is in a generation."""
 
-    index: int
-    term: int
-    data: bytes
+    @property
+    def index(self) -> int:
+        """Raft index."""
+        ...
+
+    @property
+    def term(self) -> int:
+        """Raft term."""
+        ...
+
+    @property
+    def data(self) -> bytes:
+        """The encoded entry without its payload."""
+        ...
+
+
+class GenerationPort(Protocol):
+    """One generation; sizes in bytes, `disk` as allocated."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def total(self) -> int:
+        """Bytes ever stored."""
+        ...
+
+    @property
+    def live(self) -> int:
+        """Bytes that live."""
+        ...
+
+    @property
+    def sealed(self) -> bool:
+        """Whether it is written no more."""
+        ...
 
 
 class SourceEntry(NamedTuple):
     """An entry to be written to a generation. `live` names the units to keep (None: all); `read(offset, length)` gives payload bytes."""
 
     uid: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
     term: int
     data: bytes
     live: set[int] | None
     read: Callable[[int, int], Buffer]
 
 
-class PlacedRun(NamedTuple):
-    """Entries first..last of a group now lie in `generation` under `run`."""
-
-    uid: int
-    first: int
-    last: int
-    generation: int
-    run: int
-
-
-class GenerationStatus(NamedTuple):
-    """One generation; sizes in bytes, `disk` as allocated."""
-
-    generation: int
-    total: int
-    live: int
-    disk: int
-    sealed: bool
-
-
 class LivenessPort(Protocol):
-    """Which payloads of one group are dead. Deadness is monotone (law 4)."""
+    """Which payloads of one group are dead: a released prefix, and exceptions behind it. Deadness is monotone (law 4)."""
 
-    released_before: Position
+    @property
+    def released_before(self) -> Position:
+        """The first position that may live."""
+        ...
 
     def release(self, first: Position, end: Position) -> bool:
         """Mark a range dead; False when all of it was."""
         ...
 
-    def is_live(self, index: int, ordinal: int) -> bool:
-        """Whether one record's payload is live."""
+    def is_dead_range(self, first: tuple[int, int], end: tuple[int, int]) -> bool:
+        """Whether all of a range within one entry is dead."""
         ...
 
-    def is_entry_dead(self, index: int, records: int) -> bool:
-        """Whether every payload of an entry with this many records is dead."""
+    def live_units(self, index: int, units: Iterable[tuple[int, int, int]]) -> set[int]:
+        """The live ones of an entry's units, given as (number, first ordinal, records)."""
         ...
 
-    def live_ranges(self, upto_index: int) -> Iterable[PayloadRange]:
-        """What lives at or below an index."""
-        ...
-
-    def encode_live_set(self, upto_index: int) -> bytes:
+    def encode_live_set(self, upto: int) -> bytes:
         """The exact live set at or below an index, checksummed."""
         ...
 
 
 class StorePort(Protocol):
-    """The payload store. Blocking calls are marked; everything else may be called in a turn."""
+    """The payload store. What is marked BLOCKING runs in a thread; everything else may be called in a turn."""
 
-    def open(self) -> None:
-        """BLOCKING. Open what is there."""
+    def open(self) -> Sequence[int]:
+        """BLOCKING. Open what is there; generations set aside are returned."""
         ...
 
     def close(self) -> None:
         """Close every environment."""
         ...
 
+    def restore(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+        """At recovery: the rows that `changes` gave and the meta store kept."""
+        ...
+
+    def changes(self) -> list[tuple[bytes, bytes | None]]:
+        """Rows for the meta store: homes, dead marks and counters of the groups that changed since the last call."""
+        ...
+
     def new_liveness(self) -> LivenessPort:
         """An empty liveness: everything lives."""
         ...
 
-    def decode_liveness(self, live_set: bytes, index: int) -> LivenessPort:
-        """The liveness at a snapshot's index. Raises on a missing or damaged live set."""
+    def decode_liveness(self, live_set: bytes) -> LivenessPort:
+        """The liveness at a snapshot's index. Raises `Corrupt` on a missing or damaged live set."""
         ...
 
-    def missing(self, live_set: bytes, index: int, have: Callable[[int], bool]) -> list[tuple[int, int]]:
-        """Ranges (first, last) of entry indexes in a live set that `have` denies."""
+    def missing(self, live_set: bytes, have_through: int) -> list[tuple[int, int]]:
+        """Ranges (first, last) of entry indexes in a live set, above `have_through`."""
         ...
 
-    def adopt(self, uid: int, runs: Iterable[tuple[int, int, int, int]]) -> None:
-        """At recovery: the runs (first, last, generation, run) that the meta store names for a group."""
+    def home(self, uid: int, index: int) -> HomePort | None:
+        """Where an entry's payload is, if it was migrated."""
         ...
 
-    def scan(self, uid: int, first: int, last: int, generation: int, run: int) -> Iterator[StoredEntry]:
-        """Metadata of the stored entries first..last of one run."""
+    def homes(self, uid: int) -> Sequence[HomePort]:
+        """All homes of a group, rising."""
         ...
 
-    def read_unit(self, uid: int, index: int, term: int, unit: int, start: int, stop: int, generation: int, run: int) -> Buffer:
+    def scan(self, uid: int, first: int, last: int) -> Iterator[StoredPort]:
+        """Metadata of the stored entries first..last."""
+        ...
+
+    def read_unit(self, uid: int, index: int, unit: int, start: int, stop: int) -> Buffer:
         """Bytes start..stop of a unit, verified. Raises `Gone`, `Corrupt`."""
         ...
 
-    def write(self, job: int, rows: Iterable[SourceEntry]) -> list[PlacedRun]:
-        """BLOCKING. Make entries durable in the current generation; redoing a job is harmless."""
+    def pin(self, generation: int) -> None:
+        """Keep a generation while somebody reads it."""
         ...
 
-    def rewrite(self, job: int, generation: int) -> list[PlacedRun]:
-        """BLOCKING. Copy a generation's survivors to the current one."""
+    def unpin(self, generation: int) -> None:
+        """Undo one `pin`."""
         ...
 
-    def mark_dead(self, uid: int, first: tuple[int, int], end: tuple[int, int]) -> None:
-        """(index, unit) up to, but without, (index, unit): these payloads are dead in every run that is adopted."""
+    async def write(self, ranges: Sequence[tuple[int, int, int]], read: Callable[[int, int, int], Iterable[SourceEntry]]) -> None:
+        """Make the entries of `ranges` = (uid, first, last) durable in the current generation; it is their home from then on.
+
+        `read(uid, first, last)` is called in a thread. Commit `changes` before the source goes.
+        """
         ...
 
-    def forget(self, uid: int) -> None:
-        """The group is deleted: all of its payloads are dead."""
+    async def rewrite_sparse(self, live_ratio: float) -> int:
+        """Copy the survivors of sealed generations below `live_ratio` to the current one; how many were rewritten."""
         ...
 
-    def drop_run(self, uid: int, first: int, last: int, generation: int, run: int) -> None:
-        """A run is not a home any more (rewritten, or its tail was overwritten): its bytes there are dead."""
+    def mark_dead(self, uid: int, first: tuple[int, int], end: tuple[int, int]) -> object:
+        """(index, unit) up to, but without, (index, unit): these payloads are dead in every copy."""
         ...
 
-    def checkpoint(self) -> list[tuple[bytes, bytes]]:
-        """Counters to keep in the meta store, as (name, value) pairs that changed since the last call."""
+    def truncate(self, uid: int, from_index: int) -> object:
+        """The log was overwritten from here on: copies are dead, and homes end."""
         ...
 
-    def restore(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """The counters of the last checkpoint. Call before `adopt`."""
-        ...
-
-    def empty_generations(self) -> list[int]:
-        """Generations with nothing live, the current one apart."""
-        ...
-
-    def sparse_generations(self, live_ratio: float) -> list[int]:
-        """Sealed generations, or the current one, below a live ratio: to be rewritten."""
+    def delete_group(self, uid: int) -> object:
+        """All payloads of a group are dead."""
         ...
 
     def seal_current(self) -> None:
         """BLOCKING. The next write starts a new generation."""
         ...
 
-    def drop(self, generation: int) -> None:
-        """BLOCKING. Delete a generation's files, once its last reader has left."""
+    def unlink_dead(self) -> int:
+        """BLOCKING. Delete generations with nothing live and no pin; bytes given back."""
         ...
 
-    def generations(self) -> list[GenerationStatus]:
+    def generations(self) -> Sequence[GenerationPort]:
         """What there is."""
         ...
 
@@ -179,7 +219,7 @@ class PeersPort(Protocol):
         """A turn's messages of all groups."""
         ...
 
-    def send_blob(self, node: int, kind: int, request: int, header: bytes, body: Sequence[Buffer] = ()) -> bool:
+    def send_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()) -> bool:
         """One typed blob; False when it was dropped."""
         ...
 
@@ -196,7 +236,7 @@ class NoPeers:
     def send(self, messages: Sequence[Message]) -> None:
         """Drop them: a group of one member sends none that matter."""
 
-    def send_blob(self, node: int, kind: int, request: int, header: bytes, body: Sequence[Buffer] = ()) -> bool:
+    def send_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()) -> bool:
         """Nobody is there."""
         return False
 

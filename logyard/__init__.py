@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .client.aio import connect
     from .client.sync import connect_sync
     from .machines.log import AppendLog
-    from .service.node import open_system
+    from .service.embedded import open_system
 
 __all__ = ["AppendLog", "__version__", "connect", "connect_sync", "open_system"]
 
@@ -28,7 +28,7 @@ _HOMES = MappingProxyType(
         "AppendLog": "logyard.machines.log",
         "connect": "logyard.client.aio",
         "connect_sync": "logyard.client.sync",
-        "open_system": "logyard.service.node",
+        "open_system": "logyard.service.embedded",
     }
 )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Position(NamedTuple):
     """A record's place in a group: the Raft index of its entry and its ordinal within that entry. Ordered."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
     ordinal: int
 
 
@@ -19,7 +19,7 @@ class PayloadRef(NamedTuple):
     """
 
     uid: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
     ordinal: int
     term: int
     size: int

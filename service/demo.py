@@ -143,7 +143,10 @@ class DemoRun:
         """Several clients, so that one connection's receive path is not the limit."""
         from logyard.client.aio import connect
 
-        return [await stack.enter_async_context(connect(self.cluster.addresses, timeout=CALL_TIMEOUT_S)) for _ in range(CONNECTIONS)]
+        addresses = self.cluster.addresses
+        return [
+            await stack.enter_async_context(connect(addresses, timeout=CALL_TIMEOUT_S)) for _ in range(CONNECTIONS)
+        ]
 
     async def create(self, yard: Yard) -> None:
         """The logs, three members each, and a leader for every one."""

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
+from logyard.engine.disk import Disk
 from logyard.engine.errors import BadRequest, LogyardError, NotLeader
 from logyard.engine.host.member import Member, Sink
 from logyard.engine.host.system import System
 from logyard.engine.ports import NoPeers, PeersPort
-from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.membership import Change
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers
 from logyard.engine.types import Buffer
-from logyard.machines.command import APPEND, TRUNCATE_REPLY, truncate_command
+from logyard.machines.command import TRUNCATE_REPLY, truncate_command
 from logyard.machines.registry import create_machine
-from logyard.payloads.store import PayloadStore
 
 from . import log_reader
 from .config import NodeConfig
@@ -139,7 +138,7 @@ class Node:
             raise BadRequest(f"{change!r} is no membership change; use one of {', '.join(CHANGES)}")
         member = self.system.member(name)
         self.system.check_leader(member)
-        index = member.raft.propose_membership(Change(change, node))
+        index = member.raft.propose_membership(Change(cast(Any, change), node))
         self.system.active.add(member)
         self.system.scheduler.mark(member)
         await self.system.wait(member, lambda: member.raft.applied >= index)
@@ -206,29 +205,31 @@ def decode_error(data: bytes) -> LogyardError:
 
 def build_system(path: Path, node_id: int, cluster_id: str, config: SystemConfig) -> System:
     """An engine on a directory, not opened yet."""
-    store = StoreAdapter(PayloadStore, path / "payloads", config)
+    disk = Disk()
+    store = StoreAdapter(path / "payloads", config, disk)
     draw = random.Random(int.from_bytes(os.urandom(8), "little"))
-    return System(path, node_id, cluster_id, config, store, create_machine, draw.randrange)
+    return System(path, node_id, cluster_id, config, store, create_machine, draw.randrange, disk)
 
 
-async def run_node(
-    config: NodeConfig, listening: Callable[[Node], object], task_status: trio.TaskStatus[Node] = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Engine, transport and client door until cancelled. Raises `WalFailed` when the disk failed this node."""
+async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio.TASK_STATUS_IGNORED) -> None:
+    """The daemon: engine, transport and client door until cancelled; `started` when clients are answered.
+
+    Raises `WalFailed` when the disk failed this node, and what `System.open` raises.
+    """
     limits = config.limits
     system = build_system(Path(config.directory), config.id, config.cluster, limits)
     await system.open()
     try:
         peers = build_peers(config, system)
         node = Node(system)
-        addresses = {config.id: config.client_listen, **config.clients}
-        rpc = RpcServer(node, config.client_listen, addresses, limits)
+        clients = {number: f"{host}:{port}" for number, (host, port) in config.client_addresses.items()}
+        host, port = config.client_listen
+        rpc = RpcServer(node, f"{host}:{port}", clients, limits)
         async with trio.open_nursery() as nursery:
             await nursery.start(system.run, peers)
             if isinstance(peers, Peers):
                 await nursery.start(peers.run)
             await nursery.start(rpc.serve)
-            listening(node)
             task_status.started(node)
     finally:
         system.close()
@@ -238,32 +239,9 @@ def build_peers(config: NodeConfig, system: System) -> PeersPort | Peers:
     """The transport for the configured peers, or none for a node alone."""
     if not config.peers:
         return NoPeers()
-    limits = config.limits
-    transport = TransportConfig(
-        frame_bytes=limits.peer_frame_bytes,
-        liveness_interval_ms=limits.liveness_interval_ms,
-        liveness_timeout_ms=limits.liveness_timeout_ms,
-        handshake_timeout_ms=limits.handshake_timeout_ms,
-        backoff_min_ms=limits.reconnect_ms_min,
-        backoff_max_ms=limits.reconnect_ms_max,
-    )
+    transport = TransportConfig.of(config.limits)
     addresses = {config.id: config.peer_listen, **config.peers}
     return Peers(
         config.id, config.cluster, system.epoch, addresses, transport, system.inbound,
         healthy=lambda: system.failure is None,
     )  # fmt: skip
-
-
-async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio.TASK_STATUS_IGNORED) -> None:
-    """The daemon: `started` when clients are answered."""
-    await run_node(config, lambda node: None, task_status)
-
-
-def leader_groups(system: System) -> int:
-    """How many groups this node leads."""
-    return sum(1 for member in system.members.values() if member.raft.role == LEADER)
-
-
-def append_frame(records: Sequence[tuple[bytes, Buffer | None]]) -> list[Buffer]:
-    """The frame of an append."""
-    return list(encode_frame(records, command=APPEND))

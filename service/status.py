@@ -46,7 +46,7 @@ def node_status(system: System) -> dict[str, Any]:
             "sync_ms": round(system.durability.sync_seconds * 1000, 3),
         },
         "segments": storage.segment_status(),
-        "generations": [one._asdict() for one in generations],
+        "generations": [{"id": one.id, "total": one.total, "live": one.live, "sealed": one.sealed} for one in generations],
         "cache_bytes": system.cache.bytes,
         "memory_rss": _resident_bytes(),
         "peers": [one._asdict() for one in system.peers.status()],
@@ -88,7 +88,7 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
         "inflight_bytes": member.inflight_bytes,
         "queued_bytes": member.queue_bytes,
         "segments": [run._asdict() for run in member.segments],
-        "payload_runs": [run._asdict() for run in member.payload_runs],
+        "homes": [[home.first, home.last, home.generation] for home in system.store.homes(member.uid)],
         "released_before": list(member.liveness.released_before),
         "quiet": raft.is_quiet,
     }

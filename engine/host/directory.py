@@ -87,7 +87,7 @@ class Directory:
             for at in range(0, len(specs), SPECS_PER_BLOB):
                 part = [list(spec) for spec in specs[at : at + SPECS_PER_BLOB] if node in spec.voters]
                 last = at + SPECS_PER_BLOB >= len(specs)
-                system.peers.send_blob(node, DEFINE_GROUPS, round_.number, {"specs": part, "last": last}, b"")
+                system.peers.send_blob(node, DEFINE_GROUPS, round_.number, {"specs": part, "last": last})
         here = [spec for spec in specs if system.node_id in spec.voters]
         await self._store(here)
         if system.node_id in nodes:
@@ -141,7 +141,7 @@ class Directory:
         await system.storage.forget(found, uids)
         if tell:
             for node in nodes - {system.node_id}:
-                system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": list(uids)}, b"")
+                system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": list(uids)})
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
         """Definitions, questions for them, and deletions from other nodes."""
@@ -156,11 +156,11 @@ class Directory:
         elif kind == UNKNOWN_GROUPS:
             gone = [uid for uid in header["uids"] if uid in self.deleted]
             known = [system.members[uid].spec for uid in header["uids"] if uid in system.members]
-            known = [spec for spec in known if node in system.members[spec.uid].raft.configuration.nodes]
+            known = [spec for spec in known if node in system.members[spec.uid].raft.configuration.nodes()]
             if known:
-                system.peers.send_blob(node, DEFINE_GROUPS, 0, {"specs": [list(spec) for spec in known]}, b"")
+                system.peers.send_blob(node, DEFINE_GROUPS, 0, {"specs": [list(spec) for spec in known]})
             if gone:
-                system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": gone}, b"")
+                system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": gone})
         elif kind == DELETE_GROUPS:
             system.nursery.start_soon(self.delete, list(header["uids"]), False)
 
@@ -171,7 +171,7 @@ class Directory:
         except LogyardError as refused:
             error = str(refused)
         if request and (last or error):
-            self.system.peers.send_blob(node, DEFINED, request, {"error": error}, b"")
+            self.system.peers.send_blob(node, DEFINED, request, {"error": error})
 
     def _round(self, nodes: set[int]) -> _Round:
         self._next += 1

@@ -11,11 +11,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import trio
 
 from ..errors import LogyardError
 from ..log.wal import Rolled, Wal, WalItem
+
+T = TypeVar("T")
 
 INLINE_BYTES = 48 * 1024
 INLINE_SECONDS = 0.0003
@@ -78,12 +81,19 @@ class Durability:
                 return
             self._finish(items, *self._write(items))
 
-    def idle(self, call: Callable[[], None]) -> None:
-        """Call back on the loop when no batch is under way: for the rare verbs that need the WAL to themselves."""
-        if self.busy:
-            self._idle.append(call)
-        else:
-            call()
+    async def exclusive(self, call: Callable[[], T]) -> T:
+        """Run `call` in a thread with the WAL to itself: for the rare verbs that are no batch. Raises what it raises."""
+        while self.busy:
+            free = trio.Event()
+            self._idle.append(free.set)
+            await free.wait()
+        if self.error is not None:
+            raise self.error
+        self.busy = True
+        try:
+            return await trio.to_thread.run_sync(call)
+        finally:
+            self._freed()
 
     def seal(self) -> None:
         """An empty batch, so that an acknowledged batch is soon never the last (law 8)."""
@@ -116,11 +126,15 @@ class Durability:
                 return
 
     def _finished(self, items: Sequence[WalItem], rolled: Rolled | None, error: LogyardError | None) -> None:
-        self.busy = False
         self._finish(items, rolled, error)
-        while self._idle and not self.busy:
+        self._freed()
+
+    def _freed(self) -> None:
+        self.busy = False
+        if self._idle:
             self._idle.pop(0)()
-        self.kick()
+        else:
+            self.kick()
 
     def _finish(self, items: Sequence[WalItem], rolled: Rolled | None, error: LogyardError | None) -> None:
         if error is not None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..entry import Entry, records_in, units_of
+from ..entry import Entry, units_of
 from ..machine import Position
 from .member import Member
 
@@ -34,18 +34,16 @@ class Share:
 
 
 class SealedFile:
-    """A sealed WAL file that is the home of payloads. `segment` holds its entries' metadata."""
+    """A sealed WAL file that is the home of payloads. The segment of the same number holds its entries' metadata."""
 
-    __slots__ = ("file", "segment", "length", "sealed_at", "shares", "live", "migrating")
+    __slots__ = ("file", "length", "sealed_at", "shares", "live")
 
-    def __init__(self, file: int, segment: int, length: int) -> None:
+    def __init__(self, file: int, length: int) -> None:
         self.file = file
-        self.segment = segment
         self.length = length
         self.sealed_at = time.monotonic()
         self.shares: dict[int, Share] = {}
         self.live = 0
-        self.migrating = False
 
     def add(self, uid: int, share: Share) -> None:
         """Book a group's share."""
@@ -79,10 +77,16 @@ class Homes:
 
     def pin(self, home: Home) -> None:
         """Promise not to destroy a home until `unpin`."""
+        if home[0] == "generation":
+            self.system.store.pin(home[1])
+            return
         self._pins[home] = self._pins.get(home, 0) + 1
 
     def unpin(self, home: Home) -> None:
         """End of the promise; what waited for it happens now."""
+        if home[0] == "generation":
+            self.system.store.unpin(home[1])
+            return
         left = self._pins[home] - 1
         if left:
             self._pins[home] = left
@@ -103,7 +107,7 @@ class Homes:
         """Book a release: `first` up to, but without, `end` died just now."""
         uid = member.uid
         for run in member.segments:
-            file = self.files.get(run.file)
+            file = self.files.get(run.segment)
             share = file.shares.get(uid) if file is not None else None
             # An entry counts as dead here when its last record is.
             if file is None or share is None or end.index <= share.first or first.index > share.last:
@@ -113,8 +117,8 @@ class Homes:
             else:
                 low, high = max(first.index, share.first), min(end.index - 1, share.last)
                 file.reduce(uid, min(share.live, self._bytes(member, file, low, high)))
-        if member.payload_runs:
-            store = self.system.store
+        store = self.system.store
+        if store.homes(uid):
             store.mark_dead(uid, (first.index, 0), (end.index, 0))
             if end.ordinal:
                 self._part(member, end)
@@ -122,10 +126,12 @@ class Homes:
     def _part(self, member: Member, end: Position) -> None:
         """A release that ends inside an entry: units whose records are all below it die."""
         found = next(self.system.reader.payload_entries(member, end.index, end.index), None)
-        if found is None or found.run is None or found.index != end.index:
+        if found is None or found.home is None or found.index != end.index:
             return
-        for unit in units_of(found.data):
-            if unit.first_ordinal + max(unit.records, 1) <= end.ordinal:
+        units = units_of(found.data)
+        live = member.liveness.live_units(end.index, [(unit.number, unit.first_ordinal, unit.records) for unit in units])
+        for unit in units:
+            if unit.number not in live:
                 self.system.store.mark_dead(member.uid, (end.index, unit.number), (end.index, unit.number + 1))
 
     def _bytes(self, member: Member, file: SealedFile, low: int, high: int) -> int:
@@ -133,7 +139,7 @@ class Homes:
         if high < low:
             return 0
         size = 0
-        reader = self.system.storage.segment(file.segment)
+        reader = self.system.storage.segment(file.file)
         while low <= high:
             entries = reader.entries(member.uid, low, high, SCAN_BYTES)
             if not entries:
@@ -144,7 +150,7 @@ class Homes:
 
     def share_of(self, member: Member, file: SealedFile, first: int, last: int, size: int) -> Share:
         """A freshly sealed run's share: `size` payload bytes, less what was released before it was booked."""
-        dead = member.released_before().index
+        dead = member.liveness.released_before.index
         if dead > last:
             size = 0
         elif dead > first:
@@ -167,6 +173,6 @@ class Homes:
                 continue
             if member.raft.log.term(entry.index) != entry.term:
                 continue
-            if not member.liveness.is_entry_dead(entry.index, records_in(entry.data)):
+            if not member.is_dead(entry):
                 size += entry.body_bytes
         return size

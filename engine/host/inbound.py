@@ -66,7 +66,7 @@ class Inbound:
         if uid in asked or uid in self.system.directory.deleted or len(asked) >= ASK_UNKNOWN_MAX:
             return
         asked.add(uid)
-        self.system.peers.send_blob(node, UNKNOWN_GROUPS, 0, {"uids": [uid]}, b"")
+        self.system.peers.send_blob(node, UNKNOWN_GROUPS, 0, {"uids": [uid]})
 
     def forget_asked(self) -> None:
         """Ask again for what is still unknown: called by the ticker every second."""

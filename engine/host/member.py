@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..entry import Entry, records_in
 from ..errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_error
-from ..machine import Machine, Position
+from ..machine import Machine
 from ..ports import LivenessPort
 from ..raft.core import Raft
 
@@ -53,21 +54,11 @@ class Owed(NamedTuple):
 
 
 class SegmentRun(NamedTuple):
-    """Entries first..last of a group lie in segment `segment`; their payloads in WAL file `file` until it is migrated."""
+    """Entries first..last of a group lie in segment `segment`; their payloads in the WAL file of that number until it is migrated."""
 
     first: int
     last: int
     segment: int
-    file: int
-
-
-class PayloadRun(NamedTuple):
-    """Payloads of entries first..last of a group lie in generation `generation` under `run`."""
-
-    first: int
-    last: int
-    generation: int
-    run: int
 
 
 class Spec(NamedTuple):
@@ -86,7 +77,7 @@ class Member:
 
     __slots__ = (
         "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "queue", "queue_bytes", "waiting", "inflight_bytes",
-        "unpersisted", "segments", "payload_runs", "floor", "last_release", "snapshot_index", "snapshot_term", "snapshot_bytes",
+        "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term", "snapshot_bytes",
         "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time",
     )  # fmt: skip
 
@@ -104,7 +95,6 @@ class Member:
         self.inflight_bytes = 0
         self.unpersisted = 0
         self.segments: list[SegmentRun] = []
-        self.payload_runs: list[PayloadRun] = []
         self.floor = 0
         self.last_release = 0
         self.snapshot_index = 0
@@ -155,7 +145,6 @@ class Member:
         """Entries from `index` on were replaced by another leader's: they are not committed and never will be."""
         self.fail_waiting(NotLeader(self.raft.leader), index)
         self.segments = _cut(self.segments, index)
-        self.payload_runs = _cut(self.payload_runs, index)
         self.flushed = min(self.flushed, index - 1)
 
     def fail_waiting(self, error: LogyardError, first: int = 0) -> None:
@@ -197,9 +186,9 @@ class Member:
         """A newer segment overrides what older ones say from its first index on."""
         self.segments = [*_cut(self.segments, run.first), run]
 
-    def released_before(self) -> Position:
-        """Everything before this position is dead here."""
-        return self.liveness.released_before
+    def is_dead(self, entry: Entry) -> bool:
+        """Whether every payload of an entry was released."""
+        return self.liveness.is_dead_range((entry.index, 0), (entry.index, records_in(entry.data)))
 
 
 def _cut(runs: list[Any], index: int) -> list[Any]:

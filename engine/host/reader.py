@@ -15,7 +15,8 @@ import trio
 from ..entry import Entry, Unit, unit_hash, units_of
 from ..errors import Corrupt, Gone
 from ..types import Buffer
-from .member import Member, PayloadRun
+from ..ports import HomePort
+from .member import Member
 
 if TYPE_CHECKING:
     from .system import System
@@ -25,13 +26,13 @@ THREAD_BYTES = 64 * 1024
 
 
 class Located(NamedTuple):
-    """An entry with payload and where its bytes are: in `entry` (memory or WAL file), else under `run` of a generation."""
+    """An entry with payload and where its bytes are: in `entry` (memory or WAL file), else in a generation, `home`."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
     term: int
     data: bytes
     entry: Entry | None
-    run: PayloadRun | None
+    home: HomePort | None
 
 
 class Wanted(NamedTuple):
@@ -66,25 +67,25 @@ class Reader:
         Read in chunks on the loop: stop asking when enough was seen.
         """
         index = max(first, 1)
-        runs = member.payload_runs
+        store = self.system.store
         while index <= last:
-            run = next((run for run in runs if run.first <= index <= run.last), None)
-            if run is not None:
-                stop = min(last, run.last)
-                for stored in self.system.store.scan(member.uid, index, stop, run.generation, run.run):
-                    yield Located(stored.index, stored.term, stored.data, None, run)
+            home = store.home(member.uid, index)
+            if home is not None:
+                stop = min(last, home.last)
+                for stored in store.scan(member.uid, index, stop):
+                    yield Located(stored.index, stored.term, stored.data, None, home)
                 index = stop + 1
                 continue
-            stop = min([last, *(run.first - 1 for run in runs if run.first > index)])
+            later = [home.first for home in store.homes(member.uid) if home.first > index]
+            stop = min([last, *(first - 1 for first in later)])
             if index >= member.raft.log.memory_first:
                 entries = member.raft.log.slice(index, stop, SCAN_BYTES)
             else:
                 entries = self._from_segments(member, index, stop)
             if not entries:
-                following = [run.first for run in (*member.segments, *runs) if run.first > index]
-                index = min([last + 1, *following])
-                if index >= member.raft.log.memory_first > stop:
-                    index = max(index, member.raft.log.memory_first)
+                # A hole: released and given back, or entries below what this member ever stored.
+                following = [run.first for run in member.segments if run.first > index]
+                index = min([last + 1, *later, *following, max(index + 1, member.raft.log.memory_first)])
                 continue
             for entry in entries:
                 yield Located(entry.index, entry.term, entry.data, entry, None)
@@ -135,9 +136,7 @@ class Reader:
             if unit_hash(uid, located.index, located.term, unit.number, data) != unit.hash:
                 raise Corrupt(f"wal file {entry.file}", entry.offset + unit.offset, unit.hash.hex(), "another hash")
             return memoryview(data)[start:stop]
-        assert located.run is not None
-        run = located.run
-        return self.system.store.read_unit(uid, located.index, unit.number, start, stop, run.generation, run.run)
+        return self.system.store.read_unit(uid, located.index, unit.number, start, stop)
 
     async def whole(self, member: Member, located: Sequence[Located]) -> list[tuple[Buffer, ...]]:
         """All units of each entry."""
@@ -147,7 +146,7 @@ class Reader:
 
 
 def _home(located: Located) -> tuple[str, int] | None:
-    if located.run is not None:
-        return "generation", located.run.generation
+    if located.home is not None:
+        return "generation", located.home.generation
     entry = located.entry
     return ("wal", entry.file) if entry is not None and entry.file and not entry.bodies else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .system import System
 
 PASSES_MAX = 64
+
+Token: TypeAlias = tuple[Member, Sequence[Message], tuple[int, int, int, int] | None]
+"""What comes back with a durable item: whose it is, what waited for it, what to tell the core (None: nothing)."""
 
 
 class Scheduler:
@@ -117,8 +120,8 @@ class Scheduler:
                 done = member.reads.pop(context, None)
                 if done is not None:
                     done(NotLeader(raft.leader), 0)
-        if not raft.is_quiet:
-            self.system.active.add(member)
+        # Whether it is quiet is asked at the next tick: asking now would cost more than the tick.
+        self.system.active.add(member)
 
     def _propose(self, member: Member) -> None:
         """All frames waiting for a group become one entry, or a few when they are many bytes (section 5.3)."""
@@ -166,12 +169,16 @@ class Scheduler:
         if floor > member.floor:
             # The floor is durable in the same batch as the tombstone that raised it (law 4).
             item.floor = member.floor = floor
-        last = entries[-1] if entries else None
-        item.token = (
-            member, ready.after, raft.term, raft.vote, last.index if last else raft.log.last_index, last.term if last else raft.log.last_term
-        )  # fmt: skip
+        item.token = (member, ready.after, ready.token)
         member.unpersisted += 1
         self.system.durability.add(item)
+
+    def persist_alone(self, member: Member, item: WalItem) -> None:
+        """Something of the host's own (a truncation mark) for the next batch."""
+        item.token = (member, (), None)
+        member.unpersisted += 1
+        self.system.durability.add(item)
+        self.system.durability.kick()
 
     def _role_changed(self, member: Member) -> None:
         if member.raft.role != LEADER:
@@ -184,11 +191,12 @@ class Scheduler:
         """A batch is stable: tell the cores, let go of what waited for it."""
         messages: list[Message] = []
         for item in items:
-            member, after, term, vote, index, entry_term = item.token
+            member, after, token = cast(Token, item.token)
             member.unpersisted -= 1
             if member.state != RUNNING:
                 continue
-            member.raft.on_persisted(term, vote, index, entry_term)
+            if token is not None:
+                member.raft.on_persisted(*token)
             if after:
                 messages.extend(after)
             self.mark(member)

@@ -100,11 +100,11 @@ class Sender:
         """A copy of `entry` that carries its payload, or a tombstone where that is released here (law 4)."""
         copy = Entry(entry.index, entry.term, entry.kind, entry.data, (), entry.body_bytes)
         located = next(self.system.reader.payload_entries(member, entry.index, entry.index), None)
-        if located is not None and located.index == entry.index and not (located.entry and located.entry.tombstone):
-            if located.run is not None or self.system.storage.holds(located.entry):
+        if located is not None and located.index == entry.index:
+            if located.home is not None or self.system.storage.holds(located.entry):
                 copy.bodies = (await self.system.reader.whole(member, [located]))[0]
                 return copy
-        if member.liveness.is_entry_dead(entry.index) and member.resolves and member.last_release:
+        if member.is_dead(entry) and member.resolves and member.last_release:
             copy.tombstone = member.last_release
             copy.bodies = ()
             return copy

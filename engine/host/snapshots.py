@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgpack
 import trio
 
 from ..entry import UNIT_BYTES, units_of
@@ -24,7 +23,7 @@ from ..snapshot import format as snapshot_format
 from ..snapshot.format import Snapshot
 from ..types import Buffer
 from .inbound import SNAPSHOT_DATA, SNAPSHOT_DONE, SNAPSHOT_NEED, SNAPSHOT_OFFER, SNAPSHOT_TAKEN
-from .member import RUNNING, Member, PayloadRun
+from .member import RUNNING, Member
 from .reader import Located
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Snapshots:
         term = raft.log.term(index)
         assert term is not None, "what was applied is in the log or is the snapshot"
         snapshot = Snapshot(
-            member.uid, index, term, raft.applied_configuration.encode(), member.machine.version, member.last_release,
+            member.uid, index, term, raft.configuration_at(index).encode(), member.machine.version, member.last_release,
             member.log_time, member.machine.snapshot(), member.liveness.encode_live_set(index),
         )  # fmt: skip
         return member, snapshot, snapshot_format.encode(snapshot)
@@ -181,7 +180,7 @@ class Snapshots:
         raise LogyardError(f"no answer for {ANSWER_SECONDS:g} s")
 
     def _blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> None:
-        if not self.system.peers.send_blob(node, kind, request, msgpack.packb(header), body):
+        if not self.system.peers.send_blob(node, kind, request, header, body):
             raise LogyardError(f"the link to node {node} is down or full")
 
     # The receiver's end
@@ -212,7 +211,7 @@ class Snapshots:
             log.warning("snapshot from node %d for group %x: %s", node, header["uid"], error)
         finally:
             del self._channels[node, -request]
-        answer = msgpack.packb({"uid": header["uid"], "ok": not error, "error": error})
+        answer = {"uid": header["uid"], "ok": not error, "error": error}
         self.system.peers.send_blob(node, SNAPSHOT_DONE, request, answer, ())
 
     async def _take_in(self, node: int, request: int, uid: int, data: bytes, receive: Any) -> None:
@@ -223,33 +222,29 @@ class Snapshots:
         if member.raft.applied >= snapshot.index:
             return
 
-        def have(index: int) -> bool:
-            return member.resolves and index <= member.raft.applied
-
-        ranges = self.system.store.missing(snapshot.live, snapshot.index, have)
+        # What is applied here is committed, so it is the snapshot's own content; below a floor its bytes may be missing.
+        ranges = self.system.store.missing(snapshot.live, member.raft.applied if member.resolves else 0)
         self._blob(node, SNAPSHOT_NEED, request, {"uid": uid, "ranges": ranges}, [])
-        runs: list[PayloadRun] = []
         while True:
             _, header, body = await self._answer(receive)
             rows = _rows(uid, header["entries"], memoryview(body))
             if rows:
-                placed = await trio.to_thread.run_sync(self.system.store.write, self.system.storage.next_job(), rows)
-                runs += [PayloadRun(run.first, run.last, run.generation, run.run) for run in placed]
+                await self.system.storage.store_payloads(uid, rows)
             if header["last"]:
                 break
             self._blob(node, SNAPSHOT_TAKEN, request, {"uid": uid}, [])
-        await self.system.storage.store_installed(member, snapshot, data, runs)
+        await self.system.storage.store_installed(member, snapshot, data)
         if member.state == RUNNING and member.raft.applied < snapshot.index:
-            self._install(member, snapshot, runs)
+            self._install(member, snapshot, len(data))
 
-    def _install(self, member: Member, snapshot: Snapshot, runs: Sequence[PayloadRun]) -> None:
+    def _install(self, member: Member, snapshot: Snapshot, size: int) -> None:
         """State and payloads are durable: switch, in one step of the loop."""
         system = self.system
-        member.raft.install_snapshot(snapshot.index, snapshot.term, Configuration.decode(snapshot.configuration))
+        if not member.raft.install_snapshot(snapshot.index, snapshot.term, Configuration.decode(snapshot.configuration)):
+            return
         restore(member, snapshot, system)
-        end = member.released_before()
-        system.store.adopt(member.uid, runs)
-        system.storage.released(member, Position(0, 0), end)
+        system.storage.installed(member, snapshot, size)
+        system.storage.released(member, Position(0, 0), member.liveness.released_before)
         member.fail_waiting(LogyardError("a snapshot replaced this member's log; the command's outcome is unknown"))
         log.info("group %s: snapshot at %d installed", member.spec.name, snapshot.index)
         member.wake()
@@ -260,7 +255,7 @@ class Snapshots:
 def restore(member: Member, snapshot: Snapshot, system: System) -> None:
     """Machine and liveness as of a snapshot; used at recovery, too."""
     member.machine.restore(snapshot.sections)
-    member.liveness = system.store.decode_liveness(snapshot.live, snapshot.index)
+    member.liveness = system.store.decode_liveness(snapshot.live)
     member.last_release = snapshot.release
     member.log_time = max(member.log_time, snapshot.timestamp)
 

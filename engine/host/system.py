@@ -21,6 +21,7 @@ from ..errors import Busy, GroupStopped, LogyardError, NotLeader, UnknownGroup, 
 from ..machine import Machine
 from ..ports import PeersPort, StorePort
 from ..raft.core import LEADER
+from ..raft.state import Limits
 from . import recovery, ticker
 from .applier import Applier
 from .cache import PayloadCache
@@ -84,6 +85,7 @@ class System:
         self.nursery: trio.Nursery
         self.failure: LogyardError | None = None
         self._failed = trio.Event()
+        self.limits: Limits | None = None
         self._contexts = 0
 
     async def open(self) -> None:
@@ -222,7 +224,7 @@ class System:
         member.raft.transfer(node)
         self.active.add(member)
         self.scheduler.mark(member)
-        await self.wait(member, lambda: member.raft.leader == node or not member.raft.transferring)
+        await self.wait(member, lambda: member.raft.leader == node or not member.raft.transferee)
         if member.raft.leader != node:
             raise LogyardError(f"group {name!r}: the transfer to node {node} timed out; node {member.raft.leader} leads")
 

@@ -367,6 +367,11 @@ class Wal:
         return self._files.read(file, offset, length)
 
     @property
+    def current_entries(self) -> list[tuple[int, Entry]]:
+        """What the current file got so far, in write order."""
+        return self._entries
+
+    @property
     def files(self) -> list[tuple[int, int]]:
         """(file, bytes) in use, oldest first; the last one is the current one."""
         return self._files.listing

@@ -25,7 +25,7 @@ class Snapshot(NamedTuple):
     """State of group `uid` at `index`; `live` is the encoded live set at or below it, `release` the last release applied."""
 
     uid: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
     term: int
     configuration: bytes
     version: int

@@ -1,0 +1,118 @@
+"""Moves payloads from sealed WAL files to generations, rewrites sparse generations, and gives the space back.
+
+Order (storage.md): generation durable -> one meta commit (homes, counters) -> pins drain -> recycle or unlink. Every step may be done
+twice. Called by the janitor of `storage`; the copying itself runs in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..entry import units_of
+from ..ports import SourceEntry
+from .homes import SealedFile
+
+if TYPE_CHECKING:
+    from .system import System
+
+READ_BYTES = 4 * 1024 * 1024
+
+
+class Migration:
+    """Decides what moves, and moves it."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+
+    def victims(self) -> list[SealedFile]:
+        """Sealed files to migrate now: the least live first, while the stock is above its budget, too old or too dead."""
+        config = self.system.config
+        files = list(self.system.storage.files.values())
+        total = sum(file.length for file in files)
+        now = time.monotonic()
+        found = []
+        for file in sorted(files, key=lambda file: file.live / file.length):
+            dead = 1 - file.live / file.length
+            old = now - file.sealed_at > config.migrate_age_s
+            if total > config.migrate_budget_bytes or old or dead >= config.migrate_dead_ratio:
+                found.append(file)
+                total -= file.length
+        return found
+
+    async def migrate(self, file: SealedFile) -> None:
+        """Copy what lives (or is pending) in one sealed file to the current generation, then let the file go."""
+        system = self.system
+        storage = system.storage
+        if file.live:
+            await system.store.write(self._ranges(file), lambda uid, first, last: self._read(file, uid, first, last))
+        storage.files.pop(file.file, None)
+        await storage.commit_members((), gone_files=[file.file])
+        storage.homes.give_up(("wal", file.file), lambda: storage.recycle(file.file))
+        storage.release_segment(file.file)
+
+    def _ranges(self, file: SealedFile) -> list[tuple[int, int, int]]:
+        """(uid, first, last) of what to copy: the current content of each group's run, without its dead prefix."""
+        ranges = []
+        for uid in sorted(file.shares):
+            member = self.system.members.get(uid)
+            if member is None:
+                continue
+            dead = member.liveness.released_before.index
+            for run in member.segments:
+                if run.segment == file.file and max(run.first, dead) <= run.last:
+                    ranges.append((uid, max(run.first, dead), run.last))
+        return ranges
+
+    def _read(self, file: SealedFile, uid: int, first: int, last: int) -> Iterator[SourceEntry]:
+        """In a thread: the entries to copy; metadata from the segment, payload from the WAL file on demand."""
+        system = self.system
+        reader = system.storage.segment(file.file)
+        member = system.members.get(uid)
+        while first <= last and member is not None:
+            entries = reader.entries(uid, first, last, READ_BYTES)
+            if not entries:
+                return
+            for entry in entries:
+                if not entry.body_bytes or entry.tombstone:
+                    continue
+                units = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(entry.data)]
+                live = member.liveness.live_units(entry.index, units)
+                if not live:
+                    continue
+
+                def read(offset: int, length: int, base: int = entry.offset) -> bytes:
+                    data: bytes = system.wal.read_payload(file.file, base + offset, length)
+                    return data
+
+                yield SourceEntry(uid, entry.index, entry.term, entry.data, live, read)
+            first = entries[-1].index + 1
+
+    async def collect(self) -> None:
+        """Rewrite generations below the live ratio, unlink those with nothing live."""
+        system = self.system
+        if await system.store.rewrite_sparse(system.config.rewrite_live_ratio):
+            await system.storage.commit_members(())
+        if any(not one.live for one in system.store.generations()):
+            await system.storage.commit_members(())
+            await trio.to_thread.run_sync(system.store.unlink_dead)
+
+    async def compact(self) -> dict[str, Any]:
+        """Everything at once: every live payload into generations, sparse generations rewritten, dead space given back."""
+        system = self.system
+        storage = system.storage
+        await storage.roll()
+        files = sorted(storage.files.values(), key=lambda file: file.file)
+        for file in files:
+            await self.migrate(file)
+        await trio.to_thread.run_sync(system.store.seal_current)
+        await self.collect()
+        return {
+            "files": len(files),
+            "live_bytes_in_wal": storage.wal_live_bytes(),
+            "live_bytes_in_generations": sum(one.live for one in system.store.generations()),
+            "disk_bytes": storage.disk_bytes(),
+        }

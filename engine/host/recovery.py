@@ -1,0 +1,338 @@
+"""From a directory to living members: meta rows, then the WAL on top of them, then one core a group.
+
+Invariant 7: nothing here depends on how often it ran before or where it was cut off; until `Wal.open` nothing is written but the epoch. A
+group whose records are damaged comes up stopped, with the reason, and takes no part (law 7, section 10). Called by `system`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..entry import Entry, build_plain
+from ..errors import Corrupt, LogyardError
+from ..log import meta_rows
+from ..log.meta import MetaStore
+from ..log.wal import Wal, WalConfig
+from ..log.wal_replay import ReplayResult, replay
+from ..raft.core import LEADER, Raft
+from ..raft.membership import Configuration
+from ..raft.raft_log import RaftLog
+from ..raft.state import Limits
+from ..snapshot import format as snapshot_format
+from . import rows
+from .homes import SealedFile, Share
+from .member import STOPPED, Member, SegmentRun, Spec
+from .snapshots import restore
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+
+class Recovered:
+    """What the WAL says of one group, gathered in write order."""
+
+    __slots__ = ("entries", "hard_state", "floor", "lowest", "restart")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.hard_state: tuple[int, int, int] | None = None
+        self.floor = 0
+        self.lowest = 0
+        self.restart = 0
+
+    def cut(self, index: int) -> None:
+        """Entries from `index` on are void."""
+        entries = self.entries
+        if entries and index <= entries[-1].index:
+            del entries[max(0, index - entries[0].index) :]
+        self.lowest = min(self.lowest or index, index)
+
+
+class Collector:
+    """The sink of replay."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, Recovered] = {}
+
+    def of(self, uid: int) -> Recovered:
+        """One group's record."""
+        found = self.groups.get(uid)
+        if found is None:
+            found = self.groups[uid] = Recovered()
+        return found
+
+    def hard_state(self, uid: int, term: int, vote: int, commit: int) -> None:
+        """The newest wins; within a term a set vote never changes."""
+        self.of(uid).hard_state = (term, vote, commit)
+
+    def entry(self, uid: int, entry: Entry) -> None:
+        """Append, voiding what it overwrites."""
+        group = self.of(uid)
+        if not group.entries or entry.index != group.entries[-1].index + 1:
+            group.cut(entry.index)
+        group.entries.append(entry)
+
+    def truncate(self, uid: int, from_index: int) -> None:
+        """Void a tail; the log may go on above where it ended (a snapshot was installed)."""
+        group = self.of(uid)
+        if group.entries and from_index > group.entries[-1].index + 1:
+            group.entries = []
+        group.cut(from_index)
+        group.restart = from_index
+
+    def floor(self, uid: int, p: int) -> None:
+        """The payload floor rises."""
+        group = self.of(uid)
+        group.floor = max(group.floor, p)
+
+
+def open_directory(system: System) -> None:
+    """Lock, open and recover everything. BLOCKING. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
+    storage = system.storage
+    disk = system.disk
+    path = system.path
+    disk.make_directory(str(path))
+    storage.lock_fd = disk.lock_directory(str(path))
+    for name in ("wal", "segments"):
+        disk.make_directory(str(path / name))
+    storage.meta = meta = MetaStore(disk, str(path / "meta"))
+    meta.open(system.cluster_id, system.node_id)
+    stored = meta.get(rows.EPOCH)
+    system.epoch = int.from_bytes(stored or b"", "little") + 1
+    meta.commit([(rows.EPOCH, system.epoch.to_bytes(8, "little"))])
+    system.store.open()
+    system.store.restore((key[1:], value) for key, value in meta.scan(rows.STORE))
+    system.directory.deleted = {int.from_bytes(key[1:], "big") for key, _ in meta.scan(rows.DELETED)}
+    flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
+    sink = Collector()
+    result = replay(disk, str(path / "wal"), sink, flushed)
+    config = system.config
+    wal_config = WalConfig(config.wal_file_bytes, config.wal_batch_bytes, config.wal_stock_files)
+    storage.wal = Wal(disk, str(path / "wal"), wal_config, result)
+    _build_members(system, sink, result)
+    storage.wal.open()
+    storage.adopt_recovered(result.sealed)
+    _adopt_files(system, flushed)
+
+
+def _build_members(system: System, sink: Collector, result: ReplayResult) -> None:
+    meta = system.storage.meta
+    states = {row.uid: row for row in meta_rows.state_rows(meta)}
+    snapshots = {row.uid: row for row in meta_rows.snapshot_rows(meta)}
+    lost = {key[1:] for key in meta.lost}
+    damaged: dict[int, str] = {}
+    anonymous = ""
+    for one in result.damage:
+        text = f"WAL file {one.file} is damaged at byte {one.offset}: {one.reason}"
+        if one.uid:
+            damaged[one.uid] = text
+        else:
+            anonymous = text
+    for row in meta_rows.group_rows(meta):
+        spec = rows.spec_of(row)
+        if spec.uid in system.directory.deleted:
+            continue
+        reason = damaged.get(spec.uid, "")
+        if not reason and anonymous and spec.uid not in result.cleared:
+            reason = anonymous
+        if meta_rows.KEY.pack(spec.uid) in lost:
+            reason = "its rows in the meta store are damaged in both copies"
+        recovered = sink.groups.get(spec.uid) or Recovered()
+        try:
+            member = _member(system, spec, states.get(spec.uid), snapshots.get(spec.uid), recovered)
+        except (LogyardError, AssertionError) as error:
+            reason = reason or f"its records do not fit together: {error}"
+            member = fresh_member(system, spec)
+        if reason:
+            log.error("group %s is stopped: %s", spec.name, reason)
+            member.state, member.reason = STOPPED, reason
+            member.raft.stop()
+        system.members[spec.uid] = member
+        system.names[spec.name] = spec.uid
+
+
+def _limits(system: System) -> Limits:
+    config = system.config
+    return Limits(
+        election_ticks=config.election_ticks,
+        append_bytes=config.append_bytes_max,
+        inflight_bytes=config.append_inflight_bytes,
+        inflight_messages=config.append_inflight_messages,
+        uncommitted_bytes=config.uncommitted_bytes_max,
+    )
+
+
+def _encoder(system: System, uid: int) -> Callable[[int, int, int, bytes], Entry]:
+    def encode(index: int, term: int, kind: int, content: bytes) -> Entry:
+        member = system.members.get(uid)
+        return build_plain(index, term, kind, member.log_time if member else 0, content)
+
+    return encode
+
+
+def fresh_member(system: System, spec: Spec) -> Member:
+    """A member that has nothing yet."""
+    return _member(system, spec, None, None, Recovered())
+
+
+def _member(
+    system: System,
+    spec: Spec,
+    state: meta_rows.StateRow | None,
+    snapshot_row: meta_rows.SnapshotRow | None,
+    recovered: Recovered,
+) -> Member:
+    """One member from its checkpoint, its snapshot and what the WAL says on top. Raises `Corrupt` when they leave a gap."""
+    state = state or meta_rows.StateRow(spec.uid)
+    snapshot = snapshot_format.decode(snapshot_row.data, spec.uid) if snapshot_row else None
+    term, vote = state.term, state.vote
+    commit = state.commit
+    if recovered.hard_state is not None:
+        newer = recovered.hard_state
+        commit = max(commit, newer[2])
+        if (newer[0], newer[1]) >= (term, vote):
+            term, vote = newer[0], newer[1]
+    raft_log, segments, flushed = _log(spec, state, snapshot, recovered)
+    term_in_log = raft_log.last_term
+    if term_in_log > term:
+        raise Corrupt(f"group {spec.name}", 0, f"a stored term of at least {term_in_log}", term)
+    configurations = [
+        (int(index), Configuration.decode(data))
+        for index, entry_term, data in state.extra.get("configurations", [])[1:]
+        if raft_log.term(index) == entry_term
+    ]
+    base_index, base = 0, Configuration(spec.voters)
+    if state.extra.get("configurations"):
+        index, _, data = state.extra["configurations"][0]
+        base_index, base = int(index), Configuration.decode(data)
+    if snapshot is not None and snapshot.index >= base_index and raft_log.snapshot_index == snapshot.index:
+        base_index, base = snapshot.index, Configuration.decode(snapshot.configuration)
+        configurations = [pair for pair in configurations if pair[0] > snapshot.index]
+    raft = Raft(
+        spec.uid, system.node_id, base, raft_log,
+        term=term, vote=vote, commit=max(commit, snapshot.index if snapshot else 0),
+        live=system.live, draw=system.draw, encode=_encoder(system, spec.uid), limits=_shared_limits(system),
+        configuration_index=base_index, configurations=configurations,
+    )  # fmt: skip
+    member = Member(spec, raft, system.create_machine(spec.machine, spec.arguments), system.store.new_liveness())
+    member.segments = segments
+    member.flushed = flushed
+    member.floor = max(state.floor, recovered.floor)
+    if snapshot is not None and snapshot_row is not None:
+        member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
+        member.snapshot_bytes = len(snapshot_row.data)
+        restore(member, snapshot, system)
+        if snapshot.index > raft.applied:
+            raft.on_applied(snapshot.index)
+    return member
+
+
+def _log(
+    spec: Spec, state: meta_rows.StateRow, snapshot: snapshot_format.Snapshot | None, recovered: Recovered
+) -> tuple[RaftLog, list[SegmentRun], int]:
+    """The log as snapshot base, segments and memory; the runs in segments; how far segments reach."""
+    base_index, base_term = state.extra.get("log", (0, 0))
+    flushed = max(int(state.extra.get("flushed", 0)), base_index)
+    segments = [SegmentRun(*run) for run in state.runs]
+    entries = recovered.entries
+    if recovered.lowest and recovered.lowest <= flushed:
+        # What the WAL wrote after the last flush overwrote the end of what was flushed.
+        flushed = max(recovered.lowest - 1, base_index)
+        segments = [run._replace(last=min(run.last, flushed)) for run in segments if run.first <= flushed]
+    if entries and entries[0].index <= flushed:
+        entries = [entry for entry in entries if entry.index > flushed]
+    if entries and entries[0].index > flushed + 1 and (snapshot is None or entries[0].index != snapshot.index + 1):
+        raise Corrupt(f"group {spec.name}", 0, f"entry {flushed + 1} in the WAL", f"entry {entries[0].index}")
+    term_runs = [run for run in state.term_runs if run[0] <= flushed]
+    if snapshot is not None and snapshot.index > base_index:
+        jumped = bool(entries) and entries[0].index > flushed + 1
+        if not jumped:
+            raft_log = RaftLog(base_index, base_term, term_runs, entries, last_index=flushed)
+            if raft_log.term(snapshot.index) == snapshot.term:
+                return raft_log, segments, flushed
+        # An installed snapshot: the log starts over above it, whatever stood there before.
+        keep = entries if entries and entries[0].index == snapshot.index + 1 and recovered.restart == snapshot.index + 1 else []
+        return RaftLog(snapshot.index, snapshot.term, (), keep), [], snapshot.index
+    return RaftLog(base_index, base_term, term_runs, entries, last_index=flushed), segments, flushed
+
+
+def _shared_limits(system: System) -> Limits:
+    """One object for all groups."""
+    if system.limits is None:
+        system.limits = _limits(system)
+    return system.limits
+
+
+def _adopt_files(system: System, flushed: int) -> None:
+    """Sealed WAL files that are homes, their shares counted anew; files that are nobody's home are recycled."""
+    storage = system.storage
+    homes = {row.id for row in meta_rows.file_rows(storage.meta, "wal")}
+    users: dict[int, set[int]] = {}
+    for uid, member in system.members.items():
+        for run in member.segments:
+            users.setdefault(run.segment, set()).add(uid)
+    present = dict(storage.wal.files)
+    for number in sorted(homes & present.keys()):
+        file = SealedFile(number, present[number])
+        for uid in users.get(number, ()):
+            member = system.members[uid]
+            for run in member.segments:
+                if run.segment == number:
+                    share = _share(system, member, run)
+                    if share.live:
+                        file.add(uid, share)
+        storage.files[number] = file
+    storage.adopt_segments(users)
+    for number in sorted(present):
+        if number <= flushed and number not in homes:
+            storage.wal.recycle(number)
+    for name in os.listdir(system.path / "segments"):
+        stem, _, kind = name.partition(".")
+        if kind != "seg" or (int(stem, 16) not in users and int(stem, 16) not in homes and int(stem, 16) <= flushed):
+            system.disk.unlink(str(system.path / "segments" / name))
+
+
+def _share(system: System, member: Member, run: SegmentRun) -> Share:
+    """What a group still has in a sealed WAL file: entries not dead here and not migrated."""
+    size = 0
+    position = run.first
+    reader = system.storage.segment(run.segment)
+    while position <= run.last:
+        entries = reader.entries(member.uid, position, run.last, 1 << 24)
+        if not entries:
+            break
+        size += sum(
+            entry.body_bytes
+            for entry in entries
+            if not entry.tombstone and entry.body_bytes and not member.is_dead(entry)
+            and system.store.home(member.uid, entry.index) is None
+        )  # fmt: skip
+        position = entries[-1].index + 1
+    return Share(run.first, run.last, size)
+
+
+def start_groups(system: System) -> None:
+    """All recovered members begin to run."""
+    for member in list(system.members.values()):
+        if member.state != STOPPED:
+            enliven(system, member, fresh=False)
+
+
+def enliven(system: System, member: Member, fresh: bool) -> None:
+    """Let a member take part. A lone voter campaigns at once; a fresh group is first led by the node its uid picks, so that
+    leaders are spread and nobody waits for an election timeout."""
+    system.members[member.uid] = member
+    raft = member.raft
+    voters = raft.configuration.voters
+    alone = voters == (system.node_id,)
+    picked = fresh and bool(voters) and voters[member.uid % len(voters)] == system.node_id
+    if alone or picked:
+        raft.campaign()
+    system.active.add(member)
+    system.scheduler.mark(member)
+    assert raft.role != LEADER or alone

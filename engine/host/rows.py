@@ -1,0 +1,105 @@
+"""What the host keeps in the meta store, as rows: the one place that knows which field holds what.
+
+A state row is a checkpoint: everything of a group that must survive when the WAL files that said it are recycled. It is written before they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..log import meta_rows
+from ..raft.membership import Configuration
+from ..snapshot.format import Snapshot
+from .homes import SealedFile
+from .member import Member, Spec
+
+if TYPE_CHECKING:
+    from ..raft.core import Raft
+
+Put = tuple[bytes, bytes | None]
+STORE = b"p"
+"""Prefix of the payload store's own rows."""
+DELETED = b"d"
+"""Prefix of the uids of deleted groups: they never come back."""
+EPOCH = b"e"
+"""The node's epoch: raised and synced before its first frame of each start."""
+
+
+def group(spec: Spec) -> Put:
+    """A group's definition."""
+    configuration = Configuration(spec.voters).encode()
+    return meta_rows.GroupRow(spec.uid, spec.name, spec.machine, spec.arguments, configuration, spec.created).put()
+
+
+def spec_of(row: meta_rows.GroupRow) -> Spec:
+    """A definition read back."""
+    voters = Configuration.decode(row.configuration).voters
+    return Spec(row.uid, row.name, row.machine, row.arguments, voters, row.created)
+
+
+def state(member: Member, snapshot: Snapshot | None = None) -> Put:
+    """A group's checkpoint; `snapshot` is one that becomes durable in the same commit."""
+    raft = member.raft
+    log = raft.log
+    row = meta_rows.StateRow(
+        member.uid,
+        raft.term,
+        raft.vote,
+        # A commit index above what is durable here is of no use to a restart (Ra ffe3016a).
+        min(raft.commit, log.stable),
+        snapshot.index if snapshot else member.snapshot_index,
+        snapshot.term if snapshot else member.snapshot_term,
+        member.floor,
+        [(run.first, run.last, run.segment) for run in member.segments],
+        list(log.runs),
+    )
+    row.extra = {
+        "log": [log.snapshot_index, log.snapshot_term],
+        "flushed": member.flushed,
+        "configurations": _configurations(raft),
+    }
+    return row.put()
+
+
+def _configurations(raft: Raft) -> list[list[object]]:
+    """(index, term, configuration) of the one in force and of those after it; at a restart only what is still in the log counts."""
+    index, base = raft.base
+    found: list[list[object]] = [[index, 0, base.encode()]]
+    found += [[at, raft.log.term(at) or 0, later.encode()] for at, later in raft.history]
+    return found
+
+
+def sealed_file(file: SealedFile) -> Put:
+    """A WAL file whose metadata is in a segment, and which is a home."""
+    return meta_rows.FileRow("wal", file.file, {"length": file.length}).put()
+
+
+def gone_file(number: int) -> Put:
+    """A WAL file that is no home any more. The row stays as the mark of how far files were flushed, until a later one replaces it."""
+    return meta_rows.file_key("wal", number), None
+
+
+def flushed(number: int) -> Put:
+    """Files up to this one have their metadata in segments."""
+    return meta_rows.FileRow("flushed", 0, {"file": number}).put()
+
+
+def snapshot(uid: int, index: int, term: int, data: bytes) -> Put:
+    """A group's newest snapshot."""
+    return meta_rows.SnapshotRow(uid, index, term, data).put()
+
+
+def deleted(uid: int) -> list[Put]:
+    """All of a group's rows go, its uid is remembered."""
+    return [
+        (meta_rows.group_key(uid), None),
+        (meta_rows.state_key(uid), None),
+        (meta_rows.snapshot_key(uid), None),
+        (DELETED + meta_rows.KEY.pack(uid), b""),
+    ]
+
+
+def store_rows(pairs: Iterable[tuple[bytes, bytes | None]]) -> list[Put]:
+    """The payload store's own rows."""
+    return [(STORE + key, value) for key, value in pairs]

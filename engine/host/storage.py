@@ -1,0 +1,404 @@
+"""Everything durable beside the WAL's hot path: sealed files become segments, state rows go to the meta store, files are given back.
+
+One janitor task does it all, one job at a time, the blocking part of each in a thread; so a job is never under way twice. Order of every job
+(storage.md): new data durable -> one meta commit -> switch in memory -> pins drain -> recycle or unlink. Invariants 3 and 6 are kept here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..entry import Entry
+from ..errors import LogyardError
+from ..log.meta import MetaStore
+from ..log.meta_rows import SnapshotRow, snapshot_key
+from ..log.segment import SegmentReader
+from ..log.segment_writer import build_segment_job, latest_entries, run_segment_job
+from ..log.wal import Rolled, Sealed, Wal, WalItem
+from ..machine import Position
+from ..ports import SourceEntry
+from ..snapshot.format import Snapshot
+from . import rows
+from .homes import Homes, SealedFile
+from .member import RUNNING, Member, SegmentRun, Spec
+from .migration import Migration
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+ROWS_CHUNK = 500
+
+
+class Storage:
+    """The janitor and its books. `wal` and `meta` are set by recovery."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.homes = Homes(system)
+        self.migration = Migration(system)
+        self.wal: Wal
+        self.meta: MetaStore
+        self.lock_fd = -1
+        self._segments: dict[int, SegmentReader] = {}
+        self._segment_users: dict[int, set[int]] = {}
+        self._sealed: deque[Sealed] = deque()
+        self._sealing: Sealed | None = None
+        self._hard_states: set[Member] = set()
+        self._meta_lock = trio.Lock()
+        self._janitor_lock = trio.Lock()
+        self._wake = trio.Event()
+        self._sealed_done = trio.Event()
+
+    # Called in turns
+
+    def rolled(self, rolled: Rolled) -> None:
+        """The WAL sealed files: they want segments. Called by `durability`."""
+        self._sealed.extend(rolled.sealed)
+        for gap in rolled.gaps:
+            member = self.system.members.get(gap.uid)
+            if member is not None:
+                self.system.stop_member(member, f"the write-ahead log expected entry {gap.expected} of this group next")
+        self._wake.set()
+
+    def look(self) -> None:
+        """Once a second: is anything due?"""
+        self._wake.set()
+
+    def hard_state_written(self, member: Member) -> None:
+        """This member's hard state is in the current WAL file: before that goes, the meta store must have it."""
+        self._hard_states.add(member)
+
+    def released(self, member: Member, first: Position, end: Position) -> None:
+        """A release was applied."""
+        self.homes.released(member, first, end)
+
+    def pin(self, home: tuple[str, int]) -> None:
+        """Keep a payload home until `unpin`."""
+        self.homes.pin(home)
+
+    def unpin(self, home: tuple[str, int]) -> None:
+        """End of a `pin`."""
+        self.homes.unpin(home)
+
+    def holds(self, entry: Entry | None) -> bool:
+        """Whether an entry's bytes are still at hand."""
+        return self.homes.holds(entry)
+
+    def is_open_file(self, file: int) -> bool:
+        """Whether a WAL file has no segment yet: it is then the home of all its entries."""
+        current: int = self.wal.current
+        return file == current or any(sealed.file == file for sealed in self._unsealed_files())
+
+    def _unsealed_files(self) -> Iterator[Sealed]:
+        if self._sealing is not None:
+            yield self._sealing
+        yield from self._sealed
+
+    def unsealed(self) -> Iterator[tuple[int, Entry]]:
+        """(uid, entry) of every WAL file that has no segment yet."""
+        for sealed in self._unsealed_files():
+            yield from sealed.entries
+        yield from list(self.wal.current_entries)
+
+    def wal_live_bytes(self) -> int:
+        """Live or pending payload bytes at home in WAL files."""
+        return self.homes.live_bytes()
+
+    @property
+    def files(self) -> dict[int, SealedFile]:
+        """Sealed WAL files that are homes."""
+        return self.homes.files
+
+    def disk_bytes(self) -> int:
+        """Allocated bytes of everything that holds payloads: WAL files (spares included) and generations."""
+        return int(self.wal.allocated_bytes()) + self.system.store.disk_bytes()
+
+    def segment_status(self) -> dict[str, int]:
+        """Segments: how many, and their bytes."""
+        paths = [self.segment_path(one) for one in self._segment_users]
+        return {"files": len(paths), "bytes": sum(path.stat().st_size for path in paths if path.exists())}
+
+    def segment(self, number: int) -> SegmentReader:
+        """An open segment."""
+        reader = self._segments.get(number)
+        if reader is None:
+            reader = self._segments[number] = SegmentReader(self.system.disk, str(self.segment_path(number)))
+        return reader
+
+    def segment_path(self, number: int) -> Any:
+        """Where a segment lies."""
+        return self.system.path / "segments" / f"{number:016x}.seg"
+
+    def adopt_recovered(self, sealed: Sequence[Sealed]) -> None:
+        """Files that recovery found without a segment."""
+        self._sealed.extend(sealed)
+        if sealed:
+            self._wake.set()
+
+    def adopt_segments(self, users: dict[int, set[int]]) -> None:
+        """Which groups need which segments, at recovery."""
+        self._segment_users = users
+
+    # The janitor
+
+    async def run(self) -> None:
+        """Seal, migrate, collect, until cancelled. A failing job is reported and tried again at the next look."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            try:
+                async with self._janitor_lock:
+                    await self._seal_all()
+                    for file in self.migration.victims():
+                        await self.migration.migrate(file)
+                    await self.migration.collect()
+                await self._take_due_snapshots()
+                await trio.to_thread.run_sync(self.wal.prepare_next)
+            except LogyardError as error:
+                log.error("storage job failed, it will be tried again: %s", error)
+
+    async def compact(self) -> dict[str, Any]:
+        """Migrate and collect everything now."""
+        async with self._janitor_lock:
+            return await self.migration.compact()
+
+    async def roll(self) -> None:
+        """Seal the current WAL file, whatever room is left, and make its segment."""
+        sealed = await self.system.durability.exclusive(self.wal.roll)
+        if sealed is not None:
+            self._sealed.append(sealed)
+        await self._seal_all()
+
+    async def _seal_all(self) -> None:
+        while self._sealed:
+            self._sealing = self._sealed.popleft()
+            try:
+                await self._seal(self._sealing)
+            except BaseException:
+                self._sealed.appendleft(self._sealing)
+                raise
+            finally:
+                self._sealing = None
+
+    async def _seal(self, sealed: Sealed) -> None:
+        """A sealed WAL file's metadata becomes a segment; the file stays as the home of its payloads."""
+        hard_states, self._hard_states = self._hard_states, set()
+        touched: set[Member] = {member for member in hard_states if member.uid in self.system.members}
+        found = await trio.to_thread.run_sync(self._write_segment, sealed)
+        file = SealedFile(sealed.file, sealed.length)
+        users: set[int] = set()
+        for uid, (first, last, last_term, size) in found.items():
+            member = self.system.members.get(uid)
+            if member is None:
+                continue
+            # The log may have been overwritten since: only what is its present content counts.
+            if member.raft.log.term(last) != last_term:
+                last, size = self._current_part(member, sealed.file, first, last)
+            if last < first:
+                continue
+            users.add(uid)
+            member.add_segment(SegmentRun(first, last, sealed.file))
+            member.flushed = max(member.flushed, last)
+            share = self.homes.share_of(member, file, first, last, size)
+            if share.live:
+                file.add(uid, share)
+            touched.add(member)
+        self._segment_users[sealed.file] = users
+        self.homes.files[sealed.file] = file
+        await self.commit_members(touched, sealed_files=[file])
+        for member in touched:
+            if member.flushed and member.state == RUNNING:
+                member.raft.log.release_memory(member.flushed)
+                self._compact_log(member)
+        if not file.live:
+            await self.migration.migrate(file)
+
+    def _write_segment(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
+        """In a thread. (first, last, term of the last, payload bytes) of each group in the file."""
+        members = self.system.members
+        job = build_segment_job(
+            sealed, lambda uid, index, term: uid in members, segment=sealed.file,
+            path=str(self.segment_path(sealed.file)), directory=str(self.system.path / "wal"),
+        )  # fmt: skip
+        info = run_segment_job(self.system.disk, job, sealed.entries)
+        sizes: dict[int, int] = {}
+        for (uid, _), entry in latest_entries(sealed.entries).items():
+            if entry.file:
+                sizes[uid] = sizes.get(uid, 0) + entry.body_bytes
+        return {uid: (first, last, info.terms[uid][-1][1], sizes.get(uid, 0)) for uid, (first, last) in info.runs.items()}
+
+    def _current_part(self, member: Member, segment: int, first: int, last: int) -> tuple[int, int]:
+        """The longest prefix of a segment's run that is still the log's content: its last index and payload bytes."""
+        size = 0
+        good = first - 1
+        position = first
+        while position <= last:
+            entries = self.segment(segment).entries(member.uid, position, last, 1 << 22)
+            if not entries:
+                break
+            for entry in entries:
+                if member.raft.log.term(entry.index) != entry.term:
+                    return good, size
+                good = entry.index
+                size += entry.body_bytes
+            position = good + 1
+        return good, size
+
+    def _compact_log(self, member: Member) -> None:
+        """Forget log entries that the snapshot covers, once they are in a segment: memory still locates their payloads until then."""
+        raft_log = member.raft.log
+        index = min(member.snapshot_index, member.flushed)
+        if index <= raft_log.snapshot_index:
+            return
+        term = raft_log.term(index)
+        if term is None:
+            return
+        raft_log.compact(index, term)
+        gone = [run for run in member.segments if run.last <= index and run.segment not in self.homes.files]
+        member.segments = [run for run in member.segments if run not in gone]
+        for run in gone:
+            self._leave_segment(member.uid, run.segment)
+
+    def _leave_segment(self, uid: int, segment: int) -> None:
+        users = self._segment_users.get(segment)
+        if users is not None:
+            users.discard(uid)
+            if not users:
+                self.release_segment(segment)
+
+    def release_segment(self, segment: int) -> None:
+        """The segment's WAL file is gone: it goes as well, as soon as no log needs its entries."""
+        if segment in self.homes.files:
+            return
+        users = self._segment_users.get(segment, set())
+        for uid in list(users):
+            member = self.system.members.get(uid)
+            if member is None or not any(run.segment == segment for run in member.segments):
+                users.discard(uid)
+            elif all(run.last <= member.raft.log.snapshot_index for run in member.segments if run.segment == segment):
+                member.segments = [run for run in member.segments if run.segment != segment]
+                users.discard(uid)
+        if not users:
+            self._segment_users.pop(segment, None)
+            reader = self._segments.pop(segment, None)
+            if reader is not None:
+                reader.close()
+            self.system.disk.unlink(str(self.segment_path(segment)))
+
+    def recycle(self, file: int) -> None:
+        """A WAL file that nobody needs goes back to the stock. Its entries in memory must not name it any more."""
+        self.wal.recycle(file)
+
+    async def _take_due_snapshots(self) -> None:
+        config = self.system.config
+        due = [
+            member
+            for member in self.system.members.values()
+            if member.state == RUNNING and member.raft.applied - member.snapshot_index >= config.snapshot_entries
+        ]
+        if due:
+            await self.system.snapshots.take(due)
+
+    # Meta rows
+
+    async def _commit(self, puts: Sequence[tuple[bytes, bytes | None]]) -> None:
+        async with self._meta_lock:
+            if puts:
+                await trio.to_thread.run_sync(self.meta.commit, puts)
+
+    async def commit_members(
+        self, members: Iterable[Member], sealed_files: Sequence[SealedFile] = (), gone_files: Sequence[int] = ()
+    ) -> None:
+        """One meta commit: state rows of `members`, files sealed or gone, and the payload store's counters."""
+        puts: list[tuple[bytes, bytes | None]] = [rows.state(member) for member in members if member.state != "deleted"]
+        puts += [rows.sealed_file(file) for file in sealed_files]
+        puts += [rows.gone_file(file) for file in gone_files]
+        puts += rows.store_rows(self.system.store.changes())
+        if sealed_files:
+            puts.append(rows.flushed(max(file.file for file in sealed_files)))
+        await self._commit(puts)
+
+    async def store_specs(self, specs: Sequence[Spec]) -> None:
+        """Register groups, all in one commit."""
+        await self._commit([rows.group(spec) for spec in specs])
+
+    def start_member(self, spec: Spec) -> Member:
+        """A group that was just registered comes alive."""
+        from . import recovery
+
+        member = recovery.fresh_member(self.system, spec)
+        recovery.enliven(self.system, member, fresh=True)
+        return member
+
+    async def store_snapshots(self, captured: Sequence[tuple[Member, Snapshot, bytes]]) -> None:
+        """Snapshots durable first, then the logs below them may go (invariant 3)."""
+        puts: list[tuple[bytes, bytes | None]] = []
+        for member, snapshot, data in captured:
+            puts.append(rows.snapshot(member.uid, snapshot.index, snapshot.term, data))
+            puts.append(rows.state(member, snapshot))
+        await self._commit(puts)
+        for member, snapshot, data in captured:
+            if member.state == RUNNING and snapshot.index > member.snapshot_index:
+                member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
+                member.snapshot_bytes = len(data)
+                self._compact_log(member)
+
+    def snapshot(self, uid: int) -> bytes:
+        """A group's newest snapshot. Raises `LogyardError` when there is none."""
+        key = snapshot_key(uid)
+        value = self.meta.get(key)
+        if value is None:
+            raise LogyardError(f"group {uid:016x} has no snapshot on this node")
+        return SnapshotRow.unpack(key, value).data
+
+    async def store_payloads(self, uid: int, entries: Sequence[SourceEntry]) -> None:
+        """Payloads that came with a snapshot, durable in a generation; their home from now on."""
+        async with self._janitor_lock:
+            ranges = [(uid, entries[0].index, entries[-1].index)]
+            await self.system.store.write(
+                ranges, lambda _, first, last: [entry for entry in entries if first <= entry.index <= last]
+            )
+
+    async def store_installed(self, member: Member, snapshot: Snapshot, data: bytes) -> None:
+        """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
+        puts = [rows.snapshot(member.uid, snapshot.index, snapshot.term, data), rows.state(member, snapshot)]
+        await self._commit([*puts, *rows.store_rows(self.system.store.changes())])
+
+    def installed(self, member: Member, snapshot: Snapshot, size: int) -> None:
+        """The switch after `store_installed`: the log starts over above the snapshot, unless it already went on from there."""
+        member.snapshot_index, member.snapshot_term, member.snapshot_bytes = snapshot.index, snapshot.term, size
+        last = member.raft.log.last_index
+        if last == snapshot.index:
+            item = WalItem(member.uid, truncate=last + 1)
+            self.system.scheduler.persist_alone(member, item)
+
+    async def forget(self, members: Sequence[Member], uids: Sequence[int]) -> None:
+        """Groups are deleted: their rows go, their uids are remembered as gone, their payloads are dead."""
+        for member in members:
+            self._hard_states.discard(member)
+            self.system.store.delete_group(member.uid)
+            self.wal.forget(member.uid)
+            for run in member.segments:
+                file = self.homes.files.get(run.segment)
+                if file is not None:
+                    file.remove(member.uid)
+            for run in member.segments:
+                self._leave_segment(member.uid, run.segment)
+        puts: list[tuple[bytes, bytes | None]] = [put for uid in uids for put in rows.deleted(uid)]
+        puts += rows.store_rows(self.system.store.changes())
+        await self._commit(puts)
+
+    def close(self) -> None:
+        """Close files; nothing is pending."""
+        for reader in self._segments.values():
+            reader.close()
+        self.wal.close()
+        self.system.store.close()
+        self.meta.close()
+        self.system.disk.close(self.lock_fd)

@@ -1,0 +1,143 @@
+"""logyard inside your own process: `open_system` gives the same engine as the daemon, without sockets.
+
+One directory, one node, groups of one member; the verbs are those of the clients. Everything acknowledged is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from logyard.client.wire import encode_frame
+from logyard.client.records import Page, Record
+from logyard.engine.config import SystemConfig
+from logyard.engine.errors import Gone, LogyardError
+from logyard.engine.host.member import Member
+from logyard.engine.machine import Machine
+from logyard.engine.ports import NoPeers
+from logyard.engine.types import Buffer
+from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.machines.log import AppendLog
+
+from . import log_reader
+from .node import Node, build_system
+
+MACHINES = {AppendLog: "log"}
+POLL_BYTES = 4 << 20
+
+
+class EmbeddedLog:
+    """An append log of this process."""
+
+    def __init__(self, node: Node, member: Member) -> None:
+        self._node = node
+        self._member = member
+        self.name = member.spec.name
+
+    async def append(self, metadata: bytes, payload: Buffer | None = None) -> int:
+        """Append one record; returns its offset once it is durable."""
+        return (await self.append_many([(metadata, payload)])).start
+
+    async def append_many(self, records: Sequence[tuple[bytes, Buffer | None]]) -> range:
+        """Append records atomically: all of them, with consecutive offsets, or none."""
+        frame = encode_frame(records, command=APPEND)
+        first, count = APPEND_REPLY.unpack(await self._node.commit(self._member, frame))
+        return range(first, first + count)
+
+    async def poll(
+        self, offset: int, *, max_records: int = 1000, max_bytes: int = POLL_BYTES, wait: float = 0.0, bodies: bool = True
+    ) -> Page:
+        """Records from `offset` on, at least one unless the log ends there; waits up to `wait` seconds for one."""
+        header, blocks = await self._node.poll(self.name, offset, max_records, max_bytes, wait, bodies, "local")
+        return Page(b"".join(blocks), header["start"], header["end"], header["node"], offset, max_records)
+
+    async def read(self, offset: int) -> Record:
+        """One record. Raises `OutOfRange`."""
+        page = await self.poll(offset, max_records=1)
+        for record in page:
+            return record
+        raise Gone(f"log {self.name!r} has no record {offset} yet; it ends at {page.end}")
+
+    async def read_body(self, offset: int, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes start..stop of one record's body."""
+        return bytes(await self._node.read_body(self.name, offset, start, stop))
+
+    async def records(self, start: int | None = None, stop: int | None = None) -> AsyncIterator[Record]:
+        """Records from `start` (default: the first) up to `stop` (default: the present end)."""
+        bounds = await self._node.bounds(self.name)
+        at = bounds["start"] if start is None else start
+        end = bounds["end"] if stop is None else min(stop, bounds["end"])
+        while at < end:
+            page = await self.poll(at, max_records=end - at)
+            for record in page:
+                yield record
+            at = page.next
+
+    async def truncate(self, before: int) -> int:
+        """Drop the records before an offset; returns the log's start."""
+        return await self._node.truncate(self.name, before)
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Snapshot this group now."""
+        return await self._node.snapshot([self.name])
+
+    def bounds(self) -> tuple[int, int]:
+        """(start, end)."""
+        machine = log_reader.append_log(self._member)
+        return machine.start, machine.end
+
+    def describe(self) -> dict[str, Any]:
+        """Everything about the group."""
+        return self._node.describe(self.name)
+
+
+class EmbeddedSystem:
+    """A node of this process."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    async def start_group(self, name: str, machine: Machine) -> EmbeddedLog:
+        """The group `name`, created when it is new. `machine` says its kind. Raises `GroupExists` for another kind."""
+        kind = MACHINES.get(type(machine))
+        if kind is None:
+            raise LogyardError(f"{type(machine).__name__} is not a machine that logyard knows by name")
+        await self.node.create_groups([{"name": name, "members": [self.node.node_id], "machine": kind, "arguments": {}}])
+        member = self.node.system.member(name)
+        with trio.fail_after(10):
+            await self.node.system.wait(member, lambda: member.raft.leader == self.node.node_id)
+        return EmbeddedLog(self.node, member)
+
+    async def delete_group(self, name: str) -> None:
+        """Delete a group and everything in it."""
+        await self.node.delete_group(name)
+
+    async def compact(self) -> dict[str, Any]:
+        """Migrate and rewrite payloads now."""
+        return await self.node.compact()
+
+    def groups(self) -> list[dict[str, Any]]:
+        """A row a group."""
+        return self.node.groups()
+
+    def status(self) -> dict[str, Any]:
+        """Counters and sizes."""
+        return self.node.status()
+
+
+@asynccontextmanager
+async def open_system(path: str | Path, config: SystemConfig | None = None) -> AsyncIterator[EmbeddedSystem]:
+    """Open (or create) a directory as a node of its own. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
+    system = build_system(Path(path), 1, "embedded", config or SystemConfig())
+    await system.open()
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(system.run, NoPeers())
+            yield EmbeddedSystem(Node(system))
+            nursery.cancel_scope.cancel()
+    finally:
+        system.close()
