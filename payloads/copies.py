@@ -1,0 +1,137 @@
+"""Exact counters of every physical copy: what lives of one group in one run of one generation.
+
+Invariant: a generation's live bytes are the sum over its copies; a copy that is dead as a whole is forgotten, and what is in no copy (rows of an
+abandoned job, say) is dead. Sizes come from the generations' ledgers through a bounded cache. Called by `store`, under its lock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from .ledger import Ledger, Marks
+from .shelf import Shelf
+
+Owner = tuple[int, int, int]
+"""(generation, run, uid): the name of a copy."""
+Place = tuple[int, int]
+"""(index, unit)."""
+END = (1 << 64) - 1
+"""Above every index."""
+
+
+class Copies:
+    """Marks and live bytes by copy."""
+
+    __slots__ = ("_shelf", "_slots_max", "_marks", "_live", "_ledgers", "_slots")
+
+    def __init__(self, shelf: Shelf, slots_max: int) -> None:
+        self._shelf = shelf
+        self._slots_max = slots_max
+        self._marks: dict[Owner, Marks] = {}
+        self._live: dict[int, int] = {}
+        self._ledgers: OrderedDict[tuple[int, int], dict[int, Ledger]] = OrderedDict()
+        self._slots = 0
+
+    def live(self, generation: int) -> int:
+        """Live bytes of a generation."""
+        return self._live.get(generation, 0)
+
+    @property
+    def live_bytes(self) -> int:
+        """Live bytes of all generations."""
+        return sum(self._live.values())
+
+    def marks(self, owner: Owner) -> Marks | None:
+        """A copy's marks, or None when it is dead as a whole or was never adopted."""
+        return self._marks.get(owner)
+
+    def of_generation(self, generation: int) -> list[tuple[Owner, Marks]]:
+        """The copies in a generation of which something lives."""
+        return [(owner, marks) for owner, marks in self._marks.items() if owner[0] == generation]
+
+    def restore(self, owner: Owner, marks: Marks) -> None:
+        """From a checkpoint."""
+        self._marks[owner] = marks
+        self._live[owner[0]] = self._live.get(owner[0], 0) + marks.live
+
+    def ledger(self, owner: Owner) -> Ledger | None:
+        """A copy's sizes; None when its run has no rows of that group. Raises `GenerationFailed`, `PayloadCorrupt`."""
+        generation, run, uid = owner
+        found = self._ledgers.get((generation, run))
+        if found is None:
+            columns = self._shelf.get(generation).columns(run)
+            found = dict(columns.ledgers())
+            self._ledgers[generation, run] = found
+            self._slots += columns.slots
+            while self._slots > self._slots_max and len(self._ledgers) > 1:
+                _, oldest = self._ledgers.popitem(last=False)
+                self._slots -= sum(map(len, oldest.values()))
+        else:
+            self._ledgers.move_to_end((generation, run))
+        return found.get(uid)
+
+    def reread(self, generation: int, run: int) -> None:
+        """Forget the cached sizes of a run that was written to."""
+        found = self._ledgers.pop((generation, run), None)
+        if found is not None:
+            self._slots -= sum(map(len, found.values()))
+
+    def adopt(self, owner: Owner, ranges: Iterable[tuple[int, int]]) -> bool:
+        """The rows of these index ranges (rising) live from now on; everything else in the copy is dead. False: it has no rows."""
+        ledger = self.ledger(owner)
+        if ledger is None:
+            return False
+        assert owner not in self._marks
+        marks = Marks(ledger.total)
+        edge = 0
+        for first, last in ranges:
+            marks.mark(ledger, (edge, 0), (first, 0))
+            edge = last + 1
+        marks.mark(ledger, (edge, 0), (END, 0))
+        self.restore(owner, marks)
+        return True
+
+    def revive(self, owner: Owner, first: int, last: int) -> bool:
+        """More of a copy is somebody's home: its entries first to last live (again). Only for ranges that were not its home until now."""
+        marks = self._marks.get(owner)
+        if marks is None:
+            return self.adopt(owner, [(first, last)])
+        ledger = self.ledger(owner)
+        assert ledger is not None
+        gained = marks.revive(ledger, ledger.at(first, 0), ledger.at(last + 1, 0))
+        self._live[owner[0]] += gained
+        return True
+
+    def mark(self, owner: Owner, first: Place, end: Place) -> int:
+        """Units from `first` up to, but without, `end` are dead in this copy; the bytes that died now."""
+        marks = self._marks.get(owner)
+        if marks is None or first >= end:
+            return 0
+        ledger = self.ledger(owner)
+        if ledger is None:
+            return 0
+        died = marks.mark(ledger, first, end)
+        self._live[owner[0]] -= died
+        return died
+
+    def is_empty(self, owner: Owner) -> bool:
+        """Whether nothing of a copy lives (not even a unit of no bytes)."""
+        marks = self._marks.get(owner)
+        return marks is None or (not marks.live and marks.all_dead(0, len(self.ledger(owner) or ())))
+
+    def forget(self, owner: Owner) -> int:
+        """A copy is dead as a whole; what lived until now."""
+        marks = self._marks.pop(owner, None)
+        if marks is None:
+            return 0
+        self._live[owner[0]] -= marks.live
+        return marks.live
+
+    def drop(self, generation: int) -> None:
+        """A generation is gone."""
+        for owner, _ in self.of_generation(generation):
+            self.forget(owner)
+        self._live.pop(generation, None)
+        for found, run in [key for key in self._ledgers if key[0] == generation]:
+            self.reread(found, run)

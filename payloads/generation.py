@@ -1,0 +1,370 @@
+"""One generation: a bounded LMDB environment of payload rows. The only place that opens payload environments (law 12).
+
+Invariants: the map never grows and is sealed before it is full; rows are written in transactions of bounded size together with their ledger,
+the statistics and the job's position, so that a crash leaves whole entries only and a redone job continues; every read verifies; no read
+transaction outlives a call or a chunk. Called by `shelf`, `store` and `compaction`; one writer at a time, readers from any thread.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+import lmdb
+
+from . import layout
+from .errors import FormatNewer, GenerationFailed, GenerationUnfinished, PayloadCorrupt, PayloadMissing, StoreFull
+from .journal import Journal
+from .layout import KEY, SourceRow, StoredEntry
+from .ledger import Columns
+from .measuring import Measured, Measuring, check_file
+from .writing import GenerationConfig, JobState, Statistics, Step, WriteReport, Writing, quiet
+
+FORMAT = 1
+_HEADER = struct.Struct("<IIQQQ")
+"""format, reserved, generation, map bytes, highest run given out before this generation."""
+_CHUNK_BYTES = 1 << 20
+_CHUNK_ROWS = 512
+
+class Generation:
+    """Directory `gen-<number>`. The constructor does no I/O; one of `create`, `open_writer`, `open_reader` makes it usable."""
+
+    __slots__ = ("path", "number", "config", "writable", "_env", "_journal", "_slot", "_lock", "_inside", "_closing")
+
+    def __init__(self, path: str, number: int, config: GenerationConfig, journal: Journal | None = None) -> None:
+        self.path = path
+        self.number = number
+        self.config = config
+        self.writable = False
+        self._env: lmdb.Environment | None = None
+        self._journal = journal
+        self._slot = -1
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._closing = False
+
+    # Opening and closing
+
+    @property
+    def sealed(self) -> bool:
+        """Nothing will be written here any more. A file, not a row: it needs no room in the map."""
+        return os.path.exists(os.path.join(self.path, "sealed"))
+
+    def create(self, base_run: int, sync_directory: Callable[[str], object]) -> None:
+        """A new, empty environment, durable with its name. A half-made one of a crash is replaced."""
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        for name in ("data.mdb", "lock.mdb"):
+            if os.path.exists(os.path.join(self.path, name)):
+                os.unlink(os.path.join(self.path, name))
+        self._open(writable=True, lock=True)
+        key = layout.own_key(layout.HEADER)
+        body = _HEADER.pack(FORMAT, 0, self.number, self.config.map_bytes, base_run)
+        with self._writing() as txn:
+            txn.put(key, layout.wrap(key, body))
+            Statistics(0, 0, 0, base_run, 0).put(txn)
+        sync_directory(self.path)
+        sync_directory(os.path.dirname(self.path))
+
+    def open_writer(self) -> None:
+        """Open for writing and reading; readers left over from killed processes are cleared."""
+        assert not self.sealed, "a sealed generation is never written"
+        self._open(writable=True, lock=True)
+        self._check_header()
+
+    def open_reader(self) -> None:
+        """Open read-only: with LMDB's lock while another process may write, without it once sealed."""
+        self._open(writable=False, lock=not self.sealed)
+        self._check_header()
+
+    def _open(self, *, writable: bool, lock: bool) -> None:
+        assert self._env is None, "open already"
+        data = os.path.join(self.path, "data.mdb")
+        if not writable or os.path.exists(data):
+            check_file(data)
+        if self._journal is not None:
+            self._slot = self._journal.enter(self.number)
+        try:
+            self._env = lmdb.open(
+                self.path, map_size=self.config.map_bytes, readonly=not writable, lock=lock, create=writable,
+                max_dbs=0, mode=0o600, max_readers=64,
+            )  # fmt: skip
+            if lock:
+                self._env.reader_check()
+        except lmdb.Error as error:
+            self._forget_slot()
+            if self._env is not None:
+                self._env.close()
+                self._env = None
+            raise self._failure(error) from error
+        self.writable = writable
+        self._closing = False
+        if self._journal is not None:
+            self._journal.mark(self._slot, False)
+
+    def _check_header(self) -> None:
+        try:
+            body = self._own(layout.own_key(layout.HEADER))
+            if body is None:
+                raise GenerationUnfinished(self.path, "it has no header: its creation did not finish")
+            version, _, number, _, _ = _HEADER.unpack(body)
+            if version != FORMAT:
+                raise FormatNewer(self.path, f"format {version}; this version reads {FORMAT}: use a newer logyard")
+            if number != self.number:
+                raise GenerationFailed(self.path, f"it says it is generation {number}")
+        except (GenerationFailed, PayloadCorrupt):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the environment, now or when the last reader has left."""
+        with self._lock:
+            self._closing = True
+            if not self._inside:
+                self._close()
+
+    def _close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+            self._forget_slot()
+
+    def _forget_slot(self) -> None:
+        if self._journal is not None and self._slot >= 0:
+            self._journal.leave(self._slot)
+            self._slot = -1
+
+    def _enter(self) -> lmdb.Environment:
+        with self._lock:
+            env = self._env
+            if env is None or self._closing:
+                raise GenerationFailed(self.path, "it is not open")
+            if not self._inside and self._journal is not None:
+                self._journal.mark(self._slot, True)
+            self._inside += 1
+            return env
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                if self._journal is not None and self._slot >= 0:
+                    self._journal.mark(self._slot, False)
+                if self._closing:
+                    self._close()
+
+    def _failure(self, error: lmdb.Error) -> GenerationFailed | StoreFull:
+        """An LMDB error in our words."""
+        if isinstance(error, lmdb.DiskError):
+            return StoreFull(f"{self.path}: the disk is full: {error}")
+        return GenerationFailed(self.path, str(error))
+
+    def seal(self, sync_directory: Callable[[str], object]) -> None:
+        """Nothing will be written any more."""
+        try:
+            fd = os.open(os.path.join(self.path, "sealed"), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreFull(f"{self.path}: it cannot be sealed: {error}") from error
+        os.close(fd)
+        sync_directory(self.path)
+
+    # The generation's own rows
+
+    def _own(self, key: bytes) -> bytes | None:
+        env = self._enter()
+        try:
+            with env.begin(buffers=True) as txn:
+                value = txn.get(key)
+                return None if value is None else bytes(layout.unwrap(self.path, key, value))
+        except lmdb.Error as error:
+            raise self._failure(error) from error
+        finally:
+            self._leave()
+
+    def statistics(self) -> Statistics:
+        """Counts of everything whole that was ever written here."""
+        body = self._own(layout.own_key(layout.STATISTICS))
+        if body is None:
+            raise GenerationFailed(self.path, "it has no statistics")
+        return Statistics.decode(body)
+
+    def job_state(self, job: int) -> JobState | None:
+        """How far a job came here, or None."""
+        body = self._own(layout.own_key(layout.JOB, job))
+        if body is None:
+            return None
+        return JobState.decode(body)
+
+    def columns(self, run: int) -> Columns:
+        """The ledger of a run: slots and sizes of every group in it."""
+        columns = Columns()
+        env = self._enter()
+        try:
+            with env.begin(buffers=True) as txn, txn.cursor() as cursor:
+                found = cursor.set_range(layout.own_key(layout.LEDGER, run))
+                while found:
+                    key = bytes(cursor.key())
+                    if KEY.unpack(key)[:3] != (layout.OWN, layout.LEDGER, run):
+                        break
+                    columns.merge(layout.unwrap(self.path, key, cursor.value()))
+                    found = cursor.next()
+        except lmdb.Error as error:
+            raise self._failure(error) from error
+        finally:
+            self._leave()
+        return columns
+
+    # Writing
+
+    def _writing(self) -> lmdb.Transaction[bytes]:
+        assert self._env is not None and self.writable, "not open for writing"
+        return self._env.begin(write=True)
+
+    def write_entries(
+        self, run: int, rows: Iterable[SourceRow], job: int, *, previous: int = 0, step: Step = quiet
+    ) -> WriteReport:
+        """Append entries, rising in (uid, index), as `run`. What `job_state(job)` covers must not be given again.
+
+        `previous` is the generation that holds the job's earlier rows. Raises `StoreFull` (disk), `GenerationFailed`; both leave whole
+        transactions only. A full map is no error: the report says `full` and gives the rows of the aborted transaction back.
+        """
+        env = self._enter()
+        try:
+            assert self.writable and not self.sealed, "not open for writing"
+            writing = Writing(self.path, env, self.config, self.statistics(), self.job_state(job), run, job, previous, step)
+            return writing.write(rows)
+        except lmdb.Error as error:
+            raise self._failure(error) from error
+        finally:
+            self._leave()
+
+    # Reading
+
+    def entry(self, run: int, uid: int, index: int) -> StoredEntry:
+        """Metadata and packs of one entry. Raises `PayloadMissing`, `PayloadCorrupt`."""
+        prefix = KEY.pack(run, uid, index, 0, 0, 0)
+        env = self._enter()
+        try:
+            with env.begin(buffers=True) as txn, txn.cursor() as cursor:
+                if cursor.set_range(prefix):
+                    key = bytes(cursor.key())
+                    if key[:24] == prefix[:24] and key[32:36] == prefix[32:36]:
+                        return layout.parse_entry(self.path, key, cursor.value())
+        except lmdb.Error as error:
+            raise self._failure(error) from error
+        finally:
+            self._leave()
+        raise PayloadMissing(uid, index)
+
+    def read_unit(self, run: int, uid: int, index: int, unit: int, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes start to stop of a unit; every piece touched is verified. Raises `PayloadMissing`, `PayloadCorrupt`.
+
+        One short transaction a piece: a slow disk never holds a reader open over many megabytes.
+        """
+        assert start >= 0
+        first = start // layout.PIECE_BYTES
+        try:
+            length, body = self._piece(run, uid, index, unit, first, start, stop)
+        except PayloadMissing:
+            if first:
+                length, _ = self._piece(run, uid, index, unit, 0, 0, 0)
+                if start >= length:
+                    return b""
+                raise
+            pack = self.entry(run, uid, index).pack(unit)
+            if pack is None:
+                raise
+            return bytes(pack[start:stop])
+        stop = length if stop is None else min(stop, length)
+        parts = [body]
+        for piece, _, _ in layout.pieces_between(length, start, stop):
+            if piece > first:
+                parts.append(self._piece(run, uid, index, unit, piece, start, stop)[1])
+        return body if len(parts) == 1 else b"".join(parts)
+
+    def _piece(
+        self, run: int, uid: int, index: int, unit: int, piece: int, start: int, stop: int | None
+    ) -> tuple[int, bytes]:
+        """(the unit's length, what piece `piece` holds between the unit offsets start and stop)."""
+        prefix = KEY.pack(run, uid, index, 0, 0, 0)
+        env = self._enter()
+        try:
+            with env.begin(buffers=True) as txn, txn.cursor() as cursor:
+                if not cursor.set_range(prefix) or (found := bytes(cursor.key()))[:24] != prefix[:24]:
+                    raise PayloadMissing(uid, index, unit)
+                key = KEY.pack(run, uid, index, KEY.unpack(found)[3], unit + 1, piece)
+                value = txn.get(key)
+                if value is None:
+                    raise PayloadMissing(uid, index, unit)
+                length, body = layout.parse_piece(self.path, key, value)
+                lengths = layout.piece_lengths(length)
+                if piece >= len(lengths) or lengths[piece] != len(body):
+                    raise layout.corrupt(self.path, key, f"a piece of {length} bytes", len(body))
+                at = sum(lengths[:piece])
+                return length, bytes(body[max(start - at, 0) : len(body) if stop is None else max(stop - at, 0)])
+        except lmdb.Error as error:
+            raise self._failure(error) from error
+        finally:
+            self._leave()
+
+    def scan(self, run: int, uid: int, first: int, last: int, *, bodies: bool = True) -> Iterator[StoredEntry]:
+        """The entries of a group between two indexes, rising. Copied out in chunks of about 1 MiB, one short transaction each."""
+        at = KEY.pack(run, uid, first, 0, 0, 0)
+        end = KEY.pack(run, uid, last + 1, 0, 0, 0)
+        while at < end:
+            chunk, at = self._chunk(at, end, bodies)
+            yield from chunk
+
+    def _chunk(self, at: bytes, end: bytes, bodies: bool) -> tuple[list[StoredEntry], bytes]:
+        """Entries from a key on, and the key to go on from (`end`: nothing is left)."""
+        chunk: list[StoredEntry] = []
+        size = 0
+        env = self._enter()
+        try:
+            with env.begin(buffers=True) as txn, txn.cursor() as cursor:
+                found = cursor.set_range(at)
+                while found and (key := bytes(cursor.key())) < end:
+                    if size >= _CHUNK_BYTES or len(chunk) >= _CHUNK_ROWS:
+                        return chunk, key
+                    try:
+                        entry = layout.parse_entry(self.path, key, cursor.value(), bodies=bodies)
+                    except PayloadCorrupt:
+                        if not chunk:
+                            raise
+                        return chunk, key  # What is whole comes first; the next call meets the damage.
+                    chunk.append(entry)
+                    size += len(entry.data) + len(entry.inline)
+                    if any(unit.at < 0 for unit in entry.units):
+                        found = cursor.set_range(KEY.pack(*KEY.unpack(key)[:2], entry.index + 1, 0, 0, 0))
+                    else:
+                        found = cursor.next()
+        except lmdb.Error as error:
+            raise self._failure(error) from error
+        finally:
+            self._leave()
+        return chunk, end
+
+    def measure(self) -> Measured:
+        """Scan and verify every row: the slots as they really are. Costs a read of the whole file, in transactions of a chunk each."""
+        scan = Measuring(self.path)
+        at: bytes | None = bytes(KEY.size)
+        while at is not None:
+            env = self._enter()
+            try:
+                with env.begin(buffers=True) as txn, txn.cursor() as cursor:
+                    found, size = cursor.set_range(at), 0
+                    at = None
+                    while found:
+                        key, value = bytes(cursor.key()), cursor.value()
+                        if size >= 8 * _CHUNK_BYTES:
+                            at = key
+                            break
+                        scan.visit(key, value)
+                        size += len(value)
+                        found = cursor.next()
+            except lmdb.Error as error:
+                raise self._failure(error) from error
+            finally:
+                self._leave()
+        return scan.finish()

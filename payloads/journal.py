@@ -1,0 +1,72 @@
+"""The journal of payload environments in use: which one was the process inside when it died?
+
+A mapped page that cannot be read kills the process (SIGBUS), and so may a damaged tree page; no exception tells which environment it was. So an
+environment gets a slot here before it is opened, and the slot is set while a thread is inside. The file is a shared mapping: its bytes outlive
+the process without a sync. A plain kill may hit the same instant, so what `open` returns is only *suspected*: `store` probes it in a child process.
+Invariant: a process inside an environment has that slot set. Called by `generation` and `shelf`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+_MAGIC = b"logyard-journal1"
+_SLOT = struct.Struct("<QQ")
+"""generation, 1 while a thread is inside (a whole word: torn by nothing)."""
+_SLOTS = 1023
+
+
+class Journal:
+    """A fixed file of slots. Not thread-safe but for `mark`, whose callers hold their generation's lock."""
+
+    __slots__ = ("path", "_map", "_free")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._map: mmap.mmap | None = None
+        self._free: list[int] = []
+
+    def open(self) -> list[int]:
+        """Map the file and clear it; return the generations that the last process was inside of, rising."""
+        size = len(_MAGIC) + _SLOTS * _SLOT.size
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            old = os.pread(fd, size, 0)
+            os.truncate(fd, size)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        suspects: set[int] = set()
+        if len(old) == size and old.startswith(_MAGIC):
+            for generation, inside in _SLOT.iter_unpack(old[len(_MAGIC) :]):
+                if inside:
+                    suspects.add(generation)
+        self._map[:] = _MAGIC + bytes(size - len(_MAGIC))
+        self._free = list(range(_SLOTS - 1, -1, -1))
+        return sorted(suspects)
+
+    def enter(self, generation: int) -> int:
+        """A slot for an environment that is about to be opened; it counts as inside until `mark(slot, False)`."""
+        assert self._map is not None and self._free, "the journal is closed, or more environments are open than it has slots"
+        slot = self._free.pop()
+        _SLOT.pack_into(self._map, len(_MAGIC) + slot * _SLOT.size, generation, 1)
+        return slot
+
+    def mark(self, slot: int, inside: bool) -> None:
+        """A thread goes into the environment, or the last one left it."""
+        if self._map is not None:
+            self._map[len(_MAGIC) + slot * _SLOT.size + 8] = inside
+
+    def leave(self, slot: int) -> None:
+        """The environment is closed."""
+        if self._map is not None:
+            _SLOT.pack_into(self._map, len(_MAGIC) + slot * _SLOT.size, 0, 0)
+            self._free.append(slot)
+
+    def close(self) -> None:
+        """Unmap; nothing is suspected of a process that ends this way."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None

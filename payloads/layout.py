@@ -1,0 +1,257 @@
+"""The bytes of a generation's rows: keys, headers, pieces, and how each row proves itself.
+
+Invariant: every value begins with an xxh3-128 of the rest of the value, seeded with its key, so that a flipped byte, or a value that
+LMDB returned under another key, never verifies (LMDB pages carry no checksum). Called by `generation` only.
+
+Keys are big-endian (run, uid, index, term, unit, piece): runs rise, and a job writes in (uid, index) order, so that writes append.
+Run 0 holds the generation's own rows (header, statistics, job positions, ledgers). A stored unit n has key field n + 1; 0 is the entry row.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import xxhash
+
+from .errors import PayloadCorrupt
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+KEY = struct.Struct(">QQQQII")
+"""run, uid, index, term, unit + 1 (0: the entry row), piece."""
+ENTRY_ROW = struct.Struct("<16sQIIIIQ")
+"""hash, term, flags (0), data bytes, units, reserved (0), inline bytes; then the unit directory, data, inline units."""
+UNIT_ROW = struct.Struct("<IIQ")
+"""number, flags, length: one stored unit in an entry row's directory."""
+PIECE_ROW = struct.Struct("<16sQ")
+"""hash, length of the whole unit; then the piece's bytes."""
+INLINE = 1
+HASH_BYTES = 16
+PAGE = 4096
+PAGE_HEAD = 16
+"""LMDB's own header at the start of an overflow run: a value of n * 4096 - 16 bytes wastes nothing."""
+PIECE_BYTES = 256 * PAGE - PAGE_HEAD - PIECE_ROW.size
+"""Payload bytes of a full piece: about 1 MiB, what one read copies and verifies at most."""
+TAIL_BYTES = 1024
+"""A unit that reaches this little into a last page gets that rest as a small row in a leaf (64 KiB units: 6 % of the space)."""
+LEAF_BYTES = 1900
+"""Rows up to about this size share a leaf page; larger ones take whole overflow pages."""
+
+OWN = 0
+"""The run number of the generation's own rows."""
+HEADER, STATISTICS, JOB, LEDGER = 1, 2, 3, 4
+
+
+class SourceUnit(NamedTuple):
+    """One unit of an entry to be stored: `small` says pack. With `hash` given, the bytes are checked while they are copied
+    (xxh3-128 under `seed`), so that rot in the source is never given a fresh, valid row."""
+
+    number: int
+    length: int
+    small: bool
+    seed: int = 0
+    hash: bytes = b""
+
+
+@dataclass(slots=True)
+class SourceRow:
+    """One entry to be stored. `units` lists *all* its units, in the order of its payload bytes; `live_units` those to keep (None: all).
+
+    `read(offset, length)` gives bytes of the entry's payload; it may raise `PayloadCorrupt`: the entry is then left out and reported.
+    """
+
+    uid: int
+    index: int
+    term: int
+    data: Buffer
+    units: Sequence[SourceUnit]
+    live_units: set[int] | None
+    read: Callable[[int, int], Buffer]
+
+
+class StoredUnit(NamedTuple):
+    """A unit that is here. `at` is its offset in `StoredEntry.inline`, or -1 when it has rows of its own."""
+
+    number: int
+    length: int
+    at: int
+
+
+@dataclass(slots=True)
+class StoredEntry:
+    """What a generation holds of one entry: its metadata, which units are present, and the packs' bytes."""
+
+    uid: int
+    index: int
+    term: int
+    data: bytes
+    units: tuple[StoredUnit, ...]
+    inline: bytes
+
+    def pack(self, number: int) -> memoryview | None:
+        """The bytes of an inline unit, or None when it is absent or has rows of its own (see `read_unit`)."""
+        for unit in self.units:
+            if unit.number == number and unit.at >= 0:
+                return memoryview(self.inline)[unit.at : unit.at + unit.length]
+        return None
+
+
+def row_hash(key: bytes, body: Buffer) -> bytes:
+    """The proof at the head of every value."""
+    return xxhash.xxh3_128_digest(body, xxhash.xxh3_64_intdigest(key))
+
+
+def own_key(kind: int, first: int = 0, second: int = 0) -> bytes:
+    """The key of one of the generation's own rows."""
+    return KEY.pack(OWN, kind, first, second, 0, 0)
+
+
+def wrap(key: bytes, body: bytes) -> bytes:
+    """An own row's value."""
+    return row_hash(key, body) + body
+
+
+def corrupt(path: str, key: bytes, want: object, got: object) -> PayloadCorrupt:
+    """The error for a row that does not verify."""
+    run, uid, index, *_ = KEY.unpack(key)
+    return PayloadCorrupt(path, describe(key), want, got, *((0, 0) if run == OWN else (uid, index)))
+
+
+def describe(key: bytes) -> str:
+    """A row's name in an error message."""
+    run, uid, index, _, unit, piece = KEY.unpack(key)
+    if run == OWN:
+        return f"own row {uid} ({index})"
+    if not unit:
+        return f"entry {index} of group {uid:016x}"
+    return f"piece {piece} of unit {unit - 1} of entry {index} of group {uid:016x}"
+
+
+def unwrap(path: str, key: bytes, value: memoryview) -> memoryview:
+    """Verify a row and give its body."""
+    want, got = bytes(value[:HASH_BYTES]), row_hash(key, value[HASH_BYTES:])
+    if want != got:
+        raise corrupt(path, key, want.hex(), got.hex())
+    return value[HASH_BYTES:]
+
+
+def piece_lengths(length: int) -> list[int]:
+    """How a unit of `length` bytes is cut into rows. A pure function of the length: nothing about it is stored."""
+    full, rest = divmod(length, PIECE_BYTES)
+    lengths = [PIECE_BYTES] * full
+    if rest > PAGE:
+        spare = (rest + PIECE_ROW.size + PAGE_HEAD) % PAGE
+        if 0 < spare <= TAIL_BYTES:
+            return [*lengths, rest - spare, spare]
+    if rest or not full:
+        lengths.append(rest)
+    return lengths
+
+
+def pieces_between(length: int, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """(piece, its offset in the unit, its length) of the pieces that hold bytes start to stop."""
+    full = length // PIECE_BYTES
+    skipped = min(start // PIECE_BYTES, full)
+    at = skipped * PIECE_BYTES
+    lengths = piece_lengths(length)
+    for piece in range(skipped, len(lengths)):
+        if at >= stop and piece > skipped:
+            return
+        if at + lengths[piece] > start or lengths[piece] == 0:
+            yield piece, at, lengths[piece]
+        at += lengths[piece]
+
+
+def row_pages(value_bytes: int) -> int:
+    """An upper estimate of the bytes of map that a row takes."""
+    if value_bytes <= LEAF_BYTES:
+        return value_bytes + KEY.size + 24
+    return -(-(value_bytes + PAGE_HEAD) // PAGE) * PAGE + KEY.size + 32
+
+
+class Plan(NamedTuple):
+    """How one entry will be stored: kept units as (unit, offset in the payload, inline?), and an estimate of its map bytes."""
+
+    units: list[tuple[SourceUnit, int, bool]]
+    map_bytes: int
+    inline_bytes: int
+
+    @property
+    def overhead(self) -> int:
+        """Bytes of the entry row that are not units: what dies with the entry's last unit, `data` apart."""
+        return ENTRY_ROW.size + UNIT_ROW.size * len(self.units)
+
+
+def plan(row: SourceRow) -> Plan:
+    """Decide what is inline: packs, until the entry row reaches the size of a piece; everything else gets rows of its own."""
+    kept: list[tuple[SourceUnit, int, bool]] = []
+    live = row.live_units
+    offset = inline_bytes = map_bytes = 0
+    for given in row.units:
+        unit = given if type(given) is SourceUnit else SourceUnit(*given)
+        if live is None or unit.number in live:
+            inline = unit.small and inline_bytes + unit.length <= PIECE_BYTES
+            kept.append((unit, offset, inline))
+            if inline:
+                inline_bytes += unit.length
+            else:
+                map_bytes += sum(row_pages(size + PIECE_ROW.size) for size in piece_lengths(unit.length))
+        offset += unit.length
+    found = Plan(kept, 0, inline_bytes)
+    map_bytes += row_pages(found.overhead + len(row.data) + inline_bytes)
+    return found._replace(map_bytes=map_bytes + map_bytes // 50)
+
+
+def entry_value(key: bytes, term: int, data: Buffer, planned: Plan, inline: Sequence[Buffer]) -> bytes:
+    """The entry row's value."""
+    directory = b"".join(
+        UNIT_ROW.pack(unit.number, INLINE if is_inline else 0, unit.length) for unit, _, is_inline in planned.units
+    )
+    head = ENTRY_ROW.pack(b"", term, 0, len(data), len(planned.units), 0, planned.inline_bytes)[HASH_BYTES:]
+    body = b"".join((head, directory, data, *inline))
+    return row_hash(key, body) + body
+
+
+def parse_entry(path: str, key: bytes, value: memoryview, *, bodies: bool = True) -> StoredEntry:
+    """Verify an entry row and copy it out; with `bodies` false the packs' bytes stay where they are."""
+    _, uid, index, term, _, _ = KEY.unpack(key)
+    if len(value) < ENTRY_ROW.size:
+        raise corrupt(path, key, f"{ENTRY_ROW.size} bytes", len(value))
+    unwrap(path, key, value)
+    _, row_term, _, data_bytes, count, _, inline_bytes = ENTRY_ROW.unpack_from(value)
+    data_at = ENTRY_ROW.size + count * UNIT_ROW.size
+    inline_at = data_at + data_bytes
+    if row_term != term or inline_at + inline_bytes != len(value):
+        got = f"term {row_term}, {inline_at + inline_bytes}"
+        raise corrupt(path, key, f"term {term}, {len(value)} bytes", got)
+    units: list[StoredUnit] = []
+    at = 0
+    for number, flags, length in UNIT_ROW.iter_unpack(value[ENTRY_ROW.size : data_at]):
+        if flags & INLINE:
+            units.append(StoredUnit(number, length, at))
+            at += length
+        else:
+            units.append(StoredUnit(number, length, -1))
+    inline = bytes(value[inline_at:]) if bodies else b""
+    return StoredEntry(uid, index, term, bytes(value[data_at:inline_at]), tuple(units), inline)
+
+
+def piece_value(key: bytes, unit_bytes: int, piece: Buffer) -> bytes:
+    """A piece row's value: one copy of the bytes, which LMDB needs in one buffer."""
+    length = unit_bytes.to_bytes(8, "little")
+    seed = xxhash.xxh3_64_intdigest(key + length)
+    return b"".join((xxhash.xxh3_128_digest(piece, seed), length, piece))
+
+
+def parse_piece(path: str, key: bytes, value: memoryview) -> tuple[int, memoryview]:
+    """Verify a piece row; give the whole unit's length and this piece's bytes, still in the map."""
+    if len(value) < PIECE_ROW.size:
+        raise corrupt(path, key, f"{PIECE_ROW.size} bytes", len(value))
+    length = bytes(value[HASH_BYTES : PIECE_ROW.size])
+    got = xxhash.xxh3_128_digest(value[PIECE_ROW.size :], xxhash.xxh3_64_intdigest(key + length))
+    if value[:HASH_BYTES] != got:
+        raise corrupt(path, key, bytes(value[:HASH_BYTES]).hex(), got.hex())
+    return int.from_bytes(length, "little"), value[PIECE_ROW.size :]

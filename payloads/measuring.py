@@ -1,0 +1,120 @@
+"""Judging a generation's bytes: a full, verifying scan of its rows, and a check of its file before LMDB maps it.
+
+Invariant: what is counted here was verified row by row, and only whole entries count. Called by `generation`; the counters of `store` must equal
+what this finds (invariant tests, `logyard check`).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import NamedTuple
+
+from . import layout
+from .errors import GenerationFailed, GenerationUnfinished, PayloadCorrupt
+from .layout import KEY
+from .ledger import ENTRY_SLOT, Columns
+
+_META = struct.Struct("<IIQQ48s48sQQ")
+"""LMDB 0.9's meta page after its 16-byte page header: magic, version, address, map bytes, two trees, last page, transaction."""
+_MAGIC = 0xBEEFC0DE
+
+
+class Measured(NamedTuple):
+    """A full scan's result: the slots of each run by group, whole entries, and what does not verify or is not whole."""
+
+    runs: dict[int, Columns]
+    entries: int
+    damage: list[str]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all slots."""
+        return sum(columns.total for columns in self.runs.values())
+
+
+class Measuring:
+    """Feed it every row in key order."""
+
+    __slots__ = ("path", "_runs", "_entries", "_damage", "_open", "_wanted", "_slots")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._runs: dict[int, Columns] = {}
+        self._entries = 0
+        self._damage: list[str] = []
+        self._open: tuple[int, int, int] | None = None
+        self._wanted: set[tuple[int, int]] = set()
+        self._slots: list[tuple[int, int]] = []
+
+    def visit(self, key: bytes, value: memoryview) -> None:
+        """One row, still in the map."""
+        run, uid, index, _, unit, piece = KEY.unpack(key)
+        try:
+            if run == layout.OWN:
+                layout.unwrap(self.path, key, value)
+            elif not unit:
+                self._close()
+                entry = layout.parse_entry(self.path, key, value, bodies=False)
+                self._open = (run, uid, index)
+                overhead = layout.ENTRY_ROW.size + layout.UNIT_ROW.size * len(entry.units) + len(entry.data)
+                self._slots = [(found.number, found.length) for found in entry.units] + [(ENTRY_SLOT, overhead)]
+                self._wanted = {
+                    (found.number + 1, number)
+                    for found in entry.units
+                    if found.at < 0
+                    for number in range(len(layout.piece_lengths(found.length)))
+                }
+            else:
+                layout.parse_piece(self.path, key, value)
+                if self._open == (run, uid, index):
+                    self._wanted.discard((unit, piece))
+        except PayloadCorrupt as error:
+            self._damage.append(str(error))
+
+    def _close(self) -> None:
+        """The open entry is complete, or it is not."""
+        if self._open is None:
+            return
+        run, uid, index = self._open
+        if self._wanted:
+            self._damage.append(f"{self.path}: entry {index} of group {uid:016x} lacks {len(self._wanted)} rows")
+        else:
+            columns = self._runs.setdefault(run, Columns())
+            for unit, size in self._slots:
+                columns.add(uid, index, unit, size)
+            self._entries += 1
+        self._open = None
+
+    def finish(self) -> Measured:
+        """After the last row."""
+        self._close()
+        return Measured(self._runs, self._entries, self._damage)
+
+
+def check_file(path: str) -> None:
+    """Refuse a data file that is shorter than its own meta page says: touching the rest of the map would kill the process (SIGBUS)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise GenerationFailed(path, f"it cannot be opened: {error}") from error
+    try:
+        size = os.fstat(fd).st_size
+        metas = []
+        for page in (0, 1):
+            body = os.pread(fd, _META.size, page * layout.PAGE + layout.PAGE_HEAD)
+            if len(body) == _META.size:
+                magic, version, _, _, _, _, last_page, transaction = _META.unpack(body)
+                if magic == _MAGIC:
+                    metas.append((transaction, last_page) if version == 1 else (0, 0))
+    except OSError as error:
+        raise GenerationFailed(path, f"it cannot be read: {error}") from error
+    finally:
+        os.close(fd)
+    if size < 2 * layout.PAGE:
+        raise GenerationUnfinished(path, "its creation did not finish")
+    if not metas:
+        raise GenerationFailed(path, "neither of its meta pages is one")
+    last_page = max(metas)[1]
+    if size < (last_page + 1) * layout.PAGE:
+        raise GenerationFailed(path, f"it has {size} bytes and says {(last_page + 1) * layout.PAGE}: it was cut")

@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logyard.payloads import layout
+from logyard.payloads.errors import FormatNewer, GenerationFailed, GenerationUnfinished, PayloadCorrupt, PayloadMissing
+from logyard.payloads.generation import Generation
+from logyard.payloads.layout import SourceRow
+
+from .support import MIB, SMALL, Door, Made, made
+
+
+@pytest.fixture
+def generation(tmp_path: Path) -> Iterator[Generation]:
+    found = Generation(str(tmp_path / "gen-1"), 1, SMALL)
+    found.create(0, Door().sync_directory)
+    yield found
+    found.close()
+
+
+def rows_of(entries: list[Made]) -> list[SourceRow]:
+    return [entry.row() for entry in entries]
+
+
+def check(generation: Generation, run: int, entry: Made) -> None:
+    stored = generation.entry(run, entry.uid, entry.index)
+    assert (stored.term, stored.data) == (entry.term, entry.data)
+    assert [unit.number for unit in stored.units] == list(range(len(entry.units)))
+    for number, (body, small) in enumerate(entry.units):
+        pack = stored.pack(number)
+        assert (pack is not None) == small
+        assert pack is None or pack == body
+        assert generation.read_unit(run, entry.uid, entry.index, number) == body
+
+
+def test_round_trip(generation: Generation) -> None:
+    entries = [made(uid, index, [100, 5000, 70_000, 30]) for uid in (5, 9) for index in range(1, 20)]
+    report = generation.write_entries(1, rows_of(entries), 1)
+    assert (report.entries, report.full, report.damaged) == (38, False, [])
+    for entry in entries:
+        check(generation, 1, entry)
+    assert generation.statistics().entries == 38
+    measured = generation.measure()
+    assert measured.damage == [] and measured.total == generation.statistics().total == report.written
+    with pytest.raises(PayloadMissing):
+        generation.entry(1, 5, 20)
+    with pytest.raises(PayloadMissing):
+        generation.entry(2, 5, 1)
+    with pytest.raises(PayloadMissing):
+        generation.read_unit(1, 5, 1, 4)
+
+
+def test_small_payloads_are_one_row_an_entry(generation: Generation) -> None:
+    """500 entries of four packs each: 500 rows beside the generation's own."""
+    before = generation._env.stat()["entries"]  # type: ignore[union-attr]
+    generation.write_entries(1, rows_of([made(1, index, [256, 900, 20, 4000]) for index in range(1, 501)]), 1)
+    own = generation.statistics().ledgers + 1
+    assert generation._env.stat()["entries"] - before == 500 + own  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 65536, MIB - 1, MIB, MIB + 1, 2 * MIB + 4096, 3 * layout.PIECE_BYTES])
+def test_a_large_unit_reads_back_in_any_part(generation: Generation, size: int) -> None:
+    entry = made(1, 1, [50, max(size, 1)])
+    entry.units[1] = (entry.units[1][0][:size], False)
+    body = entry.units[1][0]
+    generation.write_entries(1, [entry.row()], 1)
+    cuts = [0, 1, size // 3, layout.PIECE_BYTES - 1, layout.PIECE_BYTES, layout.PIECE_BYTES + 1, size - 1, size, size + 9]
+    for start in cuts:
+        for stop in [None, *cuts]:
+            if start >= 0 and (stop is None or stop >= start):
+                assert generation.read_unit(1, 1, 1, 1, start, stop) == body[start:stop], (start, stop)
+
+
+@given(st.integers(0, 6 * MIB))
+def test_pieces_cover_a_unit_exactly(length: int) -> None:
+    lengths = layout.piece_lengths(length)
+    assert sum(lengths) == length and lengths and max(lengths) <= layout.PIECE_BYTES
+    assert [size for _, _, size in layout.pieces_between(length, 0, max(length, 1))] == lengths
+    pages = sum(layout.row_pages(size + layout.PIECE_ROW.size) for size in lengths)
+    assert length < 4096 or pages <= length * 1.02 + 8300
+
+
+def test_scan_is_in_order_and_bounded(generation: Generation) -> None:
+    entries = [made(7, index, [3000, 5000] if index % 3 else [2000]) for index in range(1, 700)]
+    generation.write_entries(1, rows_of([made(6, 1, [9]), *entries, made(8, 1, [9])]), 1)
+    seen = list(generation.scan(1, 7, 100, 650))
+    assert [entry.index for entry in seen] == list(range(100, 651))
+    assert all(found.data == entries[found.index - 1].data for found in seen)
+    assert [bytes(found.pack(0) or b"") for found in seen] == [entries[found.index - 1].units[0][0] for found in seen]
+    bare = list(generation.scan(1, 7, 1, 5, bodies=False))
+    assert [entry.inline for entry in bare] == [b""] * 5 and bare[0].data == entries[0].data
+
+
+def test_an_entry_larger_than_a_transaction(generation: Generation) -> None:
+    entry = made(1, 1, [100, 3 * MIB + 17])
+    steps: list[str] = []
+    generation.write_entries(1, [entry.row(), made(1, 2, [5]).row()], 1, step=lambda step, size: steps.append(step))
+    assert steps.count("after part") >= 2
+    check(generation, 1, entry)
+    assert generation.measure().damage == []
+
+
+def test_map_full_leaves_whole_entries_and_gives_the_rest_back(generation: Generation) -> None:
+    entries = [made(1, index, [60_000]) for index in range(1, 200)]
+    report = generation.write_entries(1, rows_of(entries), 1)
+    assert report.full and report.unwritten
+    first = report.unwritten[0].index
+    assert report.entries == first - 1 == generation.statistics().entries
+    check(generation, 1, entries[first - 2])
+    with pytest.raises(PayloadMissing):
+        generation.entry(1, 1, first)
+    assert os.stat(os.path.join(generation.path, "data.mdb")).st_size <= SMALL.map_bytes
+
+
+def test_a_too_low_estimate_still_aborts_cleanly(generation: Generation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMDB itself says the map is full, in the middle of a transaction."""
+    monkeypatch.setattr("logyard.payloads.writing.Writing._room", lambda self, more: True)
+    entries = [made(1, index, [60_000]) for index in range(1, 200)]
+    report = generation.write_entries(1, rows_of(entries), 1)
+    assert report.full
+    assert [row.index for row in report.unwritten][0] == report.entries + 1
+    measured = generation.measure()
+    assert measured.damage == [] and measured.entries == report.entries
+    check(generation, 1, entries[0])
+
+
+def test_an_entry_that_fits_nowhere_is_an_error(generation: Generation) -> None:
+    with pytest.raises(GenerationFailed, match="does not fit"):
+        generation.write_entries(1, [made(1, 1, [9 * MIB]).row()], 1)
+
+
+def test_a_rotten_source_is_left_out_and_reported(generation: Generation) -> None:
+    def flipped(entry: Made, at: int) -> SourceRow:
+        payload = bytearray(entry.payload)
+        payload[at] ^= 4
+        return entry.row(read=lambda offset, size: bytes(payload[offset : offset + size]))
+
+    def failing(offset: int, size: int) -> bytes:
+        raise PayloadCorrupt("wal-9", "a payload", "x", "y")
+
+    entries = [made(1, index, [100, 1_500_000]) for index in range(1, 7)]
+    rows = rows_of(entries)
+    rows[1] = flipped(entries[1], 50)
+    rows[2] = flipped(entries[2], 1_400_000)
+    rows[3] = entries[3].row(read=failing)
+    rows[4] = entries[4].row(read=lambda offset, size: b"short")
+    report = generation.write_entries(1, rows, 1)
+    assert [index for _, index, _ in report.damaged] == [2, 3, 4, 5] and report.entries == 2
+    check(generation, 1, entries[0])
+    check(generation, 1, entries[5])
+    for index in (2, 3, 4, 5):
+        with pytest.raises(PayloadMissing):
+            generation.entry(1, 1, index)
+    assert generation.measure().damage == []
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+def crash_points(entries: list[Made], path: Path) -> int:
+    """How many steps writing these entries has."""
+    count = [0]
+
+    def step(name: str, size: int) -> None:
+        count[0] += 1
+
+    found = Generation(str(path), 1, SMALL)
+    found.create(0, Door().sync_directory)
+    found.write_entries(4, rows_of(entries), 9, step=step)
+    found.close()
+    return count[0]
+
+
+def test_a_crash_at_every_step_loses_nothing_committed_and_resumes(tmp_path: Path) -> None:
+    entries = [made(uid, index, [300, 80_000]) for uid in (1, 2) for index in range(1, 16)]
+    entries.append(made(3, 1, [2_300_000]))
+    steps = crash_points(entries, tmp_path / "gen-0")
+    assert steps >= 8
+    for at in range(steps):
+        path = str(tmp_path / f"crash-{at}")
+        found = Generation(path, 1, SMALL)
+        found.create(0, Door().sync_directory)
+        left = [at]
+
+        def step(name: str, size: int, left: list[int] = left) -> None:
+            if not left[0]:
+                raise Crash
+            left[0] -= 1
+
+        with pytest.raises(Crash):
+            found.write_entries(4, rows_of(entries), 9, step=step)
+        found.close()
+
+        again = Generation(path, 1, SMALL)
+        again.open_writer()
+        state = again.job_state(9)
+        done = state.last if state else (0, 0)
+        rest = [entry for entry in entries if (entry.uid, entry.index) > done]
+        measured = again.measure()
+        assert measured.entries >= len(entries) - len(rest)
+        for entry in entries[: len(entries) - len(rest)]:
+            check(again, 4, entry)
+        again.write_entries(4, rows_of(rest), 9)
+        for entry in entries:
+            check(again, 4, entry)
+        assert again.measure().damage == [] and again.measure().total == again.statistics().total
+        again.close()
+
+
+def test_flipped_bytes_are_found_and_never_served(tmp_path: Path) -> None:
+    """Every byte class of stored bodies and metadata: a read gives the right bytes or `PayloadCorrupt`."""
+    path = tmp_path / "gen-1"
+    found = Generation(str(path), 1, SMALL)
+    found.create(0, Door().sync_directory)
+    entry = made(1, 1, [900, 3000, 20_000])
+    found.write_entries(1, [entry.row()], 1)
+    found.close()
+    data = (path / "data.mdb").read_bytes()
+    targets = [data.find(entry.data), data.find(entry.units[0][0]) + 450, data.find(entry.units[1][0]) + 2999]
+    large = data.find(entry.units[2][0][:4000])
+    targets += [large, large + 19_999, large - 1, large - 20, data.find(entry.data) - 1, data.find(entry.data) - 60]
+    assert min(targets) > 0
+    caught = 0
+    for at in targets:
+        for bit in (0, 3, 7):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            (path / "data.mdb").write_bytes(damaged)
+            again = Generation(str(path), 1, SMALL)
+            again.open_reader()
+            before = caught
+            for number, (body, _) in enumerate(entry.units):
+                try:
+                    assert again.read_unit(1, 1, 1, number) == body
+                except PayloadCorrupt as error:
+                    assert (error.uid, error.index) == (1, 1)
+                    caught += 1
+            assert caught > before and again.measure().damage
+            again.close()
+
+
+def test_any_flipped_page_byte_is_survived_in_a_child(tmp_path: Path) -> None:
+    """Tree and meta pages: LMDB may fail, or even kill the process, but wrong bytes are never served."""
+    path = tmp_path / "gen-1"
+    found = Generation(str(path), 1, SMALL)
+    found.create(0, Door().sync_directory)
+    entry = made(1, 1, [900, 20_000])
+    found.write_entries(1, [entry.row()], 1)
+    found.close()
+    script = """
+import os, random, sys
+from tests.payloads.support import SMALL, made
+from logyard.payloads.errors import PayloadError
+from logyard.payloads.generation import Generation
+path, entry, wrong, died = sys.argv[1], made(1, 1, [900, 20_000]), 0, 0
+data = open(path + "/data.mdb", "rb").read()
+rng = random.Random(5)
+for _ in range(150):
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        wrong += os.waitstatus_to_exitcode(status) == 3
+        died += os.waitstatus_to_exitcode(status) < 0
+        rng.random(); rng.random()
+        continue
+    damaged = bytearray(data)
+    damaged[int(rng.random() * len(data))] ^= 1 << int(rng.random() * 8)
+    open(path + "/data.mdb", "wb").write(damaged)
+    try:
+        again = Generation(path, 1, SMALL)
+        again.open_reader()
+        for number, (body, _) in enumerate(entry.units):
+            if again.read_unit(1, 1, 1, number) != body:
+                os._exit(3)
+        if again.entry(1, 1, 1).data != entry.data:
+            os._exit(3)
+    except PayloadError:
+        os._exit(1)
+    os._exit(0)
+print("wrong", wrong)
+"""
+    run = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "wrong 0", run.stderr
+
+
+def test_a_cut_file_is_refused_before_it_is_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "gen-1"
+    found = Generation(str(path), 1, SMALL)
+    found.create(0, Door().sync_directory)
+    found.write_entries(1, [made(1, 1, [200_000]).row()], 1)
+    found.close()
+    size = (path / "data.mdb").stat().st_size
+    os.truncate(path / "data.mdb", size - 4096)
+    with pytest.raises(GenerationFailed, match="it was cut"):
+        Generation(str(path), 1, SMALL).open_reader()
+    os.truncate(path / "data.mdb", 100)
+    with pytest.raises(GenerationUnfinished):
+        Generation(str(path), 1, SMALL).open_reader()
+
+
+def test_a_newer_format_and_a_foreign_number_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Generation(str(tmp_path / "gen-1"), 1, SMALL)
+    found.create(0, Door().sync_directory)
+    found.close()
+    with pytest.raises(GenerationFailed, match="generation 1"):
+        Generation(str(tmp_path / "gen-1"), 2, SMALL).open_reader()
+    monkeypatch.setattr("logyard.payloads.generation.FORMAT", 0)
+    with pytest.raises(FormatNewer):
+        Generation(str(tmp_path / "gen-1"), 1, SMALL).open_reader()
+
+
+def test_creation_syncs_both_directories(tmp_path: Path) -> None:
+    door = Door()
+    found = Generation(str(tmp_path / "gen-1"), 1, SMALL)
+    found.create(0, door.sync_directory)
+    assert door.synced == [found.path, str(tmp_path)]
+    assert oct(os.stat(found.path).st_mode)[-3:] == "700"
+    assert oct(os.stat(os.path.join(found.path, "data.mdb")).st_mode)[-3:] == "600"
+    found.close()
