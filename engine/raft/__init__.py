@@ -55,6 +55,7 @@ counts from its append on. A removed leader steps down when its removal is commi
 Whatever a peer says raises nothing here: malformed, late and misdirected messages are dropped as the network might
 have dropped them. An `AssertionError` is a bug, or a broken promise of the host: stop the group.
 
-Modules: `core` (state and doors) over the verbs `election`, `replication`, `reads`, `snapshots`, `membership`,
+Modules: `core` (state and doors) and `dispatch` over the verbs `election`, `replication`, `reads`, `snapshots`,
+`membership`,
 `quiescence`; the parts `raft_log`, `progress`, `quorum`; the nouns `messages`, `ready`, `state`.
 """

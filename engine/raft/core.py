@@ -12,26 +12,13 @@ from typing import TypeAlias
 
 from ..entry import CONFIGURATION, NOOP, Entry
 from ..errors import Busy, NotLeader
-from . import election, membership, quiescence, reads, replication, snapshots
+from . import dispatch, election, membership, quiescence, reads, replication, snapshots
 from .membership import Change, Configuration
-from .messages import (
-    APPEND,
-    APPEND_REPLY,
-    LEADER_GONE,
-    PREVOTE,
-    PREVOTE_REPLY,
-    READ,
-    READ_REPLY,
-    TIMEOUT_NOW,
-    TRANSFER,
-    VOTE,
-    VOTE_REPLY,
-    Message,
-)
+from .messages import APPEND, APPEND_REPLY, CONFIRM, Message
 from .progress import PROBE, Progress
 from .raft_log import RaftLog
 from .ready import Ready
-from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, ROLE_NAMES, TERM_MAX, Limits
+from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, ROLE_NAMES, Limits
 
 __all__ = [
     "CANDIDATE", "FOLLOWER", "LEADER", "PRECANDIDATE", "Change", "Configuration", "Limits", "Raft", "RaftLog", "Ready",
@@ -72,7 +59,7 @@ class Raft:
         "lost_ticks", "leaving", "reads",
         # between two Readys: `safe` says that (term, vote) is durable; `pending` are Readys handed out and not yet
         # durable
-        "dirty", "changed", "safe", "offered", "pending", "truncated", "told_hard_state", "told_commit", "outbox",
+        "dirty", "changed", "safe", "offered", "pending", "truncated", "told_term", "told_vote", "told_commit", "outbox",
         "held", "confirmed_reads", "failed_reads",
     )  # fmt: skip
 
@@ -93,15 +80,15 @@ class Raft:
         configuration_index: int = 0,
         configurations: Sequence[tuple[int, Configuration]] = (),
     ) -> None:
-        assert 0 <= log.last_term <= term <= TERM_MAX, "the log holds no entry of a term that was never stored"
         self.uid = uid
         self.node = node
         self.live = live
         self.draw = draw
         self.encode = encode
         self.limits = limits
-        self.term = term
-        self.vote = vote
+        # A snapshot may be durable before the term that came with it.
+        self.term = max(term, log.last_term)
+        self.vote = vote if self.term == term else 0
         self.log = log
         self.role: int = FOLLOWER
         self.leader = 0
@@ -124,17 +111,19 @@ class Raft:
         self.transferee = self.transfer_ticks = self.lost_ticks = 0
         self.transfer_sent = self.leaving = False
         self.reads: reads.Reads | None = None
-        self.dirty = self.changed = False
-        self.safe = True
+        self.changed = False
+        self.safe = self.term == term
+        self.dirty = not self.safe
         self.offered = log.last_index
         self.pending: list[tuple[int, int, int, int, int]] = []
         self.truncated = 0
-        self.told_hard_state = (term, vote)
+        self.told_term = term
+        self.told_vote = vote
         self.told_commit = self.commit
         self.outbox: list[Message] = []
-        self.held: list[Message] = []
-        self.confirmed_reads: list[tuple[int, int]] = []
-        self.failed_reads: list[int] = []
+        self.held = NO_MESSAGES
+        self.confirmed_reads: tuple[tuple[int, int], ...] = ()
+        self.failed_reads: tuple[int, ...] = ()
         for index, later in (*configurations, *membership.decode_entries(log.entries)):
             if index > self.configuration_index:
                 membership.adopt(self, index, later)
@@ -151,6 +140,8 @@ class Raft:
             if kind == APPEND_REPLY:
                 if self.role == LEADER:
                     replication.on_append_reply(self, m)
+                elif m.context == CONFIRM and not m.reject:
+                    election.deny_leading(self, m)
                 return
             if kind == APPEND:
                 if self.role != FOLLOWER:
@@ -158,65 +149,14 @@ class Raft:
                     election.follow(self, m.term, m.sender)
                 replication.on_append(self, m)
                 return
-        self._step(m)
-
-    def _step(self, m: Message) -> None:
-        """What is not the hot path: settle the term (paper 5.1), then dispatch."""
-        kind, term = m.kind, m.term
-        if term > TERM_MAX or m.index > TERM_MAX or m.sender == self.node:
-            return
-        if kind == PREVOTE:
-            election.on_prevote(self, m)
-            return
-        if kind == PREVOTE_REPLY:
-            election.on_prevote_reply(self, m)
-            return
-        if term < self.term:
-            self._step_stale(m)
-            return
-        if term > self.term:
-            if kind == VOTE and m.context != TRANSFER and election.sticks(self, m.sender):
-                election.refuse(self, m)
-                return
-            if self.role == LEADER and kind not in (VOTE, APPEND, READ):
-                election.step_down(self, term)
-            else:
-                election.follow(self, term, 0)
-        if kind == VOTE:
-            election.on_vote(self, m)
-        elif kind == VOTE_REPLY:
-            election.on_vote_reply(self, m)
-        elif kind == APPEND:
-            replication.on_append(self, m)
-        elif kind == READ:
-            if self.role != FOLLOWER:
-                assert self.role != LEADER, f"two leaders in term {m.term}: {self.node} and {m.sender}"
-                election.follow(self, term, m.sender)
-            reads.on_read(self, m)
-        elif kind == READ_REPLY:
-            if self.role == LEADER:
-                reads.on_read_reply(self, m)
-        elif kind == TIMEOUT_NOW:
-            election.on_timeout_now(self)
-        elif kind == LEADER_GONE:
-            election.on_leader_gone(self, m)
-
-    def _step_stale(self, m: Message) -> None:
-        """Of an older term: an old leader or candidate is told, everything else is dropped (paper 5.1; pitfall 26)."""
-        kind = m.kind
-        if kind == APPEND:
-            self.send(Message(APPEND_REPLY, self.uid, m.sender, self.node, self.term, m.index, 0, self.commit, 0, True))
-        elif kind == READ:
-            self.send(Message(READ_REPLY, self.uid, m.sender, self.node, self.term, 0, 0, 0, m.context, True))
-        elif kind == VOTE:
-            election.refuse(self, m)
-        elif kind == VOTE_REPLY and m.reject:
-            # Denied by one who sticks to its leader and did not take over the term.
-            election.on_vote_reply(self, m)
+        dispatch.settle(self, m)
 
     def send(self, message: Message) -> None:
         """Queue `message` for the next `Ready`: at once if (term, vote) is durable, else after it is (law 2)."""
-        (self.outbox if self.safe else self.held).append(message)
+        if self.safe:
+            self.outbox.append(message)
+        else:
+            self.held = (*self.held, message)
         self.dirty = True
 
     # ---- in: the host's requests
@@ -360,8 +300,10 @@ class Raft:
         log = self.log
         term, vote = self.term, self.vote
         hard_state = None
-        if (term, vote) != self.told_hard_state:
-            self.told_hard_state = hard_state = (term, vote)
+        if term != self.told_term or vote != self.told_vote:
+            hard_state = (term, vote)
+            self.told_term = term
+            self.told_vote = vote
         entries: Sequence[Entry] = NO_ENTRIES
         if self.offered < log.last_index:
             entries = log.entries[self.offered + 1 - log.memory_first :]
@@ -372,9 +314,9 @@ class Raft:
         after: Sequence[Message] = NO_MESSAGES
         if self.held:
             if hard_state is not None:
-                after, self.held = self.held, []
+                after, self.held = self.held, NO_MESSAGES
             elif self.safe:
-                messages, self.held = [*self.held, *messages], []
+                messages, self.held = [*self.held, *messages], NO_MESSAGES
         token = None
         if entries or hard_state is not None:
             entry_term = entries[-1].term if entries else log.term(self.offered) or 0
@@ -399,12 +341,8 @@ class Raft:
         after: Sequence[Message],
         token: tuple[int, int, int, int] | None,
     ) -> Ready:
-        confirmed: Sequence[tuple[int, int]] = ()
-        failed: Sequence[int] = ()
-        if self.confirmed_reads:
-            confirmed, self.confirmed_reads = self.confirmed_reads, []
-        if self.failed_reads:
-            failed, self.failed_reads = self.failed_reads, []
+        confirmed, self.confirmed_reads = self.confirmed_reads, ()
+        failed, self.failed_reads = self.failed_reads, ()
         found = Ready(
             hard_state, entries, messages, after, self.commit, confirmed, failed, self.changed, self.truncated, token
         )

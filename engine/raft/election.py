@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..entry import NOOP
 from ..errors import NotLeader, Refused
 from . import membership, reads, replication
-from .messages import LEADER_GONE, PREVOTE, PREVOTE_REPLY, TRANSFER, VOTE, VOTE_REPLY, Message
+from .messages import CONFIRM, LEADER_GONE, PREVOTE, PREVOTE_REPLY, TRANSFER, VOTE, VOTE_REPLY, Message
 from .quorum import LOST, WON, vote_outcome
 from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, TERM_MAX
 
@@ -160,6 +160,17 @@ def sticks(raft: Raft, sender: int) -> bool:
     return leader != 0 and leader != sender and leader in raft.live
 
 
+def doubt(raft: Raft) -> None:
+    """Something speaks against the known leader: ask it, and campaign if it does not answer.
+
+    Without heartbeats a follower that missed its leader's farewell would wait forever, and deny others their election.
+    """
+    if raft.role == FOLLOWER and raft.leader and not raft.doubt:
+        raft.doubt = raft.dirty = True
+        draw_timeout(raft)
+        replication.acknowledge(raft, CONFIRM)
+
+
 def _up_to_date(raft: Raft, m: Message) -> bool:
     """Paper 5.4.1: a voter denies who has less than itself."""
     log = raft.log
@@ -172,11 +183,14 @@ def on_prevote(raft: Raft, m: Message) -> None:
     if m.term > raft.term and m.sender == raft.leader:
         # In its own term a leader asks for nothing: this one does not lead any more.
         forget_leader(raft)
-    granted = m.term > raft.term and not sticks(raft, m.sender) and _up_to_date(raft, m)
+    sticky = sticks(raft, m.sender)
+    granted = m.term > raft.term and not sticky and _up_to_date(raft, m)
     term = m.term if granted else raft.term
     raft.send(Message(PREVOTE_REPLY, raft.uid, m.sender, raft.node, term, m.term, 0, 0, 0, not granted))
     if raft.role == LEADER:
         replication.remind(raft, m.sender)
+    elif sticky:
+        doubt(raft)
 
 
 def on_prevote_reply(raft: Raft, m: Message) -> None:
@@ -223,6 +237,11 @@ def on_timeout_now(raft: Raft) -> None:
     """The leader wants this member to lead (thesis 3.10)."""
     if raft.role == FOLLOWER:
         campaign(raft, True)
+
+
+def deny_leading(raft: Raft, m: Message) -> None:
+    """`m` answers a leader, but this member does not lead (any more): say so."""
+    raft.send(Message(LEADER_GONE, raft.uid, m.sender, raft.node, raft.term))
 
 
 def on_leader_gone(raft: Raft, m: Message) -> None:

@@ -32,6 +32,9 @@ NAMES: Final = (
 TRANSFER: Final = 1
 """`context` of a VOTE that the leader itself asked for (thesis 3.10): stickiness to that leader does not apply."""
 
+CONFIRM: Final = 1
+"""`context` of an APPEND_REPLY whose sender has reason to doubt that the receiver still leads, and wants to hear."""
+
 
 class Message:
     """One message of group `uid` from node `sender` to node `to`.
@@ -43,8 +46,8 @@ class Message:
                   entries None with last >= first: the host reads them from segments, then sends; it may send fewer
                   and lower `last`
     APPEND_REPLY  index: last *stable* index that matches; last: last matching index, stable or not; commit: the
-                  follower's. reject: index is the refused `index`, context and log_term the hint (index, term) below
-                  which the logs may agree
+                  follower's; context: `CONFIRM` or 0. reject: index is the refused `index`, context and log_term
+                  the hint (index, term) below which the logs may agree
     SNAPSHOT      never sent: asks the host to bring `to` a snapshot at `index` (term log_term) or newer
     READ, reply   context: the round (thesis 6.4); reject: the sender of the READ is not the leader any more
     TIMEOUT_NOW   the receiver campaigns at once (thesis 3.10)

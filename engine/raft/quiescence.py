@@ -26,7 +26,7 @@ def is_quiet(raft: Raft) -> bool:
     if raft.role != LEADER:
         if not raft.voter and raft.role == FOLLOWER:
             return True
-        return raft.role == FOLLOWER and raft.leader in live and not raft.doubt
+        return raft.role == FOLLOWER and _trusts(raft)
     last = raft.log.last_index
     commit = raft.commit
     if commit != last or raft.transferee or (raft.reads is not None and not raft.reads.idle):
@@ -37,12 +37,17 @@ def is_quiet(raft: Raft) -> bool:
     return has_quorum(raft.configuration, live)
 
 
+def _trusts(raft: Raft) -> bool:
+    """A leader is known, and nothing speaks against it. One that is being removed may have left without being heard."""
+    return not raft.doubt and raft.leader in raft.live and raft.configuration.votes(raft.leader)
+
+
 def tick(raft: Raft) -> None:
     """One tick of the host's clock; only members that are not quiet need it."""
     if raft.role == LEADER:
         _tick_leader(raft)
         return
-    if raft.leader in raft.live and not raft.doubt:
+    if _trusts(raft):
         raft.elapsed = 0
         return
     raft.elapsed += 1
@@ -116,5 +121,5 @@ def on_link_reset(raft: Raft, node: int) -> None:
         reads.ask_again(raft, node)
         raft.dirty = True
     elif node == raft.leader and node != raft.node:
-        raft.doubt = True
-        election.draw_timeout(raft)
+        raft.doubt = False
+        election.doubt(raft)

@@ -54,6 +54,9 @@ def read(raft: Raft, context: int) -> None:
 
 def open_round(raft: Raft, reads: Reads) -> None:
     """One round for everybody who waits; those who come later wait for the next."""
+    if reads.number:
+        # A configuration change may have made the answers that came a quorum.
+        _close_round(raft, reads)
     if reads.number or not reads.waiting or raft.commit < raft.lead_index:
         return
     reads.contexts, reads.waiting = reads.waiting, []
@@ -116,7 +119,7 @@ def _close_round(raft: Raft, reads: Reads) -> None:
     if not has_quorum(raft.configuration, reads.acks):
         return
     index = reads.index
-    raft.confirmed_reads += [(context, index) for context in reads.contexts]
+    raft.confirmed_reads += tuple((context, index) for context in reads.contexts)
     reads.contexts = []
     reads.number = 0
     raft.dirty = True
@@ -126,5 +129,5 @@ def fail_all(raft: Raft) -> None:
     """Leadership is lost: nothing that waits can be answered here (pitfall 4)."""
     reads = raft.reads
     if reads is not None:
-        raft.failed_reads += [*reads.contexts, *reads.waiting]
+        raft.failed_reads += (*reads.contexts, *reads.waiting)
         raft.reads = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..entry import Entry
 from ..errors import BadRequest
 from . import membership
-from .messages import APPEND, APPEND_REPLY, SNAPSHOT, TIMEOUT_NOW, Message
+from .messages import APPEND, APPEND_REPLY, CONFIRM, SNAPSHOT, TIMEOUT_NOW, Message
 from .progress import PROBE, REPLICATE, SNAPSHOTTING, Progress
 from .quorum import committed_index
 
@@ -146,6 +146,16 @@ def remind(raft: Raft, node: int) -> None:
     raft.dirty = True
 
 
+def confirm(raft: Raft, node: int, progress: Progress) -> None:
+    """`node` doubts that this member leads: an empty APPEND says that it does."""
+    index = progress.next - 1
+    term = raft.log.term(index)
+    if progress.state == REPLICATE and term is not None:
+        _send(raft, node, progress, index, term, NOTHING, index)
+    else:
+        remind(raft, node)
+
+
 # ---- leader: answers
 
 
@@ -181,6 +191,8 @@ def on_append_reply(raft: Raft, m: Message) -> None:
         advance_commit(raft)
     if raft.transferee == m.sender:
         push_transfer(raft)
+    if m.context == CONFIRM:
+        confirm(raft, m.sender, progress)
 
 
 def _on_reject(raft: Raft, m: Message, progress: Progress) -> None:
@@ -349,7 +361,7 @@ def void(raft: Raft, from_index: int) -> None:
     raft.dirty = True
 
 
-def acknowledge(raft: Raft) -> None:
+def acknowledge(raft: Raft, context: int = 0) -> None:
     """Tell the leader the last stable index that its appends validated, and the last one held at all."""
     match = min(raft.log.stable, raft.validated)
     raft.acked = match
@@ -363,7 +375,7 @@ def acknowledge(raft: Raft) -> None:
             match,
             0,
             raft.commit,
-            0,
+            context,
             False,
             None,
             0,

@@ -1,7 +1,8 @@
 """Where the log is gone, a snapshot takes its place (Raft paper 7; pitfalls 16-19).
 
 Invariants: a snapshot at or below the commit index changes nothing; the log above it is kept where it has the
-snapshot's last entry, and dropped otherwise; term and vote stay. The bytes are the host's business. Called by `core`.
+snapshot's last entry, and dropped otherwise; term and vote stay unless the snapshot is of a later term. The bytes are
+the host's business. Called by `core`.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def install(raft: Raft, index: int, term: int, configuration: Configuration) -> 
     if index <= raft.commit:
         _acknowledge(raft)
         return False
-    if raft.role != FOLLOWER:
-        election.follow(raft, raft.term, 0)
+    if raft.role != FOLLOWER or term > raft.term:
+        # A snapshot of a later term is how this member hears of that term; a candidacy of an older log is pointless.
+        election.follow(raft, max(raft.term, term), 0)
     log = raft.log
     if log.term(index) == term:
         log.stable = max(log.stable, min(index, raft.offered))

@@ -248,7 +248,10 @@ class Network:
     def crash(self, node: int) -> None:
         """Lose what is not durable, and what is under way."""
         self.down.add(node)
+        lost = [m for m in self.queue if node in (m.to, m.sender)]
         self.queue = [m for m in self.queue if node not in (m.to, m.sender)]
+        for message in lost:
+            self.lose(message)
         self.see()
 
     def restart(self, node: int) -> None:
@@ -269,6 +272,7 @@ class Network:
 
     def deliver(self, message: Message) -> None:
         if message.to in self.down or message.sender in self.down or (message.sender, message.to) in self.cut:
+            self.lose(message)
             return
         if message.kind == SNAPSHOT:
             self.transfer(message)
@@ -278,6 +282,11 @@ class Network:
             raise AssertionError("no segments here")
         host.raft.step(message)
         host.raft.check()
+
+    def lose(self, message: Message) -> None:
+        """The message never arrives. A host notices when a transfer of a snapshot fails."""
+        if message.kind == SNAPSHOT and message.sender not in self.down:
+            self.hosts[message.sender].raft.snapshot_sent(message.to, message.index, False)
 
     def transfer(self, message: Message) -> None:
         source, target = self.hosts[message.sender], self.hosts[message.to]
