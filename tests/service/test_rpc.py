@@ -178,14 +178,21 @@ async def test_a_silent_stranger_is_closed() -> None:
 
 
 async def test_connections_above_the_limit_are_closed() -> None:
-    async with fake_cluster(1, SystemConfig(connections_max=2)) as cluster:
-        first = await Raw.open(cluster)
-        await Raw.open(cluster)
+    async with trio.open_nursery() as nursery:
+        cluster, _, server = await start(SystemConfig(connections_max=2), nursery)
+        first, second = await Raw.open(cluster), await Raw.open(cluster)
         third = await Raw.open(cluster, hello=False)
         assert await third.ended()
+        assert len(server.connections) == 2
         await first.stream.aclose()
-        await trio.testing.wait_all_tasks_blocked(0.02)
-        await Raw.open(cluster)
+        with trio.fail_after(5):
+            while len(server.connections) > 1:
+                await trio.lowlevel.checkpoint()
+        fourth = await Raw.open(cluster)
+        for raw in (second, fourth):
+            await raw.send(wire.encode_call(1, "status", {}))
+            assert [frame.type for frame in await raw.frames()] == [wire.RESULT]
+        nursery.cancel_scope.cancel()
 
 
 async def start(config: SystemConfig, nursery: trio.Nursery) -> tuple[FakeCluster, FakeSystem, RpcServer]:
@@ -210,6 +217,9 @@ async def test_above_the_byte_budget_the_socket_is_not_read() -> None:
         system.submit = remember  # type: ignore[method-assign, assignment]
         raw = await Raw.open(cluster)
         nursery.start_soon(raw.send, b"".join(append(uid, number, 100_000) for number in range(60)))
+        with trio.fail_after(5):
+            while len(sinks) < 2:
+                await trio.lowlevel.checkpoint()
         await trio.testing.wait_all_tasks_blocked(0.05)
         # What one receive brings is above the budget at most.
         assert 2 <= len(sinks) <= 4
@@ -276,8 +286,11 @@ async def test_a_slow_reader_does_not_fill_the_memory(monkeypatch: pytest.Monkey
         arguments: dict[str, object] = {"name": "a", "offset": 0, "max_records": 1, "max_bytes": 1, "wait_s": 0}
         for number in range(40):
             await raw.send(wire.encode_call(number, "poll", arguments))
-        await trio.testing.wait_all_tasks_blocked(0.05)
         (connection,) = server.connections
+        with trio.fail_after(5):
+            while connection._calls < 5 or not connection._outgoing.size:
+                await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked(0.05)
         queued = connection._outgoing.size
         assert 0 < queued < 4 << 20
         found: list[int] = []
