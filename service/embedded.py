@@ -110,6 +110,8 @@ class EmbeddedSystem:
         member = self.node.system.member(name)
         with trio.fail_after(10):
             await self.node.system.wait(member, lambda: member.raft.leader == self.node.node_id)
+            # What an earlier run acknowledged is applied when a read of this term is.
+            await self.node.system.read_index(member)
         return EmbeddedLog(self.node, member)
 
     async def delete_group(self, name: str) -> None:

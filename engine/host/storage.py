@@ -157,7 +157,7 @@ class Storage:
                     await self._seal_all()
                     for file in self.migration.victims():
                         await self.migration.migrate(file)
-                    await self.migration.collect()
+                    await self.migration.collect(self.system.config.rewrite_live_ratio)
                 await self._take_due_snapshots()
                 await trio.to_thread.run_sync(self.wal.prepare_next)
             except LogyardError as error:
