@@ -63,7 +63,8 @@ class MetaStore:
     """Keys and values are bytes; typed rows stand in `meta_rows`. `open` comes first."""
 
     __slots__ = (
-        "_disk", "_directory", "_environments", "_commit", "_lock", "_map_bytes", "_owed", "identity", "repaired", "lost",
+        "_disk", "_directory", "_environments", "_commit", "_lock", "_map_bytes", "_owed", "identity", "repaired",
+        "lost",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: str, map_bytes: int = MAP_BYTES) -> None:
@@ -86,16 +87,19 @@ class MetaStore:
         one's.
 
         Empty `cluster` and `node` 0 take what there is. Raises `WrongIdentity` for another node or a newer format,
-        before anything is touched.
+        before any row is touched.
         """
         disk = self._disk
-        self._refuse(cluster, node)
+        paths = {name: os.path.join(self._directory, name) for name in NAMES}
+        for name, path in paths.items():
+            if os.path.exists(os.path.join(path, "data.mdb")):
+                if self._killed_twice(name):
+                    self._set_aside(path)
+                else:
+                    self._refuse(path, cluster, node)
         disk.make_directory(self._directory)
         contents: list[dict[bytes, bytes]] = []
-        for name in NAMES:
-            path = os.path.join(self._directory, name)
-            if self._killed_twice(name):
-                self._set_aside(path)
+        for name, path in paths.items():
             disk.make_directory(path)
             try:
                 environment, rows = self._scan(path)
@@ -105,7 +109,7 @@ class MetaStore:
                 environment, rows = self._scan(path)
             self._environments.append(environment)
             contents.append(rows)
-            disk.unlink(os.path.join(self._directory, JOURNAL))
+            disk.unlink(self._journal(name))
         disk.sync_directory(self._directory)
         self._reconcile(contents[0], contents[1])
         del contents
@@ -127,49 +131,44 @@ class MetaStore:
             path, map_size=self._map_bytes, max_dbs=0, mode=0o600, readahead=False, readonly=readonly, lock=not readonly
         )
 
-    def _refuse(self, cluster: str, node: int) -> None:
+    def _refuse(self, path: str, cluster: str, node: int) -> None:
         """Read the identity without a lock file or a write; refuse what is not ours."""
-        for name in NAMES:
-            path = os.path.join(self._directory, name)
-            if not os.path.exists(os.path.join(path, "data.mdb")):
-                continue
-            try:
-                environment = self._open(path, readonly=True)
-            except lmdb.Error:
-                continue
+        try:
+            environment = self._open(path, readonly=True)
             try:
                 with environment.begin() as transaction:
                     raw = transaction.get(IDENTITY)
             finally:
                 environment.close()
-            if raw is None or not _holds(IDENTITY, raw):
-                continue
-            found = Identity(*msgpack.unpackb(raw[HEADER_BYTES:])[:3])
-            if found.format > FORMAT:
-                raise WrongIdentity(
-                    f"{self._directory} has format {found.format}, newer than {FORMAT}; use a newer logyard"
-                )
-            if (cluster and found.cluster != cluster) or (node and found.node != node):
-                raise WrongIdentity(
-                    f"{self._directory} belongs to node {found.node} of cluster {found.cluster!r}, "
-                    f"not to node {node} of {cluster!r}"
-                )
+        except lmdb.Error:
+            return
+        if raw is None or not _holds(IDENTITY, raw):
+            return
+        found = Identity(*msgpack.unpackb(raw[HEADER_BYTES:])[:3])
+        wanted = ""
+        if found.format > FORMAT:
+            wanted = f"has format {found.format}, newer than {FORMAT}; use a newer logyard"
+        elif (cluster and found.cluster != cluster) or (node and found.node != node):
+            wanted = f"belongs to node {found.node} of cluster {found.cluster!r}, not to node {node} of {cluster!r}"
+        if wanted:
+            for name in NAMES:
+                self._disk.unlink(self._journal(name))
+            raise WrongIdentity(f"{self._directory} {wanted}")
+
+    def _journal(self, name: str) -> str:
+        return os.path.join(self._directory, f"{JOURNAL}-{name}")
 
     def _killed_twice(self, name: str) -> bool:
-        """Enter the scan in the journal. True when the last two starts died in this environment's scan."""
-        path = os.path.join(self._directory, JOURNAL)
+        """Enter the scan in the journal. True when the last two starts died in this scan: one may be a kill."""
+        path = self._journal(name)
         try:
             with open(path, "rb") as journal:
-                before = journal.read().decode("ascii", "replace").split()
+                before = journal.read().decode("ascii", "replace").strip()
         except FileNotFoundError:
-            before = []
-        deaths = int(before[1]) if len(before) == 2 and before[0] == name and before[1].isdigit() else 0
-        if deaths >= 2:
-            deaths = 0
-            self._disk.write_file(path, [f"{name} 1".encode()])
-            return True
-        self._disk.write_file(path, [f"{name} {deaths + 1}".encode()])
-        return False
+            before = "0"
+        deaths = int(before) if before.isdigit() else 0
+        self._disk.write_file(path, [str(1 if deaths >= 2 else deaths + 1).encode()])
+        return deaths >= 2
 
     def _set_aside(self, path: str) -> None:
         number = 0

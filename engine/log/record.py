@@ -35,7 +35,7 @@ FILE = struct.Struct("<4sHHQQQQQ")
 BATCH = struct.Struct("<4sHHQQQIIQQQQ")
 """magic, format, 0, epoch, number, start, rows, records, bytes of metadata, payload and all, directory checksum."""
 ROW = struct.Struct("<QQQII")
-"""uid, number of the batch that held this group's records before, first index (0: none), offset in the batch, and count."""
+"""uid, number of the batch that held this group's records before, first index (0: none), offset, count of records."""
 RECORD = struct.Struct("<BBHIQQQQ")
 """kind, 0, 0, content bytes, uid, value, payload bytes, payload offset in the file. A checksum stands before it."""
 HARD = struct.Struct("<QQQ")

@@ -245,9 +245,10 @@ class SegmentReader:
             span = int(final[3] + final[8]) - base
             block = self._read(base, span) if 0 < span <= len(rows) * BLOCK else b""
             for row in rows:
-                entry = self._entry(uid, row, block, base)
-                if entry.index > high:
+                # The row holds: by the index's checksum, or by its own when the index was rebuilt.
+                if ROW.unpack_from(row)[1] > high:
                     return found
+                entry = self._entry(uid, row, block, base)
                 if expected:
                     if entry.index != expected:
                         raise Corrupt(self.path, self._index, f"entry {expected} of group {uid:016x}", entry.index)

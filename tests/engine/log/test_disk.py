@@ -1,0 +1,110 @@
+"""The disk door: gathered writes, publication, the directory lock, and the twin that fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from logyard.engine.disk import IOV_MAX, Call, Disk, FaultyDisk, join_small
+from logyard.engine.errors import DirectoryInUse
+
+
+def test_small_buffers_are_joined_and_big_ones_are_passed_by_reference() -> None:
+    big = memoryview(bytearray(5000))
+    joined = join_small([b"a", b"b", big, b"c", b"", b"d"])
+    assert joined[0] == b"ab"
+    assert joined[1] is big
+    assert joined[2] == b"cd"
+
+
+@pytest.mark.parametrize("short", [0, 1, 7, 1000, 1500])
+def test_a_gathered_write_continues_after_short_writes(tmp_path: Path, short: int) -> None:
+    disk = FaultyDisk()
+    disk.short = short
+    buffers = [bytes([n]) * size for n, size in enumerate((3, 1024, 0, 1500, 2, 2))]
+    fd = disk.create(str(tmp_path / "file"))
+    assert disk.gather_write(fd, buffers, 10) == 2531
+    assert disk.read(fd, 5000, 10) == b"".join(buffers)
+    assert disk.bytes_written == 2531
+    disk.close(fd)
+
+
+def test_more_buffers_than_one_system_call_takes(tmp_path: Path) -> None:
+    disk = Disk()
+    fd = disk.create(str(tmp_path / "file"))
+    buffers = [n.to_bytes(2, "little") * 600 for n in range(2 * IOV_MAX + 5)]
+    disk.gather_write(fd, buffers, 0)
+    assert disk.read(fd, 1 << 24, 0) == b"".join(buffers)
+    disk.close(fd)
+
+
+def test_a_new_file_and_directory_are_the_owners_alone(tmp_path: Path) -> None:
+    disk = Disk()
+    disk.make_directory(str(tmp_path / "data"))
+    disk.close(disk.create(str(tmp_path / "data" / "file")))
+    assert os.stat(tmp_path / "data").st_mode & 0o777 == 0o700
+    assert os.stat(tmp_path / "data" / "file").st_mode & 0o777 == 0o600
+    os.symlink(tmp_path / "data" / "file", tmp_path / "link")
+    with pytest.raises(OSError) as caught:
+        disk.open_file(str(tmp_path / "link"))
+    assert caught.value.errno == errno.ELOOP
+
+
+def test_publish_syncs_the_file_before_the_rename_and_the_directory_after_it(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    disk.write_file(str(tmp_path / "final"), [b"one", b"two"])
+    names = [call.name for call in disk.calls]
+    assert names == ["unlink", "create", "write", "sync_file", "rename", "sync_directory", "sync_file"]
+    assert (tmp_path / "final").read_bytes() == b"onetwo"
+    disk.fail("sync_file", 1, errno.EIO)
+    with pytest.raises(OSError):
+        disk.write_file(str(tmp_path / "final"), [b"three"])
+    assert (tmp_path / "final").read_bytes() == b"onetwo"
+
+
+def test_preallocation_leaves_zeros_of_the_whole_size(tmp_path: Path) -> None:
+    disk = Disk()
+    fd = disk.create(str(tmp_path / "file"))
+    disk.preallocate(fd, 3_000_000)
+    assert disk.size(fd) == 3_000_000
+    assert os.fstat(fd).st_blocks * 512 >= 3_000_000
+    assert not any(disk.read(fd, 3_000_000, 0))
+    disk.close(fd)
+
+
+def test_two_holders_of_one_directory(tmp_path: Path) -> None:
+    """Invariant 8: the lock lives as long as any copy of its descriptor, so an orphaned writer keeps it."""
+    disk = Disk()
+    held = disk.lock_directory(str(tmp_path))
+    with pytest.raises(DirectoryInUse, match=str(os.getpid())):
+        disk.lock_directory(str(tmp_path))
+    os.set_inheritable(held, True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, close_fds=False
+    )
+    disk.close(held)
+    with pytest.raises(DirectoryInUse):
+        disk.lock_directory(str(tmp_path))
+    assert child.stdin is not None
+    child.stdin.close()
+    child.wait(10)
+    disk.close(disk.lock_directory(str(tmp_path)))
+
+
+def test_the_twin_fails_the_call_it_was_told_to_and_remembers(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    fd = disk.create(str(tmp_path / "file"))
+    disk.fail("write", 2, errno.ENOSPC, written=2)
+    disk.gather_write(fd, [b"one"], 0)
+    with pytest.raises(OSError) as caught:
+        disk.gather_write(fd, [b"two"], 3)
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.read(fd, 10, 0) == b"onetw"
+    assert disk.calls[1:] == [Call("write", fd, 0, b"one"), Call("write", fd, 3, b"two")]
+    disk.gather_write(fd, [b"two"], 3)
+    disk.close(fd)

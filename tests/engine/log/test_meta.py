@@ -1,0 +1,229 @@
+"""The meta store: rows, identity, and two copies that make each other good."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from logyard.engine.disk import Disk
+from logyard.engine.errors import Corrupt, NoSpace, WrongIdentity
+from logyard.engine.log.meta import FileRow, GroupRow, MetaStore, SnapshotRow, StateRow
+from logyard.engine.log.meta_rows import (
+    file_key,
+    file_rows,
+    group_key,
+    group_rows,
+    snapshot_key,
+    snapshot_rows,
+    state_rows,
+)
+
+
+def opened(path: Path, cluster: str = "test", node: int = 1, map_bytes: int = 64 << 20) -> MetaStore:
+    store = MetaStore(Disk(), str(path), map_bytes)
+    store.open(cluster, node)
+    return store
+
+
+def poke(path: Path, key: bytes, value: bytes | None) -> None:
+    """Change one copy of a row behind the store's back."""
+    environment = lmdb.open(str(path), map_size=64 << 20)
+    with environment.begin(write=True) as transaction:
+        if value is None:
+            transaction.delete(key)
+        else:
+            transaction.put(key, value)
+    environment.close()
+
+
+def raw(path: Path) -> dict[bytes, bytes]:
+    environment = lmdb.open(str(path), map_size=64 << 20)
+    with environment.begin() as transaction:
+        found = dict(transaction.cursor())
+    environment.close()
+    return found
+
+
+def flipped(value: bytes) -> bytes:
+    return value[:-1] + bytes([value[-1] ^ 1])
+
+
+def test_rows_of_every_kind_come_back(tmp_path: Path) -> None:
+    store = opened(tmp_path / "meta")
+    group = GroupRow(2**64 - 1, "orders", "kv", {"cells": 3}, b"\x01\x02", 1_700_000_000_000)
+    state = StateRow(5, 3, 2, 90, 80, 2, 70, [(81, 90, 4)], [(81, 3)], [[81, 90, 7, 1]], {"bytes": 12})
+    snapshot = SnapshotRow(5, 80, 2, b"small")
+    files = [FileRow("segment", 4, {"bytes": 9}), FileRow("wal", 2, {}), FileRow("segment", 300)]
+    store.commit([group.put(), state.put(), snapshot.put(), *(row.put() for row in files)])
+    store.close()
+    store = opened(tmp_path / "meta")
+    assert list(group_rows(store)) == [group]
+    assert list(state_rows(store)) == [state]
+    assert list(snapshot_rows(store)) == [snapshot]
+    assert list(file_rows(store, "segment")) == [files[0], files[2]] and len(list(file_rows(store))) == 3
+    store.commit([(snapshot_key(5), None), (file_key("wal", 2), None)])
+    assert not list(snapshot_rows(store)) and not list(file_rows(store, "wal"))
+    assert store.repaired == 0 and not store.lost
+    store.close()
+    store.close()
+
+
+def test_ten_thousand_groups_in_one_commit(tmp_path: Path) -> None:
+    store = opened(tmp_path / "meta")
+    began = time.monotonic()
+    store.commit([GroupRow(uid, f"group-{uid}", "kv").put() for uid in range(1, 10_001)])
+    assert sum(1 for _ in group_rows(store)) == 10_000
+    assert time.monotonic() - began < 2
+    store.close()
+
+
+def test_another_nodes_directory_is_refused_untouched(tmp_path: Path) -> None:
+    store = opened(tmp_path / "meta", "one", 1)
+    store.close()
+    before = (tmp_path / "meta" / "a" / "data.mdb").read_bytes()
+    for cluster, node in (("two", 1), ("one", 2)):
+        with pytest.raises(WrongIdentity, match="belongs to node 1"):
+            opened(tmp_path / "meta", cluster, node)
+    assert (tmp_path / "meta" / "a" / "data.mdb").read_bytes() == before
+    store = opened(tmp_path / "meta", "", 0)
+    assert store.identity is not None and (store.identity.cluster, store.identity.node) == ("one", 1)
+    store.close()
+
+
+def test_a_newer_format_is_refused_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("logyard.engine.log.meta.FORMAT", 2)
+        opened(tmp_path / "meta").close()
+    before = {
+        name: (tmp_path / "meta" / name / "data.mdb").read_bytes() for name in ("a", "b")
+    }
+    with pytest.raises(WrongIdentity, match="format 2"):
+        opened(tmp_path / "meta")
+    assert before == {name: (tmp_path / "meta" / name / "data.mdb").read_bytes() for name in ("a", "b")}
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_a_bad_row_is_taken_from_the_twin(tmp_path: Path, side: str) -> None:
+    path = tmp_path / "meta"
+    store = opened(path)
+    store.commit([GroupRow(uid, f"g{uid}", "kv").put() for uid in range(1, 6)])
+    store.close()
+    good = raw(path / side)[group_key(3)]
+    poke(path / side, group_key(3), flipped(good))
+    store = opened(path)
+    assert store.repaired == 1 and [row.name for row in group_rows(store)] == [f"g{uid}" for uid in range(1, 6)]
+    store.close()
+    assert raw(path / side)[group_key(3)] == good
+
+
+def test_a_row_bad_in_both_is_lost_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "meta"
+    store = opened(path)
+    store.commit([GroupRow(uid, f"g{uid}", "kv").put() for uid in (1, 2)])
+    store.close()
+    for side in ("a", "b"):
+        poke(path / side, group_key(1), flipped(raw(path / side)[group_key(1)]))
+    store = opened(path)
+    assert store.lost == [group_key(1)] and [row.uid for row in group_rows(store)] == [2]
+    with pytest.raises(Corrupt):
+        store.get(group_key(1))
+    store.close()
+
+
+def test_rot_while_open_is_read_from_the_twin(tmp_path: Path) -> None:
+    path = tmp_path / "meta"
+    store = opened(path)
+    store.commit([GroupRow(1, "g1", "kv").put()])
+    environment = store._environments[0]
+    with environment.begin(write=True) as transaction:
+        transaction.put(group_key(1), flipped(transaction.get(group_key(1)) or b""))
+    assert [row.name for row in group_rows(store)] == ["g1"] and store.get(group_key(1)) is not None
+    store.close()
+
+
+def test_a_crash_between_the_two_commits(tmp_path: Path) -> None:
+    """The second copy is older as a whole: changed, new and deleted rows all follow the first."""
+    path = tmp_path / "meta"
+    store = opened(path)
+    store.commit([(b"keep", b"1"), (b"change", b"old"), (b"delete", b"x")])
+    store.close()
+    shutil.copytree(path / "b", tmp_path / "older")
+    store = opened(path)
+    store.commit([(b"change", b"new"), (b"delete", None), (b"add", b"y")])
+    store.close()
+    shutil.rmtree(path / "b")
+    shutil.copytree(tmp_path / "older", path / "b")
+    store = opened(path)
+    assert dict(store.scan(b"")).keys() >= {b"keep", b"change", b"add"}
+    assert store.get(b"change") == b"new" and store.get(b"delete") is None and store.get(b"add") == b"y"
+    store.close()
+    assert raw(path / "a") == raw(path / "b")
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_a_ruined_environment_is_set_aside_and_refilled(tmp_path: Path, side: str) -> None:
+    path = tmp_path / "meta"
+    store = opened(path)
+    store.commit([GroupRow(1, "g1", "kv").put()])
+    store.close()
+    (path / side / "data.mdb").write_bytes(b"\xff" * 8192)
+    store = opened(path)
+    assert [row.name for row in group_rows(store)] == ["g1"]
+    store.close()
+    assert (path / f"{side}.bad-0").exists()
+    assert raw(path / "a") == raw(path / "b")
+
+
+def test_an_environment_that_killed_two_scans_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "meta"
+    store = opened(path)
+    store.commit([(b"k", b"v")])
+    store.close()
+    for death in (1, 2):
+        (path / "scanning-b").write_text(f"{death}")
+        store = opened(path)
+        assert store.get(b"k") == b"v"
+        store.close()
+        assert (path / "b.bad-0").exists() == (death == 2)
+        assert not (path / "scanning-b").exists()
+
+
+def test_a_full_map_refuses_a_commit_as_a_whole(tmp_path: Path) -> None:
+    store = opened(tmp_path / "meta", map_bytes=1 << 20)
+    store.commit([(b"k", b"v")])
+    with pytest.raises(NoSpace):
+        store.commit([(b"k", b"w"), *((b"big%d" % n, bytes(4000)) for n in range(400))])
+    assert store.get(b"k") == b"v" and not dict(store.scan(b"big"))
+    store.commit([(b"k", b"x")])
+    store.close()
+    store = opened(tmp_path / "meta", map_bytes=1 << 20)
+    assert store.get(b"k") == b"x" and store.repaired == 0
+    store.close()
+
+
+def test_what_only_the_first_copy_took_comes_with_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path / "meta")
+    store.commit([(b"delete", b"x")])
+    real = MetaStore._apply
+    refuse = [False, True]
+
+    def apply(self: MetaStore, environment: lmdb.Environment, changes: list[tuple[bytes, bytes | None]]) -> None:
+        if refuse and refuse.pop(0):
+            raise NoSpace("full")
+        real(self, environment, changes)
+
+    monkeypatch.setattr(MetaStore, "_apply", apply)
+    with pytest.raises(NoSpace):
+        store.commit([(b"delete", None), (b"add", b"y")])
+    store.commit([(b"other", b"z")])
+    store.close()
+    assert raw(tmp_path / "meta" / "a") == raw(tmp_path / "meta" / "b")
+    assert os.path.exists(tmp_path / "meta" / "a" / "data.mdb")
+    assert b"delete" not in raw(tmp_path / "meta" / "b")

@@ -1,0 +1,278 @@
+"""Crashes of the WAL (law 8, fault D2): every prefix, sectors that did not arrive, stale bytes of an earlier use.
+
+The expected states come from the model fed with the same items: what is recovered is always the state after some whole
+batch, never less than what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logyard.engine.disk import Disk
+from logyard.engine.log.record import BLOCK, DATA_START
+from logyard.engine.log.wal import WalConfig, WalItem
+from logyard.engine.log.wal_files import wal_name
+
+from .model import Memory, command, commands, open_wal, recover
+
+CONFIG = WalConfig(file_bytes=DATA_START + 8 * BLOCK, batch_bytes=16 * 1024)
+State = dict[int, tuple[Any, ...]]
+Batches = list[list[WalItem]]
+
+
+def batches() -> Batches:
+    return [
+        [WalItem(7, commands(7, 1, 2), (1, 2, 0)), WalItem(8, [command(8, 1, bodies=[b"x" * 60, b"y" * 4100])])],
+        [
+            WalItem(7, floor=1),
+            WalItem(7, [command(7, 3, tombstone=1)], (1, 2, 2), truncate=3),
+            WalItem(9, hard_state=(4, 3, 0)),
+        ],
+        [WalItem(7, commands(7, 3, 4, term=2), truncate=3), WalItem(8, [command(8, 2, bodies=[b"z" * 900])])],
+    ]
+
+
+def write_all(directory: str, what: Batches) -> tuple[list[State], list[int]]:
+    """Write the batches into a fresh WAL; return the state and the file offset after none, one, two, ... of them."""
+    wal, _, _ = open_wal(Disk(), directory, CONFIG)
+    model = Memory()
+    states, ends = [model.state()], [wal.position[1]]
+    for batch in what:
+        wal.write(batch)
+        model.take(batch)
+        states.append(model.state())
+        ends.append(wal.position[1])
+    wal.close()
+    return states, ends
+
+
+def test_every_prefix_recovers_to_whole_batches(tmp_path: Path) -> None:
+    states, ends = write_all(str(tmp_path), batches())
+    path = tmp_path / wal_name(1)
+    image = path.read_bytes()
+    disk = Disk()
+    # From the back to the front: each step zeroes one more byte of the same file.
+    fd = os.open(path, os.O_RDWR)
+    try:
+        for cut in range(ends[-1] - 1, DATA_START - 1, -1):
+            if image[cut] == 0:
+                continue
+            os.pwrite(fd, b"\0", cut)
+            memory, result = recover(disk, str(tmp_path))
+            whole = sum(end <= cut for end in ends) - 1
+            assert memory.state() == states[whole], cut
+            assert not result.damage and result.current is not None and result.current.tail == ends[whole]
+    finally:
+        os.close(fd)
+
+
+def test_what_was_cut_never_comes_back(tmp_path: Path) -> None:
+    """The first batch of a new life lies over the torn one's header: not even the missing bytes would revive it."""
+    states, ends = write_all(str(tmp_path), batches())
+    path = tmp_path / wal_name(1)
+    image = path.read_bytes()
+    for missing in range(ends[2], ends[3], 512):
+        torn = bytearray(image)
+        torn[missing : missing + 512] = bytes(512)
+        path.write_bytes(torn)
+        wal, memory, result = open_wal(Disk(), str(tmp_path), CONFIG)
+        if memory.state() == states[3]:
+            wal.close()
+            continue
+        assert memory.state() == states[2]
+        assert wal.position == (4, ends[2] + BLOCK)
+        wal.write([WalItem(8, [command(8, 2, term=5)])])
+        end = wal.position[1]
+        wal.close()
+        # The missing sector arrives late, which can't happen, and still changes nothing but what was written since.
+        after = bytearray(path.read_bytes())
+        if missing >= end:
+            after[missing : missing + 512] = image[missing : missing + 512]
+            path.write_bytes(after)
+        memory, result = recover(Disk(), str(tmp_path))
+        assert not result.damage and memory.log[8][2][0] == 5 and memory.log[7] == states[2][7][1]
+
+
+@pytest.mark.parametrize("before", ["zeros", "stale"])
+def test_any_subset_of_the_last_batchs_sectors(tmp_path: Path, before: str) -> None:
+    """D2: the un-synced batch arrives in part, over zeros or over the bytes of an earlier use of the space."""
+    disk = Disk()
+    directory = str(tmp_path)
+    wal, _, _ = open_wal(disk, directory, CONFIG)
+    if before == "stale":
+        # The same shapes as below, so that old headers stand exactly where new ones are expected.
+        for index in range(1, 4):
+            wal.write([WalItem(7, [command(7, index, term=66, bodies=[b"o" * 9000])])])
+            wal.roll()
+            wal.recycle(wal.current - 1)
+    model = Memory()
+    index = 4 if before == "stale" else 1
+    wal.write([WalItem(7, [command(7, index, term=67, bodies=[b"o" * 100])])])
+    model.take([WalItem(7, [command(7, index, term=67, bodies=[b"o" * 100])])])
+    path = tmp_path / wal_name(wal.current)
+    old = path.read_bytes()
+    start = wal.position[1]
+    items = [WalItem(7, [command(7, index + 1, term=67, bodies=[b"n" * 9000])]), WalItem(8, [command(8, 1)])]
+    without = model.state()
+    wal.write(items)
+    model.take(items)
+    end = wal.position[1]
+    epoch = wal.current
+    wal.close()
+    new = path.read_bytes()
+    sectors = range(start, end, 512)
+    differing = {at for at in sectors if old[at : at + 512] != new[at : at + 512]}
+    draw = random.Random(42)
+    subsets = [set(sectors) - {at} for at in sectors] + [{at} for at in sectors]
+    subsets += [{at for at in sectors if draw.random() < 0.9} for _ in range(100)]
+    for arrived in subsets:
+        image = bytearray(old)
+        for at in arrived:
+            image[at : at + 512] = new[at : at + 512]
+        path.write_bytes(image)
+        memory, result = recover(disk, directory, epoch - 1)
+        assert not result.damage
+        assert memory.state() == (model.state() if differing <= arrived else without)
+
+
+def test_a_torn_sector(tmp_path: Path) -> None:
+    """Half of a sector arrived: any split point within the last batch's first and last sectors."""
+    states, ends = write_all(str(tmp_path), batches())
+    path = tmp_path / wal_name(1)
+    image = path.read_bytes()
+    for base in (ends[2], ends[3] - 512):
+        for split in range(0, 512, 3):
+            torn = bytearray(image)
+            torn[base + split : base + 512] = b"\xaa" * (512 - split)
+            path.write_bytes(torn)
+            memory, result = recover(Disk(), str(tmp_path))
+            assert memory.state() == states[2] and not result.damage
+
+
+def test_pitfall_44_stale_batches_of_a_recycled_file_are_never_read(tmp_path: Path) -> None:
+    """The recycled file is full of whole batches of its earlier use, each at a place where a new one may start."""
+    disk = Disk()
+    directory = str(tmp_path)
+    wal, _, _ = open_wal(disk, directory, CONFIG)
+    index = 0
+    for _ in range(6):
+        index += 1
+        wal.write([WalItem(7, [command(7, index, term=9)]), WalItem(99, [command(99, index, term=9)])])
+    stale = (tmp_path / wal_name(1)).read_bytes()
+    wal.roll()
+    wal.recycle(1)
+    index += 1
+    wal.write([WalItem(7, [command(7, index)])])
+    wal.roll()
+    for _ in range(3):
+        index += 1
+        wal.write([WalItem(7, [command(7, index)])])
+        current = tmp_path / wal_name(wal.current)
+        assert current.read_bytes()[wal.position[1] : -BLOCK] == stale[wal.position[1] : -BLOCK]
+        memory, result = recover(disk, directory, wal.current - 1)
+        assert not result.damage and 99 not in memory.log
+        assert sorted(memory.log[7]) == list(range(8, index + 1))
+    wal.close()
+
+
+def test_bytes_of_a_client_never_pass_for_a_batch(tmp_path: Path) -> None:
+    """A payload that is a copy of the WAL itself, torn so that the copy stands where the next header is looked for."""
+    disk = Disk()
+    wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
+    wal.write([WalItem(66, [command(66, 1, term=6)])])
+    batch = (tmp_path / wal_name(1)).read_bytes()[DATA_START : DATA_START + BLOCK]
+    wal.write([WalItem(7, [command(7, 1, bodies=[batch * 4])])])
+    wal.close()
+    path = tmp_path / wal_name(1)
+    image = bytearray(path.read_bytes())
+    # Moved to every block boundary of the file, and the torn batch's own header is gone.
+    for at in range(DATA_START + BLOCK, len(image), BLOCK):
+        image[at : at + BLOCK] = batch
+    path.write_bytes(image)
+    memory, result = recover(disk, str(tmp_path))
+    assert list(memory.log) == [66] and len(memory.log[66]) == 1 and not result.damage
+
+
+def test_pitfall_48_replay_writes_nothing_and_says_the_same_twice(tmp_path: Path) -> None:
+    _, ends = write_all(str(tmp_path), batches())
+    path = tmp_path / wal_name(1)
+    torn = bytearray(path.read_bytes())
+    torn[ends[3] - 700] ^= 1
+    torn[ends[3] - 20] ^= 1
+    path.write_bytes(torn)
+    before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
+    first, one = recover(Disk(), str(tmp_path))
+    second, two = recover(Disk(), str(tmp_path))
+    assert first.state() == second.state() and one.last_index == two.last_index and one.last_batch == two.last_batch
+    assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
+
+
+def test_crashes_around_a_roll(tmp_path: Path) -> None:
+    """Whatever name operations of a roll are lost, the next life starts and has everything."""
+    disk = Disk()
+    directory = str(tmp_path)
+    wal, _, _ = open_wal(disk, directory, CONFIG)
+    wal.write([WalItem(7, commands(7, 1, 2))])
+    wal.roll()
+    wal.close()
+    # The rename of the new file did not arrive: it is a spare with a head.
+    os.rename(tmp_path / wal_name(2), tmp_path / "new-7.spare")
+    (tmp_path / "new-8.spare.tmp").write_bytes(b"half")
+    wal, memory, result = open_wal(disk, directory, CONFIG)
+    assert sorted(memory.log[7]) == [1, 2] and not result.damage and wal.current == 1
+    wal.roll()
+    wal.write([WalItem(7, [command(7, 3)])])
+    wal.close()
+    assert not (tmp_path / "new-8.spare.tmp").exists()
+    # An empty newest file: its existence proves that the batches before it are whole.
+    wal, memory, _ = open_wal(disk, directory, CONFIG)
+    wal.roll()
+    wal.close()
+    path = tmp_path / wal_name(2)
+    image = bytearray(path.read_bytes())
+    image[DATA_START + 80 + 20] ^= 1
+    path.write_bytes(image)
+    _, result = recover(disk, directory)
+    assert result.healed or result.damage
+
+
+def test_a_restart_after_every_batch(tmp_path: Path) -> None:
+    """Many lives: numbers, chains and rolls go on across them; a crash between open and the first write is one more."""
+    disk, model = Disk(), Memory()
+    for index in range(1, 25):
+        wal, memory, result = open_wal(disk, str(tmp_path), CONFIG)
+        assert memory.state() == model.state() and not result.damage
+        if index % 5 == 0:
+            wal.close()
+            continue
+        items = [WalItem(7, [command(7, len(model.log.get(7, {})) + 1, bodies=[b"l" * 3000])])]
+        assert not getattr(wal.write(items), "gaps", [])
+        model.take(items)
+        if index % 3 == 0:
+            wal.seal()
+        wal.close()
+
+
+def test_files_that_are_flushed_are_not_replayed(tmp_path: Path) -> None:
+    disk = Disk()
+    wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
+    homes = []
+    for index in range(1, 4):
+        entry = command(7, index, bodies=[b"h" * 50])
+        wal.write([WalItem(7, [entry])])
+        wal.roll()
+        homes.append(entry)
+    wal.close()
+    wal, memory, result = open_wal(disk, str(tmp_path), CONFIG, flushed_through=2)
+    assert sorted(memory.log[7]) == [3] and [one.file for one in result.sealed] == [3]
+    assert wal.read_payload(1, homes[0].offset, 10) == (homes[0].bodies or (b"",))[0][:10]
+    wal.close()
+    # Even the newest one: a new file follows, and numbers rise.
+    wal, memory, result = open_wal(disk, str(tmp_path), CONFIG, flushed_through=4)
+    assert not memory.log and wal.current == 5 and wal.position[0] >= 4
+    wal.close()

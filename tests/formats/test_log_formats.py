@@ -1,0 +1,44 @@
+"""Bytes on users' disks: today's code writes the golden files exactly, and reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from logyard.engine.disk import Disk
+from logyard.engine.log.segment import SegmentReader
+from logyard.engine.log.wal_files import wal_name
+from tests.engine.log.model import recover
+
+from .regenerate import MAIL, ORDERS, SEGMENT, WAL, entries, segment_bytes, wal_bytes
+
+
+def test_the_wal_is_written_byte_for_byte() -> None:
+    assert wal_bytes() == WAL.read_bytes()
+
+
+def test_the_segment_is_written_byte_for_byte() -> None:
+    assert segment_bytes() == SEGMENT.read_bytes()
+
+
+def test_an_old_wal_is_read(tmp_path: Path) -> None:
+    (tmp_path / wal_name(1)).write_bytes(WAL.read_bytes())
+    memory, result = recover(Disk(), str(tmp_path))
+    made = entries()
+    assert not result.damage and not result.healed
+    assert memory.hard == {ORDERS: (1, 2, 1)} and memory.floors == {MAIL: 12}
+    names = ("configuration", "commands", "dead")
+    assert [entry.data for _, entry in memory.found] == [made[name].data for name in names]
+    commands = memory.found[1][1]
+    body = b"".join(made["commands"].bodies or ())
+    assert WAL.read_bytes()[commands.offset : commands.offset + commands.body_bytes] == body
+    assert result.last_batch == {ORDERS: 1, MAIL: 1} and result.next_batch == 3
+
+
+def test_an_old_segment_is_read(tmp_path: Path) -> None:
+    reader = SegmentReader(Disk(), str(SEGMENT))
+    made = entries()
+    assert reader.id == 3 and reader.runs == {ORDERS: (1, 2), MAIL: (9, 9)} and reader.verify() == []
+    assert [entry.data for entry in reader.entries(ORDERS, 1, 2)] == [made["configuration"].data, made["commands"].data]
+    dead = reader.entries(MAIL, 9, 9)[0]
+    assert (dead.tombstone, dead.file, dead.bodies) == (12, 0, None)
+    reader.close()
