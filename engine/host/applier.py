@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..entry import COMMANDS, Entry, frames_of, timestamp_of, units_of
 from ..errors import LogyardError, NotLeader
-from ..machine import Batch, BatchMachine, Context, Effect, Frame, PayloadRef, Position, Reject, Release
+from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
 from .member import OK, Member, Queued
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Applier:
         machine = member.machine
         frames = list(frames_of(entry.data))
         context = Context(uid, entry.index, entry.term, stamp, machine.version)
-        if isinstance(machine, BatchMachine):
-            batch = machine.apply_batch(context, frames)
+        if member.apply_batch is not None:
+            batch = member.apply_batch(context, frames)
         else:
             batch = _apply_each(member, context, entry, frames)
         for effect in batch.effects:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..entry import Entry, records_in
 from ..errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_error
-from ..machine import Machine
+from ..machine import BatchMachine, Machine
 from ..ports import LivenessPort
 from ..raft.core import Raft
 
@@ -78,7 +78,7 @@ class Member:
     __slots__ = (
         "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "queue", "queue_bytes", "waiting", "inflight_bytes",
         "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term", "snapshot_bytes",
-        "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time",
+        "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort) -> None:
@@ -106,6 +106,8 @@ class Member:
         self.transfers: set[int] | None = None
         self.slow_sends: dict[int, int] | None = None
         self.log_time = 0
+        # Asked once: a protocol's instance check costs more than applying a batch.
+        self.apply_batch = machine.apply_batch if isinstance(machine, BatchMachine) else None
 
     @property
     def uid(self) -> int:
