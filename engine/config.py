@@ -88,15 +88,6 @@ class SystemConfig:
     node_inflight_bytes: int = _limit(
         256 * MIB, MIB, 64 * GIB, "All groups of this node; the bulk of its memory under load."
     )
-    inflight_reserved_percent: int = _limit(
-        5, 1, 50, "Share kept for truncation, deletion and configuration changes, so that a full node can be emptied."
-    )
-    apply_lag_bytes_max: int = _limit(
-        64 * MIB,
-        MIB,
-        4 * GIB,
-        "Metadata committed and not yet applied, in one group; above it new commands are refused.",
-    )
 
     # Replication.
     append_bytes_max: int = _limit(
@@ -154,24 +145,9 @@ class SystemConfig:
         1.0,
         "A generation with less than this share alive is rewritten; 0.5 bounds space to twice the live bytes.",
     )
-    rewrite_headroom_bytes: int = _limit(
-        GIB,
-        0,
-        64 * GIB,
-        "Disk that foreground writes leave free, so that copying survivors can go on when the disk is nearly full.",
-    )
-    pin_s: int = _limit(
-        60, 1, 3600, "How long a reader or a snapshot transfer without progress keeps dead payloads from being removed."
-    )
 
     # Snapshots.
     snapshot_entries: int = _limit(10_000, 16, 1 << 40, "Entries of a group since its last snapshot that make one due.")
-    snapshot_bytes: int = _limit(
-        16 * MIB, 64 * KIB, 64 * GIB, "Metadata bytes of a group since its last snapshot that make one due."
-    )
-    snapshot_inline_bytes: int = _limit(
-        16 * KIB, 0, MIB, "A snapshot up to this size is a row of the meta store and costs no file."
-    )
     snapshot_piece_bytes: int = _limit(
         MIB, 64 * KIB, 8 * MIB, "One piece of a transfer; nothing urgent waits behind more than one."
     )

@@ -39,6 +39,7 @@ class Queued(NamedTuple):
     frame: memoryview
     sink: Sink
     request: int
+    records: int
 
     def fail(self, error: LogyardError) -> None:
         """Say why there is no reply."""

@@ -130,16 +130,19 @@ class Scheduler:
             member.fail_queue(NotLeader(raft.leader))
             return
         queue = member.queue
-        limit = self.system.config.entry_bytes_max
+        limit, records_max = self.system.config.entry_bytes_max, self.system.config.entry_records_max
         # Log time never runs backwards within a group, whatever the clock does.
         member.log_time = now = max(member.log_time, time.time_ns() // 1_000_000)
         while queue:
             frames: list[Queued] = []
-            size = 0
-            while queue and (not frames or size + len(queue[0].frame) <= limit) and len(frames) < 65535:
+            size = records = 0
+            while queue and (
+                not frames or (size + len(queue[0].frame) <= limit and records + queue[0].records <= records_max)
+            ):
                 queued = queue.popleft()
                 frames.append(queued)
                 size += len(queued.frame)
+                records += queued.records
             member.queue_bytes -= size
             index = raft.log.last_index + 1
             entry = build_commands(member.uid, index, raft.term, now, [queued.frame for queued in frames])

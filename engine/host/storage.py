@@ -95,6 +95,11 @@ class Storage:
         current: int = self.wal.current
         return file == current or any(sealed.file == file for sealed in self._unsealed_files())
 
+    @property
+    def backlog_files(self) -> int:
+        """Sealed WAL files that have no segment yet."""
+        return len(self._sealed)
+
     def _unsealed_files(self) -> Iterator[Sealed]:
         if self._sealing is not None:
             yield self._sealing

@@ -17,7 +17,7 @@ import trio
 from ..config import SystemConfig
 from ..disk import Disk
 from ..entry import check_frame
-from ..errors import Busy, GroupStopped, LogyardError, NotLeader, UnknownGroup, WalFailed
+from ..errors import BadRequest, Busy, GroupStopped, LogyardError, NotLeader, UnknownGroup, WalFailed
 from ..machine import Machine
 from ..ports import PeersPort, StorePort
 from ..raft.core import LEADER
@@ -158,7 +158,9 @@ class System:
             member.check_running()
         if member.raft.role != LEADER:
             raise NotLeader(member.raft.leader)
-        check_frame(frame)
+        records = check_frame(frame)[0]
+        if records > self.config.entry_records_max:
+            raise BadRequest(f"{records} records in one frame; send at most {self.config.entry_records_max}")
         size = len(frame)
         if member.inflight_bytes + member.queue_bytes + size > self.config.group_inflight_bytes and (
             member.inflight_bytes or member.queue_bytes
@@ -166,10 +168,12 @@ class System:
             raise Busy("the group's byte budget", RETRY_SECONDS)
         if self.durability.bytes > self.config.wal_queue_bytes_max:
             raise Busy("the write-ahead log's queue", RETRY_SECONDS)
+        if self.storage.backlog_files * self.config.wal_file_bytes > self.config.wal_unflushed_bytes_max:
+            raise Busy("the write-ahead log without segments", RETRY_SECONDS)
         queue = member.queue
         if queue is None:
             queue = member.new_queue()
-        queue.append(Queued(frame, sink, request))
+        queue.append(Queued(frame, sink, request, records))
         member.queue_bytes += size
         self.scheduler.mark(member)
 

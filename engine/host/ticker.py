@@ -15,13 +15,13 @@ from .member import RUNNING
 if TYPE_CHECKING:
     from .system import System
 
-SEAL_AFTER_SECONDS = 0.1
 HOUSEKEEPING_SECONDS = 1.0
 
 
 async def run(system: System) -> None:
     """Tick until cancelled."""
     interval = system.config.tick_ms / 1000
+    seal_after = system.config.wal_seal_idle_ms / 1000
     housekeeping = time.monotonic()
     while True:
         await trio.sleep(interval)
@@ -37,7 +37,7 @@ async def run(system: System) -> None:
                 elif member.raft.is_quiet:
                     active.discard(member)
         now = time.monotonic()
-        if not system.durability.sealed and now - system.durability.last_write >= SEAL_AFTER_SECONDS:
+        if not system.durability.sealed and now - system.durability.last_write >= seal_after:
             system.durability.seal()
         if now - housekeeping >= HOUSEKEEPING_SECONDS:
             housekeeping = now
