@@ -59,8 +59,8 @@ class Raft:
         "lost_ticks", "leaving", "reads",
         # between two Readys: `safe` says that (term, vote) is durable; `pending` are Readys handed out and not yet
         # durable
-        "dirty", "changed", "safe", "offered", "pending", "truncated", "told_term", "told_vote", "told_commit", "outbox",
-        "held", "confirmed_reads", "failed_reads",
+        "dirty", "changed", "safe", "offered", "pending", "truncated", "told_term", "told_vote", "told_commit",
+        "outbox", "held", "confirmed_reads", "failed_reads",
     )  # fmt: skip
 
     def __init__(
@@ -170,7 +170,7 @@ class Raft:
         if self.role != LEADER:
             raise NotLeader(self.leader)
         if self.transferee:
-            raise Busy("the way of leadership to another node", TRANSFER_RETRY_SECONDS)
+            raise Busy("leadership transfer", TRANSFER_RETRY_SECONDS)
         assert entry.term == self.term and entry.kind != CONFIGURATION
         size = len(entry.data) + entry.body_bytes
         waiting = self.uncommitted_bytes

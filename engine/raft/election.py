@@ -165,9 +165,10 @@ def doubt(raft: Raft) -> None:
 
     Without heartbeats a follower that missed its leader's farewell would wait forever, and deny others their election.
     """
-    if raft.role == FOLLOWER and raft.leader and not raft.doubt:
-        raft.doubt = raft.dirty = True
-        draw_timeout(raft)
+    if raft.role == FOLLOWER and raft.leader:
+        if not raft.doubt:
+            raft.doubt = True
+            draw_timeout(raft)
         replication.acknowledge(raft, CONFIRM)
 
 
@@ -189,7 +190,7 @@ def on_prevote(raft: Raft, m: Message) -> None:
     raft.send(Message(PREVOTE_REPLY, raft.uid, m.sender, raft.node, term, m.term, 0, 0, 0, not granted))
     if raft.role == LEADER:
         replication.remind(raft, m.sender)
-    elif sticky:
+    elif sticky and not raft.doubt:
         doubt(raft)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 NODE_MAX = (1 << 32) - 1
 NODES_MAX = 64
 
-Kind: TypeAlias = Literal["add", "remove", "add_learner", "promote"]
-
 
 class Change(NamedTuple):
-    """One step: add a voter, remove a voter or learner, add a learner, promote a learner to voter."""
+    """One step; kind is add (a voter), remove (a voter or learner), add_learner, or promote (a learner to voter)."""
 
-    kind: Kind
+    kind: str
     node: int
 
 

@@ -108,6 +108,8 @@ def describe(message: Message) -> str:
         parts.append(f"round {m.context}")
     elif m.kind in (PREVOTE, VOTE) and m.context:
         parts.append("transfer")
+    elif m.kind == APPEND_REPLY and m.context == CONFIRM and not m.reject:
+        parts.append("confirm?")
     if m.reject:
         parts.append("rejected")
     if m.kind == APPEND and m.last >= m.first > 0:

@@ -91,7 +91,7 @@ def _tick_leader(raft: Raft) -> None:
 
 def on_liveness(raft: Raft) -> None:
     """The set of live nodes changed: a dead leader is forgotten, who came back is asked where it is."""
-    raft.denials = 0
+    denied, raft.denials = raft.denials, 0
     live = raft.live
     if raft.role == LEADER:
         for node, progress in raft.progress.items():
@@ -101,7 +101,8 @@ def on_liveness(raft: Raft) -> None:
     elif raft.leader:
         if raft.leader not in live:
             election.forget_leader(raft)
-    else:
+    elif denied:
+        # Only then: news that come often must not put the campaign off forever.
         election.draw_timeout(raft)
 
 
@@ -121,5 +122,4 @@ def on_link_reset(raft: Raft, node: int) -> None:
         reads.ask_again(raft, node)
         raft.dirty = True
     elif node == raft.leader and node != raft.node:
-        raft.doubt = False
         election.doubt(raft)

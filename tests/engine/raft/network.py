@@ -1,6 +1,8 @@
-"""A group in memory: real cores, a toy disk for each that knows what is durable, and links that can be cut. No clock, no task.
+"""A group in memory: real cores, a toy disk for each that knows what is durable, and links that can be cut. No clock,
+no task.
 
-`Host` keeps the contract of `logyard.engine.raft` to the letter: what is not persisted is lost in a crash, `after` waits for the disk.
+`Host` keeps the contract of `logyard.engine.raft` to the letter: what is not persisted is lost in a crash, `after`
+waits for the disk.
 """
 
 from __future__ import annotations
@@ -294,6 +296,16 @@ class Network:
         assert snapshot[0] >= message.index
         target.install(snapshot)
         source.raft.snapshot_sent(message.to, snapshot[0], True)
+
+    def said(self, node: int) -> list[Message]:
+        """What `node` has to say now, its disk being fast; taken off the network."""
+        host = self.hosts[node]
+        while host.raft.has_ready or host.unwritten:
+            host.turn()
+            host.write(len(host.unwritten))
+        found = [message for message in self.queue if message.sender == node]
+        self.queue = [message for message in self.queue if message.sender != node]
+        return found
 
     def up(self) -> list[Host]:
         return [host for host in self.hosts.values() if host.node not in self.down]

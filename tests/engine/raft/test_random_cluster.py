@@ -1,5 +1,6 @@
-"""Random histories of whole groups, by seed: loss, duplicates, reordering, slow disks, crashes, partitions, wrong liveness, snapshots,
-transfers and membership changes. Safety after each step; after healing, everybody agrees and falls silent.
+"""Random histories of whole groups, by seed: loss, duplicates, reordering, slow disks, crashes, partitions, wrong
+liveness, snapshots, transfers and membership changes. Safety after each step; after healing, everybody agrees and
+falls silent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import pytest
 
 from logyard.engine.entry import CONFIGURATION, Entry
 from logyard.engine.errors import Busy, NotLeader, Refused
-from logyard.engine.raft.core import LEADER, Change, Limits
+from logyard.engine.raft.core import Change, Limits
 
 from .network import Host, Network
 

@@ -1,0 +1,133 @@
+"""Coming to rest, and never too early: the ways to wait forever that node liveness in place of heartbeats could open."""
+
+from __future__ import annotations
+
+from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.membership import Change
+from logyard.engine.raft.messages import APPEND, APPEND_REPLY, CONFIRM, LEADER_GONE, PREVOTE, PREVOTE_REPLY, Message
+
+from .network import UID, Network, drain, make
+
+
+def test_a_follower_whose_leader_said_farewell_unheard_asks_and_campaigns() -> None:
+    network = Network(3)
+    leader = network.elect(1)
+    leader.stop()
+    network.queue.clear()
+    network.hosts[1].turn()
+    network.queue.clear()  # the farewell is lost without a trace
+    assert network[2].is_quiet and network[3].is_quiet
+    network[3].campaign()
+    network.tick(40)
+    new = network.leader()
+    assert new is not None and new.node in (2, 3) and new is not leader
+
+
+def test_a_doubting_follower_hears_from_its_leader_or_that_it_leads_no_more() -> None:
+    network = Network(3)
+    leader = network.elect(1)
+    network[2].on_link_reset(1)
+    assert not network[2].is_quiet and network[2].leader == 1
+    (asked,) = network.said(2)
+    assert (asked.kind, asked.context) == (APPEND_REPLY, CONFIRM)
+    leader.step(asked)
+    for m in network.said(1):
+        network[2].step(m)
+    assert network[2].is_quiet
+    network.drain()
+    network.isolate(1)
+    network.tick(12)
+    assert leader.role != LEADER and leader.leader == 0
+    leader.step(asked)
+    (answer,) = [m for m in network.said(1) if m.kind == LEADER_GONE]
+    assert (answer.to, answer.term) == (2, leader.term)
+
+
+def test_the_last_voter_notices_that_its_removed_leader_is_gone() -> None:
+    network = Network(2)
+    leader = network.elect(1)
+    index = leader.propose_membership(Change("remove", 1))
+    for m in network.said(1):
+        network[2].step(m)
+    for m in network.said(2):
+        leader.step(m)
+    network.said(1)  # commit index and farewell are lost
+    assert leader.role == FOLLOWER and network[2].leader == 1 and network[2].commit < index
+    network.tick(30)
+    assert network[2].role == LEADER and network[2].commit > index
+
+
+def test_a_member_that_others_deny_asks_ever_more_rarely_until_there_is_news() -> None:
+    raft = make(terms=(1,))
+    asked = 0
+    for _ in range(2000):
+        raft.tick()
+        for m in drain(raft):
+            asked += m.kind == PREVOTE
+            raft.step(Message(PREVOTE_REPLY, UID, 1, m.to, 1, m.term, reject=True))
+    assert asked < 20 and raft.term == 1
+    raft.on_liveness()
+    assert raft.timeout < 2 * raft.limits.election_ticks
+
+
+def test_no_pair_ends_with_a_follower_that_lacks_the_commit_index_while_its_leader_is_quiet() -> None:
+    network = Network(3)
+    leader = network.elect(1)
+    network.hosts[1].propose(b"x")
+    lost = 0
+    for _ in range(200):
+        for host in network.up():
+            host.turn()
+            host.write(len(host.unwritten))
+        if not network.queue:
+            if leader.is_quiet:
+                break
+            for host in network.up():
+                if not host.raft.is_quiet:
+                    host.raft.tick()
+            continue
+        message = network.queue.pop(0)
+        if message.kind == APPEND and message.commit == 2 and lost < 4:
+            lost += 1  # silently
+        else:
+            network.deliver(message)
+    assert lost == 4 and [host.raft.commit for host in network.up()] == [2, 2, 2]
+
+
+def test_a_quiet_group_says_nothing_and_needs_no_tick() -> None:
+    network = Network(3)
+    network.elect(1)
+    network.hosts[1].propose(b"x")
+    network.drain()
+    for host in network.up():
+        assert host.raft.is_quiet
+        for _ in range(100):
+            host.raft.tick()
+        assert host.raft.ready() is None
+
+
+def test_a_quiet_leader_wakes_for_a_node_that_returns() -> None:
+    network = Network(3)
+    leader = network.elect(1)
+    network.crash(3)
+    network.hosts[1].propose(b"x")
+    network.drain()
+    assert leader.is_quiet
+    network.restart(3)
+    assert not leader.is_quiet or leader.has_ready
+    network.drain()
+    assert leader.is_quiet and network.states() == [[b"x"]] * 3
+
+
+def test_frequent_news_does_not_put_a_campaign_off() -> None:
+    raft = make(terms=(1,))
+    raft.step(Message(APPEND, UID, 1, 2, 1, 1, 1))
+    drain(raft)
+    raft.on_link_reset(2)
+    asked = []
+    for _ in range(raft.limits.election_ticks):
+        raft.tick()
+        raft.on_liveness()
+        raft.on_link_reset(2)
+        asked += drain(raft)
+    assert PREVOTE in [m.kind for m in asked] and CONFIRM in [m.context for m in asked if m.kind == APPEND_REPLY]
