@@ -1,31 +1,24 @@
-"""The bytes in which the host's meta store keeps what the payload store knows of a group: homes, dead slots, live bytes.
+"""The bytes in which the host's meta store keeps what the payload store knows of a group: homes, dead slots, live
+bytes.
 
-Invariant: a row proves itself (xxh3-128 over key and body), so a damaged one is an error and never an empty group. Called by `store`.
+Invariant: a row proves itself (xxh3-128 over key and body), so a damaged one is an error and never an empty group.
+Called by `store`.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from . import layout
 from .errors import PayloadCorrupt
+from .homes import Home as Home
 from .ledger import Marks
 
 _COUNTS = struct.Struct("<II")
 _HOME = struct.Struct("<QQQQ")
 _MARK = struct.Struct("<QQI")
 _PART = struct.Struct("<II")
-
-
-class Home(NamedTuple):
-    """Where a group's entries first to last are: key prefix (run, uid) of one generation."""
-
-    first: int
-    last: int
-    generation: int
-    run: int
 
 
 def key(uid: int) -> bytes:

@@ -1,8 +1,9 @@
 """What moves payloads: which files and generations are worth it, and the jobs that copy, as plain data in and out.
 
-Invariant: a job only adds. New rows are durable before its report exists; references change when the report is adopted, and old bytes go after
-that. So a job may die at any step and be run again: rows that are there are kept, in a generation or spread over several. Called by `store`
-(jobs, adoption) and by whoever runs them: a thread of the process, or a writer process with a shelf of its own.
+Invariant: a job only adds. New rows are durable before its report exists; references change when the report is
+adopted, and old bytes go after that. So a job may die at any step and be run again: rows that are there are kept,
+in a generation or spread over several. Called by `store` (jobs, adoption) and by whoever runs them: a thread of the
+process, or a writer process with a shelf of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ Reader = Callable[[int, int, int], Iterable[SourceRow]]
 
 
 class MigrateJob(NamedTuple):
-    """Copy entries out of a sealed WAL file. `job` is also the run number; `generation` is where to begin; `ranges` are
-    (uid, first, last), rising and disjoint; `source` is the reader's own and opaque here (which file, which payloads are dead)."""
+    """Copy entries out of a sealed WAL file. `job` is also the run number; `generation` is where to begin; `ranges`
+    are (uid, first, last), rising and disjoint; `source` is the reader's own and opaque here (which file, which
+    payloads are dead)."""
 
     job: int
     generation: int
@@ -35,7 +37,8 @@ class MigrateJob(NamedTuple):
 
 
 class RewriteJob(NamedTuple):
-    """Copy what lives in generation `source`. `homes` are (uid, first, last, run), rising; `dead` are (uid, run, encoded marks)."""
+    """Copy what lives in generation `source`. `homes` are (uid, first, last, run), rising; `dead` are (uid, run,
+    encoded marks)."""
 
     job: int
     generation: int
@@ -45,8 +48,9 @@ class RewriteJob(NamedTuple):
 
 
 class MigrateReport(NamedTuple):
-    """What a job did. `rows` entries and `bytes_written` count this call only; `runs` cover the whole job. `damaged` are (uid, index, reason)
-    of entries whose source did not verify: they are in no run's rows and must come from a peer. `source`: the generation rewritten, or 0."""
+    """What a job did. `rows` entries and `bytes_written` count this call only; `runs` cover the whole job.
+    `damaged` are (uid, index, reason) of entries whose source did not verify: they are in no run's rows and must
+    come from a peer. `source`: the generation rewritten, or 0."""
 
     job: int
     rows: int
@@ -85,8 +89,9 @@ def choose_wal_victims(
 ) -> list[int]:
     """Which sealed WAL files to migrate, of (id, bytes, live bytes, age in seconds); the least live first.
 
-    A file goes when it is older than `age_s`, or at least `dead_ratio` of it is dead, or all files together exceed the byte budget.
-    Files with nothing live are not migrated: they are recycled as they are, and count for nothing here.
+    A file goes when it is older than `age_s`, or at least `dead_ratio` of it is dead, or all files together exceed
+    the byte budget. Files with nothing live are not migrated: they are recycled as they are, and count for nothing
+    here.
     """
     candidates = sorted((live, number, size, age) for number, size, live, age in files if live > 0)
     chosen: list[int] = []
@@ -106,12 +111,14 @@ def choose_wal_victims(
 
 
 def choose_rewrite(generations: Iterable[HasLife], live_ratio: float, free_bytes: int | None = None) -> list[int]:
-    """Which sealed generations to rewrite, the least live first: those that live below `live_ratio` and not at all are not
-    (they are unlinked). With `free_bytes` of disk known, those whose survivors would not fit are left out."""
+    """Which sealed generations to rewrite, the least live first: those that live below `live_ratio` and not at all
+    are not (they are unlinked). With `free_bytes` of disk known, those whose survivors would not fit are left out."""
     victims = [
         (found.live, found.id)
         for found in generations
-        if found.sealed and 0 < found.live < live_ratio * found.total and (free_bytes is None or found.live <= free_bytes)
+        if found.sealed
+        and 0 < found.live < live_ratio * found.total
+        and (free_bytes is None or found.live <= free_bytes)
     ]
     return [number for _, number in sorted(victims)]
 
@@ -126,7 +133,8 @@ def run_migrate(
     shelf: Shelf | None = None,
     step: Step = quiet,
 ) -> MigrateReport:
-    """Copy the job's entries into generations. Blocking; idempotent. In the process that has the store open, pass its `shelf`.
+    """Copy the job's entries into generations. Blocking; idempotent. In the process that has the store open, pass
+    its `shelf`.
 
     Raises `StoreFull` (nothing is lost; run it again), `GenerationFailed`, `JobStale`.
     """
@@ -164,12 +172,15 @@ def run_rewrite(
 
 
 def _portions(shelf: Shelf, job: int, start: int) -> list[tuple[int, JobState]]:
-    """Where an earlier attempt put rows: (generation, state), rising. All rows up to the last state's `last` are there."""
+    """Where an earlier attempt put rows: (generation, state), rising. All rows up to the last state's `last` are
+    there."""
     found: list[tuple[int, JobState]] = []
     for number in shelf.numbers():
         if number >= start and (state := shelf.get(number).job_state(job)) is not None:
             if state.previous != (found[-1][0] if found else 0):
-                raise JobStale(f"job {job} continues in generation {number}, but what came before is gone: build a new job")
+                raise JobStale(
+                    f"job {job} continues in generation {number}, but what came before is gone: build a new job"
+                )
             found.append((number, state))
     return found
 
@@ -182,9 +193,11 @@ def run_rows(
     is_home: Callable[[int, int, int], bool] = lambda uid, first, last: False,
     step: Step = quiet,
 ) -> MigrateReport:
-    """As `run_migrate`, for a source that gives its rows itself, rising in (uid, index), and for a job without ranges.
+    """As `run_migrate`, for a source that gives its rows itself, rising in (uid, index), and for a job without
+    ranges.
 
-    A group's run is what lies between its first and last row, but for gaps with something in them that `is_home` elsewhere.
+    A group's run is what lies between its first and last row, but for gaps with something in them that `is_home`
+    elsewhere.
     """
     portions = _portions(shelf, job.job, job.generation)
     done = portions[-1][1].last if portions else (-1, -1)

@@ -1,7 +1,8 @@
 """Exact counters of every physical copy: what lives of one group in one run of one generation.
 
-Invariant: a generation's live bytes are the sum over its copies; a copy that is dead as a whole is forgotten, and what is in no copy (rows of an
-abandoned job, say) is dead. Sizes come from the generations' ledgers through a bounded cache. Called by `store`, under its lock.
+Invariant: a generation's live bytes are the sum over its copies; a copy that is dead as a whole is forgotten, and
+what is in no copy (rows of an abandoned job, say) is dead. Sizes come from the generations' ledgers through a
+bounded cache. Called by `store`, under its lock.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from .ledger import Ledger, Marks
+from .ledger import Columns, Ledger, Marks
 from .shelf import Shelf
 
 Owner = tuple[int, int, int]
@@ -78,7 +79,8 @@ class Copies:
             self._slots -= sum(map(len, found.values()))
 
     def adopt(self, owner: Owner, ranges: Iterable[tuple[int, int]]) -> bool:
-        """The rows of these index ranges (rising) live from now on; everything else in the copy is dead. False: it has no rows."""
+        """The rows of these index ranges (rising) live from now on; everything else in the copy is dead. False: it
+        has no rows."""
         ledger = self.ledger(owner)
         if ledger is None:
             return False
@@ -93,7 +95,8 @@ class Copies:
         return True
 
     def revive(self, owner: Owner, first: int, last: int) -> bool:
-        """More of a copy is somebody's home: its entries first to last live (again). Only for ranges that were not its home until now."""
+        """More of a copy is somebody's home: its entries first to last live (again). Only for ranges that were not
+        its home until now."""
         marks = self._marks.get(owner)
         if marks is None:
             return self.adopt(owner, [(first, last)])
@@ -127,6 +130,16 @@ class Copies:
             return 0
         self._live[owner[0]] -= marks.live
         return marks.live
+
+    def recount(self, generation: int, runs: dict[int, Columns]) -> int:
+        """Live bytes of a generation, from slots that a full scan found: equal to `live`, or a counter is wrong."""
+        live = 0
+        for run, columns in runs.items():
+            for uid, ledger in columns.ledgers():
+                marks = self._marks.get((generation, run, uid))
+                if marks is not None:
+                    live += sum(ledger.size(slot) for slot in marks.live_slots(len(ledger)))
+        return live
 
     def drop(self, generation: int) -> None:
         """A generation is gone."""

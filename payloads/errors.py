@@ -1,6 +1,7 @@
 """What the payload store raises for the world's faults; its own bugs are assertions.
 
-The package imports nothing of ours, so the host translates these into the engine's errors. Nothing here ever carries payload bytes.
+The package imports nothing of ours, so the host translates these into the engine's errors. Nothing here ever
+carries payload bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ class PayloadError(Exception):
 
 
 class PayloadCorrupt(PayloadError):
-    """Stored bytes do not match their hash: never served; fetch the payload from a peer. (uid, index) name the entry, or are 0."""
+    """Stored bytes do not match their hash: never served; fetch the payload from a peer. (uid, index) name the
+    entry, or are 0."""
 
     def __init__(self, path: str, what: str, want: object, got: object, uid: int = 0, index: int = 0) -> None:
         super().__init__(f"{path}: {what} is damaged: want {want}, got {got}; fetch it from a peer")

@@ -1,12 +1,15 @@
-"""One generation: a bounded LMDB environment of payload rows. The only place that opens payload environments (law 12).
+"""One generation: a bounded LMDB environment of payload rows. The only place that opens payload environments (law
+12).
 
-Invariants: the map never grows and is sealed before it is full; rows are written in transactions of bounded size together with their ledger,
-the statistics and the job's position, so that a crash leaves whole entries only and a redone job continues; every read verifies; no read
-transaction outlives a call or a chunk. Called by `shelf`, `store` and `compaction`; one writer at a time, readers from any thread.
+Invariants: the map never grows and is sealed before it is full; rows are written in transactions of bounded size
+together with their ledger, the statistics and the job's position, so that a crash leaves whole entries only and a
+redone job continues; every read verifies; no read transaction outlives a call or a chunk. Called by `shelf`,
+`store` and `compaction`; one writer at a time, readers from any thread.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
@@ -28,8 +31,10 @@ _HEADER = struct.Struct("<IIQQQ")
 _CHUNK_BYTES = 1 << 20
 _CHUNK_ROWS = 512
 
+
 class Generation:
-    """Directory `gen-<number>`. The constructor does no I/O; one of `create`, `open_writer`, `open_reader` makes it usable."""
+    """Directory `gen-<number>`. The constructor does no I/O; one of `create`, `open_writer`, `open_reader` makes it
+    usable."""
 
     __slots__ = ("path", "number", "config", "writable", "_env", "_journal", "_slot", "_lock", "_inside", "_closing")
 
@@ -155,8 +160,13 @@ class Generation:
                     self._close()
 
     def _failure(self, error: lmdb.Error) -> GenerationFailed | StoreFull:
-        """An LMDB error in our words."""
-        if isinstance(error, lmdb.DiskError):
+        """An LMDB error in our words. A commit that the kernel cuts short is an I/O error to LMDB, full disk or not."""
+        code = errno.ENOSPC if isinstance(error, lmdb.DiskError) else getattr(error, "code", 0)
+        if code == errno.EIO and self.writable:
+            space = os.statvfs(self.path)
+            if space.f_bavail * space.f_frsize < 2 * self.config.transaction_bytes:
+                code = errno.ENOSPC
+        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return StoreFull(f"{self.path}: the disk is full: {error}")
         return GenerationFailed(self.path, str(error))
 
@@ -226,13 +236,16 @@ class Generation:
     ) -> WriteReport:
         """Append entries, rising in (uid, index), as `run`. What `job_state(job)` covers must not be given again.
 
-        `previous` is the generation that holds the job's earlier rows. Raises `StoreFull` (disk), `GenerationFailed`; both leave whole
-        transactions only. A full map is no error: the report says `full` and gives the rows of the aborted transaction back.
+        `previous` is the generation that holds the job's earlier rows. Raises `StoreFull` (disk),
+        `GenerationFailed`; both leave whole transactions only. A full map is no error: the report says `full` and
+        gives the rows of the aborted transaction back.
         """
         env = self._enter()
         try:
             assert self.writable and not self.sealed, "not open for writing"
-            writing = Writing(self.path, env, self.config, self.statistics(), self.job_state(job), run, job, previous, step)
+            writing = Writing(
+                self.path, env, self.config, self.statistics(), self.job_state(job), run, job, previous, step
+            )
             return writing.write(rows)
         except lmdb.Error as error:
             raise self._failure(error) from error
@@ -309,7 +322,8 @@ class Generation:
             self._leave()
 
     def scan(self, run: int, uid: int, first: int, last: int, *, bodies: bool = True) -> Iterator[StoredEntry]:
-        """The entries of a group between two indexes, rising. Copied out in chunks of about 1 MiB, one short transaction each."""
+        """The entries of a group between two indexes, rising. Copied out in chunks of about 1 MiB, one short
+        transaction each."""
         at = KEY.pack(run, uid, first, 0, 0, 0)
         end = KEY.pack(run, uid, last + 1, 0, 0, 0)
         while at < end:
@@ -346,7 +360,8 @@ class Generation:
         return chunk, end
 
     def measure(self) -> Measured:
-        """Scan and verify every row: the slots as they really are. Costs a read of the whole file, in transactions of a chunk each."""
+        """Scan and verify every row: the slots as they really are. Costs a read of the whole file, in transactions
+        of a chunk each."""
         scan = Measuring(self.path)
         at: bytes | None = bytes(KEY.size)
         while at is not None:

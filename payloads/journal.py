@@ -1,9 +1,10 @@
 """The journal of payload environments in use: which one was the process inside when it died?
 
-A mapped page that cannot be read kills the process (SIGBUS), and so may a damaged tree page; no exception tells which environment it was. So an
-environment gets a slot here before it is opened, and the slot is set while a thread is inside. The file is a shared mapping: its bytes outlive
-the process without a sync. A plain kill may hit the same instant, so what `open` returns is only *suspected*: `store` probes it in a child process.
-Invariant: a process inside an environment has that slot set. Called by `generation` and `shelf`.
+A mapped page that cannot be read kills the process (SIGBUS), and so may a damaged tree page; no exception tells
+which environment it was. So an environment gets a slot here before it is opened, and the slot is set while a thread
+is inside. The file is a shared mapping: its bytes outlive the process without a sync. A plain kill may hit the same
+instant, so what `open` returns is only *suspected*: `store` probes it in a child process. Invariant: a process
+inside an environment has that slot set. Called by `generation` and `shelf`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Journal:
 
     def enter(self, generation: int) -> int:
         """A slot for an environment that is about to be opened; it counts as inside until `mark(slot, False)`."""
-        assert self._map is not None and self._free, "the journal is closed, or more environments are open than it has slots"
+        assert self._map is not None and self._free, (
+            "the journal is closed, or more environments are open than it has slots"
+        )
         slot = self._free.pop()
         _SLOT.pack_into(self._map, len(_MAGIC) + slot * _SLOT.size, generation, 1)
         return slot

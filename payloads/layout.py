@@ -1,10 +1,12 @@
 """The bytes of a generation's rows: keys, headers, pieces, and how each row proves itself.
 
-Invariant: every value begins with an xxh3-128 of the rest of the value, seeded with its key, so that a flipped byte, or a value that
-LMDB returned under another key, never verifies (LMDB pages carry no checksum). Called by `generation` only.
+Invariant: every value begins with an xxh3-128 of the rest of the value, seeded with its key, so that a flipped
+byte, or a value that LMDB returned under another key, never verifies (LMDB pages carry no checksum). Called by
+`generation` only.
 
-Keys are big-endian (run, uid, index, term, unit, piece): runs rise, and a job writes in (uid, index) order, so that writes append.
-Run 0 holds the generation's own rows (header, statistics, job positions, ledgers). A stored unit n has key field n + 1; 0 is the entry row.
+Keys are big-endian (run, uid, index, term, unit, piece): runs rise, and a job writes in (uid, index) order, so that
+writes append. Run 0 holds the generation's own rows (header, statistics, job positions, ledgers). A stored unit n
+has key field n + 1; 0 is the entry row.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ PAGE_HEAD = 16
 PIECE_BYTES = 256 * PAGE - PAGE_HEAD - PIECE_ROW.size
 """Payload bytes of a full piece: about 1 MiB, what one read copies and verifies at most."""
 TAIL_BYTES = 1024
-"""A unit that reaches this little into a last page gets that rest as a small row in a leaf (64 KiB units: 6 % of the space)."""
+"""A unit that reaches this little into a last page gets that rest as a small row in a leaf (64 KiB units: 6 % of
+the space)."""
 LEAF_BYTES = 1900
 """Rows up to about this size share a leaf page; larger ones take whole overflow pages."""
 
@@ -46,8 +49,8 @@ HEADER, STATISTICS, JOB, LEDGER = 1, 2, 3, 4
 
 
 class SourceUnit(NamedTuple):
-    """One unit of an entry to be stored: `small` says pack. With `hash` given, the bytes are checked while they are copied
-    (xxh3-128 under `seed`), so that rot in the source is never given a fresh, valid row."""
+    """One unit of an entry to be stored: `small` says pack. With `hash` given, the bytes are checked while they are
+    copied (xxh3-128 under `seed`), so that rot in the source is never given a fresh, valid row."""
 
     number: int
     length: int
@@ -58,9 +61,11 @@ class SourceUnit(NamedTuple):
 
 @dataclass(slots=True)
 class SourceRow:
-    """One entry to be stored. `units` lists *all* its units, in the order of its payload bytes; `live_units` those to keep (None: all).
+    """One entry to be stored. `units` lists *all* its units, in the order of its payload bytes; `live_units` those
+    to keep (None: all).
 
-    `read(offset, length)` gives bytes of the entry's payload; it may raise `PayloadCorrupt`: the entry is then left out and reported.
+    `read(offset, length)` gives bytes of the entry's payload; it may raise `PayloadCorrupt`: the entry is then left
+    out and reported.
     """
 
     uid: int
@@ -173,7 +178,8 @@ def row_pages(value_bytes: int) -> int:
 
 
 class Plan(NamedTuple):
-    """How one entry will be stored: kept units as (unit, offset in the payload, inline?), and an estimate of its map bytes."""
+    """How one entry will be stored: kept units as (unit, offset in the payload, inline?), and an estimate of its
+    map bytes."""
 
     units: list[tuple[SourceUnit, int, bool]]
     map_bytes: int
@@ -186,7 +192,8 @@ class Plan(NamedTuple):
 
 
 def plan(row: SourceRow) -> Plan:
-    """Decide what is inline: packs, until the entry row reaches the size of a piece; everything else gets rows of its own."""
+    """Decide what is inline: packs, until the entry row reaches the size of a piece; everything else gets rows of
+    its own."""
     kept: list[tuple[SourceUnit, int, bool]] = []
     live = row.live_units
     offset = inline_bytes = map_bytes = 0

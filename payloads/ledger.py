@@ -1,8 +1,9 @@
 """Exact sizes and deaths of what one run of a generation holds of one group.
 
-A *slot* is one stored unit, or an entry's own bytes (header, directory, metadata), which die with its last unit. `Ledger` is the sizes,
-written once with the rows and loaded only while somebody marks; `Marks` is one bit per slot and the live bytes, always in memory.
-Invariant: live bytes = sum of the sizes of slots not marked; deadness only grows. Called by `store`, written by `generation`.
+A *slot* is one stored unit, or an entry's own bytes (header, directory, metadata), which die with its last unit.
+`Ledger` is the sizes, written once with the rows and loaded only while somebody marks; `Marks` is one bit per slot
+and the live bytes, always in memory. Invariant: live bytes = sum of the sizes of slots not marked; deadness only
+grows. Called by `store`, written by `generation`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from itertools import accumulate
 
 from pyroaring import BitMap
 
+from .bits import stretch_end
+
 ENTRY_SLOT = 0xFFFFFFFF
 """As a unit number: the entry's own bytes. It sorts after the entry's units."""
 _SECTION = struct.Struct("<QI")
@@ -24,7 +27,8 @@ _MARKS = struct.Struct("<QI")
 
 
 class Ledger:
-    """Slots in (index, unit) order, in columns: 20 bytes a slot. `sums[n]` is the size of the first n slots, in bytes."""
+    """Slots in (index, unit) order, in columns: 20 bytes a slot. `sums[n]` is the size of the first n slots, in
+    bytes."""
 
     __slots__ = ("indexes", "units", "sums")
 
@@ -164,14 +168,14 @@ class Marks:
         """Let the prefix run over the dead slots that follow it, and forget those."""
         dead = self.dead
         assert dead is not None
-        while self.prefix in dead:
-            self.prefix += 1
+        self.prefix = stretch_end(dead, self.prefix)
         dead.remove_range(0, self.prefix)
         if not dead:
             self.dead = None
 
     def mark(self, ledger: Ledger, first: tuple[int, int], end: tuple[int, int]) -> int:
-        """Mark the units from `first` up to, but without, `end` = (index, unit), and entries whose last unit died; bytes freed."""
+        """Mark the units from `first` up to, but without, `end` = (index, unit), and entries whose last unit died;
+        bytes freed."""
         low, high = ledger.at(*first), ledger.at(*end)
         opening = ledger.entry(first[0]) if first[1] else None
         freed = 0

@@ -1,8 +1,9 @@
 """Which payloads of one group are dead: a released prefix, and exceptions behind it.
 
-Invariants: deadness is monotone; two members with the same history hold equal values (the form is canonical); most groups release in order
-and are two numbers. Positions are (index, ordinal); positions that never existed are dead or live as nobody asks. Called by the host's applier
-(`release`, `fold`), by snapshots (`encode_live_set`, `install`) and by whoever resolves a reference (`is_live`).
+Invariants: deadness is monotone; two members with the same history hold equal values (the form is canonical); most
+groups release in order and are two numbers. Positions are (index, ordinal); positions that never existed are dead
+or live as nobody asks. Called by the host's applier (`release`, `fold`), by snapshots (`encode_live_set`,
+`install`) and by whoever resolves a reference (`is_live`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import xxhash
 from pyroaring import BitMap64
 
+from .bits import canonical, clear, stretch_end, stretches
 from .errors import PayloadCorrupt
 from .reference import PayloadRange, Position
 
@@ -26,8 +28,8 @@ _VERSION = 1
 
 
 class Liveness:
-    """Everything before `prefix` is dead. Behind it: whole entries, the tails of entries from an ordinal on, and single ordinals
-    (as index << 32 | ordinal). The three are None while they are empty."""
+    """Everything before `prefix` is dead. Behind it: whole entries, the tails of entries from an ordinal on, and
+    single ordinals (as index << 32 | ordinal). The three are None while they are empty."""
 
     __slots__ = ("index", "ordinal", "_entries", "_tails", "_parts")
 
@@ -50,7 +52,8 @@ class Liveness:
 
     def __repr__(self) -> str:
         entries, parts = len(self._entries or ()), len(self._parts or ())
-        return f"Liveness(prefix={self.index}.{self.ordinal} entries={entries} tails={len(self._tails or ())} parts={parts})"
+        tails = len(self._tails or ())
+        return f"Liveness(prefix={self.index}.{self.ordinal} entries={entries} tails={tails} parts={parts})"
 
     def _state(self) -> tuple[object, ...]:
         return self.index, self.ordinal, self._entries or BitMap64(), self._tails or {}, self._parts or BitMap64()
@@ -60,7 +63,8 @@ class Liveness:
     def release(self, first: tuple[int, int], end: tuple[int, int]) -> bool:
         """The positions from `first` up to, but without, `end` are dead. True if any was not before.
 
-        The host also releases entries that have no payload at all when it applies them: else the prefix would wait for them.
+        The host also releases entries that have no payload at all when it applies them: else the prefix would wait
+        for them.
         """
         assert first <= end and min(first[1], end[1]) >= 0 and end[1] < 1 << 32, "an ill-formed range"
         prefix = (self.index, self.ordinal)
@@ -104,7 +108,7 @@ class Liveness:
             return False
         self._entries.add_range(first, end)
         if self._parts is not None:
-            self._parts.remove_range(first << 32, end << 32)
+            clear(self._parts, first << 32, end << 32)
         if self._tails:
             for index in [index for index in self._tails if first <= index < end]:
                 del self._tails[index]
@@ -153,10 +157,12 @@ class Liveness:
             return
         index, ordinal = self.index, self.ordinal
         while True:
-            if entries is not None and index in entries or tails is not None and index in tails and tails[index] <= ordinal:
+            if entries is not None and index in entries:
+                index, ordinal = stretch_end(entries, index), 0
+            elif tails is not None and tails.get(index, ordinal + 1) <= ordinal:
                 index, ordinal = index + 1, 0
             elif parts is not None and (index << 32 | ordinal) in parts:
-                ordinal += 1
+                ordinal = stretch_end(parts, index << 32 | ordinal) & 0xFFFFFFFF
             else:
                 break
         self.index, self.ordinal = index, ordinal
@@ -164,7 +170,7 @@ class Liveness:
             entries.remove_range(0, index)
             self._entries = entries if entries else None
         if parts is not None:
-            parts.remove_range(0, index << 32 | ordinal)
+            clear(parts, 0, index << 32 | ordinal)
             self._parts = parts if parts else None
         if tails is not None:
             self._tails = {at: tail for at, tail in tails.items() if at >= index} or None
@@ -196,11 +202,13 @@ class Liveness:
         return self._parts is not None and self._parts.contains_range(index << 32 | low, index << 32 | high)
 
     def is_entry_dead(self, index: int, records: int) -> bool:
-        """Whether every payload of an entry with this many records is dead. Without records there is nothing to keep."""
+        """Whether every payload of an entry with this many records is dead. Without records there is nothing to
+        keep."""
         return self.is_dead_range((index, 0), (index, records))
 
     def unit_is_live(self, index: int, first_ordinal: int, records: int) -> bool:
-        """Whether a unit is needed: a pack while any of its records lives, a large body (records = 0) while its own does."""
+        """Whether a unit is needed: a pack while any of its records lives, a large body (records = 0) while its own
+        does."""
         return not self.is_dead_range((index, first_ordinal), (index, first_ordinal + max(records, 1)))
 
     def live_units(self, index: int, units: Iterable[tuple[int, int, int]]) -> set[int]:
@@ -223,9 +231,9 @@ class Liveness:
 
     def _dead_ranges(self) -> list[tuple[Position, Position]]:
         """The exceptions behind the prefix, rising."""
-        found = [(Position(first, 0), Position(end, 0)) for first, end in _stretches(self._entries)]
+        found = [(Position(first, 0), Position(end, 0)) for first, end in stretches(self._entries)]
         found += [(Position(index, ordinal), Position(index + 1, 0)) for index, ordinal in (self._tails or {}).items()]
-        for first, end in _stretches(self._parts):
+        for first, end in stretches(self._parts):
             # A stretch never crosses into another entry: ordinal 2**32 - 1 does not exist.
             found.append((Position(first >> 32, first & 0xFFFFFFFF), Position(end >> 32, end & 0xFFFFFFFF)))
         found.sort()
@@ -237,18 +245,9 @@ class Liveness:
         """The exact live set up to and with an index, checksummed. Equal on all members for equal histories."""
         stop = (upto + 1, 0)
         index, ordinal = min((self.index, self.ordinal), stop)
-        entries = parts = b""
         tails: list[tuple[int, int]] = []
-        if self._entries is not None:
-            kept = self._entries.copy()
-            kept.remove_range(upto + 1, 1 << 64) if kept and kept.max() > upto else None
-            kept.run_optimize()
-            entries = kept.serialize() if kept else b""
-        if self._parts is not None:
-            kept = self._parts.copy()
-            kept.remove_range(upto + 1 << 32, 1 << 64) if kept and kept.max() >= upto + 1 << 32 else None
-            kept.run_optimize()
-            parts = kept.serialize() if kept else b""
+        entries = canonical(self._entries, upto + 1)
+        parts = canonical(self._parts, upto + 1 << 32)
         if self._tails is not None:
             tails = sorted((at, tail) for at, tail in self._tails.items() if at <= upto)
         head = _HEAD.pack(_MAGIC, _VERSION, upto, index, ordinal, len(entries), len(parts), len(tails), 0)
@@ -256,7 +255,8 @@ class Liveness:
         return body + xxhash.xxh3_128_digest(body)
 
     def install(self, live_set: LiveSet) -> None:
-        """A snapshot at `upto` is installed: at or below it, exactly its live set holds; what is dead above it stays dead.
+        """A snapshot at `upto` is installed: at or below it, exactly its live set holds; what is dead above it
+        stays dead.
 
         Asserts that nothing rises from the dead.
         """
@@ -268,7 +268,9 @@ class Liveness:
                     break
             else:
                 raise AssertionError(f"{live} is live in the snapshot and was dead here")
-        above = [(first, end) for first, end in [(Position(0, 0), self.released_before), *self._dead_ranges()] if end > stop]
+        above = [
+            (first, end) for first, end in [(Position(0, 0), self.released_before), *self._dead_ranges()] if end > stop
+        ]
         copied = decode_live_set(theirs.encode_live_set(live_set.upto)).liveness
         for first, end in above:
             copied.release(max(first, stop), end)
@@ -288,7 +290,8 @@ class LiveSet(NamedTuple):
 
 
 def decode_live_set(data: bytes, where: str = "snapshot") -> LiveSet:
-    """What `encode_live_set` wrote. A missing live set is an error, never an empty one (law 4). Raises `PayloadCorrupt`."""
+    """What `encode_live_set` wrote. A missing live set is an error, never an empty one (law 4). Raises
+    `PayloadCorrupt`."""
     body, want = data[:-_HASH_BYTES], data[-_HASH_BYTES:]
     if len(data) < _HEAD.size + _HASH_BYTES or xxhash.xxh3_128_digest(body) != want:
         raise PayloadCorrupt(where, "the live set", f"{_HEAD.size + _HASH_BYTES} bytes or more that verify", len(data))
@@ -306,16 +309,3 @@ def decode_live_set(data: bytes, where: str = "snapshot") -> LiveSet:
     if tails:
         found._tails = {first: tail for first, tail in _TAIL.iter_unpack(body[at:])}
     return LiveSet(upto, found)
-
-
-def _stretches(bits: BitMap64 | None) -> Iterator[tuple[int, int]]:
-    """(first, end) of each unbroken row of ones."""
-    first = end = -1
-    for value in bits or ():
-        if value != end:
-            if end >= 0:
-                yield first, end
-            first = value
-        end = value + 1
-    if end >= 0:
-        yield first, end

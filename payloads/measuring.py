@@ -1,7 +1,7 @@
 """Judging a generation's bytes: a full, verifying scan of its rows, and a check of its file before LMDB maps it.
 
-Invariant: what is counted here was verified row by row, and only whole entries count. Called by `generation`; the counters of `store` must equal
-what this finds (invariant tests, `logyard check`).
+Invariant: what is counted here was verified row by row, and only whole entries count. Called by `generation`; the
+counters of `store` must equal what this finds (invariant tests, `logyard check`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from .layout import KEY
 from .ledger import ENTRY_SLOT, Columns
 
 _META = struct.Struct("<IIQQ48s48sQQ")
-"""LMDB 0.9's meta page after its 16-byte page header: magic, version, address, map bytes, two trees, last page, transaction."""
+"""LMDB 0.9's meta page after its 16-byte page header: magic, version, address, map bytes, two trees, last page,
+transaction."""
 _MAGIC = 0xBEEFC0DE
 
 
@@ -93,7 +94,8 @@ class Measuring:
 
 
 def check_file(path: str) -> None:
-    """Refuse a data file that is shorter than its own meta page says: touching the rest of the map would kill the process (SIGBUS)."""
+    """Refuse a data file that is shorter than its own meta page says: touching the rest of the map would kill the
+    process (SIGBUS)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

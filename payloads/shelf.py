@@ -1,7 +1,9 @@
-"""The generations of one store directory that this process has open: one environment per process and path (an LMDB rule).
+"""The generations of one store directory that this process has open: one environment per process and path (an LMDB
+rule).
 
-Invariants: numbers rise and are never used again (the newest directory is never removed before its successor exists); at most the newest
-generation is written. Shared by `store` (readers, event loop) and `compaction` (the writing thread, or another process with a shelf of its own).
+Invariants: numbers rise and are never used again (the newest directory is never removed before its successor
+exists); at most the newest generation is written. Shared by `store` (readers, event loop) and `compaction` (the
+writing thread, or another process with a shelf of its own).
 """
 
 from __future__ import annotations
@@ -29,12 +31,19 @@ class DiskDoor(Protocol):
 
 
 class Shelf:
-    """Opens generations when they are first asked for. Thread-safe. `writer`: this process may write; else it opens read-only."""
+    """Opens generations when they are first asked for. Thread-safe. `writer`: this process may write; else it opens
+    read-only."""
 
     __slots__ = ("directory", "config", "writer", "_disk", "_journal", "_lock", "_open", "_failed")
 
     def __init__(
-        self, directory: str, config: GenerationConfig, disk: DiskDoor, *, journal: Journal | None = None, writer: bool = True
+        self,
+        directory: str,
+        config: GenerationConfig,
+        disk: DiskDoor,
+        *,
+        journal: Journal | None = None,
+        writer: bool = True,
     ) -> None:
         self.directory = directory
         self.config = config
@@ -115,8 +124,10 @@ class Shelf:
                 except GenerationFailed:
                     pass
                 number += 1
-                continue
-            return self.create(number, base_run)
+            elif os.path.isdir(self.path(number) + _SUSPECT):
+                number += 1
+            else:
+                return self.create(number, base_run)
 
     def seal(self, number: int) -> None:
         """Nothing will be written to a generation any more."""
@@ -144,7 +155,8 @@ class Shelf:
             generation.close()
 
     def sweep(self) -> int:
-        """Unlink what was retired; return the bytes of disk given back. Slow (28 ms for 256 MiB): never in the event loop."""
+        """Unlink what was retired; return the bytes of disk given back. Slow (28 ms for 256 MiB): never in the
+        event loop."""
         freed = 0
         for name in os.listdir(self.directory):
             if name.startswith("gen-") and name.endswith(_DEAD):
@@ -157,15 +169,18 @@ class Shelf:
 
     def clear_unfinished(self) -> None:
         """Remove generations whose creation a crash cut off; raises `FormatNewer`."""
+        unfinished: list[int] = []
         for number in self.numbers():
             try:
                 self.get(number)
             except GenerationUnfinished:
-                shutil.rmtree(self.path(number))
+                unfinished.append(number)
             except FormatNewer:
                 raise
             except GenerationFailed:
                 continue
+        for number in unfinished:
+            shutil.rmtree(self.path(number))
 
     def set_aside_numbers(self) -> list[int]:
         """Generations that were set aside, now or in earlier runs."""
@@ -174,7 +189,11 @@ class Shelf:
 
     def disk_bytes(self) -> int:
         """Allocated bytes of everything here."""
-        return sum(allocated(os.path.join(self.directory, name)) for name in os.listdir(self.directory) if name.startswith("gen-"))
+        return sum(
+            allocated(os.path.join(self.directory, name))
+            for name in os.listdir(self.directory)
+            if name.startswith("gen-")
+        )
 
     def close(self) -> None:
         """Close every environment."""

@@ -1,7 +1,8 @@
 """What a receiver of a snapshot lacks, and in what portions to ask for it: pure functions over ranges of positions.
 
-Invariant: what is asked for is live in the snapshot and not among what the receiver named; nothing live is left out. Called by the host's
-snapshot transfer on both sides. Terms are the caller's: `have` may name only payloads of entries known to be the snapshot's (committed here).
+Invariant: what is asked for is live in the snapshot and not among what the receiver named; nothing live is left
+out. Called by the host's snapshot transfer on both sides. Terms are the caller's: `have` may name only payloads of
+entries known to be the snapshot's (committed here).
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def missing(live_set: LiveSet, have: Iterable[PayloadRange]) -> list[PayloadRang
 
 
 def portions(units: Iterable[tuple[int, int, int]], limit_bytes: int) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Cut (index, unit, length) into requests of at most `limit_bytes`, each a list of (index, unit, start, stop): resumable pieces."""
+    """Cut (index, unit, length) into requests of at most `limit_bytes`, each a list of (index, unit, start, stop):
+    resumable pieces."""
     assert limit_bytes > 0
     batch: list[tuple[int, int, int, int]] = []
     room = limit_bytes

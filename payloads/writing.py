@@ -1,7 +1,9 @@
-"""Writing entries into an open environment: transactions of bounded size, each with its ledger, statistics and job position.
+"""Writing entries into an open environment: transactions of bounded size, each with its ledger, statistics and job
+position.
 
-Invariant: a committed transaction adds whole entries to ledger, statistics and job position together; rows of an entry that is not whole yet
-are in neither, are rewritten by the redone job, and never counted. Called by `generation.Generation.write_entries`, one writer at a time.
+Invariant: a committed transaction adds whole entries to ledger, statistics and job position together; rows of an
+entry that is not whole yet are in neither, are rewritten by the redone job, and never counted. Called by
+`generation.Generation.write_entries`, one writer at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class GenerationConfig(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What was ever written: whole entries, units, bytes (the ledgers' sizes), the highest run, the number of ledger rows."""
+    """What was ever written: whole entries, units, bytes (the ledgers' sizes), the highest run, the number of
+    ledger rows."""
 
     entries: int
     units: int
@@ -57,7 +60,8 @@ class Statistics(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """How far a job came here: (uid, index) of its first and last whole entry, and the generation it came from (0: none)."""
+    """How far a job came here: (uid, index) of its first and last whole entry, and the generation it came from (0:
+    none)."""
 
     job: int
     run: int
@@ -78,7 +82,8 @@ class JobState(NamedTuple):
 
 
 class WriteReport(NamedTuple):
-    """What was written here: entries and bytes now durable, damaged sources left out, and, if full, what did not fit."""
+    """What was written here: entries and bytes now durable, damaged sources left out, and, if full, what did not
+    fit."""
 
     entries: int
     written: int
@@ -92,7 +97,8 @@ class Writing:
 
     __slots__ = (
         "path", "_env", "_config", "_statistics", "_state", "_run", "_job", "_previous", "_step",
-        "_txn", "_columns", "_rows", "_map_bytes", "_tail", "_entries", "_bytes", "_damaged", "_batch_bytes", "_entry_count", "_last",
+        "_txn", "_columns", "_rows", "_map_bytes", "_tail", "_entries", "_bytes", "_damaged",
+        "_batch_bytes", "_entry_count", "_last",
     )  # fmt: skip
 
     def __init__(
@@ -168,7 +174,9 @@ class Writing:
         if not self._statistics.entries:
             row = unwritten[0]
             entry = f"entry {row.index} of group {row.uid:016x}"
-            raise GenerationFailed(self.path, f"{entry} does not fit into an empty map of {self._config.map_bytes} bytes")
+            raise GenerationFailed(
+                self.path, f"{entry} does not fit into an empty map of {self._config.map_bytes} bytes"
+            )
         return WriteReport(self._entries, self._bytes, self._damaged, True, list(unwritten))
 
     def _room(self, more: int) -> bool:
@@ -230,7 +238,8 @@ class Writing:
         self._entry_count += 1
 
     def _read_together(self, row: SourceRow, planned: Plan) -> tuple[list[Buffer], dict[int, Buffer]]:
-        """The inline units' bytes, and the other units by offset when one read gives them all: few calls, not one a unit."""
+        """The inline units' bytes, and the other units by offset when one read gives them all: few calls, not one a
+        unit."""
         first = planned.units[0][1]
         last, last_at, _ = planned.units[-1]
         inline: list[Buffer] = []

@@ -66,13 +66,25 @@ def test_small_payloads_are_one_row_an_entry(generation: Generation) -> None:
     assert generation._env.stat()["entries"] - before == 500 + own  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 65536, MIB - 1, MIB, MIB + 1, 2 * MIB + 4096, 3 * layout.PIECE_BYTES])
+@pytest.mark.parametrize(
+    "size", [0, 1, 4095, 4096, 65536, MIB - 1, MIB, MIB + 1, 2 * MIB + 4096, 3 * layout.PIECE_BYTES]
+)
 def test_a_large_unit_reads_back_in_any_part(generation: Generation, size: int) -> None:
     entry = made(1, 1, [50, max(size, 1)])
     entry.units[1] = (entry.units[1][0][:size], False)
     body = entry.units[1][0]
     generation.write_entries(1, [entry.row()], 1)
-    cuts = [0, 1, size // 3, layout.PIECE_BYTES - 1, layout.PIECE_BYTES, layout.PIECE_BYTES + 1, size - 1, size, size + 9]
+    cuts = [
+        0,
+        1,
+        size // 3,
+        layout.PIECE_BYTES - 1,
+        layout.PIECE_BYTES,
+        layout.PIECE_BYTES + 1,
+        size - 1,
+        size,
+        size + 9,
+    ]
     for start in cuts:
         for stop in [None, *cuts]:
             if start >= 0 and (stop is None or stop >= start):
@@ -126,7 +138,7 @@ def test_a_too_low_estimate_still_aborts_cleanly(generation: Generation, monkeyp
     entries = [made(1, index, [60_000]) for index in range(1, 200)]
     report = generation.write_entries(1, rows_of(entries), 1)
     assert report.full
-    assert [row.index for row in report.unwritten][0] == report.entries + 1
+    assert next(row.index for row in report.unwritten) == report.entries + 1
     measured = generation.measure()
     assert measured.damage == [] and measured.entries == report.entries
     check(generation, 1, entries[0])

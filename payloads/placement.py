@@ -1,0 +1,164 @@
+"""Which copy is whose home, and what of it lives: homes and counters, kept in step.
+
+Invariant: what lives in a copy has its home there; a copy that is nobody's home lives not at all. Called by
+`store`, under its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from . import checkpoints
+from .copies import END, Copies, Owner, Place
+from .errors import GenerationFailed, PayloadCorrupt
+from .homes import Home, HomeTable, without
+from .shelf import Shelf
+
+
+class Placement:
+    """Homes of all groups over the copies in all generations. `fail` is told of a generation that cannot be read."""
+
+    __slots__ = ("homes", "copies", "lost", "newest", "newest_run", "_fail")
+
+    def __init__(self, shelf: Shelf, ledger_slots: int, fail: Callable[[int, Exception], None]) -> None:
+        self.homes = HomeTable()
+        self.copies = Copies(shelf, ledger_slots)
+        self.lost: list[tuple[int, int, int]] = []
+        self.newest = self.newest_run = 0
+        self._fail = fail
+
+    def mark(self, uid: int, first: Place, end: Place, only: Owner | None = None) -> dict[int, int]:
+        """Mark in every home that overlaps, or in those of one copy only."""
+        freed: dict[int, int] = {}
+        touched: set[Owner] = set()
+        if first >= end:
+            return freed
+        for home in self.homes.overlapping(uid, first[0], end[0]):
+            owner = (home.generation, home.run, uid)
+            if only is not None and owner != only:
+                continue
+            try:
+                died = self.copies.mark(owner, max(first, (home.first, 0)), min(end, (home.last + 1, 0)))
+            except (GenerationFailed, PayloadCorrupt) as error:
+                self._fail(home.generation, error)
+                continue
+            if died:
+                touched.add(owner)
+                freed[owner[0]] = freed.get(owner[0], 0) + died
+        for owner in touched:
+            self.homes.touch(uid)
+            if self.copies.is_empty(owner):
+                self.copies.forget(owner)
+                self.homes.cut(uid, 0, END, owner[:2])
+        return freed
+
+    def is_home(self, uid: int, first: int, last: int) -> bool:
+        """Whether any of these entries has a home."""
+        return bool(self.homes.overlapping(uid, first, last))
+
+    def truncate(self, uid: int, from_index: int) -> dict[int, int]:
+        """A group's entries from here on have no home any more; bytes freed by generation."""
+        freed = self.mark(uid, (from_index, 0), (END, 0))
+        self.homes.cut(uid, from_index, END)
+        return freed
+
+    def delete(self, uid: int) -> dict[int, int]:
+        """A group has no home any more, at no cost per entry; bytes freed by generation."""
+        freed: dict[int, int] = {}
+        for owner in {(home.generation, home.run, uid) for home in self.homes.of(uid)}:
+            freed[owner[0]] = freed.get(owner[0], 0) + self.copies.forget(owner)
+        self.homes.put(uid, ())
+        return freed
+
+    def drop_run(self, uid: int, first: int, last: int, generation: int, run: int) -> int:
+        """One copy of these entries is nobody's home any more; bytes freed."""
+        died = self.mark(uid, (first, 0), (last + 1, 0), (generation, run, uid)).get(generation, 0)
+        self.homes.cut(uid, first, last, (generation, run))
+        return died
+
+    def leave(self, generation: int) -> list[tuple[int, Home]]:
+        """Nothing in a generation is anybody's home any more; what was."""
+        gone = self.homes.leave(generation)
+        for owner, _ in self.copies.of_generation(generation):
+            self.copies.forget(owner)
+        return gone
+
+    def adopt(self, owner: Owner, ranges: list[tuple[int, int]]) -> None:
+        """A fresh copy becomes the home of these index ranges (rising), if it has any rows."""
+        self.note(owner[0], owner[1])
+        self.copies.reread(owner[0], owner[1])
+        if self.copies.adopt(owner, ranges):
+            for first, last in ranges:
+                self.overlay(owner[2], Home(first, last, owner[0], owner[1]))
+
+    def adopt_run(self, uid: int, run: Home) -> None:
+        """As `adopt` for one more range of a copy; what was its home already stays as it was."""
+        self.note(run.generation, run.run)
+        fresh = [run]
+        for home in self.homes.of(uid):
+            if home[2:] == run[2:]:
+                fresh = without(fresh, home.first, home.last)
+        if fresh:
+            self._place(uid, fresh)
+
+    def _place(self, uid: int, fresh: list[Home]) -> None:
+        """Ranges of one copy become homes of their entries."""
+        owner = (fresh[0].generation, fresh[0].run, uid)
+        try:
+            for home in fresh:
+                self.copies.revive(owner, home.first, home.last)
+        except (GenerationFailed, PayloadCorrupt):
+            self.lost += [(uid, home.first, home.last) for home in fresh]
+            return
+        for home in fresh:
+            self.overlay(uid, home)
+
+    def overlay(self, uid: int, new: Home) -> None:
+        """A fresh copy takes over: older ones of the same indexes are dead."""
+        owner = (new.generation, new.run, uid)
+        for other in {(home.generation, home.run, uid) for home in self.homes.of(uid)} - {owner}:
+            self.mark(uid, (new.first, 0), (new.last + 1, 0), other)
+        self.homes.add(uid, new)
+
+    def note(self, generation: int, run: int) -> None:
+        """These numbers were used: never again."""
+        self.newest = max(self.newest, generation)
+        self.newest_run = max(self.newest_run, run)
+
+    # Checkpoints
+
+    def changes(self) -> list[tuple[bytes, bytes | None]]:
+        """A row for each group that changed since the last call."""
+        return [(checkpoints.key(uid), self._row(uid)) for uid in self.homes.take_dirty()]
+
+    def checkpoint(self) -> bytes:
+        """The rows of all groups."""
+        rows = [(checkpoints.key(uid), self._row(uid)) for uid in self.homes.groups()]
+        return checkpoints.join([(key, body) for key, body in rows if body is not None])
+
+    def _row(self, uid: int) -> bytes | None:
+        homes = self.homes.of(uid)
+        if not homes:
+            return None
+        owners = dict.fromkeys((home.generation, home.run) for home in homes)
+        found = [(*owner, marks) for owner in owners if (marks := self.copies.marks((*owner, uid))) is not None]
+        return checkpoints.encode(uid, homes, found)
+
+    def restore(self, saved: bytes | Iterable[tuple[bytes, bytes]], present: set[int]) -> None:
+        """Take a checkpoint; homes in generations that are not `present` are lost."""
+        rows = checkpoints.split(saved) if isinstance(saved, bytes) else saved
+        poorer: set[int] = set()
+        for key, body in rows:
+            uid, homes, marks = checkpoints.decode(key, body)
+            gone = [(uid, home.first, home.last) for home in homes if home.generation not in present]
+            if gone:
+                self.lost += gone
+                poorer.add(uid)
+            self.homes.put(uid, [home for home in homes if home.generation in present])
+            for generation, run, found in marks:
+                self.note(generation, run)
+                if generation in present:
+                    self.copies.restore((generation, run, uid), found)
+        self.homes.take_dirty()
+        for uid in poorer:
+            self.homes.touch(uid)  # The next checkpoint names the lost generations no more.

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from logyard.payloads.compaction import MigrateJob, choose_rewrite, choose_wal_victims, run_migrate
+from logyard.payloads.errors import JobStale, StoreFull
+from logyard.payloads.store import GenerationInfo, PayloadStore
+from logyard.payloads.writing import GenerationConfig
+
+from .support import MIB, Door, Source, check_all, check_counters, made, open_store
+
+WAL_TABLE = [
+    # (files: id, bytes, live, age), budget, age, dead ratio -> victims
+    ([], 100, 60, 0.5, []),
+    ([(1, 50, 50, 1), (2, 50, 50, 1)], 100, 60, 0.5, []),
+    ([(1, 50, 50, 1), (2, 50, 40, 1), (3, 50, 45, 1)], 100, 60, 0.5, [2]),
+    ([(1, 50, 50, 1), (2, 50, 40, 1), (3, 50, 45, 1)], 50, 60, 0.5, [2, 3]),
+    ([(1, 50, 50, 1), (2, 50, 40, 1), (3, 50, 45, 1)], 0, 60, 0.5, [2, 3, 1]),
+    ([(1, 50, 50, 61), (2, 50, 40, 1)], 100, 60, 0.5, [1]),
+    ([(1, 50, 25, 1), (2, 50, 26, 1)], 100, 60, 0.5, [1]),
+    ([(1, 50, 0, 999), (2, 50, 50, 1)], 50, 60, 0.5, []),
+    ([(1, 50, 0, 999), (2, 50, 0, 999)], 0, 0, 0.0, []),
+    ([(1, 50, 50, 61), (2, 50, 10, 1), (3, 50, 50, 1)], 50, 60, 0.5, [2, 1]),
+    ([(9, 50, 30, 1), (4, 50, 30, 1)], 50, 60, 0.9, [4]),
+]
+
+
+@pytest.mark.parametrize(("files", "budget", "age", "ratio", "want"), WAL_TABLE)
+def test_choose_wal_victims(
+    files: list[tuple[int, int, int, float]], budget: int, age: float, ratio: float, want: list[int]
+) -> None:
+    assert choose_wal_victims(files, budget, age, ratio) == want
+
+
+def info(number: int, total: int, live: int, sealed: bool = True) -> GenerationInfo:
+    return GenerationInfo(number, total, live, total - live, total, sealed)
+
+
+REWRITE_TABLE = [
+    ([], 0.5, None, []),
+    ([info(1, 100, 50)], 0.5, None, []),
+    ([info(1, 100, 49)], 0.5, None, [1]),
+    ([info(1, 100, 0)], 0.5, None, []),
+    ([info(1, 100, 10, sealed=False)], 0.5, None, []),
+    ([info(1, 100, 40), info(2, 100, 20), info(3, 100, 90)], 0.5, None, [2, 1]),
+    ([info(1, 100, 40), info(2, 100, 20)], 0.5, 30, [2]),
+]
+
+
+@pytest.mark.parametrize(("generations", "ratio", "free", "want"), REWRITE_TABLE)
+def test_choose_rewrite(generations: list[GenerationInfo], ratio: float, free: int | None, want: list[int]) -> None:
+    assert choose_rewrite(generations, ratio, free) == want
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+def crash_after(left: int) -> Callable[[str, int], None]:
+    count = [left]
+
+    def step(name: str, size: int) -> None:
+        if not count[0]:
+            raise Crash(name)
+        count[0] -= 1
+
+    return step
+
+
+def steps_of(run: Callable[[Callable[[str, int], None]], object]) -> list[str]:
+    names: list[str] = []
+    run(lambda name, size: names.append(name))
+    return names
+
+
+def two_generations() -> Source:
+    source = Source([made(uid, index, [300, 120_000]) for uid in (1, 2, 3) for index in range(1, 30)])
+    source.live[1, 3] = {1}
+    source.live[2, 7] = set()
+    return source
+
+
+def test_migration_crashes_at_every_step_and_the_same_job_finishes_it(tmp_path: Path) -> None:
+    """The process dies in each step in turn; the job, saved by the host, is run again by a fresh process; then all
+    is as without crashes."""
+    source = two_generations()
+
+    def fresh(name: str) -> tuple[PayloadStore, MigrateJob]:
+        store = open_store(tmp_path / name, drop_current_bytes=100 * MIB)
+        return store, store.migrate_job(source.ranges())
+
+    store, job = fresh("whole")
+    steps = steps_of(lambda step: store.adopt(store.run(job, source.read, step=step)))
+    want = store.checkpoint()
+    assert steps.count("sealed") >= 1 and len(steps) > 10
+    store.close()
+    for at in range(len(steps)):
+        store, job = fresh(f"crash-{at}")
+        with pytest.raises(Crash):
+            store.run(job, source.read, step=crash_after(at))
+        store.close()
+        again = open_store(tmp_path / f"crash-{at}", drop_current_bytes=100 * MIB)
+        again.resume(job)
+        again.adopt(again.run(job, source.read))
+        assert again.checkpoint() == want, steps[at]
+        if at % 5 == 0:
+            check_all(again, source)
+            check_counters(again)
+        again.close()
+        shutil.rmtree(tmp_path / f"crash-{at}")
+
+
+def test_a_crash_in_the_redone_job_and_a_job_done_twice(tmp_path: Path) -> None:
+    source = two_generations()
+    store = open_store(tmp_path)
+    job = store.migrate_job(source.ranges())
+    for at in (3, 5, 2, 4):
+        with pytest.raises(Crash):
+            store.run(job, source.read, step=crash_after(at))
+    report = store.run(job, source.read)
+    twice = store.run(job, source.read)
+    assert twice.rows == 0 and twice.runs == report.runs
+    store.adopt(twice)
+    check_all(store, source)
+    check_counters(store)
+    store.close()
+
+
+def test_rewrite_crashes_at_every_step_lose_nothing(tmp_path: Path) -> None:
+    """Scan, copy, adopt, unlink (fault L2): the survivors are readable at every moment, before and after the
+    restart."""
+    source = Source([made(uid, index, [300, 60_000]) for uid in (1, 2) for index in range(1, 31)])
+    source.live = {(uid, index): set() for uid in (1, 2) for index in range(1, 31) if index % 2}
+    master = open_store(tmp_path / "master")
+    job = master.migrate_job(source.ranges())
+    everything = Source(list(source.entries.values()))
+    master.adopt(master.run(job, everything.read))
+    master.seal_current()
+    for uid, index in source.live:
+        master.mark_dead(uid, (index, 0), (index + 1, 0))
+    saved = master.checkpoint()
+    master.close()
+
+    def copy(name: str) -> PayloadStore:
+        shutil.copytree(tmp_path / "master", tmp_path / name)
+        store = open_store(tmp_path / name)
+        store.restore(saved)
+        return store
+
+    store = copy("whole")
+    steps = steps_of(lambda step: store.adopt(store.run(store.rewrite_job(1), step=step)))
+    store.close()
+    assert len(steps) >= 5
+    for at in range(len(steps)):
+        store = copy(f"crash-{at}")
+        with pytest.raises(Crash):
+            store.run(store.rewrite_job(1), step=crash_after(at))
+        check_all(store, source)
+        store.close()
+        again = open_store(tmp_path / f"crash-{at}")
+        again.restore(saved)
+        again.unlink_dead()
+        check_all(again, source)
+        again.adopt(again.run(again.rewrite_job(1)))
+        again.unlink_dead()
+        assert 1 not in [found.id for found in again.generations()]
+        check_all(again, source)
+        check_counters(again)
+        again.close()
+        shutil.rmtree(tmp_path / f"crash-{at}")
+
+
+def test_a_job_whose_beginning_is_gone_must_be_built_anew(tmp_path: Path) -> None:
+    source = two_generations()
+    store = open_store(tmp_path)
+    job = store.migrate_job(source.ranges())
+    store.run(job, source.read)
+    store.close()
+    shutil.rmtree(tmp_path / "gen-0000000001")
+    again = open_store(tmp_path)
+    again.resume(job)
+    with pytest.raises(JobStale):
+        again.run(job, source.read)
+    again.abandon()
+    again.adopt(again.run(again.migrate_job(source.ranges()), source.read))
+    check_all(again, source)
+    check_counters(again)
+    again.close()
+
+
+def test_another_process_writes_while_this_one_reads(tmp_path: Path) -> None:
+    """A reading store and a shelf of its own stand for the two processes; LMDB forbids both in one, so each opens
+    in turn."""
+    source = Source([made(1, index, [300, 9000]) for index in range(1, 20)])
+    reader = open_store(tmp_path, remote_writer=True)
+    job = reader.migrate_job(source.ranges())
+    report = run_migrate(
+        str(tmp_path), MigrateJob(*job), source.read, disk=Door(), config=GenerationConfig(8 * MIB, MIB)
+    )
+    reader.adopt(report)
+    check_all(reader, source)
+    check_counters(reader)
+    assert not reader.generation(1).writable
+    reader.close()
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """The kernel refuses to let files grow beyond `size`: to LMDB that looks like a quota."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+def test_a_refused_write_is_typed_and_nothing_is_lost(tmp_path: Path) -> None:
+    source = two_generations()
+    store = open_store(tmp_path)
+    store.adopt(store.run(store.migrate_job([(9, 1, 1)]), Source([made(9, 1, [100])]).read))
+    job = store.migrate_job(source.ranges())
+    with file_size_limit(20_000), pytest.raises(StoreFull):
+        store.run(job, source.read)
+    assert store.lookup(9, 1).index == 1
+    store.adopt(store.run(job, source.read))
+    check_all(store, source)
+    check_counters(store)
+    store.close()
+
+
+def test_a_full_disk_takes_no_payloads_and_still_drops_them(tmp_path: Path) -> None:
+    """A file system of 12 MiB fills up in the middle of a commit; dropping a dead generation makes room again."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root: not run")
+    try:
+        store = open_store(tmp_path / "store")
+        first = Source([made(1, index, [100_000]) for index in range(1, 61)])
+        store.adopt(store.run(store.migrate_job(first.ranges()), first.read))
+        store.seal_current()
+        second = Source([made(2, index, [100_000]) for index in range(1, 71)])
+        job = store.migrate_job(second.ranges())
+        for _ in range(2):
+            with pytest.raises(StoreFull):
+                store.run(job, second.read)
+        check_all(store, first)
+        store.delete_group(1)
+        assert store.unlink_dead() > 6_000_000
+        store.adopt(store.run(job, second.read))
+        check_all(store, second)
+        check_counters(store)
+        store.close()
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)

@@ -1,0 +1,475 @@
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logyard.payloads.compaction import MigrateReport, choose_rewrite
+from logyard.payloads.errors import FormatNewer, GenerationFailed, PayloadCorrupt, PayloadMissing
+from logyard.payloads.journal import Journal
+from logyard.payloads.store import PayloadStore
+
+from .support import MIB, Door, Source, check_all, check_counters, made, open_store
+
+
+def migrate(store: PayloadStore, source: Source) -> MigrateReport:
+    report = store.run(store.migrate_job(source.ranges()), source.read)
+    store.adopt(report)
+    return report
+
+
+def test_migrated_entries_are_found_by_group_and_index(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(uid, index, [400, 9000]) for uid in (1, 2, 3) for index in range(5, 25)])
+    report = migrate(store, source)
+    assert report.rows == 60 and report.runs == [(uid, 5, 24, 1, 1) for uid in (1, 2, 3)]
+    check_all(store, source)
+    check_counters(store)
+    assert [entry.index for entry in store.scan(2, 0, 99)] == list(range(5, 25))
+    with pytest.raises(PayloadMissing):
+        store.lookup(2, 4)
+    with pytest.raises(PayloadMissing):
+        store.read_unit(9, 5, 0)
+    store.close()
+
+
+def test_a_full_generation_is_sealed_and_the_next_goes_on(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(uid, index, [300, 90_000]) for uid in (1, 2) for index in range(1, 121)])
+    report = migrate(store, source)
+    assert len(store.generations()) >= 3
+    assert [info.sealed for info in store.generations()] == [True] * (len(store.generations()) - 1) + [False]
+    assert all(info.disk <= 8 * MIB + 65536 for info in store.generations())
+    covered = sorted((uid, first, last) for uid, first, last, _, _ in report.runs)
+    for uid in (1, 2):
+        pieces = [(first, last) for owner, first, last in covered if owner == uid]
+        assert pieces[0][0] == 1 and pieces[-1][1] == 120
+        assert all(left[1] + 1 == right[0] for left, right in itertools.pairwise(pieces))
+    check_all(store, source)
+    check_counters(store)
+    assert [entry.index for entry in store.scan(1, 1, 120, bodies=False)] == list(range(1, 121))
+    store.close()
+
+
+def test_units_die_one_by_one_and_the_entry_with_its_last(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    entry = made(1, 1, [1000, 50_000, 60_000])
+    migrate(store, Source([entry, made(1, 2, [10])]))
+    live = store.live_bytes
+    assert store.mark_dead(1, (1, 1), (1, 2)) == {1: 50_000}
+    assert store.mark_dead(1, (1, 1), (1, 2)) == {}
+    assert store.mark_dead(1, (1, 0), (1, 1)) == {1: 1000}
+    check_counters(store)
+    overhead = live - store.live_bytes
+    last = store.mark_dead(1, (1, 0), (2, 0))[1]
+    assert last == 60_000 + len(entry.data) + (live - 51_000 - 60_000 - len(entry.data) - store.live_bytes)
+    assert last > 60_000 + len(entry.data) and overhead == 51_000
+    check_counters(store)
+    assert store.lookup(1, 2).index == 2
+    store.close()
+
+
+def test_a_range_inside_entries_leaves_both_ends_alive(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(1, index, [100, 5000, 6000]) for index in range(1, 6)])
+    migrate(store, source)
+    freed = store.mark_dead(1, (2, 1), (4, 1))
+    source.live = {(1, 2): {0}, (1, 3): set(), (1, 4): {1, 2}}
+    overhead_of_3 = freed[1] - (5000 + 6000) - (100 + 5000 + 6000) - 100
+    assert overhead_of_3 > len(source.entries[1, 3].data)
+    check_all(store, source)
+    check_counters(store)
+    store.close()
+
+
+def test_disk_falls_when_everything_in_a_generation_died(tmp_path: Path) -> None:
+    store = open_store(tmp_path, drop_current_bytes=100 * MIB)
+    source = Source([made(1, index, [100_000]) for index in range(1, 201)])
+    migrate(store, source)
+    before = store.disk_bytes()
+    assert store.unlink_dead() == 0
+    store.mark_dead(1, (0, 0), (151, 0))
+    freed = store.unlink_dead()
+    assert freed >= 7 * MIB and store.disk_bytes() <= before - freed
+    source.live = {(1, index): set() for index in range(1, 151)}
+    check_all(store, source)
+    check_counters(store)
+    store.close()
+
+
+def test_a_dead_current_generation_goes_too_and_its_number_never_comes_back(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, 1, [500_000])]))
+    store.delete_group(1)
+    assert store.dead_generations() == [1]
+    assert store.unlink_dead() > 500_000
+    assert [info.id for info in store.generations()] == [2]
+    store.close()
+    again = open_store(tmp_path)
+    report = migrate(again, Source([made(2, 1, [100])]))
+    assert report.runs == [(2, 1, 1, 2, 2)], "run numbers go on as well"
+    again.close()
+
+
+def test_pinned_and_running_generations_stay(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, 1, [100_000])]))
+    store.pin(1)
+    store.delete_group(1)
+    assert store.unlink_dead() == 0
+    store.unpin(1)
+    job = store.migrate_job([(2, 1, 1)])
+    assert store.unlink_dead() == 0, "the job may be writing there"
+    store.adopt(store.run(job, Source([made(2, 1, [100])]).read))
+    assert store.unlink_dead() == 0, "and now it holds something"
+    check_counters(store)
+    store.close()
+
+
+def test_marks_made_while_a_job_runs_count_for_its_copies(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(1, index, [100, 5000]) for index in range(1, 11)])
+    source.entries.update(Source([made(2, index, [100]) for index in range(1, 4)]).entries)
+    source.entries.update(Source([made(3, index, [100]) for index in range(1, 4)]).entries)
+    job = store.migrate_job(source.ranges())
+    report = store.run(job, source.read)
+    store.mark_dead(1, (0, 0), (3, 0))
+    store.mark_dead(1, (3, 0), (4, 1))
+    store.truncate(1, 9)
+    store.delete_group(3)
+    store.adopt(report)
+    source.live = (
+        {(1, index): set() for index in (1, 2, 3, 9, 10)} | {(1, 4): {1}} | {(3, index): set() for index in (1, 2, 3)}
+    )
+    check_all(store, source)
+    check_counters(store)
+    for index in (9, 10):
+        with pytest.raises(PayloadMissing):
+            store.lookup(1, index)
+    assert store.homes(3) == []
+    store.close()
+
+
+def test_rewrite_keeps_survivors_only_and_gives_the_disk_back(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(uid, index, [200, 30_000]) for uid in (1, 2) for index in range(1, 101)])
+    migrate(store, source)
+    assert choose_rewrite(store.generations(), 0.5) == []
+    for uid in (1, 2):
+        for index in range(1, 101):
+            if index % 3:
+                store.mark_dead(uid, (index, 0), (index + 1, 0))
+                source.live[uid, index] = set()
+            else:
+                store.mark_dead(uid, (index, 1), (index, 2))
+                source.live[uid, index] = {0}
+    store.seal_current()
+    [victim] = choose_rewrite(store.generations(), 0.5)
+    before, live = store.disk_bytes(), store.live_bytes
+    job = store.rewrite_job(victim)
+    report = store.run(job)
+    store.mark_dead(1, (3, 0), (4, 0))
+    source.live[1, 3] = set()
+    store.adopt(report)
+    assert report.damaged == [] and report.source == victim
+    assert store.unlink_dead() > 6 * MIB and store.disk_bytes() < before / 2
+    assert victim not in [info.id for info in store.generations()]
+    check_all(store, source)
+    check_counters(store)
+    assert store.live_bytes < live
+    with pytest.raises(PayloadMissing):
+        store.read_unit(1, 6, 1)
+    store.close()
+
+
+def test_a_rewrite_reports_damage_and_saves_the_rest(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(1, index, [200, 30_000]) for index in range(1, 6)])
+    migrate(store, source)
+    store.seal_current()
+    store.close()
+    file = tmp_path / "gen-0000000001" / "data.mdb"
+    data = bytearray(file.read_bytes())
+    data[data.find(source.entries[1, 2].data) + 3] ^= 1
+    data[data.find(source.entries[1, 4].units[1][0][:1000]) + 500] ^= 1
+    file.write_bytes(data)
+    again = open_store(tmp_path)
+    again.adopt_runs(1, [(1, 5, 1, 1)])
+    with pytest.raises(PayloadCorrupt):
+        again.lookup(1, 2)
+    report = again.run(again.rewrite_job(1))
+    assert sorted(index for _, index, _ in report.damaged) == [2, 4]
+    again.adopt(report)
+    again.unlink_dead()
+    source.live = {(1, 2): set(), (1, 4): set()}
+    check_all(again, source)
+    check_counters(again)
+    with pytest.raises(PayloadMissing):
+        again.lookup(1, 2)
+    again.close()
+
+
+def test_truncated_entries_come_back_under_the_same_index(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, index, [5000], term=1) for index in range(1, 11)]))
+    store.truncate(1, 6)
+    with pytest.raises(PayloadMissing):
+        store.lookup(1, 6)
+    later = Source([made(1, index, [5000], term=2) for index in range(6, 15)])
+    migrate(store, later)
+    check_all(store, later)
+    assert store.lookup(1, 5).term == 1 and store.lookup(1, 6).term == 2
+    assert [entry.term for entry in store.scan(1, 4, 7)] == [1, 1, 2, 2]
+    check_counters(store)
+    store.close()
+
+
+def test_a_refill_replaces_the_older_copy(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(1, index, [5000]) for index in range(1, 11)])
+    migrate(store, source)
+    migrate(store, Source([source.entries[1, index] for index in (4, 5)]))
+    assert [(home.first, home.last, home.run) for home in store.homes(1)] == [(1, 3, 1), (4, 5, 2), (6, 10, 1)]
+    check_all(store, source)
+    check_counters(store)
+    store.close()
+
+
+def test_rows_without_ranges(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, 5, [5000])]))
+    source = Source([made(uid, index, [5000]) for uid in (1, 2) for index in (2, 3, 7, 9)])
+    rows = [entry.row() for _, entry in sorted(source.entries.items())]
+    report = store.run(store.migrate_job(number=40), rows=rows)
+    store.adopt(report)
+    assert report.runs == [(1, 2, 3, 1, 40), (1, 7, 9, 1, 40), (2, 2, 9, 1, 40)], (
+        "what is at home elsewhere stays there"
+    )
+    check_all(store, source)
+    assert store.lookup(1, 5).index == 5
+    store.drop_run(2, 7, 9, 1, 40)
+    with pytest.raises(PayloadMissing):
+        store.lookup(2, 7)
+    check_counters(store)
+    store.close()
+
+
+def test_checkpoint_and_restore(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(uid, index, [300, 7000]) for uid in (1, 2, 3) for index in range(1, 30)])
+    migrate(store, source)
+    rows = dict(store.changes())
+    assert len(rows) == 3 and store.changes() == []
+    store.mark_dead(1, (0, 0), (10, 1))
+    store.mark_dead(2, (5, 1), (5, 2))
+    store.delete_group(3)
+    changed = dict(store.changes())
+    assert len(changed) == 3 and list(changed.values()).count(None) == 1
+    rows.update(changed)
+    saved, told = store.checkpoint(), store.generations()
+    store.close()
+    for state in (saved, [(key, value) for key, value in rows.items() if value is not None]):
+        again = open_store(tmp_path)
+        again.restore(state)
+        assert again.generations() == told
+        check_counters(again)
+        assert again.mark_dead(1, (0, 0), (10, 1)) == {}, "replayed marks change nothing"
+        assert again.lookup(2, 5).index == 5
+        again.close()
+    with pytest.raises(PayloadCorrupt):
+        open_store(tmp_path).restore(saved[:-1] + bytes([saved[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("saved", [b"", b"x" * 40])
+def test_an_empty_checkpoint_is_an_error(tmp_path: Path, saved: bytes) -> None:
+    store = open_store(tmp_path)
+    with pytest.raises(PayloadCorrupt):
+        store.restore(saved)
+    store.close()
+
+
+def test_what_a_checkpoint_names_and_is_gone_is_lost(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, index, [200_000]) for index in range(1, 5)]))
+    saved = store.checkpoint()
+    store.delete_group(1)
+    store.unlink_dead()
+    store.close()
+    again = open_store(tmp_path)
+    again.restore(saved)
+    assert again.lost() == [(1, 1, 4)] and again.homes(1) == [] and again.live_bytes == 0
+    again.close()
+
+
+def test_an_abandoned_jobs_rows_are_dead(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(1, 1, [5000])])
+    store.run(store.migrate_job(source.ranges()), source.read)
+    store.abandon()
+    store.close()
+    again = open_store(tmp_path)
+    [info] = again.generations()
+    assert info.live == 0 and info.dead == info.total > 5000
+    migrate(again, source)
+    check_counters(again)
+    check_all(again, source)
+    again.close()
+
+
+def test_a_crash_inside_an_environment_sets_it_aside(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, index, [5000]) for index in range(1, 4)]))
+    saved = store.checkpoint()
+    with store._lock:
+        store.shelf.get(1)._enter()  # The process is inside; it never leaves.
+    store._journal.close()
+    asked: list[int] = []
+
+    def probe(path: str, number: int) -> bool:
+        asked.append(number)
+        return len(asked) == 1
+
+    store.shelf.get(1)._leave()
+    store.shelf.close()
+    config = store.config
+    again = PayloadStore(tmp_path, config, Door(), probe_generation=probe)
+    assert again.open() == [] and asked == [1], "it was probed, and is well"
+    again.restore(saved)
+    assert again.lookup(1, 2).index == 2
+    again.shelf.get(1)._enter()
+    again._journal.close()
+    again.shelf.get(1)._leave()
+    again.shelf.close()
+    third = PayloadStore(tmp_path, config, Door(), probe_generation=probe)
+    assert third.open() == [1] and third.suspects() == [1]
+    third.restore(saved)
+    assert third.lost() == [(1, 1, 3)]
+    report = migrate(third, Source([made(1, index, [5000]) for index in range(1, 4)]))
+    assert report.runs[0][3] == 2, "refilled beside what was set aside"
+    third.close()
+
+
+def test_the_real_probe_reads_a_generation_and_refuses_a_cut_one(tmp_path: Path) -> None:
+    from logyard.payloads.probe import survives
+
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, 1, [50_000])]))
+    path = store.shelf.path(1)
+    store.close()
+    assert survives(path, 1)
+    os.truncate(os.path.join(path, "data.mdb"), 30_000)
+    assert not survives(path, 1)
+
+
+def test_a_clean_close_and_a_kill_outside_suspect_nothing(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "in-use"))
+    assert journal.open() == []
+    slot = journal.enter(7)
+    journal.mark(slot, False)
+    other = journal.enter(8)
+    journal._map = None  # Killed: nothing is closed.
+    journal = Journal(str(tmp_path / "in-use"))
+    assert journal.open() == [8] and other != slot
+    journal.close()
+    (tmp_path / "in-use").write_bytes(b"garbage" * 9000)
+    assert Journal(str(tmp_path / "in-use")).open() == []
+
+
+def test_a_failing_generation_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, index, [5000]) for index in range(1, 4)]))
+    store.seal_current()
+    migrate(store, Source([made(2, 1, [5000])]))
+    saved = store.checkpoint()
+    store.close()
+    os.truncate(tmp_path / "gen-0000000001" / "data.mdb", 12_288)
+    again = open_store(tmp_path)
+    again.restore(saved)
+    assert again.suspects() == [1] and again.lost() == [(1, 1, 3)]
+    assert again.lookup(2, 1).index == 1
+    with pytest.raises(GenerationFailed):
+        again.generation(1)
+    with pytest.raises(PayloadMissing):
+        again.lookup(1, 1)
+    again.close()
+
+
+def test_an_unfinished_generation_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "gen-0000000001").mkdir()
+    (tmp_path / "gen-0000000001" / "data.mdb").write_bytes(b"")
+    store = open_store(tmp_path)
+    assert store.generations() == []
+    source = Source([made(1, 1, [5000])])
+    migrate(store, source)
+    check_all(store, source)
+    store.close()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, 1, [5000])]))
+    store.close()
+    monkeypatch.setattr("logyard.payloads.generation.FORMAT", 0)
+    with pytest.raises(FormatNewer):
+        open_store(tmp_path)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 1 << 30))
+def test_counters_equal_a_recount_after_random_operations(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    rng = random.Random(seed)
+    path = tmp_path_factory.mktemp("random")
+    store = open_store(path, generation_bytes=2 * MIB, transaction_bytes=256 << 10, ledger_slots=50)
+    everything = Source([])
+    ends = {uid: 1 for uid in (1, 2, 3)}
+    for _ in range(rng.randrange(3, 14)):
+        uid = rng.choice((1, 2, 3))
+        end = ends[uid]
+        action = rng.random()
+        if action < 0.35:
+            batch = Source([])
+            for group in (1, 2, 3):
+                for index in range(ends[group], ends[group] + rng.randrange(0, 15)):
+                    entry = made(
+                        group,
+                        index,
+                        [rng.choice((50, 900, 6000, 30_000)) for _ in range(rng.randrange(1, 4))],
+                        seed % 9 + 1,
+                    )
+                    batch.entries[group, index] = entry
+                    ends[group] = index + 1
+            migrate(store, batch)
+            everything.entries.update(batch.entries)
+        elif action < 0.7:
+            first = (rng.randrange(0, end + 1), rng.randrange(0, 4))
+            last = (rng.randrange(first[0], end + 2), rng.randrange(0, 4))
+            store.mark_dead(uid, first, last)
+            for (group, index), entry in everything.entries.items():
+                if group == uid:
+                    live = everything.live.get((uid, index), set(range(len(entry.units))))
+                    everything.live[uid, index] = {unit for unit in live if not first <= (index, unit) < last}
+        elif action < 0.75:
+            cut = rng.randrange(1, end + 1)
+            store.truncate(uid, cut)
+            ends[uid] = cut
+            everything.entries = {
+                key: entry for key, entry in everything.entries.items() if key[0] != uid or key[1] < cut
+            }
+            everything.live = {key: live for key, live in everything.live.items() if key[0] != uid or key[1] < cut}
+        elif action < 0.9:
+            for victim in choose_rewrite(store.generations(), 0.8)[:1]:
+                store.adopt(store.run(store.rewrite_job(victim)))
+            store.unlink_dead()
+        else:
+            saved = store.checkpoint()
+            store.close()
+            store = open_store(path, generation_bytes=2 * MIB, transaction_bytes=256 << 10, ledger_slots=50)
+            store.restore(saved)
+    check_counters(store)
+    check_all(store, everything)
+    store.close()
