@@ -84,10 +84,9 @@ class Inbound:
         system = self.system
         for member in system.members.values():
             raft = member.raft
-            if member.state == RUNNING and raft.leader == system.node_id and node in raft.progress:
+            if member.state == RUNNING and (node == raft.leader or node in raft.progress):
                 raft.on_link_reset(node)
-                if not raft.is_quiet:
-                    system.active.add(member)
+                system.active.add(member)
                 system.scheduler.mark(member)
 
     def on_liveness(self, live: set[int]) -> None:
@@ -99,9 +98,8 @@ class Inbound:
         for member in system.members.values():
             if member.state == RUNNING:
                 member.raft.on_liveness()
-                if not member.raft.is_quiet:
-                    system.active.add(member)
-                    system.scheduler.mark(member)
+                system.active.add(member)
+                system.scheduler.mark(member)
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
         """Typed requests beside the consensus stream: group definitions and snapshot transfers."""
