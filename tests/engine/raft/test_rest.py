@@ -1,8 +1,8 @@
-"""Coming to rest, and never too early: the ways to wait forever that node liveness in place of heartbeats could open."""
+"""Coming to rest, never too early: the ways to wait forever that liveness in place of heartbeats could open."""
 
 from __future__ import annotations
 
-from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.membership import Change
 from logyard.engine.raft.messages import APPEND, APPEND_REPLY, CONFIRM, LEADER_GONE, PREVOTE, PREVOTE_REPLY, Message
 
