@@ -233,8 +233,23 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
 
 
+def test_a_sealed_file_is_reported_even_if_the_disk_fills_up_in_the_same_write(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    wal, _, _ = open_wal(disk, str(tmp_path))
+    items = [WalItem(7, [command(7, index, bodies=[b"s" * 9000]) for index in range(1, 16)])]
+    disk.fail("preallocate", 2, errno.ENOSPC)
+    with pytest.raises(NoSpace):
+        wal.write(items)
+    assert wal.current == 2
+    rolled = wal.write(items)
+    assert rolled is not None and [one.file for one in rolled.sealed][:2] == [1, 2]
+    wal.close()
+    memory, result = recover(disk, str(tmp_path))
+    assert sorted(memory.log[7]) == list(range(1, 16)) and not result.damage
+
+
 def test_a_failed_sync_of_a_new_files_name_is_final(tmp_path: Path) -> None:
-    """Its head may be there for the next replay, and it ends the file before: batches written on there would be lost."""
+    """Its head may be there for the next replay, and it ends the file before: batches written there would be lost."""
     disk = FaultyDisk()
     wal, _, _ = open_wal(disk, str(tmp_path))
     wal.write([WalItem(7, [command(7, 1)])])
@@ -319,6 +334,17 @@ def test_files_are_reused_and_the_stock_is_bounded(tmp_path: Path) -> None:
     wal, memory, result = open_wal(disk, str(tmp_path), flushed_through=wal.current - 1)
     assert not result.damage and max(memory.log[7]) == index
     assert wal.allocated_bytes() <= (SMALL.stock + 1) * SMALL.file_bytes
+    wal.close()
+
+
+def test_a_recycled_files_old_name_is_gone_for_good_before_its_space_is_used(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    wal, _, _ = open_wal(disk, str(tmp_path))
+    wal.write([WalItem(7, [command(7, 1)])])
+    wal.roll()
+    disk.calls.clear()
+    wal.recycle(1)
+    assert [call.name for call in disk.calls] == ["rename", "sync_directory", "sync_file"]
     wal.close()
 
 

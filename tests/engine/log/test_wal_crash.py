@@ -198,6 +198,46 @@ def test_bytes_of_a_client_never_pass_for_a_batch(tmp_path: Path) -> None:
     assert list(memory.log) == [66] and len(memory.log[66]) == 1 and not result.damage
 
 
+def test_batches_of_another_wal_never_pass_for_this_ones(tmp_path: Path) -> None:
+    """Same epoch, same number, same place, whole in itself: only the file's salt tells them apart."""
+    disk = Disk()
+    for name, uid in (("one", 7), ("two", 66)):
+        wal, _, _ = open_wal(disk, str(tmp_path / name), CONFIG)
+        for index in (1, 2):
+            wal.write([WalItem(uid, [command(uid, index)])])
+        wal.close()
+    path = tmp_path / "one" / wal_name(1)
+    image = bytearray(path.read_bytes())
+    second = slice(DATA_START + BLOCK, DATA_START + 2 * BLOCK)
+    image[second] = (tmp_path / "two" / wal_name(1)).read_bytes()[second]
+    path.write_bytes(image)
+    memory, result = recover(disk, str(tmp_path / "one"))
+    assert list(memory.log) == [7] and sorted(memory.log[7]) == [1] and not result.damage
+    assert result.current is not None and result.current.torn
+
+
+def test_a_torn_batch_behind_a_seal_is_overwritten_too(tmp_path: Path) -> None:
+    disk = Disk()
+    wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
+    wal.write([WalItem(7, [command(7, 1)])])
+    wal.seal()
+    start = wal.position[1]
+    wal.write([WalItem(7, [command(7, 2)])])
+    wal.close()
+    path = tmp_path / wal_name(1)
+    image = bytearray(path.read_bytes())
+    last = image[start + BLOCK - 1]
+    image[start + BLOCK - 1] ^= 1
+    path.write_bytes(image)
+    wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
+    wal.close()
+    image = bytearray(path.read_bytes())
+    image[start + BLOCK - 1] = last
+    path.write_bytes(image)
+    memory, _ = recover(disk, str(tmp_path))
+    assert sorted(memory.log[7]) == [1]
+
+
 def test_pitfall_48_replay_writes_nothing_and_says_the_same_twice(tmp_path: Path) -> None:
     _, ends = write_all(str(tmp_path), batches())
     path = tmp_path / wal_name(1)

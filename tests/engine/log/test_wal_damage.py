@@ -179,6 +179,20 @@ def test_the_end_of_a_sealed_file_is_missed(tmp_path: Path) -> None:
     assert [damage.uid for damage in result.damage] == [0] and 7 not in result.cleared
 
 
+def test_the_end_of_a_sealed_file_is_healed_by_its_trailer(tmp_path: Path) -> None:
+    """The next file's head says where the batches of this one end, so that the last trailer can be found."""
+    disk = Disk()
+    wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
+    wal.write([WalItem(7, [command(7, 1)])])
+    at = wal.position[1]
+    wal.write([WalItem(7, [command(7, 2)])])
+    wal.roll()
+    wal.close()
+    damaged(tmp_path, at + 9)
+    memory, result = recover(disk, str(tmp_path))
+    assert sorted(memory.log[7]) == [1, 2] and not result.damage and len(result.healed) == 1
+
+
 @pytest.mark.parametrize("copies", [1, 2])
 def test_the_head_of_a_file(tmp_path: Path, copies: int) -> None:
     disk = Disk()
