@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -108,7 +109,7 @@ def check_counters(store: PayloadStore) -> None:
         assert store.measure(number).damage == []
 
 
-def open_store(path: Path, door: Door | None = None, **changes: object) -> PayloadStore:
+def open_store(path: Path, door: Door | None = None, **changes: Any) -> PayloadStore:
     """A store with small maps."""
     config = StoreConfig(generation_bytes=8 * MIB, transaction_bytes=1 * MIB, drop_current_bytes=1)._replace(**changes)
     store = PayloadStore(path, config, door or Door())
