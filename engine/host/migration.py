@@ -49,8 +49,10 @@ class Migration:
         storage = system.storage
         if file.live:
             await system.store.write(self._ranges(file), lambda uid, first, last: self._read(file, uid, first, last))
+        # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
+        floors = storage.raise_floors(storage.segment_users(file.file))
         storage.files.pop(file.file, None)
-        await storage.commit_members((), gone_files=[file.file])
+        await storage.commit_members(floors, gone_files=[file.file])
         storage.homes.give_up(("wal", file.file), lambda: storage.recycle(file.file))
         storage.release_segment(file.file)
 
@@ -94,10 +96,9 @@ class Migration:
     async def collect(self, live_ratio: float) -> None:
         """Rewrite generations below a live ratio, unlink those with nothing live."""
         system = self.system
-        if await system.store.rewrite_sparse(live_ratio):
-            await system.storage.commit_members(())
-        if any(not one.live for one in system.store.generations()):
-            await system.storage.commit_members(())
+        rewritten = await system.store.rewrite_sparse(live_ratio)
+        if rewritten or any(not one.live for one in system.store.generations()):
+            await system.storage.commit_members(system.storage.raise_floors(system.members))
             await trio.to_thread.run_sync(system.store.unlink_dead)
 
     async def compact(self) -> dict[str, Any]:

@@ -51,8 +51,12 @@ class Snapshots:
         taken = size = skipped = 0
         for at in range(0, len(members), TAKE_CHUNK):
             captured: list[tuple[Member, Snapshot, bytes]] = []
-            for member in members[at : at + TAKE_CHUNK]:
-                if member.state != RUNNING or not member.resolves:
+            chunk = members[at : at + TAKE_CHUNK]
+            if any(member.raft.applied > member.raft.log.stable for member in chunk):
+                # A quorum may commit what is not durable here yet; a snapshot of it would promise too much.
+                await self.system.durability.exclusive(_nothing)
+            for member in chunk:
+                if member.state != RUNNING or not member.resolves or member.raft.applied > member.raft.log.stable:
                     skipped += 1
                 elif member.raft.applied > member.snapshot_index:
                     captured.append(self._capture(member))
@@ -250,6 +254,10 @@ class Snapshots:
         member.wake()
         system.active.add(member)
         system.scheduler.mark(member)
+
+
+def _nothing() -> None:
+    """What `exclusive` runs for a caller that only wants the batch under way to be over."""
 
 
 def restore(member: Member, snapshot: Snapshot, system: System) -> None:

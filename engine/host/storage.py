@@ -270,6 +270,23 @@ class Storage:
         for run in gone:
             self._leave_segment(member.uid, run.segment)
 
+    def segment_users(self, segment: int) -> set[int]:
+        """The groups with entries in a segment."""
+        return self._segment_users.get(segment, set())
+
+    def raise_floors(self, uids: Iterable[int]) -> set[Member]:
+        """Before payload bytes of these groups are destroyed: the floor covers every release that made any of them dead (law 4).
+
+        The members that changed: commit them before the bytes go. A floor at or below the snapshot means nothing any more.
+        """
+        changed: set[Member] = set()
+        for uid in uids:
+            member = self.system.members.get(uid)
+            if member is not None and member.last_release > max(member.floor, member.snapshot_index):
+                member.floor = member.last_release
+                changed.add(member)
+        return changed
+
     def _leave_segment(self, uid: int, segment: int) -> None:
         users = self._segment_users.get(segment)
         if users is not None:
