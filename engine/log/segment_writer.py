@@ -53,8 +53,21 @@ class SegmentJob(NamedTuple):
 
 
 def latest_entries(entries: Sequence[tuple[int, Entry]]) -> dict[tuple[int, int], Entry]:
-    """The last write of each (uid, index): an entry may be overwritten in the same file, even in the same batch."""
-    return {(uid, entry.index): entry for uid, entry in entries}
+    """By (uid, index), what the file's writes leave standing: an entry voids its group's older ones from its index on.
+
+    Truncations that no entry followed are not in the list: `valid` of `build_segment_job` knows them.
+    """
+    found: dict[tuple[int, int], Entry] = {}
+    lasts: dict[int, int] = {}
+    for uid, entry in entries:
+        index = entry.index
+        last = lasts.get(uid, 0)
+        if index < last:
+            for void in range(index + 1, last + 1):
+                found.pop((uid, void), None)
+        lasts[uid] = index
+        found[uid, index] = entry
+    return found
 
 
 def build_segment_job(

@@ -219,6 +219,16 @@ def test_pitfall_43_53_a_deleted_group_and_old_content_are_left_behind(tmp_path:
     wal.close()
 
 
+def test_pitfall_46_what_an_overwrite_voids_is_left_behind_whoever_is_asked(tmp_path: Path) -> None:
+    written = [(7, entry) for entry in [*commands(7, 1, 6, term=1), *commands(7, 3, 4, term=2)]]
+    sealed = Sealed(1, 1, 0, [*written, (8, command(8, 5))])
+    job = build_segment_job(
+        sealed, lambda uid, index, term: True, segment=1, path=str(tmp_path / "1"), directory=str(tmp_path)
+    )
+    assert [tuple(run) for run in job.runs] == [(7, 1, 2, 1), (7, 3, 4, 2), (8, 5, 5, 1)]
+    assert run_segment_job(Disk(), job, sealed.entries).runs == {7: (1, 4), 8: (5, 5)}
+
+
 def test_another_process_writes_the_same_bytes_from_the_file_alone(tmp_path: Path) -> None:
     wal, sealed = sealed_file(tmp_path)
     wal.close()
