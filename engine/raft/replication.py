@@ -230,7 +230,7 @@ def push_transfer(raft: Raft) -> None:
 def advance_commit(raft: Raft) -> None:
     """Commit what a quorum has stable, if it is of this leader's own term (paper 5.4.2, figure 8)."""
     log = raft.log
-    if raft.pair is not None and raft.voter:
+    if raft.pair is not None:
         a = log.stable
         b = raft.pair[0].match
         c = raft.pair[1].match

@@ -372,3 +372,10 @@ def test_a_stored_commit_index_is_a_hint() -> None:
     assert raft.commit == 2
     raft = make(log=RaftLog(5, 2), commit=0)
     assert raft.commit == raft.applied == 5 and raft.term == 2
+
+
+def test_a_snapshot_may_be_durable_before_the_term_that_came_with_it() -> None:
+    raft = make(log=RaftLog(5, 3), term=2, vote=3)
+    assert (raft.term, raft.vote) == (3, 0)
+    ready = raft.ready()
+    assert ready is not None and ready.hard_state == (3, 0)
