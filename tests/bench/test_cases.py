@@ -1,0 +1,76 @@
+"""Each case of `logyard bench` on real nodes, small: the keys of its report, and that its checks can fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logyard.bench.cases.append import LoadFailed, run_processes
+from logyard.bench.load import LoadSpec
+
+
+def bench(*words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "logyard.service.cli", "bench", *words, "--volatile", "--json"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1
+    found: dict[str, Any] = json.loads(lines[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ("--nodes", "1", "--logs", "1", "--size", "256", "--clients", "5", "--window", "100"),
+        ("--nodes", "3", "--logs", "20", "--size", "5000", "--clients", "8", "--window", "1"),
+    ],
+    ids=["pipelined, one node", "closed loop, three nodes"],
+)
+def test_append_counts_verifies_and_agrees_with_its_window(tmp_path: Path, shape: Sequence[str]) -> None:
+    found = bench("append", *shape, "--seconds", "1", "--warmup", "0.5", "--dir", str(tmp_path / "nodes"))
+    assert found["ok"] is True
+    assert found["lost"] == found["failed"] == 0
+    assert found["ops_per_s"] > 10
+    assert found["mb_per_s"] == pytest.approx(found["ops_per_s"] * found["size"] / 1e6, rel=0.01)
+    assert found["acknowledged"] == found["stored"] >= found["ops_per_s"]
+    assert 0 < found["verified"] < found["acknowledged"] / 20
+    assert 0 < found["p50_ms"] <= found["p99_ms"]
+    assert 0.5 < found["window_agreement"] < 2
+    assert found["fdatasyncs"] > 0
+    assert found["warmup_s"] == 0.5
+    assert found["filesystem"]
+
+
+def test_idle_reports_what_a_log_costs(tmp_path: Path) -> None:
+    found = bench(
+        "idle", "--nodes", "1", "--logs", "300", "--seconds", "0.5", "--settle", "0.5", "--dir", str(tmp_path / "nodes")
+    )
+    assert found["ok"] is True
+    assert 0 < found["bytes_per_log"] < 200_000
+    assert 0 <= found["cpu_percent"] < 200
+
+
+def test_recover_loses_nothing(tmp_path: Path) -> None:
+    found = bench(
+        "recover", "--nodes", "1", "--logs", "30", "--entries", "3", "--size", "64", "--dir", str(tmp_path / "nodes")
+    )
+    assert found["ok"] is True
+    assert found["stored"] == found["acknowledged"] == 90
+    assert found["lost"] == 0
+    assert 0 < found["ready_s"] <= found["recovery_s"]
+
+
+def test_a_load_process_that_cannot_connect_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    spec = LoadSpec(["127.0.0.1:not-a-port"], ["log"], 64, 1, 1, 0, 0, 0.1, 0.1, 100)
+    with pytest.raises(LoadFailed):
+        run_processes([spec], lambda text: None)
+    assert "HOST:PORT" in capfd.readouterr().err

@@ -1,0 +1,173 @@
+"""The verbs against a real cluster of three processes, and the processes' own lives: ready, Ctrl-C, kill, orphans."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from logyard.service.cli import cli
+from logyard.service.local_cluster import LocalCluster
+
+COMMAND = [sys.executable, "-m", "logyard.service.cli"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("yard"), 3) as found:
+        found.start()
+        yield found
+
+
+@pytest.fixture
+def ask(cluster: LocalCluster) -> Callable[..., dict[str, Any]]:
+    """Run a verb with --json; returns its object, checks the exit code."""
+
+    def run(*words: str, text: str | bytes | None = None, code: int = 0) -> dict[str, Any]:
+        done = CliRunner().invoke(cli, [*words, "--servers", ",".join(cluster.addresses), "--json"], input=text)
+        assert done.exit_code == code, done.output
+        assert len(done.stdout.splitlines()) == 1
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert found["ok"] == (code == 0)
+        return found
+
+    return run
+
+
+def reach(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    """Look until something outside of this process is so."""
+    wait, deadline = threading.Event().wait, time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        wait(0.02)
+    return True
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_log_lives_through_its_verbs(ask: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    assert ask("create", "orders", "other")["created"] == ["orders", "other"]
+    assert {log["name"] for log in ask("list", "--prefix", "or")["logs"]} == {"orders"}
+    done = ask("append", "orders", "--metadata", "m", text="first\nsecond\n")
+    assert (done["first"], done["last"], done["records"]) == (0, 1, 2)
+    blob = tmp_path / "blob"
+    blob.write_bytes(bytes(range(256)) * 1000)
+    assert ask("append", "orders", str(blob))["first"] == 2
+    records = ask("read", "orders")["records"]
+    assert [record["offset"] for record in records] == [0, 1, 2]
+    assert records[0] | {"metadata": "m", "payload": "first", "size": 5} == records[0]
+    assert records[2]["metadata"] == str(blob)
+    assert "payload_base64" in records[2]
+    for node in (1, 2, 3):
+        assert reach(lambda node=node: len(ask("read", "orders", "--node", str(node))["records"]) == 3)
+    assert [record["offset"] for record in ask("read", "orders", "--from", "1", "--count", "1")["records"]] == [1]
+    assert "payload" not in ask("read", "orders", "--metadata-only")["records"][0]
+    ask("truncate", "orders", "--before", "2")
+    assert [record["offset"] for record in ask("read", "orders")["records"]] == [2]
+    assert ask("describe", "orders")["start"] == 2
+    ask("delete", "other", "--yes")
+    assert [log["name"] for log in ask("list")["logs"]] == ["orders"]
+
+
+def test_raw_payloads_and_following(cluster: LocalCluster, ask: Callable[..., dict[str, Any]]) -> None:
+    ask("create", "followed")
+    servers = ["--servers", cluster.addresses[0]]
+    reader = subprocess.Popen(
+        [*COMMAND, "read", "followed", "--follow", "--count", "2", "--raw", *servers], stdout=subprocess.PIPE
+    )
+    ask("append", "followed", "--whole", text=b"\x00one")
+    ask("append", "followed", "--whole", text=b"two\n")
+    output, _ = reader.communicate(timeout=30)
+    assert output == b"\x00onetwo\n"
+    assert reader.returncode == 0
+
+
+def test_looking_after_the_cluster(ask: Callable[..., dict[str, Any]]) -> None:
+    ask("create", "kept")
+    ask("append", "kept", "--whole", text=b"x" * 100_000)
+    ask("snapshot", "kept")
+    assert set(ask("compact")["nodes"]) == {"1", "2", "3"}
+    found = ask("status")
+    assert [node["node"] for node in found["nodes"]] == [1, 2, 3]
+    for node in found["nodes"]:
+        assert {"pid", "groups", "led", "fdatasyncs", "wal_bytes_live", "payload_disk_bytes"} <= set(node)
+    assert len(ask("status", "--node", "2")["nodes"]) == 1
+    assert sorted(ask("members", "kept")["members"]) == [1, 2, 3]
+    leader = ask("members", "kept")["leader"]
+    target = leader % 3 + 1
+    ask("transfer", "kept", "--to", str(target))
+    assert reach(lambda: ask("members", "kept")["leader"] == target)
+
+
+def test_errors_are_typed_and_leave_one_line(ask: Callable[..., dict[str, Any]]) -> None:
+    assert ask("describe", "absent", code=1)["error"]["code"] == "unknown_group"
+    assert ask("truncate", "absent", "--before", "1", code=1)["error"]["code"] == "unknown_group"
+
+
+def test_a_second_process_on_the_directory_is_refused(cluster: LocalCluster) -> None:
+    config = cluster.nodes[1].config_path
+    done = subprocess.run([*COMMAND, "serve", "--config", str(config)], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def start_up(directory: Path, nodes: int) -> tuple[subprocess.Popen[str], list[int]]:
+    """`logyard up`; returns it and the nodes' process ids when it said that all are there."""
+    process = subprocess.Popen(
+        [*COMMAND, "up", "--nodes", str(nodes), "--dir", str(directory), "--port", "17801", "--json"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    pids = []
+    for line in process.stderr:
+        if line.startswith("node "):
+            pids.append(int(line.split()[4]))
+        if line.startswith("Ctrl-C"):
+            break
+    assert len(pids) == nodes
+    return process, pids
+
+
+def test_ctrl_c_stops_up_cleanly_and_its_directory_starts_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        process, pids = start_up(tmp_path, 2)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        fields = json.loads(output.splitlines()[-1])
+        assert fields["exit_codes"] == {"1": 0, "2": 0}
+        assert not any(alive(pid) for pid in pids)
+
+
+def test_nodes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    process, pids = start_up(tmp_path, 2)
+    process.kill()
+    process.communicate(timeout=30)
+    assert reach(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_up_ends_when_a_node_dies(tmp_path: Path) -> None:
+    process, pids = start_up(tmp_path, 2)
+    os.kill(pids[0], signal.SIGKILL)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert json.loads(output.splitlines()[-1])["exit_codes"]["1"] == -9
+    assert not alive(pids[1])
