@@ -24,6 +24,8 @@ BATCH_RECORDS = 4096
 MANY_RECORDS = 65536
 """Records of one atomic append: they travel as one frame."""
 HEAD_BYTES_MAX = 64 << 10
+GRACE_S = 0.25
+"""A frame under way at its deadline may still be answered: a late refusal says more than an unknown outcome."""
 RECORD_OVERHEAD = 8
 """A record's share of the table."""
 
@@ -294,6 +296,9 @@ class Lane:
 
     def _again(self, batch: Batch, error: LogyardError) -> None:
         now = self.clock()
+        if now >= batch.deadline:
+            self._finish(batch, self._overdue(batch, error))
+            return
         batch.trouble = error
         self.close()
         insort(self.queue, batch)
@@ -310,20 +315,18 @@ class Lane:
         """Fail what is past its deadline: with what last stood in its way, or as `Unknown` if it may have happened."""
         if self.open is not None and self.open.deadline <= now:
             self.close()
-        late = [batch for batch in self.queue if batch.deadline <= now]
-        late += [batch for batch in self.sent.values() if batch.deadline <= now]
-        for batch in late:
-            if batch.serial in self.sent:
-                del self.sent[batch.serial]
-                batch.ambiguous = True
-            else:
-                self.queue.remove(batch)
-            if batch.ambiguous or batch.trouble is None:
-                why = batch.trouble or "no answer in time"
-                error = Unknown if batch.ambiguous else NotLeader
-                self._finish(batch, error(f"{self.name}: not acknowledged in time: {why}"))
-            else:
-                self._finish(batch, batch.trouble.again())
+        for batch in [batch for batch in self.queue if batch.deadline <= now]:
+            self.queue.remove(batch)
+            self._finish(batch, self._overdue(batch, batch.trouble))
+        for batch in [batch for batch in self.sent.values() if batch.deadline + GRACE_S <= now]:
+            del self.sent[batch.serial]
+            batch.ambiguous = True
+            self._finish(batch, self._overdue(batch, batch.trouble))
+
+    def _overdue(self, batch: Batch, trouble: LogyardError | None) -> LogyardError:
+        if batch.ambiguous:
+            return Unknown(f"{self.name}: not acknowledged in time: {trouble or 'no answer'}")
+        return trouble.again() if trouble is not None else NotLeader(f"{self.name}: no leader was found in time")
 
     def fail(self, error: LogyardError) -> None:
         """Fail what waits to be sent (the group does not exist, the client is closing)."""

@@ -294,15 +294,15 @@ class Network(AsyncVerbs):
                 if not cut:
                     return call.decode(value)
                 reached = False
-                error: LogyardError = Unknown(f"{call.method}: node {link.node} closed the connection unanswered")
+                error: LogyardError = unreachable(link.address, f"it closed the connection over {call.method}")
                 if not call.idempotent and not self.retry:
-                    raise error
+                    raise Unknown(f"{call.method}: not known whether it happened: {error}")
             except LogyardError as refusal:
                 error = refusal
                 if isinstance(error, Unknown) and not call.idempotent and not self.retry:
                     raise
             if call.group:
-                self.routes.redirect(call.group, error.leader if isinstance(error, NotLeader) else 0)
+                self.routes.stumbled(call.group, error)
             await trio.sleep(retry.after(error, not reached, self.clock()))
 
     async def _target(self, call: Call[T], retry: Retry) -> Link:

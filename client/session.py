@@ -17,6 +17,8 @@ from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, REPLIES, RESULT, Buffer, P
 
 BACKOFF_FIRST = 0.01
 BACKOFF_LAST = 0.25
+ATTEMPT_S = 0.05
+"""No further try begins with less time left: cut short, it would turn a plain refusal into an unknown outcome."""
 
 
 def backoff(failures: int, chance: random.Random) -> float:
@@ -182,11 +184,11 @@ class Routes:
         """The node that leads a group as far as is known, or 0."""
         return self.groups[name][1] if name in self.groups else 0
 
-    def redirect(self, name: str, leader: int) -> None:
-        """A member named another leader (0: none)."""
-        if name in self.groups:
+    def stumbled(self, name: str, error: LogyardError) -> None:
+        """A request to the leader failed: forget it, unless it is the right one and merely busy."""
+        if name in self.groups and error.retry != "same_session":
             uid, _, members = self.groups[name]
-            self.groups[name] = (uid, leader, members)
+            self.groups[name] = (uid, error.leader if isinstance(error, NotLeader) else 0, members)
 
 
 def unreachable(address: tuple[str, int], why: object) -> LogyardError:
@@ -215,6 +217,6 @@ class Retry:
         elif not (isinstance(error, NotLeader) and error.leader and not self.failures):
             wanted = backoff(self.failures, self.chance)
         self.failures += 1
-        if now + wanted >= self.deadline:
+        if now + wanted + ATTEMPT_S >= self.deadline:
             raise error
         return wanted

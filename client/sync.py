@@ -103,6 +103,16 @@ class Connection:
                 raise wire.ProtocolError("the server closed the connection")
             self.channel.received(count)
 
+    def alive(self) -> bool:
+        """The server has not closed an idle connection meanwhile: what is sent on it is not lost for sure."""
+        try:
+            self._socket.settimeout(0)
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Close the socket."""
         with suppress(OSError):
@@ -216,7 +226,7 @@ class Yard(SyncVerbs):
         """Wait before the next try, or raise when there is none."""
         if group:
             with self._lock:
-                self._routes.redirect(group, error.leader if isinstance(error, NotLeader) else 0)
+                self._routes.stumbled(group, error)
         delay = retry.after(error, cut, time.monotonic())
         if delay:
             # A blocking client has nothing else to do in a back-off.
@@ -226,9 +236,12 @@ class Yard(SyncVerbs):
         with self._lock:
             if self._closed:
                 raise LogyardError("the client is closed")
-            idle = self._idle.get(address)
-            if idle:
-                return idle.pop()
+            idle = self._idle.get(address, [])
+            while idle:
+                connection = idle.pop()
+                if connection.alive():
+                    return connection
+                connection.close()
         connection = Connection(address, deadline)
         try:
             with self._lock:

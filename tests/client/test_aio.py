@@ -128,11 +128,13 @@ async def test_busy_is_waited_out() -> None:
 
 
 async def test_what_stays_busy_fails_as_busy_in_time() -> None:
-    async with fake_cluster(1) as cluster, connect(seeds(cluster), timeout=0.3) as yard:
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
         cluster.create("a", [1], 1)
+        log = yard.log("a")
+        await log.append(b"x")
         cluster.nodes[1].busy = 1 << 30
-        with trio.fail_after(3), pytest.raises(errors.Busy):
-            await yard.log("a").append(b"x")
+        with trio.fail_after(5), pytest.raises(errors.Busy):
+            await log.append(b"x", timeout=0.5)
 
 
 async def test_a_dead_leader_is_replaced_and_what_was_cut_is_sent_again() -> None:
@@ -181,11 +183,13 @@ async def test_without_retry_a_cut_connection_is_an_unknown_outcome() -> None:
 
 
 async def test_no_answer_in_time_is_an_unknown_outcome() -> None:
-    async with fake_cluster(1) as cluster, connect(seeds(cluster), timeout=0.3) as yard:
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
         cluster.create("a", [1], 1)
+        log = yard.log("a")
+        await log.append(b"x")
         cluster.nodes[1].silent = True
-        with trio.fail_after(3), pytest.raises(errors.Unknown):
-            await yard.log("a").append(b"x")
+        with trio.fail_after(5), pytest.raises(errors.Unknown):
+            await log.append(b"x", timeout=0.5)
         assert yard.window.used == 0
 
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import trio
+import trio.testing
 
 from logyard.client import errors
 from logyard.client.sync import connect_sync
@@ -17,7 +18,7 @@ from logyard.client.sync import connect_sync
 from .fake_system import FakeCluster, fake_cluster, start_node
 
 
-async def in_thread(work: Callable[..., None], *arguments: object) -> None:
+async def in_thread(work: Callable[..., object], *arguments: object) -> None:
     """Run a blocking test in a thread beside the servers."""
     with trio.fail_after(20):
         await trio.to_thread.run_sync(partial(work, *arguments), abandon_on_cancel=True)
@@ -87,11 +88,17 @@ async def test_busy_is_waited_out_and_bounded() -> None:
     async with fake_cluster(1) as cluster:
         cluster.create("a", [1], 1)
         cluster.nodes[1].busy = 3
-        await in_thread(append_one, list(cluster.addresses.values()), 30.0)
+        await in_thread(busy_for_good, list(cluster.addresses.values()), cluster)
+
+
+def busy_for_good(servers: list[str], cluster: FakeCluster) -> None:
+    with connect_sync(servers) as yard:
+        log = yard.log("a")
+        assert log.append(b"x") == 0
         assert cluster.nodes[1].busy == 0
         cluster.nodes[1].busy = 1 << 30
         with pytest.raises(errors.Busy):
-            await in_thread(append_one, list(cluster.addresses.values()), 0.2)
+            log.append(b"x", timeout=0.5)
 
 
 def append_one(servers: list[str], timeout: float, retry: bool = True) -> None:
@@ -147,6 +154,23 @@ def large_body(servers: list[str]) -> None:
         assert log.append(b"large", payload=body) == 0
         assert log.read(0).payload == body
         assert log.read_body(0) == body
+
+
+async def test_an_idle_connection_that_was_closed_is_not_used() -> None:
+    async with trio.open_nursery() as nursery:
+        cluster = FakeCluster()
+        _, scope = await start_node(cluster, 1, nursery)
+        cluster.create("a", [1], 1)
+        servers = list(cluster.addresses.values())
+        yard = await trio.to_thread.run_sync(partial(connect_sync, servers, retry=False))
+        await in_thread(yard.log("a").append, b"before")
+        scope.cancel()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await start_node(cluster, 1, nursery, port=int(servers[0].rpartition(":")[2]))
+        await in_thread(yard.log("a").append, b"after")
+        assert [head for head, _ in cluster.logs["a"].records] == [b"before", b"after"]
+        yard.close()
+        nursery.cancel_scope.cancel()
 
 
 def test_importing_it_loads_neither_trio_nor_lmdb_nor_the_engine() -> None:
