@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from logyard.engine.disk import Disk
 from logyard.engine.errors import BadRequest, LogyardError, NotLeader
 from logyard.engine.host.member import Member, Sink
 from logyard.engine.host.system import System
+from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers, PeersPort
 from logyard.engine.raft.membership import Change
 from logyard.engine.transport.config import TransportConfig
@@ -203,12 +204,20 @@ def decode_error(data: bytes) -> LogyardError:
     return error
 
 
-def build_system(path: Path, node_id: int, cluster_id: str, config: SystemConfig) -> System:
-    """An engine on a directory, not opened yet."""
-    disk = Disk()
+def build_system(
+    path: Path,
+    node_id: int,
+    cluster_id: str,
+    config: SystemConfig,
+    *,
+    disk: Disk | None = None,
+    machines: Callable[[str, dict[str, Any]], Machine] = create_machine,
+) -> System:
+    """An engine on a directory, not opened yet. `disk` and `machines` are other than the usual ones in tests."""
+    disk = disk or Disk()
     store = StoreAdapter(path / "payloads", config, disk)
     draw = random.Random(int.from_bytes(os.urandom(8), "little"))
-    return System(path, node_id, cluster_id, config, store, create_machine, draw.randrange, disk)
+    return System(path, node_id, cluster_id, config, store, machines, draw.randrange, disk)
 
 
 async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio.TASK_STATUS_IGNORED) -> None:

@@ -1,0 +1,305 @@
+"""Nodes of one process: real engines on real directories, joined by the in-memory twin of the transport.
+
+A crash cancels a node's run and closes its files: nothing is flushed. Waiting is always for a condition.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import trio
+import trio.testing
+
+from logyard.client.records import Page
+from logyard.client.wire import encode_frame
+from logyard.engine.config import SystemConfig
+from logyard.engine.disk import Disk
+from logyard.engine.errors import LogyardError
+from logyard.engine.host.member import Member
+from logyard.engine.host.system import System
+from logyard.engine.machine import Machine
+from logyard.engine.raft.core import LEADER
+from logyard.engine.transport.config import TransportConfig
+from logyard.engine.transport.memory import MemoryNetwork, MemoryPeers
+from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.machines.registry import create_machine
+from logyard.service.node import Node, build_system
+
+KIB = 1024
+MIB = 1024 * KIB
+PATIENCE = 20.0
+SMALL: dict[str, Any] = {
+    "wal_file_bytes": MIB,
+    "wal_unflushed_bytes_max": 64 * MIB,
+    "wal_stock_files": 0,
+    "generation_bytes": 16 * MIB,
+    "generation_transaction_bytes": MIB,
+    # Nothing moves by itself: a test that wants it to asks for it.
+    "migrate_budget_bytes": 1 << 30,
+    "migrate_dead_ratio": 1.0,
+    "snapshot_entries": 1 << 30,
+    "tick_ms": 5,
+    "liveness_interval_ms": 20,
+    "liveness_timeout_ms": 120,
+}
+
+Records = Sequence[tuple[bytes, bytes | None]]
+Machines = Callable[[str, dict[str, Any]], Machine]
+
+
+async def until(condition: Callable[[], object], what: str = "") -> None:
+    """Return when `condition` holds; fail after a long time."""
+    with trio.move_on_after(PATIENCE):
+        while not condition():
+            await trio.sleep(0.001)
+        return
+    raise AssertionError(f"never happened: {what or condition}")
+
+
+class Cluster:
+    """Nodes 1..n in directories of their own."""
+
+    def __init__(
+        self,
+        path: Path,
+        count: int,
+        nursery: trio.Nursery,
+        limits: Mapping[str, Any],
+        machines: Machines,
+        disks: Mapping[int, Disk],
+    ) -> None:
+        self.path = path
+        self.ids = list(range(1, count + 1))
+        self.config = SystemConfig(**{**SMALL, **limits})
+        transport = replace(TransportConfig.of(self.config), refused_timeout_ms=40)
+        self.network = MemoryNetwork(transport, seed=7, step_ms=5)
+        self.nodes: dict[int, Node] = {}
+        self.machines = machines
+        self.disks = dict(disks)
+        self.failures: dict[int, LogyardError] = {}
+        self._nursery = nursery
+        self._scopes: dict[int, tuple[trio.CancelScope, trio.Event]] = {}
+
+    async def start(self, number: int) -> Node:
+        """Open a node's directory and let it run."""
+        system = self.build(number)
+        await system.open()
+        peers = self.network.join(number, system.inbound, peers=[], healthy=lambda: system.failure is None)
+        scope, ended = self._scopes[number] = trio.CancelScope(), trio.Event()
+        await self._nursery.start(self._run, number, system, peers, scope, ended)
+        self.nodes[number] = Node(system)
+        for other in self.ids:
+            if other != number:
+                peers.add_peer(other)
+                theirs = self.network.nodes.get(other)
+                if theirs is not None and number not in theirs.known:
+                    theirs.add_peer(number)
+        self.network.connect()
+        return self.nodes[number]
+
+    def build(self, number: int) -> System:
+        """A node's engine, not opened."""
+        return build_system(
+            self.path / f"node-{number}", number, "test", self.config,
+            disk=self.disks.get(number), machines=self.machines,
+        )  # fmt: skip
+
+    async def _run(
+        self,
+        number: int,
+        system: System,
+        peers: MemoryPeers,
+        scope: trio.CancelScope,
+        ended: trio.Event,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        try:
+            with scope:
+                await system.run(peers, task_status)
+        except* LogyardError as group:
+            self.failures[number] = next(iter(_leaves(group)))
+        finally:
+            ended.set()
+
+    async def crash(self, number: int) -> None:
+        """As kill -9: what was not synced may be lost, nothing is flushed."""
+        node = self.nodes.pop(number)
+        scope, ended = self._scopes.pop(number)
+        if number in self.network.nodes:
+            self.network.crash(number)
+        scope.cancel()
+        await ended.wait()
+        # What the WAL thread had handed over comes back to a dead engine first.
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        await trio.testing.wait_all_tasks_blocked(0.001)
+        node.system.close()
+
+    async def restart(self, number: int) -> Node:
+        """Crash, then start from the directory."""
+        await self.crash(number)
+        return await self.start(number)
+
+    async def close(self) -> None:
+        """Crash all."""
+        for number in list(self.nodes):
+            await self.crash(number)
+
+    # Groups
+
+    async def create(self, name: str = "log", members: Iterable[int] = (), by: int = 1, machine: str = "log") -> None:
+        """Create a group and wait for its leader."""
+        spec = {"name": name, "members": sorted(members) or self.ids, "machine": machine}
+        await self.nodes[by].create_groups([spec])
+        await self.leader(name)
+
+    def system(self, number: int) -> System:
+        """A running node's engine."""
+        return self.nodes[number].system
+
+    def member(self, number: int, name: str = "log") -> Member:
+        """A group's replica."""
+        return self.nodes[number].system.member(name)
+
+    def log(self, number: int, name: str = "log") -> Any:
+        """A replica's machine."""
+        return self.member(number, name).machine
+
+    def leads(self, number: int, name: str = "log") -> bool:
+        """Whether a node leads a group, and knows what is committed."""
+        system = self.nodes[number].system
+        if name not in system.names or system.names[name] not in system.members:
+            return False
+        raft = system.member(name).raft
+        return raft.role == LEADER and raft.commit >= raft.lead_index and not raft.stopped
+
+    async def leader(self, name: str = "log", among: Iterable[int] = ()) -> int:
+        """The node that leads, once one does."""
+        found: list[int] = []
+
+        def led() -> bool:
+            found[:] = [number for number in (among or self.nodes) if number in self.nodes and self.leads(number, name)]
+            return bool(found)
+
+        await until(led, f"a leader of {name}")
+        return max(found, key=lambda number: self.member(number, name).raft.term)
+
+    async def lead(self, number: int, name: str = "log") -> None:
+        """Make a node the leader."""
+        leader = await self.leader(name)
+        if leader != number:
+            await self.nodes[leader].transfer(name, number)
+            await until(lambda: self.leads(number, name), f"node {number} leads {name}")
+
+    async def append(self, number: int, records: Records, name: str = "log") -> range:
+        """One frame to a leader; the offsets it got."""
+        node = self.nodes[number]
+        frame = encode_frame(records, command=APPEND)
+        with trio.fail_after(PATIENCE):
+            reply = await node.commit(self.member(number, name), frame)
+        first, count = APPEND_REPLY.unpack(reply)
+        return range(first, first + count)
+
+    async def fill(self, number: int, count: int, size: int, name: str = "log", tag: bytes = b"r") -> list[bytes]:
+        """`count` records of `size` bytes each, one entry a record; what was written."""
+        bodies = []
+        for _ in range(count):
+            at = self.log(number, name).end
+            body = (tag + b"%08d" % at).ljust(size, b".")
+            assert (await self.append(number, [(b"m%d" % at, body)], name)).start == at
+            bodies.append(body)
+        return bodies
+
+    async def read(
+        self, number: int, offset: int = 0, count: int = 100_000, name: str = "log"
+    ) -> list[tuple[bytes, bytes | None]]:
+        """Records from `offset` on, in as many polls as it takes."""
+        found: list[tuple[bytes, bytes | None]] = []
+        end = min(self.log(number, name).end, offset + count)
+        while offset < end:
+            page, before = await self.page(number, offset, end - offset, name), len(found)
+            for record in page:
+                assert record.offset == offset + len(found) - before, "offsets are dense"
+                found.append((record.metadata, record.payload))
+            assert page.next > offset, "a poll moves on"
+            offset = page.next
+        return found
+
+    async def page(self, number: int, offset: int, count: int = 100_000, name: str = "log") -> Page:
+        """One poll."""
+        header, blocks = await self.nodes[number].poll(name, offset, count, 1 << 20, 0.0, True, "local")
+        return Page(b"".join(blocks), header["start"], header["end"], header["node"], offset, count)
+
+    async def applied(self, name: str = "log", among: Iterable[int] = ()) -> None:
+        """Until every running member has applied all there is."""
+        numbers = [number for number in (among or self.nodes)]
+
+        def same() -> bool:
+            members = [self.member(number, name) for number in numbers]
+            return len({(member.raft.applied, member.raft.log.last_index) for member in members}) == 1 and all(
+                member.raft.applied == member.raft.log.last_index for member in members
+            )
+
+        await until(same, f"all of {numbers} apply {name}")
+
+    def partition(self, *some: int) -> None:
+        """Cut some nodes off from the others."""
+        self.network.partition(some, [number for number in self.ids if number not in some])
+
+    async def roll(self, number: int) -> None:
+        """Seal the WAL file of a node and write its segment."""
+        storage = self.system(number).storage
+        async with storage._janitor_lock:
+            await storage.roll()
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterable[Any]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+@asynccontextmanager
+async def cluster(
+    path: Path,
+    count: int = 3,
+    *,
+    machines: Machines = create_machine,
+    disks: Mapping[int, Disk] | None = None,
+    group: str = "log",
+    **limits: Any,
+) -> AsyncIterator[Cluster]:
+    """`count` running nodes, and a group on all of them unless `group` is empty."""
+    async with trio.open_nursery() as nursery:
+        found = Cluster(path, count, nursery, limits, machines, disks or {})
+        await nursery.start(found.network.run)
+        for number in found.ids:
+            await found.start(number)
+        if group:
+            await until(lambda: all(len(one.system.live) == count for one in found.nodes.values()), "all are live")
+            await found.create(group)
+        try:
+            yield found
+        finally:
+            with trio.CancelScope(shield=True):
+                await found.close()
+        nursery.cancel_scope.cancel()
+
+
+def payload_books(system: System) -> dict[str, Any]:
+    """What the counters say of payload bytes, per home."""
+    return {
+        "wal": {number: file.live for number, file in system.storage.files.items() if file.live},
+        "generations": {one.id: one.live for one in system.store.generations()},
+    }
+
+
+def open_descriptors() -> int:
+    """Open files of this process."""
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,83 @@
+"""What was acknowledged is there, on every member, after every crash (laws 2 and 3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from logyard.engine.errors import LogyardError
+
+from .cluster import KIB, cluster, until
+
+
+async def test_every_member_serves_what_one_acknowledged(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        leader = await c.leader()
+        records = [(b"small", b"x" * 100), (b"none", None), (b"empty", b""), (b"large", b"L" * 70 * KIB), (b"", b"tail")]
+        assert await c.append(leader, records) == range(0, 5)
+        assert await c.append(leader, [(b"next", b"y")]) == range(5, 6)
+        await c.applied()
+        for number in c.ids:
+            assert await c.read(number) == [*records, (b"next", b"y")]
+            assert await c.read(number, 3) == [*records[3:], (b"next", b"y")]
+
+
+async def test_a_leader_that_dies_with_appends_in_flight_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        leader = await c.leader()
+        acknowledged: dict[int, bytes] = {}
+
+        async def write(tag: int) -> None:
+            for number in range(200):
+                body = b"%d-%d" % (tag, number)
+                try:
+                    with trio.move_on_after(1):
+                        acknowledged[(await c.append(leader, [(b"", body)])).start] = body
+                except (LogyardError, KeyError):
+                    return
+
+        async with trio.open_nursery() as nursery:
+            for tag in range(8):
+                nursery.start_soon(write, tag)
+            await until(lambda: len(acknowledged) > 40)
+            await c.crash(leader)
+        new = await c.leader()
+        await c.append(new, [(b"", b"end")])
+        await c.start(leader)
+        await c.applied()
+        for number in c.ids:
+            records = await c.read(number)
+            assert all(records[offset][1] == body for offset, body in acknowledged.items())
+            assert records[-1] == (b"", b"end")
+
+
+async def test_all_crash_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        leader = await c.leader()
+        bodies = await c.fill(leader, 30, 500)
+        for number in c.ids:
+            await c.crash(number)
+        for number in c.ids:
+            await c.start(number)
+        await c.append(await c.leader(), [(b"", b"after")])
+        await c.applied()
+        for number in c.ids:
+            assert [body for _, body in await c.read(number)] == [*bodies, b"after"]
+
+
+async def test_two_restarts_give_the_same_state(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1) as c:
+        await c.fill(1, 40, 40 * KIB)
+        await c.nodes[1].truncate("log", 7)
+        await c.nodes[1].snapshot()
+        await c.fill(1, 5, 100)
+        states = []
+        for _ in range(2):
+            await c.restart(1)
+            await c.leader()
+            member, system = c.member(1), c.system(1)
+            await until(lambda: member.raft.applied == member.raft.log.last_index)
+            wal = {number: file.live for number, file in system.storage.files.items()}
+            states.append((member.machine.snapshot(), member.liveness, member.segments, wal, await c.read(1, 7)))
+        assert states[0] == states[1]
