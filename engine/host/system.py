@@ -141,10 +141,11 @@ class System:
 
     def member(self, name: str) -> Member:
         """By name. Raises `UnknownGroup`."""
-        uid = self.names.get(name)
-        if uid is None:
+        # A name is taken before its group is durable, and so before there is a member.
+        member = self.members.get(self.names.get(name, 0))
+        if member is None:
             raise UnknownGroup(f"no group {name!r} on node {self.node_id}", name=name)
-        return self.members[uid]
+        return member
 
     def submit(self, uid: int, frame: memoryview, sink: Sink, request: int) -> None:
         """Queue a client frame; its reply goes to `sink` when it is committed and applied.
@@ -228,7 +229,8 @@ class System:
         member.raft.transfer(node)
         self.active.add(member)
         self.scheduler.mark(member)
-        await self.wait(member, lambda: member.raft.leader == node or not member.raft.transferee)
+        # A leader that stepped down for the transfer knows nobody for a moment: that is no outcome yet.
+        await self.wait(member, lambda: member.raft.leader == node or not member.raft.transferring)
         if member.raft.leader != node:
             raise LogyardError(f"group {name!r}: the transfer to node {node} timed out; node {member.raft.leader} leads")
 
