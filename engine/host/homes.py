@@ -117,16 +117,16 @@ class Homes:
             else:
                 low, high = max(first.index, share.first), min(end.index - 1, share.last)
                 file.reduce(uid, min(share.live, self._bytes(member, file, low, high)))
+        # Also before anything of the group was migrated: what is being copied just now has no home yet, and must be dead in its copy.
         store = self.system.store
-        if store.homes(uid):
-            store.mark_dead(uid, (first.index, 0), (end.index, 0))
-            if end.ordinal:
-                self._part(member, end)
+        store.mark_dead(uid, (first.index, 0), (end.index, 0))
+        if end.ordinal:
+            self._part(member, end)
 
     def _part(self, member: Member, end: Position) -> None:
         """A release that ends inside an entry: units whose records are all below it die."""
         found = next(self.system.reader.payload_entries(member, end.index, end.index), None)
-        if found is None or found.home is None or found.index != end.index:
+        if found is None or found.index != end.index:
             return
         units = units_of(found.data)
         live = member.liveness.live_units(end.index, [(unit.number, unit.first_ordinal, unit.records) for unit in units])
