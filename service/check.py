@@ -1,0 +1,126 @@
+"""`logyard check DIR`: verifies a stopped node's directory, its bytes and the invariants of storage.
+
+Invariant: nothing in the directory is touched, not even a lock file made, unless `repair` is asked for; and a repair
+only removes what a start would remove or write again. The reading is done by a process of its own (`check_process`),
+because a bad page of a memory map kills its reader. Called by `service.cli` and `service.demo`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from logyard.engine.disk import Disk
+from logyard.engine.errors import DirectoryInUse, LogyardError, WrongIdentity
+
+from .check_report import DAMAGE, Progress
+
+
+def check_directory(
+    path: str | os.PathLike[str], repair: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Verify the data directory `path` of a node that is stopped. BLOCKING.
+
+    Returns plain values: `ok` (no damage), `path`, `node`, `cluster`, `epoch`, `groups` (name, uid, snapshot, last,
+    floor of each), `findings` (severity damage, warning or healed; kind, group, path within the directory, message),
+    `counts` of what was verified, `orphans` and, after a repair, which of them were `removed`. `progress` is called
+    with (stage, done, total). Raises `DirectoryInUse` while a process has the directory, `WrongIdentity` for a newer
+    format.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise LogyardError(f"{directory} is not a directory")
+    with _held(directory, repair):
+        fields = _read(directory, progress)
+        complete = fields.pop("complete")
+        removed: list[str] = []
+        if repair and complete:
+            removed = _remove(directory, fields["orphans"])
+    damaged = any(finding["severity"] == DAMAGE for finding in fields["findings"])
+    return {"ok": not damaged, "path": str(directory), **fields, "removed": removed}
+
+
+@contextmanager
+def _held(directory: Path, exclusive: bool) -> Iterator[None]:
+    """The directory's lock, taken without writing: checks may run beside each other, and beside nothing else."""
+    try:
+        fd = os.open(directory / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # No process ever had it, or it is a copy; making the file would be a trace.
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            message = f"{directory} is in use by process {holder}; stop it first"
+            raise DirectoryInUse(message, path=str(directory)) from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def _read(directory: Path, progress: Progress | None) -> dict[str, Any]:
+    """The report of a reading process. One that dies inside a map is started again without that map."""
+    skip: list[str] = []
+    while True:
+        fields, inside, code, errors = _process(directory, skip, progress)
+        if fields is not None:
+            return fields
+        if not inside or inside in skip:
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise LogyardError(f"the process that reads {directory} ended ({how}): {errors[-2000:]}")
+        skip.append(inside)
+
+
+def _process(
+    directory: Path, skip: list[str], progress: Progress | None
+) -> tuple[dict[str, Any] | None, str, int, str]:
+    """(report or None, the map it was inside when it ended, exit code, its standard error)."""
+    command = [sys.executable, "-m", "logyard.service.check_process", str(directory.absolute()), *skip]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(part) for part in sys.path)}
+    fields: dict[str, Any] | None = None
+    inside = ""
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
+        ) as process:
+            assert process.stdout is not None
+            for text in process.stdout:
+                line = json.loads(text)
+                if "inside" in line:
+                    inside = line["inside"]
+                elif "progress" in line:
+                    if progress is not None:
+                        progress(*line["progress"])
+                elif "report" in line:
+                    fields = line["report"]
+                else:
+                    code, message = line["error"]
+                    raise WrongIdentity(message) if code == WrongIdentity.code else LogyardError(message)
+        errors.seek(0)
+        return fields, inside, process.returncode, errors.read()
+
+
+def _remove(directory: Path, orphans: list[str]) -> list[str]:
+    """Remove what nobody needs; names are durable when this returns."""
+    disk = Disk()
+    for orphan in orphans:
+        path = directory / orphan
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            disk.unlink(str(path))
+        disk.sync_directory(str(path.parent))
+    return orphans

@@ -1,0 +1,280 @@
+"""Each group's log, put together from checkpoint, segments and WAL as a start would do it, and judged.
+
+Invariant: what is read here is what `engine.host.recovery` would make the member's log; the rules are the invariants of
+architecture section 5 (snapshot and log meet, terms never fall, no gap). Called by `service.check_process`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from logyard.engine.entry import COMMANDS, Entry, frames_of, timestamp_of
+from logyard.engine.errors import WrongIdentity
+from logyard.engine.host.member import Spec
+from logyard.engine.host.recovery import Recovered
+from logyard.engine.log.meta_rows import StateRow
+from logyard.engine.machine import BatchMachine, Context, Machine, Release
+from logyard.engine.snapshot import format as snapshot_format
+from logyard.engine.snapshot.format import Snapshot
+from logyard.machines.registry import create_machine
+from logyard.payloads.checkpoints import Home
+from logyard.payloads.liveness import Liveness, decode_live_set
+
+from .check_log import Segments, WalFacts, segment_path, wal_path
+from .check_meta import Facts
+from .check_report import Report
+
+RECORDS_MAX = 1 << 31
+"""More records than any entry has."""
+
+
+class GroupLog:
+    """One group as it would come up. `live` is what its snapshot says lives, `live_at_end` what is left when the whole
+    log is applied: at least those payloads must be here."""
+
+    __slots__ = (
+        "spec", "state", "snapshot", "base", "base_term", "flushed", "runs", "terms", "entries", "last", "term",
+        "floor", "whole", "alone", "live", "live_at_end", "restarted",
+    )  # fmt: skip
+
+    def __init__(self, spec: Spec, state: StateRow) -> None:
+        self.spec = spec
+        self.state = state
+        self.snapshot: Snapshot | None = None
+        self.base, self.base_term = map(int, state.extra.get("log", (0, 0)))
+        self.flushed = max(int(state.extra.get("flushed", 0)), self.base)
+        self.runs = list(state.runs)
+        self.terms: list[tuple[int, int]] = []
+        self.entries: list[Entry] = []
+        self.last = 0
+        self.term = state.term
+        self.floor = state.floor
+        self.whole = True
+        self.alone = False
+        self.restarted = False
+        self.live = Liveness()
+        self.live_at_end = Liveness()
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return self.spec.name
+
+    @property
+    def resolves(self) -> bool:
+        """Whether the member may have to serve payloads: below its floor they may be missing (law 4)."""
+        return self.last >= self.floor
+
+    def term_at(self, index: int) -> int:
+        """The term of an entry that is in the log; 0: it is not."""
+        if index == self.base:
+            return self.base_term
+        if self.entries and self.entries[0].index <= index <= self.entries[-1].index:
+            return self.entries[index - self.entries[0].index].term
+        if not self.base < index <= self.flushed:
+            return 0
+        return next((term for first, term in reversed(self.terms) if first <= index), 0)
+
+
+class Placed(NamedTuple):
+    """An entry, None where it is damaged or missing, and the file it belongs to; `segment` is 0 for the WAL."""
+
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
+    entry: Entry | None
+    path: str
+    segment: int
+
+
+def check_group(
+    uid: int, facts: Facts, wal: WalFacts, segments: Segments, homes: Sequence[Home], report: Report
+) -> GroupLog:
+    """Put one group together, report what does not fit, and apply its log. `homes`: its payloads in generations."""
+    spec = facts.groups[uid]
+    group = GroupLog(spec, facts.states.get(uid) or StateRow(uid))
+    group.whole = uid not in wal.hurt and uid not in wal.suspects and uid not in facts.lost
+    group.alone = spec.voters == (facts.node,)
+    _read_snapshot(group, facts, report)
+    recovered = wal.groups.get(uid) or Recovered()
+    group.floor = max(group.floor, recovered.floor)
+    if recovered.hard_state is not None:
+        group.term = max(group.term, recovered.hard_state[0])
+    _join(group, recovered, report)
+    _judge(group, report)
+    _apply(group, segments, homes, report)
+    return group
+
+
+def _read_snapshot(group: GroupLog, facts: Facts, report: Report) -> None:
+    row = facts.snapshots.get(group.spec.uid)
+    if row is not None:
+        try:
+            group.snapshot = snapshot_format.decode(row.data, row.uid)
+            group.live = decode_live_set(group.snapshot.live, f"the snapshot of group {group.name}").liveness
+            group.live_at_end = decode_live_set(group.snapshot.live).liveness
+            report.count("snapshots")
+            if (group.snapshot.index, group.snapshot.term) != (row.index, row.term):
+                text = f"its row says {row.index}@{row.term}, it says {group.snapshot.index}@{group.snapshot.term}"
+                report.damage("snapshot", text, path="meta", group=group.name)
+        except WrongIdentity:
+            raise
+        except Exception as error:  # a checksum of nonsense may hold, and nonsense may raise anything
+            report.damage("snapshot", f"{type(error).__name__}: {error}", path="meta", group=group.name)
+            group.whole = False
+            return
+    index = group.snapshot.index if group.snapshot is not None else 0
+    if group.spec.uid in facts.lost:
+        return
+    if group.state.snapshot_index > index:
+        text = f"the checkpoint names a snapshot at {group.state.snapshot_index}; the newest there is, is at {index}"
+        report.damage("snapshot", text, path="meta", group=group.name)
+    elif group.base > index:
+        text = f"the log begins above {group.base}, and the newest snapshot is at {index}"
+        report.damage("snapshot", text, path="meta", group=group.name)
+
+
+def _join(group: GroupLog, recovered: Recovered, report: Report) -> None:
+    """Base, flushed part and WAL: the same steps as recovery's, with findings in place of an exception."""
+    if recovered.lowest and recovered.lowest <= group.flushed:
+        group.flushed = max(recovered.lowest - 1, group.base)
+        cut = [(first, min(last, group.flushed), number) for first, last, number in group.runs]
+        group.runs = [run for run in cut if run[0] <= run[1]]
+    group.terms = [run for run in group.state.term_runs if run[0] <= group.flushed]
+    entries = [entry for entry in recovered.entries if entry.index > group.flushed]
+    snapshot = group.snapshot
+    gap = bool(entries) and entries[0].index > group.flushed + 1
+    if gap and (snapshot is None or entries[0].index != snapshot.index + 1 or recovered.restart != entries[0].index):
+        if group.whole:
+            text = f"entries {group.flushed + 1} to {entries[0].index - 1} are in no file"
+            report.damage("log", text, path=wal_path(entries[0].file) if entries[0].file else "wal", group=group.name)
+        group.whole = False
+    group.entries = entries
+    group.last = entries[-1].index if entries else group.flushed
+    if snapshot is None or snapshot.index <= group.base:
+        return
+    if gap or group.term_at(snapshot.index) != snapshot.term:
+        # A snapshot that came from another member: the log starts over above it.
+        if group.alone and group.whole:
+            where = f"{snapshot.index}@{snapshot.term}"
+            text = f"the snapshot is at {where}, which is not in the log (it ends at {group.last})"
+            report.damage("snapshot", text, path="meta", group=group.name)
+        group.restarted = True
+        group.base, group.base_term, group.terms = snapshot.index, snapshot.term, []
+        group.flushed, group.runs = snapshot.index, []
+        group.entries = entries if gap else []
+        group.last = entries[-1].index if gap else snapshot.index
+
+
+def _judge(group: GroupLog, report: Report) -> None:
+    """What a checkpoint may say of a log."""
+    state = group.state
+    if group.whole and state.commit > group.last:
+        text = f"{state.commit} is committed, the log ends at {group.last}"
+        report.damage("log", text, path="meta", group=group.name)
+    before = (group.base, group.base_term)
+    for first, term in group.terms:
+        if term < before[1] or (group.base < first <= before[0]):
+            text = f"term {term} from entry {first} on comes after term {before[1]} from {before[0]} on"
+            report.damage("log", text, path="meta", group=group.name)
+        before = (first, term)
+    if group.flushed > group.base and (not group.terms or group.terms[0][0] > group.base + 1):
+        report.damage("log", f"no term is known for entry {group.base + 1}", path="meta", group=group.name)
+    last_term = group.entries[-1].term if group.entries else before[1]
+    if last_term > group.term and group.whole:
+        text = f"its log ends in term {last_term}, its stored term is {group.term}"
+        report.damage("log", text, path="meta", group=group.name)
+    end = 0
+    for first, last, number in group.runs:
+        if first <= end or last < first:
+            text = f"entries {first} to {last} in segment {number} overlap what comes before them"
+            report.damage("log", text, path="meta", group=group.name)
+        end = max(end, last)
+
+
+def in_order(group: GroupLog, segments: Segments) -> Iterator[Placed]:
+    """Every entry of the group whose metadata is, or should be, in a segment or in the WAL; rising in index."""
+    for first, last, number in group.runs:
+        path = segment_path(number)
+        for found in segments.entries(number, group.spec.uid, first, last):
+            if isinstance(found, int):
+                yield Placed(found, None, path, number)
+            else:
+                yield Placed(found.index, found, path, number)
+    for entry in group.entries:
+        yield Placed(entry.index, entry, wal_path(entry.file) if entry.file else "wal", 0)
+
+
+def _apply(group: GroupLog, segments: Segments, homes: Sequence[Home], report: Report) -> None:
+    """Walk the log once: no gap, terms as the checkpoint says, and the releases that its commands bring."""
+    machine: Machine | None = None
+    with report.guarded("machine", group=group.name):
+        machine = create_machine(group.spec.machine, group.spec.arguments)
+        if group.snapshot is not None:
+            machine.restore(group.snapshot.sections)
+    applied = group.snapshot.index if group.snapshot is not None else 0
+    holes: list[tuple[int, int, str]] = []
+    expected, before = group.base + 1, group.base_term
+    for index, entry, path, number in in_order(group, segments):
+        # Below the base a segment is kept for payloads only, and need not have every index.
+        if index <= group.base:
+            continue
+        _extend(holes, expected, min(index - 1, group.flushed), "meta")
+        expected = index + 1
+        if entry is None:
+            if (number, group.spec.uid, index) not in segments.bad:
+                _extend(holes, index, index, path)
+            continue
+        term = group.term_at(index)
+        if entry.term < before or (term and term != entry.term):
+            text = f"entry {index} is of term {entry.term} and not of term {term or before}"
+            report.damage("log", text, path=path, group=group.name)
+        before = max(before, entry.term)
+        if index == applied + 1:
+            applied = index
+            if machine is not None and entry.kind == COMMANDS:
+                with report.guarded("machine", path=path, group=group.name):
+                    _command(group, machine, entry)
+    _extend(holes, expected, group.flushed, "meta")
+    for first, last, path in holes:
+        _missing(group, first, last, path, homes, report)
+
+
+def _missing(group: GroupLog, first: int, last: int, path: str, homes: Sequence[Home], report: Report) -> None:
+    """Entries that the checkpoint says are in a segment, and are not."""
+    snapshot = group.snapshot.index if group.snapshot is not None else 0
+    stretches: list[tuple[int, int, str]] = []
+    spared = 0
+    for index in range(first, last + 1):
+        dead = group.live_at_end.is_entry_dead(index, RECORDS_MAX)
+        if index <= snapshot and (dead or any(home.first <= index <= home.last for home in homes)):
+            spared += 1
+        else:
+            _extend(stretches, index, index, path)
+    if spared:
+        text = f"{spared} of the entries {first} to {last} are gone; the snapshot covers them, their payloads are kept"
+        report.warning("stale_run", text, path=path, group=group.name)
+    for low, high, _ in stretches:
+        group.whole = False
+        text = f"entries {low} to {high} are missing" if low < high else f"entry {low} is missing"
+        report.damage("log", text, path=path, group=group.name)
+
+
+def _command(group: GroupLog, machine: Machine, entry: Entry) -> None:
+    """What a command releases may be gone already, also when nobody can say yet that it is committed."""
+    if not isinstance(machine, BatchMachine):
+        group.whole = False
+        return
+    context = Context(group.spec.uid, entry.index, entry.term, timestamp_of(entry.data), machine.version)
+    for effect in machine.apply_batch(context, list(frames_of(entry.data))).effects:
+        if isinstance(effect, Release):
+            group.live_at_end.release(effect.first, effect.end)
+
+
+def _extend(holes: list[tuple[int, int, str]], first: int, last: int, path: str) -> None:
+    """One more missing stretch; it may continue the last one."""
+    if first > last:
+        return
+    if holes and holes[-1][1] + 1 == first and holes[-1][2] == path:
+        holes[-1] = (holes[-1][0], last, path)
+    else:
+        holes.append((first, last, path))

@@ -1,0 +1,288 @@
+"""WAL files and segments as bytes: heads, batches, records, rows. Which group's log they make up is `check_groups`.
+
+Invariant: everything is opened for reading only; `replay` is the one that a start uses, and it writes nothing. Called
+by `service.check_process`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+
+from logyard.engine.disk import Disk
+from logyard.engine.entry import Entry
+from logyard.engine.errors import Corrupt, LogyardError
+from logyard.engine.host.recovery import Collector, Recovered
+from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
+from logyard.engine.log.segment import HEAD_BYTES, SegmentReader
+from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_epochs, wal_name
+from logyard.engine.log.wal_replay import ReplayResult, replay
+from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
+
+from .check_meta import Facts
+from .check_report import Report, some
+
+SEGMENT = ".seg"
+OPEN_SEGMENTS = 64
+CHUNK_ENTRIES = 1024
+CHUNK_BYTES = 1 << 24
+
+
+class WalFacts:
+    """What the WAL says. `sizes`: bytes of each file there is. `hurt`: groups the replay convicted of damage."""
+
+    __slots__ = ("groups", "sizes", "hurt", "suspects", "result")
+
+    def __init__(self) -> None:
+        self.groups: dict[int, Recovered] = {}
+        self.sizes: dict[int, int] = {}
+        self.hurt: set[int] = set()
+        self.suspects: set[int] = set()
+        self.result = ReplayResult()
+
+
+def wal_path(number: int) -> str:
+    """A WAL file, relative to the data directory."""
+    return f"wal/{wal_name(number)}"
+
+
+def segment_path(number: int) -> str:
+    """A segment, relative to the data directory."""
+    return f"segments/{number:016x}{SEGMENT}"
+
+
+def read_wal(directory: Path, facts: Facts, report: Report) -> WalFacts:
+    """Replay what has no segment yet; look at the shape of what has."""
+    found = WalFacts()
+    disk = Disk()
+    wal = directory / "wal"
+    names = disk.list_directory(str(wal)) if wal.is_dir() else []
+    epochs = wal_epochs(names)
+    found.sizes = {epoch: os.stat(wal / wal_name(epoch)).st_size for epoch in epochs}
+    report.count("wal_files", len(epochs))
+    # The newest file is made before the one before it gets its segment: there is always one that has none.
+    if facts.groups and not any(epoch > facts.flushed for epoch in epochs):
+        text = f"no file newer than {facts.flushed}: the one that took the last writes is missing"
+        report.damage("wal", text, path=wal_path(facts.flushed + 1))
+    elif not facts.flushed and epochs and epochs[0] > 1 and facts.complete:
+        report.damage("wal", f"this file is missing; the oldest is {epochs[0]}", path=wal_path(epochs[0] - 1))
+    sink = Collector()
+    with report.guarded("wal", path="wal"):
+        found.result = replay(disk, str(wal), sink, facts.flushed)
+    found.groups = sink.groups
+    result = found.result
+    report.count("wal_entries", sum(len(sealed.entries) for sealed in result.sealed))
+    if result.current is not None:
+        report.count("wal_entries", len(result.current.entries))
+    _report_replay(found, facts, report)
+    with report.guarded("wal", path="wal"):
+        _shapes(disk, wal, epochs, found, facts, report)
+    _leftovers(wal, names, found, facts, report)
+    return found
+
+
+def _report_replay(found: WalFacts, facts: Facts, report: Report) -> None:
+    result = found.result
+    for one in result.damage:
+        text = f"at byte {one.offset}: {one.reason}"
+        if one.uid:
+            found.hurt.add(one.uid)
+            report.damage("wal", text, path=wal_path(one.file), group=facts.name(one.uid))
+            continue
+        found.suspects = facts.groups.keys() - result.cleared
+        names = sorted(facts.name(uid) for uid in found.suspects)
+        whose = f"; it may have held records of {some(names)}" if names else "; no group lost anything by it"
+        report.damage("wal", text + whose, path=wal_path(one.file))
+    for one in result.healed:
+        report.healed("wal", f"at byte {one.offset}: {one.reason}", path=wal_path(one.file))
+
+
+def _shapes(
+    disk: Disk, wal: Path, epochs: list[int], found: WalFacts, facts: Facts, report: Report
+) -> None:
+    """Count the batches; of files whose metadata is in segments, say what is broken and costs nothing."""
+    heads = read_heads(disk, str(wal), epochs)
+    for position, epoch in enumerate(epochs):
+        report.progress("wal", position, len(epochs))
+        head, copies, _ = heads[epoch]
+        home = facts.wal_files.get(epoch)
+        if home is not None and found.sizes[epoch] < home:
+            text = f"it has {found.sizes[epoch]} bytes, its batches end at {home}: it was cut"
+            report.damage("wal", text, path=wal_path(epoch))
+        if epoch <= facts.flushed and copies < 2:
+            text = f"{2 - copies} of 2 copies of its head are damaged; its segment has the metadata"
+            report.healed("wal", text, path=wal_path(epoch))
+        if head is None:
+            continue
+        following = heads[epochs[position + 1]].head if position + 1 < len(epochs) else None
+        if following is not None and following.previous != epoch:
+            following = None
+        _batches(disk, wal, head, following, epoch <= facts.flushed, report)
+    current = found.result.current
+    if current is not None and _torn(disk, wal, current.head, current.tail):
+        text = f"at byte {current.tail}: the last batch is torn; nothing in it was acknowledged, and it is cut off"
+        report.warning("torn_batch", text, path=wal_path(current.head.epoch))
+
+
+def _batches(
+    disk: Disk, wal: Path, head: FileHead, following: FileHead | None, flushed: bool, report: Report
+) -> None:
+    end, next_batch = (following.previous_end, following.first_batch) if following else (0, 0)
+    with FileScan(disk, str(wal), head) as scan:
+        for one in scan.walk(end, next_batch):
+            if not isinstance(one, Lost):
+                report.count("wal_batches")
+            elif flushed:
+                text = f"at byte {one.start}: batches {one.first} to {one.through} have no header; " \
+                    "their metadata is in the segment"
+                report.healed("wal", text, path=wal_path(head.epoch))
+
+
+def _torn(disk: Disk, wal: Path, head: FileHead, tail: int) -> bool:
+    """Whether a batch of this use of the file begins at its tail. Other bytes there are those of an earlier use."""
+    fd = disk.open_file(str(wal / wal_name(head.epoch)))
+    try:
+        block = disk.read(fd, BLOCK, tail)
+    finally:
+        disk.close(fd)
+    return block[:4] == HEADER_MAGIC and block[8:16] == head.epoch.to_bytes(8, "little")
+
+
+def _leftovers(wal: Path, names: list[str], found: WalFacts, facts: Facts, report: Report) -> None:
+    """Files that the next start recycles or removes."""
+    for name in names:
+        if name.endswith(TEMPORARY):
+            report.orphan(f"wal/{name}", "a file that was being made when the process ended")
+        elif name.endswith(SPARE) and found.sizes and (wal / name).stat().st_size not in found.sizes.values():
+            report.orphan(f"wal/{name}", "a spare file of another size than the files in use")
+    for number in found.sizes:
+        if number <= facts.flushed and number not in facts.wal_files:
+            report.orphan(wal_path(number), "nobody's home any more, and not recycled yet")
+
+
+class Segments:
+    """The segments of a directory, some of them open. `bad` are the (segment, uid, index) found damaged by `verify`."""
+
+    def __init__(self, directory: Path, report: Report) -> None:
+        self._directory = directory
+        self._report = report
+        self._disk = Disk()
+        self._open: OrderedDict[int, SegmentReader | None] = OrderedDict()
+        self.bad: set[tuple[int, int, int]] = set()
+        self.numbers: list[int] = []
+        folder = directory / "segments"
+        for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
+            stem = name.removesuffix(SEGMENT)
+            if name != stem and len(stem) == 16 and not stem.strip("0123456789abcdef"):
+                self.numbers.append(int(stem, 16))
+            elif name.endswith(".tmp"):
+                report.orphan(f"segments/{name}", "a file that was being made when the process ended")
+            else:
+                report.warning("unknown_file", "this is no segment's name", path=f"segments/{name}")
+
+    def reader(self, number: int) -> SegmentReader | None:
+        """An open segment; None when it is not there or has no index. The first try reports why."""
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        reader = None
+        if number in self.numbers:
+            with self._report.guarded("segment", path=segment_path(number)):
+                opened = SegmentReader(self._disk, str(self._directory / segment_path(number)))
+                if opened.id != number:
+                    opened.close()
+                    raise Corrupt(segment_path(number), 0, f"segment {number}", opened.id)
+                reader = opened
+        self._open[number] = reader
+        if len(self._open) > OPEN_SEGMENTS:
+            _, oldest = self._open.popitem(last=False)
+            if oldest is not None:
+                oldest.close()
+        return reader
+
+    def close(self) -> None:
+        """Close all of them."""
+        for reader in self._open.values():
+            if reader is not None:
+                reader.close()
+        self._open.clear()
+
+    def verify(self, users: dict[int, dict[int, list[tuple[int, int]]]], facts: Facts) -> None:
+        """Check every byte that has a checksum. `users`: segment -> uid -> (first, last) that its log needs."""
+        report = self._report
+        for position, number in enumerate(self.numbers):
+            report.progress("segments", position, len(self.numbers))
+            path = segment_path(number)
+            needed = users.get(number, {})
+            if not needed and number not in facts.wal_files:
+                report.orphan(path, "no log needs it, and no WAL file")
+            reader = self.reader(number)
+            if reader is None:
+                continue
+            report.count("segments")
+            report.count("segment_entries", sum(group.rows for group in reader.groups.values()))
+            with report.guarded("segment", path=path):
+                self._head_and_foot(path)
+                for one in reader.verify():
+                    text = f"at byte {one.offset}: {one.reason}"
+                    if not one.uid and not one.entry and reader.damaged and "index's" in one.reason:
+                        report.healed("segment", text + "; its rows verify one by one", path=path)
+                        continue
+                    self.bad.add((number, one.uid, one.entry))
+                    if one.uid and not any(first <= one.entry <= last for first, last in needed.get(one.uid, ())):
+                        text += f" (entry {one.entry}, which its group does not need any more)"
+                        report.warning("segment", text, path=path, group=facts.name(one.uid))
+                    elif one.uid:
+                        text += f" (entry {one.entry})"
+                        report.damage("segment", text, path=path, group=facts.name(one.uid))
+                    else:
+                        text += f"; it may be an entry of {some(sorted(map(facts.name, needed)))}"
+                        report.damage("segment", text, path=path)
+
+    def _head_and_foot(self, path: str) -> None:
+        with open(self._directory / path, "rb") as file:
+            head = file.read(HEAD_BYTES)
+            file.seek(-HEAD_BYTES, os.SEEK_END)
+            at = file.tell()
+            foot = file.read(HEAD_BYTES)
+        if head != foot:
+            self._report.healed("segment", f"its head (at byte 0) and its foot (at byte {at}) differ", path=path)
+
+    def entries(self, number: int, uid: int, first: int, last: int) -> Iterator[Entry | int]:
+        """The group's entries in one segment; the bare index where one is damaged or missing."""
+        reader = self.reader(number)
+        if reader is None:
+            yield from range(first, last + 1)
+            return
+        at = first
+        while at <= last:
+            high = min(last, at + CHUNK_ENTRIES - 1)
+            try:
+                chunk = reader.entries(uid, at, high, CHUNK_BYTES)
+            except (LogyardError, AssertionError, OSError, ValueError):
+                chunk, high = self._one(reader, uid, at), at
+            for entry in chunk:
+                yield from range(at, entry.index)
+                yield entry
+                at = entry.index + 1
+            if not chunk or chunk[-1].index >= high:
+                yield from range(at, high + 1)
+                at = max(at, high + 1)
+
+    def _one(self, reader: SegmentReader, uid: int, index: int) -> list[Entry]:
+        try:
+            return reader.entries(uid, index, index)
+        except (LogyardError, AssertionError, OSError, ValueError):
+            return []
+
+
+def users_of(facts: Facts) -> dict[int, dict[int, list[tuple[int, int]]]]:
+    """segment -> uid -> (first, last) of each run that a checkpoint names."""
+    users: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    for uid, state in facts.states.items():
+        for first, last, segment in state.runs:
+            users.setdefault(segment, {}).setdefault(uid, []).append((first, last))
+    return users
+

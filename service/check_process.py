@@ -1,0 +1,86 @@
+"""The process that reads a directory for `service.check`: `python -m logyard.service.check_process DIR [SKIP...]`.
+
+Invariant: it writes nothing but lines of JSON to standard output. A bad page of a memory map kills a process without an
+exception; so each map is announced before it is read, and whoever started this one knows which killed it. SKIP are
+maps (paths relative to DIR) to leave alone. Called by `service.check.check_directory`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from logyard.engine.errors import LogyardError
+
+from .check_generations import Generations
+from .check_groups import check_group
+from .check_log import Segments, read_wal, users_of
+from .check_meta import Facts, read_meta
+from .check_payloads import check_payloads
+from .check_report import Report
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def inspect(directory: Path, skip: frozenset[str], tell: Tell) -> dict[str, Any]:
+    """Read everything, change nothing. Returns the report's fields. Raises `WrongIdentity` for newer formats."""
+    report = Report(
+        lambda stage, done, total: tell({"progress": [stage, done, total]}), lambda path: tell({"inside": path})
+    )
+    if not (directory / "meta").is_dir() and not (directory / "wal").is_dir():
+        report.damage("directory", "this is no data directory: it has neither meta nor wal")
+        return {**report.fields(), "node": 0, "cluster": "", "epoch": 0, "groups": [], "complete": False}
+    facts = Facts()
+    with report.guarded("meta", path="meta"):
+        facts.complete = False
+        facts = read_meta(directory, skip, report)
+    wal = read_wal(directory, facts, report)
+    segments = Segments(directory, report)
+    generations = Generations(directory, facts, skip, report)
+    groups: list[dict[str, Any]] = []
+    try:
+        segments.verify(users_of(facts), facts)
+        generations.verify(facts)
+        for position, uid in enumerate(sorted(facts.groups)):
+            report.progress("groups", position, len(facts.groups))
+            name = facts.name(uid)
+            if uid in facts.deleted:
+                continue
+            with report.guarded("group", group=name):
+                group = check_group(uid, facts, wal, segments, generations.homes.get(uid, ()), report)
+                check_payloads(group, directory, wal, segments, generations, facts, report)
+                snapshot = group.snapshot.index if group.snapshot is not None else 0
+                row = {"name": name, "uid": f"{uid:016x}", "snapshot": snapshot, "last": group.last}
+                groups.append({**row, "floor": group.floor})
+        for uid in generations.homes.keys() - facts.groups.keys():
+            text = "homes of a group that has no definition"
+            report.warning("payload_homes", text, path="meta", group=facts.name(uid))
+    finally:
+        generations.close()
+        segments.close()
+    report.finish()
+    return {
+        **report.fields(), "node": facts.node, "cluster": facts.cluster, "epoch": facts.epoch, "groups": groups,
+        "complete": facts.complete,
+    }  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """One JSON object a line: progress, the map being read, and at last the report or the error that ended it."""
+
+    def tell(line: dict[str, Any]) -> None:
+        print(json.dumps(line), flush=True)
+
+    try:
+        tell({"report": inspect(Path(arguments[0]), frozenset(arguments[1:]), tell)})
+    except LogyardError as error:
+        tell({"error": [error.code, str(error)]})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""What a check found: findings that name file, offset and group, and counts of what was verified.
+
+Invariant: a damaged directory never stops a check; whatever reading it raises becomes a finding (`guarded`), and a
+flood of equal findings is cut short and counted. Filled by `service.check_meta`, `check_log` and `check_payloads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from logyard.engine.errors import WrongIdentity
+
+DAMAGE = "damage"
+"""Something acknowledged is lost or unreadable here: it must come from a peer."""
+WARNING = "warning"
+"""Worth knowing, and nothing is lost: a torn last batch, leftovers of a crash."""
+HEALED = "healed"
+"""Bytes that do not verify, of which a second copy does: the next start puts them right."""
+CAP = 20
+"""Findings of one kind for one group and file that are listed; the rest is counted."""
+COUNTS = (
+    "groups", "wal_files", "wal_batches", "wal_entries", "segments", "segment_entries", "snapshots", "generations",
+    "units", "bytes",
+)  # fmt: skip
+
+Finding: TypeAlias = dict[str, str]
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with (stage, done, total)."""
+
+
+class Report:
+    """Findings, counts, and the leftovers that `--repair` may remove. Paths are relative to the directory."""
+
+    __slots__ = ("findings", "counts", "orphans", "progress", "inside", "_many")
+
+    def __init__(self, progress: Progress, inside: Callable[[str], None]) -> None:
+        self.findings: list[Finding] = []
+        self.counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        self.orphans: list[str] = []
+        self.progress = progress
+        self.inside = inside
+        """Called with the path of a memory map before it is read and with "" after: reading a bad one may kill us."""
+        self._many: dict[tuple[str, str, str, str], int] = {}
+
+    def add(self, severity: str, kind: str, message: str, *, path: str = "", group: str = "") -> None:
+        """One finding; beyond `CAP` of a kind for one group and file it is counted only."""
+        key = (severity, kind, group, path)
+        self._many[key] = self._many.get(key, 0) + 1
+        if self._many[key] <= CAP:
+            finding = {"severity": severity, "kind": kind, "group": group, "path": path, "message": message}
+            self.findings.append(finding)
+
+    def damage(self, kind: str, message: str, *, path: str = "", group: str = "") -> None:
+        """Something is lost here."""
+        self.add(DAMAGE, kind, message, path=path, group=group)
+
+    def warning(self, kind: str, message: str, *, path: str = "", group: str = "") -> None:
+        """Nothing is lost."""
+        self.add(WARNING, kind, message, path=path, group=group)
+
+    def healed(self, kind: str, message: str, *, path: str = "", group: str = "") -> None:
+        """A second copy is good."""
+        self.add(HEALED, kind, message, path=path, group=group)
+
+    def orphan(self, path: str, message: str) -> None:
+        """Nobody needs this file: a start removes it or writes it again, and so may a repair."""
+        self.warning("orphan", message, path=path)
+        self.orphans.append(path)
+
+    def count(self, name: str, more: int = 1) -> None:
+        """More of something was verified."""
+        self.counts[name] += more
+
+    @contextmanager
+    def guarded(self, kind: str, *, path: str = "", group: str = "") -> Iterator[None]:
+        """Whatever the reading of damaged bytes raises is a finding; only a newer format ends the check."""
+        try:
+            yield
+        except WrongIdentity:
+            raise
+        except Exception as error:  # bytes from a damaged disk may break any assumption of a reader
+            self.damage(kind, f"it cannot be checked further: {type(error).__name__}: {error}", path=path, group=group)
+
+    def finish(self) -> None:
+        """Say how much was left out."""
+        for (severity, kind, group, path), many in self._many.items():
+            if many > CAP:
+                text = f"and {many - CAP} more like these"
+                row = {"severity": severity, "kind": kind, "group": group, "path": path, "message": text}
+                self.findings.append(row)
+
+    def fields(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"findings": self.findings, "counts": self.counts, "orphans": self.orphans}
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """A few names of many, for a message."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
