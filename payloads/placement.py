@@ -83,10 +83,13 @@ class Placement:
             self.copies.forget(owner)
         return gone
 
+    def renew(self, generation: int, run: int) -> None:
+        """A job wrote to this run: what is remembered of its sizes is old. Once a run, not once a group: a run's sizes are one read."""
+        self.copies.reread(generation, run)
+
     def adopt(self, owner: Owner, ranges: list[tuple[int, int]]) -> None:
-        """A fresh copy becomes the home of these index ranges (rising), if it has any rows."""
+        """A fresh copy becomes the home of these index ranges (rising), if it has any rows. `renew` its run first."""
         self.note(owner[0], owner[1])
-        self.copies.reread(owner[0], owner[1])
         if self.copies.adopt(owner, ranges):
             for first, last in ranges:
                 self.overlay(owner[2], Home(first, last, owner[0], owner[1]))

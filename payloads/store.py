@@ -326,6 +326,8 @@ class PayloadStore:
             owners: dict[Owner, list[tuple[int, int]]] = {}
             for uid, low, high, generation, run in report.runs:
                 owners.setdefault((generation, run, uid), []).append((low, high))
+            for generation, run in {owner[:2] for owner in owners}:
+                self._placement.renew(generation, run)
             for owner, ranges in owners.items():
                 self._placement.adopt(owner, ranges)
             for number in {owner[0] for owner in owners}:

@@ -17,7 +17,7 @@ import trio
 from ..config import SystemConfig
 from ..disk import Disk
 from ..entry import check_frame
-from ..errors import BadRequest, Busy, GroupStopped, LogyardError, NotLeader, UnknownGroup, WalFailed
+from ..errors import BadRequest, Busy, GroupStopped, LogyardError, NotLeader, Refused, UnknownGroup, WalFailed
 from ..machine import Machine
 from ..ports import PeersPort, StorePort
 from ..raft.core import LEADER
