@@ -8,6 +8,7 @@ process, or a writer process with a shelf of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -278,6 +279,10 @@ def _runs(ranges: Sequence[tuple[int, int, int]], portions: Sequence[tuple[int, 
     return found
 
 
+def _first(home: tuple[int, int]) -> int:
+    return home[0]
+
+
 class _Survivors:
     """Reads what still lives in a generation, by its ledgers and the job's marks."""
 
@@ -286,19 +291,23 @@ class _Survivors:
     def __init__(self, source: Generation, job: RewriteJob) -> None:
         self.damaged: list[tuple[int, int, str]] = []
         self._source = source
-        self._runs = {(uid, first): run for uid, first, _, run in job.homes}
+        self._runs: dict[int, list[tuple[int, int]]] = {}
+        for uid, first, _, run in job.homes:
+            self._runs.setdefault(uid, []).append((first, run))
         self._marks = {(uid, run): Marks.decode(body) for uid, run, body in job.dead}
-        self._ledgers: tuple[int, dict[int, Ledger]] = (0, {})
+        # Jobs go by group and groups lie in many runs: all sizes of the generation are kept, 20 bytes a slot.
+        self._ledgers: dict[int, dict[int, Ledger]] = {}
 
     def _ledger(self, run: int, uid: int) -> Ledger | None:
-        if self._ledgers[0] != run:
-            self._ledgers = (run, dict(self._source.columns(run).ledgers()))
-        return self._ledgers[1].get(uid)
+        found = self._ledgers.get(run)
+        if found is None:
+            found = self._ledgers[run] = dict(self._source.columns(run).ledgers())
+        return found.get(uid)
 
     def read(self, uid: int, first: int, last: int) -> Iterator[SourceRow]:
         """The surviving entries of one home; `first` may lie inside it when the job was resumed."""
-        home = max(at for owner, at in self._runs if owner == uid and at <= first)
-        run = self._runs[uid, home]
+        runs = self._runs[uid]
+        run = runs[bisect_right(runs, first, key=_first) - 1][1]
         ledger = self._ledger(run, uid)
         if ledger is None:
             return

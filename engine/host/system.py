@@ -230,9 +230,11 @@ class System:
         self.active.add(member)
         self.scheduler.mark(member)
         # A leader that stepped down for the transfer knows nobody for a moment: that is no outcome yet.
-        await self.wait(member, lambda: member.raft.leader == node or not member.raft.transferring)
-        if member.raft.leader != node:
-            raise LogyardError(f"group {name!r}: the transfer to node {node} timed out; node {member.raft.leader} leads")
+        raft = member.raft
+        # Between stepping down and hearing of the new leader nobody is known to lead: that is not yet an outcome.
+        await self.wait(member, lambda: raft.leader not in (0, self.node_id) or (raft.role == LEADER and not raft.transferring))
+        if raft.leader != node:
+            raise Refused(f"group {name!r}: node {node} did not take over in time; node {raft.leader} leads")
 
     def groups_led(self) -> int:
         """How many groups this node leads."""
