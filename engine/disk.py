@@ -97,13 +97,16 @@ class Disk:
             offset += len(more)
         return b"".join(parts)
 
-    def preallocate(self, fd: int, size: int) -> None:
-        """Reserve `size` bytes and fill them with zeros once, in steps: later writes change no file-system metadata.
+    def preallocate(self, fd: int, size: int, fill: bool = True) -> None:
+        """Reserve `size` bytes; with `fill` write them with zeros once, in steps, so that later writes change no file-system metadata.
 
-        Never-written space takes writes three times slower than space written before (measured.md, section 2).
+        Never-written space takes writes three times slower than space written before, so filling pays when it is done ahead, on an idle
+        disk; under load it only writes everything twice (docs/decisions/0003).
         """
         if size:
             os.posix_fallocate(fd, 0, size)
+        if not fill:
+            return
         zeros = memoryview(bytes(min(STEP, size)))
         for number, offset in enumerate(range(0, size, STEP)):
             self.gather_write(fd, [zeros[: min(STEP, size - offset)]], offset)
@@ -254,10 +257,10 @@ class FaultyDisk(Disk):
         self._enter("create", path)
         return super().create(path)
 
-    def preallocate(self, fd: int, size: int) -> None:
+    def preallocate(self, fd: int, size: int, fill: bool = True) -> None:
         """As `Disk` does it, unless its turn to fail has come."""
         self._enter("preallocate", fd)
-        super().preallocate(fd, size)
+        super().preallocate(fd, size, fill)
 
     def _pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         data = b"".join(buffers)

@@ -332,10 +332,13 @@ class Wal:
         self._error = WalFailed(f"WAL file {self._head.epoch}: {error}; this node acknowledges nothing more")
         raise self._error from error
 
-    def prepare_next(self) -> bool:
-        """Make the next file ahead of need, on a thread of the caller's. False: the disk refused; a roll will retry."""
+    def prepare_next(self, fill: bool = True) -> bool:
+        """Make the next file ahead of need, on a thread of the caller's; `fill` it when the disk has nothing better to do.
+
+        False: the disk refused; a roll will retry.
+        """
         try:
-            self._files.prepare()
+            self._files.prepare(fill)
         except OSError:
             return False
         return True

@@ -155,11 +155,11 @@ class WalFiles:
             self._files[head.epoch] = _File(final, size, fd)
         return fd, size
 
-    def prepare(self) -> None:
-        """Make a spare when there is none. Slow (it zero-fills a file): call it on a thread of its own."""
+    def prepare(self, fill: bool) -> None:
+        """Make a spare when there is none. Slow when it is to `fill` the file with zeros: call it on a thread of its own."""
         with self._preparing:
             if not self._stock:
-                made = self._make_spare(self._file_bytes)
+                made = self._make_spare(self._file_bytes, fill)
                 with self._lock:
                     self._stock.append(made)
 
@@ -169,9 +169,10 @@ class WalFiles:
                 for number, (_, size) in enumerate(self._stock):
                     if size >= need:
                         return self._stock.pop(number)
-            return self._make_spare(max(self._file_bytes, (need + BLOCK - 1) // BLOCK * BLOCK))
+            # A writer waits for this one: reserved space is enough.
+            return self._make_spare(max(self._file_bytes, (need + BLOCK - 1) // BLOCK * BLOCK), False)
 
-    def _make_spare(self, size: int) -> tuple[str, int]:
+    def _make_spare(self, size: int, fill: bool) -> tuple[str, int]:
         disk = self._disk
         number = 0
         while os.path.exists(path := os.path.join(self._directory, f"new-{number}{SPARE}")):
@@ -180,7 +181,7 @@ class WalFiles:
         disk.unlink(temporary)
         fd = disk.create(temporary)
         try:
-            disk.preallocate(fd, size)
+            disk.preallocate(fd, size, fill)
             disk.sync_file(fd)
             disk.rename(temporary, path)
         except OSError:
