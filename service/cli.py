@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
+FINDINGS_SHOWN = 50
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -105,6 +106,12 @@ def data_directories(path: Path) -> list[Path]:
     return [path]
 
 
+def finding_text(finding: Mapping[str, object]) -> str:
+    """One line of a check's report."""
+    place = " ".join(str(finding[key]) for key in ("group", "path") if finding.get(key))
+    return f"{finding.get('severity', '')} {place}: {finding.get('message', '')}"
+
+
 @cli.command()
 @click.argument("path", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--repair", is_flag=True, help="Remove what is damaged and can provably be rebuilt.")
@@ -121,8 +128,10 @@ def check(path: Path, repair: bool, output: Output) -> None:
     reports = {str(found): check_directory(found, repair=repair) for found in data_directories(path)}
     for name, found in reports.items():
         output.say(f"{name}: {'good' if found['ok'] else 'DAMAGED'}")
-        for finding in found["findings"]:
-            output.say(f"  {finding}")
+        for finding in found["findings"][:FINDINGS_SHOWN]:
+            output.say(f"  {finding_text(finding)}")
+        if len(found["findings"]) > FINDINGS_SHOWN:
+            output.say(f"  ... and {len(found['findings']) - FINDINGS_SHOWN} more; --json has all")
     output.result({"ok": all(found["ok"] for found in reports.values()), "directories": reports})
 
 
