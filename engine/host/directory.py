@@ -36,6 +36,8 @@ class Directory:
     def __init__(self, system: System) -> None:
         self.system = system
         self.deleted: set[int] = set()
+        # Groups whose definition was lost here: a fresh member under their uid would have forgotten its votes.
+        self.barred: set[int] = set()
         self._requests: dict[int, _Round] = {}
         self._next = 0
 
@@ -111,7 +113,7 @@ class Directory:
             known = system.names.get(spec.name)
             if known is not None and known != spec.uid:
                 raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
-            if known is None and spec.uid not in self.deleted:
+            if known is None and spec.uid not in self.deleted and spec.uid not in self.barred:
                 system.names[spec.name] = spec.uid
                 fresh.append(spec)
         try:

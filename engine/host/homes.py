@@ -36,7 +36,7 @@ class Share:
 class SealedFile:
     """A sealed WAL file that is the home of payloads. The segment of the same number holds its entries' metadata."""
 
-    __slots__ = ("file", "length", "sealed_at", "shares", "live")
+    __slots__ = ("file", "length", "sealed_at", "shares", "live", "total", "failed")
 
     def __init__(self, file: int, length: int) -> None:
         self.file = file
@@ -44,11 +44,21 @@ class SealedFile:
         self.sealed_at = time.monotonic()
         self.shares: dict[int, Share] = {}
         self.live = 0
+        # Payload bytes, dead ones included; and whether they could not be migrated.
+        self.total = 0
+        self.failed = False
 
-    def add(self, uid: int, share: Share) -> None:
-        """Book a group's share."""
-        self.shares[uid] = share
-        self.live += share.live
+    @property
+    def dead_ratio(self) -> float:
+        """The share of the file's payload bytes that is dead; 1 when it has none."""
+        return 1 - self.live / self.total if self.total else 1.0
+
+    def add(self, uid: int, share: Share, total: int) -> None:
+        """Book a group's share of `total` bytes, unless all of it is dead."""
+        self.total += total
+        if share.live:
+            self.shares[uid] = share
+            self.live += share.live
 
     def reduce(self, uid: int, size: int) -> None:
         """`size` bytes of a group died here."""
@@ -123,6 +133,22 @@ class Homes:
         if end.ordinal:
             self._part(member, end)
 
+    def cut(self, member: Member, last: int, upto: int = 1 << 64) -> None:
+        """Above `last`, a group's payloads have no home in sealed files any more: overwritten, or stored anew with a snapshot.
+
+        Shares that go on above `upto` stay as they are.
+        """
+        for file in self.files.values():
+            share = file.shares.get(member.uid)
+            if share is None or not last < share.last <= upto:
+                continue
+            if share.first > last:
+                file.remove(member.uid)
+                continue
+            gone = self._bytes(member, file, last + 1, share.last)
+            share.last = last
+            file.reduce(member.uid, min(share.live, gone))
+
     def _part(self, member: Member, end: Position) -> None:
         """A release that ends inside an entry: units whose records are all below it die."""
         found = next(self.system.reader.payload_entries(member, end.index, end.index), None)
@@ -171,7 +197,7 @@ class Homes:
             member = members.get(uid)
             if member is None or not entry.body_bytes or entry.tombstone:
                 continue
-            if member.raft.log.term(entry.index) != entry.term:
+            if member.raft.log.term(entry.index) != entry.term or self.system.store.home(uid, entry.index) is not None:
                 continue
             if not member.is_dead(entry):
                 size += entry.body_bytes

@@ -80,6 +80,7 @@ class Member:
         "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "queue", "queue_bytes", "waiting", "inflight_bytes",
         "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term", "snapshot_bytes",
         "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
+        "damaged", "snapshot_stored",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort) -> None:
@@ -102,6 +103,10 @@ class Member:
         self.snapshot_term = 0
         self.snapshot_bytes = 0
         self.flushed = 0
+        # Stopped at recovery: what is known here is not what this member promised, and is never stored.
+        self.damaged = False
+        # The index of the snapshot in the meta store; ahead of `snapshot_index` while one is being installed.
+        self.snapshot_stored = 0
         self.waiters: list[tuple[Callable[[], bool], Callable[[], None]]] | None = None
         self.reads: dict[int, Callable[[LogyardError | None, int], None]] | None = None
         self.transfers: set[int] | None = None
@@ -147,7 +152,7 @@ class Member:
     def overwritten(self, index: int) -> None:
         """Entries from `index` on were replaced by another leader's: they are not committed and never will be."""
         self.fail_waiting(NotLeader(self.raft.leader), index)
-        self.segments = _cut(self.segments, index)
+        self.segments = cut_runs(self.segments, index)
         self.flushed = min(self.flushed, index - 1)
 
     def fail_waiting(self, error: LogyardError, first: int = 0) -> None:
@@ -187,14 +192,14 @@ class Member:
 
     def add_segment(self, run: SegmentRun) -> None:
         """A newer segment overrides what older ones say from its first index on."""
-        self.segments = [*_cut(self.segments, run.first), run]
+        self.segments = [*cut_runs(self.segments, run.first), run]
 
     def is_dead(self, entry: Entry) -> bool:
         """Whether every payload of an entry was released."""
         return self.liveness.is_dead_range((entry.index, 0), (entry.index, records_in(entry.data)))
 
 
-def _cut(runs: list[Any], index: int) -> list[Any]:
+def cut_runs(runs: list[SegmentRun], index: int) -> list[SegmentRun]:
     """Runs below `index` only."""
     if not runs or runs[-1].last < index:
         return runs

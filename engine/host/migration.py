@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..entry import units_of
+from ..errors import Corrupt
 from ..ports import SourceEntry
 from .homes import SealedFile
 
@@ -31,24 +32,34 @@ class Migration:
     def victims(self) -> list[SealedFile]:
         """Sealed files to migrate now: the least live first, while the stock is above its budget, too old or too dead."""
         config = self.system.config
-        files = list(self.system.storage.files.values())
+        files = [file for file in self.system.storage.files.values() if not file.failed]
         total = sum(file.length for file in files)
         now = time.monotonic()
         found = []
         for file in sorted(files, key=lambda file: file.live / file.length):
-            dead = 1 - file.live / file.length
             old = now - file.sealed_at > config.migrate_age_s
-            if total > config.migrate_budget_bytes or old or dead >= config.migrate_dead_ratio:
+            if total > config.migrate_budget_bytes or old or file.dead_ratio >= config.migrate_dead_ratio:
                 found.append(file)
                 total -= file.length
-        return found
+        return [file for file in found if self._committed(file)]
+
+    def _committed(self, file: SealedFile) -> bool:
+        """Whether all in a file is committed. A generation never holds what another leader may overwrite."""
+        members = self.system.members
+        shares = [(members.get(uid), share) for uid, share in file.shares.items()]
+        return all(member is None or member.damaged or member.raft.commit >= share.last for member, share in shares)
 
     async def migrate(self, file: SealedFile) -> None:
-        """Copy what lives (or is pending) in one sealed file to the current generation, then let the file go."""
+        """Copy what lives in one sealed file to the current generation, then let the file go. Raises `Corrupt` for damaged bytes."""
         system = self.system
         storage = system.storage
         if file.live:
-            await system.store.write(self._ranges(file), lambda uid, first, last: self._read(file, uid, first, last))
+            try:
+                await system.store.write(self._ranges(file), lambda uid, first, last: self._read(file, uid, first, last))
+            except Corrupt:
+                # Trying again would fill a generation with half copies each time; the file stays the home of what is good in it.
+                file.failed = True
+                raise
         # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
         floors = storage.raise_floors(storage.segment_users(file.file))
         storage.files.pop(file.file, None)
@@ -57,16 +68,15 @@ class Migration:
         storage.release_segment(file.file)
 
     def _ranges(self, file: SealedFile) -> list[tuple[int, int, int]]:
-        """(uid, first, last) of what to copy: the current content of each group's run, without its dead prefix."""
+        """(uid, first, last) of what to copy: each group's share, without its dead prefix."""
         ranges = []
-        for uid in sorted(file.shares):
+        for uid, share in sorted(file.shares.items()):
             member = self.system.members.get(uid)
             if member is None:
                 continue
-            dead = member.liveness.released_before.index
-            for run in member.segments:
-                if run.segment == file.file and max(run.first, dead) <= run.last:
-                    ranges.append((uid, max(run.first, dead), run.last))
+            first = max(share.first, member.liveness.released_before.index)
+            if first <= share.last:
+                ranges.append((uid, first, share.last))
         return ranges
 
     def _read(self, file: SealedFile, uid: int, first: int, last: int) -> Iterator[SourceEntry]:
@@ -106,7 +116,7 @@ class Migration:
         system = self.system
         storage = system.storage
         await storage.roll()
-        files = sorted(storage.files.values(), key=lambda file: file.file)
+        files = sorted((file for file in storage.files.values() if self._committed(file)), key=lambda file: file.file)
         for file in files:
             await self.migrate(file)
         await trio.to_thread.run_sync(system.store.seal_current)

@@ -14,8 +14,8 @@ import trio
 
 from ..entry import Entry, Unit, unit_hash, units_of
 from ..errors import Corrupt, Gone
-from ..types import Buffer
 from ..ports import HomePort
+from ..types import Buffer
 from .member import Member
 
 if TYPE_CHECKING:

@@ -22,6 +22,8 @@ STORE = b"p"
 """Prefix of the payload store's own rows."""
 DELETED = b"d"
 """Prefix of the uids of deleted groups: they never come back."""
+DAMAGED = b"x"
+"""Prefix of the uids of groups that lost records here, with the reason: they stay stopped when the damaged file is long gone."""
 EPOCH = b"e"
 """The node's epoch: raised and synced before its first frame of each start."""
 
@@ -96,8 +98,14 @@ def deleted(uid: int) -> list[Put]:
         (meta_rows.group_key(uid), None),
         (meta_rows.state_key(uid), None),
         (meta_rows.snapshot_key(uid), None),
+        (DAMAGED + meta_rows.KEY.pack(uid), None),
         (DELETED + meta_rows.KEY.pack(uid), b""),
     ]
+
+
+def damaged(uid: int, reason: str) -> Put:
+    """A group lost records: it takes no part until it is deleted or repaired."""
+    return DAMAGED + meta_rows.KEY.pack(uid), reason.encode()
 
 
 def store_rows(pairs: Iterable[tuple[bytes, bytes | None]]) -> list[Put]:

@@ -96,6 +96,7 @@ class Scheduler:
             return
         if ready.truncated:
             member.overwritten(ready.truncated)
+            self.system.storage.overwritten(member, ready.truncated)
         if ready.role_changed:
             self._role_changed(member)
         for message in ready.messages:

@@ -18,7 +18,6 @@ from ..errors import LogyardError
 from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
 from .member import RUNNING, Member
-from .reader import Located
 
 if TYPE_CHECKING:
     from .system import System

@@ -8,13 +8,13 @@ state and every live payload are durable (invariant 5). One task a transfer, whi
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..entry import UNIT_BYTES, units_of
-from ..errors import Corrupt, Gone, LogyardError
+from ..entry import Unit, parse_entry, units_of
+from ..errors import Corrupt, Gone, LogyardError, Unknown
 from ..machine import Position
 from ..ports import SourceEntry
 from ..raft.core import LEADER
@@ -24,7 +24,7 @@ from ..snapshot.format import Snapshot
 from ..types import Buffer
 from .inbound import SNAPSHOT_DATA, SNAPSHOT_DONE, SNAPSHOT_NEED, SNAPSHOT_OFFER, SNAPSHOT_TAKEN
 from .member import RUNNING, Member
-from .reader import Located
+from .reader import Located, Wanted
 
 if TYPE_CHECKING:
     from .system import System
@@ -59,7 +59,10 @@ class Snapshots:
                 if member.state != RUNNING or not member.resolves or member.raft.applied > member.raft.log.stable:
                     skipped += 1
                 elif member.raft.applied > member.snapshot_index:
-                    captured.append(self._capture(member))
+                    try:
+                        captured.append(self._capture(member))
+                    except Exception as error:  # noqa: BLE001 - a machine is user code: this group's fault only (law 7)
+                        self.system.stop_member(member, f"{type(error).__name__} while taking a snapshot: {error}")
             await self.system.storage.store_snapshots(captured)
             taken += len(captured)
             await trio.lowlevel.checkpoint()
@@ -142,20 +145,23 @@ class Snapshots:
     ) -> None:
         """Send the payloads the receiver named, at most `PIECES_IN_FLIGHT` pieces ahead of what it has made durable."""
         limit = self.system.config.snapshot_piece_bytes
+        liveness = self.system.store.decode_liveness(snapshot.live)
         in_flight = 0
         for first, last in ranges:
-            batch: list[Located] = []
+            batch: list[tuple[Located, list[Unit]]] = []
             size = 0
             position = int(first)
             while position <= last:
                 # Located anew for each piece: what is pinned is only what is being read.
                 for located in self.system.reader.payload_entries(member, position, int(last)):
                     position = located.index + 1
-                    bytes_here = sum(unit.length for unit in units_of(located.data))
-                    if not bytes_here:
+                    units = units_of(located.data)
+                    live = liveness.live_units(located.index, [(one.number, one.first_ordinal, one.records) for one in units])
+                    units = [unit for unit in units if unit.number in live]
+                    if not units:
                         continue
-                    batch.append(located)
-                    size += bytes_here
+                    batch.append((located, units))
+                    size += sum(unit.length for unit in units)
                     if size >= limit:
                         break
                 else:
@@ -165,9 +171,9 @@ class Snapshots:
                 if in_flight >= PIECES_IN_FLIGHT:
                     await self._answer(answers)
                     in_flight -= 1
-                units = await self.system.reader.whole(member, batch)
-                rows = [[one.index, one.term, one.data] for one in batch]
-                body: list[Buffer] = [part for parts in units for part in parts]
+                wanted = [Wanted(one, unit, 0, unit.length) for one, units in batch for unit in units]
+                body = await self.system.reader.read(member, wanted)
+                rows = [[one.index, one.term, one.data, [unit.number for unit in units]] for one, units in batch]
                 self._blob(node, SNAPSHOT_DATA, request, {"uid": member.uid, "entries": rows, "last": False}, body)
                 in_flight += 1
                 batch, size = [], 0
@@ -226,8 +232,10 @@ class Snapshots:
         if member.raft.applied >= snapshot.index:
             return
 
-        # What is applied here is committed, so it is the snapshot's own content; below a floor its bytes may be missing.
-        ranges = self.system.store.missing(snapshot.live, member.raft.applied if member.resolves else 0)
+        # What is applied and in a segment here keeps its payloads where they are; below a floor they may be missing. What is
+        # only in the open WAL files is asked for again: a log that starts over can't locate it any more.
+        have = min(member.raft.applied, member.flushed) if member.resolves else 0
+        ranges = self.system.store.missing(snapshot.live, have)
         self._blob(node, SNAPSHOT_NEED, request, {"uid": uid, "ranges": ranges}, [])
         while True:
             _, header, body = await self._answer(receive)
@@ -238,18 +246,24 @@ class Snapshots:
                 break
             self._blob(node, SNAPSHOT_TAKEN, request, {"uid": uid}, [])
         await self.system.storage.store_installed(member, snapshot, data)
+        # What the core has to hand out comes first: entries of before and after must not meet in one `Ready`.
+        self.system.scheduler.turn()
         if member.state == RUNNING and member.raft.applied < snapshot.index:
-            self._install(member, snapshot, len(data))
+            self._install(member, snapshot, len(data), have)
 
-    def _install(self, member: Member, snapshot: Snapshot, size: int) -> None:
+    def _install(self, member: Member, snapshot: Snapshot, size: int, have: int) -> None:
         """State and payloads are durable: switch, in one step of the loop."""
         system = self.system
         if not member.raft.install_snapshot(snapshot.index, snapshot.term, Configuration.decode(snapshot.configuration)):
             return
-        restore(member, snapshot, system)
-        system.storage.installed(member, snapshot, size)
+        try:
+            restore(member, snapshot, system)
+        except Exception as error:  # noqa: BLE001 - a machine is user code: this group's fault only (law 7)
+            system.stop_member(member, f"{type(error).__name__} while installing a snapshot: {error}")
+            return
+        system.storage.installed(member, snapshot, size, have)
         system.storage.released(member, Position(0, 0), member.liveness.released_before)
-        member.fail_waiting(LogyardError("a snapshot replaced this member's log; the command's outcome is unknown"))
+        member.fail_waiting(Unknown("a snapshot replaced this member's log; the command's outcome is unknown"))
         log.info("group %s: snapshot at %d installed", member.spec.name, snapshot.index)
         member.wake()
         system.active.add(member)
@@ -269,23 +283,30 @@ def restore(member: Member, snapshot: Snapshot, system: System) -> None:
 
 
 def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[SourceEntry]:
-    """The entries of one piece, their bytes sliced from `body`. Raises `Corrupt`; hashes are checked by the store."""
+    """The entries of one piece with their live units, whose bytes are sliced from `body`. Raises `Corrupt`; hashes are checked
+    by the store."""
+    where = f"snapshot piece of group {uid:016x}"
     rows = []
     at = 0
-    for index, term, data in entries:
-        if len(data) < UNIT_BYTES:
-            raise Corrupt(f"snapshot piece of group {uid:016x}", at, "an entry", len(data))
-        size = sum(unit.length for unit in units_of(data))
-        part = body[at : at + size]
-        if len(part) != size:
-            raise Corrupt(f"snapshot piece of group {uid:016x}", at, f"{size} bytes", len(part))
-        rows.append(SourceEntry(uid, int(index), int(term), bytes(data), None, _slicer(part)))
-        at += size
+    for index, term, data, numbers in entries:
+        entry = parse_entry(data, where)
+        live = set(numbers)
+        parts: dict[int, memoryview] = {}
+        for unit in units_of(entry.data):
+            if unit.number in live:
+                parts[unit.offset] = body[at : at + unit.length]
+                at += unit.length
+        if (entry.index, entry.term) != (index, term) or len(parts) != len(live) or at > len(body):
+            raise Corrupt(where, at, "entries and bytes that add up", f"{len(body)} bytes")
+        rows.append(SourceEntry(uid, entry.index, entry.term, bytes(data), live, _slicer(parts)))
     return rows
 
 
-def _slicer(part: memoryview) -> Any:
+def _slicer(parts: dict[int, memoryview]) -> Callable[[int, int], memoryview]:
+    """Units are read whole, or in pieces from their start on."""
+
     def read(offset: int, length: int) -> memoryview:
-        return part[offset : offset + length]
+        start = max(at for at in parts if at <= offset)
+        return parts[start][offset - start : offset - start + length]
 
     return read

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
@@ -25,14 +25,18 @@ from ..ports import SourceEntry
 from ..snapshot.format import Snapshot
 from . import rows
 from .homes import Homes, SealedFile
-from .member import RUNNING, Member, SegmentRun, Spec
+from .member import DELETED, RUNNING, Member, SegmentRun, Spec, cut_runs
 from .migration import Migration
 
 if TYPE_CHECKING:
     from .system import System
 
 log = logging.getLogger(__name__)
-ROWS_CHUNK = 500
+
+Captured: TypeAlias = tuple[Member, Snapshot, bytes]
+"""A member, its snapshot, and that encoded."""
+QUIET_SECONDS = 5.0
+"""Without a full file for so long, the disk has time to fill the next one with zeros ahead."""
 
 
 class Storage:
@@ -49,7 +53,9 @@ class Storage:
         self._segment_users: dict[int, set[int]] = {}
         self._sealed: deque[Sealed] = deque()
         self._sealing: Sealed | None = None
+        self._last_rolled = 0.0
         self._hard_states: set[Member] = set()
+        self._owed: dict[bytes, bytes | None] = {}
         self._meta_lock = trio.Lock()
         self._janitor_lock = trio.Lock()
         self._wake = trio.Event()
@@ -60,6 +66,7 @@ class Storage:
     def rolled(self, rolled: Rolled) -> None:
         """The WAL sealed files: they want segments. Called by `durability`."""
         self._sealed.extend(rolled.sealed)
+        self._last_rolled = trio.current_time()
         for gap in rolled.gaps:
             member = self.system.members.get(gap.uid)
             if member is not None:
@@ -153,20 +160,27 @@ class Storage:
     # The janitor
 
     async def run(self) -> None:
-        """Seal, migrate, collect, until cancelled. A failing job is reported and tried again at the next look."""
+        """Seal, migrate, collect, until cancelled. A failing job is reported and tried again at the next look, and stops no other."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            try:
-                async with self._janitor_lock:
-                    await self._seal_all()
-                    for file in self.migration.victims():
-                        await self.migration.migrate(file)
-                    await self.migration.collect(self.system.config.rewrite_live_ratio)
-                await self._take_due_snapshots()
-                await trio.to_thread.run_sync(self.wal.prepare_next)
-            except LogyardError as error:
-                log.error("storage job failed, it will be tried again: %s", error)
+            async with self._janitor_lock:
+                await self._try("sealing", self._seal_all)
+                for file in self.migration.victims():
+                    await self._try(f"migration of WAL file {file.file}", self.migration.migrate, file)
+                await self._try("collection", self.migration.collect, self.system.config.rewrite_live_ratio)
+            await self._try("snapshots", self._take_due_snapshots)
+            await self._try("preparation of a WAL file", trio.to_thread.run_sync, self.wal.prepare_next, self._quiet())
+
+    def _quiet(self) -> bool:
+        """Whether the disk has time to fill the next file with zeros ahead."""
+        return trio.current_time() - self._last_rolled >= QUIET_SECONDS
+
+    async def _try(self, what: str, job: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        try:
+            await job(*arguments)
+        except (LogyardError, OSError) as error:
+            log.error("storage: %s failed: %s", what, error)
 
     async def compact(self) -> dict[str, Any]:
         """Migrate and collect everything now."""
@@ -194,35 +208,47 @@ class Storage:
     async def _seal(self, sealed: Sealed) -> None:
         """A sealed WAL file's metadata becomes a segment; the file stays as the home of its payloads."""
         hard_states, self._hard_states = self._hard_states, set()
-        touched: set[Member] = {member for member in hard_states if member.uid in self.system.members}
-        found = await trio.to_thread.run_sync(self._write_segment, sealed)
-        file = SealedFile(sealed.file, sealed.length)
-        users: set[int] = set()
-        for uid, (first, last, last_term, size) in found.items():
-            member = self.system.members.get(uid)
-            if member is None:
-                continue
-            # The log may have been overwritten since: only what is its present content counts.
-            if member.raft.log.term(last) != last_term:
-                last, size = self._current_part(member, sealed.file, first, last)
-            if last < first:
-                continue
-            users.add(uid)
-            member.add_segment(SegmentRun(first, last, sealed.file))
-            member.flushed = max(member.flushed, last)
-            share = self.homes.share_of(member, file, first, last, size)
-            if share.live:
-                file.add(uid, share)
-            touched.add(member)
-        self._segment_users[sealed.file] = users
-        self.homes.files[sealed.file] = file
-        await self.commit_members(touched, sealed_files=[file])
+        try:
+            found = await trio.to_thread.run_sync(self._write_segment, sealed)
+            file = SealedFile(sealed.file, sealed.length)
+            touched = {member for member in hard_states if member.uid in self.system.members}
+            self._adopt_segment(file, found, touched)
+            await self.commit_members(touched, sealed_files=[file])
+        except BaseException:
+            # The file is sealed again later, and what it says of terms and votes must be stored then.
+            self._hard_states |= hard_states
+            raise
         for member in touched:
             if member.flushed and member.state == RUNNING:
                 member.raft.log.release_memory(member.flushed)
                 self._compact_log(member)
         if not file.live:
             await self.migration.migrate(file)
+
+    def _adopt_segment(
+        self, file: SealedFile, found: dict[int, tuple[int, int, int, int]], touched: set[Member]
+    ) -> None:
+        """Switch to a segment that is durable; the members it speaks of go to `touched`."""
+        users: set[int] = set()
+        for uid, (first, last, last_term, size) in found.items():
+            member = self.system.members.get(uid)
+            if member is None or member.damaged:
+                continue
+            # Its floor and its truncations are in the file as well.
+            touched.add(member)
+            low = max(first, member.raft.log.snapshot_index + 1)
+            # The log may have been overwritten, or replaced by a snapshot: only what is its present content counts.
+            moved = self.system.store.homes(uid)
+            if low != first or member.raft.log.term(last) != last_term or (moved and moved[-1].last >= low):
+                last, size = self._current_part(member, file.file, low, last)
+            if last < low:
+                continue
+            users.add(uid)
+            member.add_segment(SegmentRun(low, last, file.file))
+            member.flushed = max(member.flushed, last)
+            file.add(uid, self.homes.share_of(member, file, low, last, size), size)
+        self._segment_users[file.file] = users
+        self.homes.files[file.file] = file
 
     def _write_segment(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
         """In a thread. (first, last, term of the last, payload bytes) of each group in the file."""
@@ -239,21 +265,25 @@ class Storage:
         return {uid: (first, last, info.terms[uid][-1][1], sizes.get(uid, 0)) for uid, (first, last) in info.runs.items()}
 
     def _current_part(self, member: Member, segment: int, first: int, last: int) -> tuple[int, int]:
-        """The longest prefix of a segment's run that is still the log's content: its last index and payload bytes."""
+        """The longest prefix of a segment's run that is still the log's content: its last index and its payload bytes at home here."""
         size = 0
         good = first - 1
-        position = first
-        while position <= last:
-            entries = self.segment(segment).entries(member.uid, position, last, 1 << 22)
+        home = self.system.store.home
+        while good < last:
+            entries = self.segment(segment).entries(member.uid, good + 1, last, 1 << 22)
             if not entries:
                 break
             for entry in entries:
                 if member.raft.log.term(entry.index) != entry.term:
                     return good, size
                 good = entry.index
-                size += entry.body_bytes
-            position = good + 1
+                if not entry.tombstone and home(member.uid, good) is None:
+                    size += entry.body_bytes
         return good, size
+
+    def overwritten(self, member: Member, index: int) -> None:
+        """Entries from `index` on were replaced: nothing of them lives in sealed files. (Only committed entries ever migrate.)"""
+        self.homes.cut(member, index - 1)
 
     def _compact_log(self, member: Member) -> None:
         """Forget log entries that the snapshot covers, once they are in a segment: memory still locates their payloads until then."""
@@ -329,26 +359,42 @@ class Storage:
 
     # Meta rows
 
-    async def _commit(self, puts: Sequence[tuple[bytes, bytes | None]]) -> None:
+    async def _commit(
+        self, build: Callable[[], Iterable[rows.Put]], store: bool = False, then: Callable[[], None] | None = None
+    ) -> None:
+        """One meta commit. Rows are built under the lock: a row that was built before another's commit must not undo that one.
+
+        `then` is called under the lock when they are durable. `store` brings the payload store's rows along; they are asked for once, so those of a failed commit go with the next.
+        """
         async with self._meta_lock:
+            puts = list(build())
+            if store:
+                self._owed.update(rows.store_rows(self.system.store.changes()))
+                puts += self._owed.items()
             if puts:
                 await trio.to_thread.run_sync(self.meta.commit, puts)
+            if store:
+                self._owed.clear()
+            if then is not None:
+                then()
 
     async def commit_members(
         self, members: Iterable[Member], sealed_files: Sequence[SealedFile] = (), gone_files: Sequence[int] = ()
     ) -> None:
         """One meta commit: state rows of `members`, files sealed or gone, and the payload store's counters."""
-        puts: list[tuple[bytes, bytes | None]] = [rows.state(member) for member in members if member.state != "deleted"]
-        puts += [rows.sealed_file(file) for file in sealed_files]
-        puts += [rows.gone_file(file) for file in gone_files]
-        puts += rows.store_rows(self.system.store.changes())
-        if sealed_files:
-            puts.append(rows.flushed(max(file.file for file in sealed_files)))
-        await self._commit(puts)
+
+        def build() -> Iterator[rows.Put]:
+            yield from (rows.state(member) for member in members if member.state != DELETED and not member.damaged)
+            yield from map(rows.sealed_file, sealed_files)
+            yield from map(rows.gone_file, gone_files)
+            if sealed_files:
+                yield rows.flushed(max(file.file for file in sealed_files))
+
+        await self._commit(build, store=True)
 
     async def store_specs(self, specs: Sequence[Spec]) -> None:
         """Register groups, all in one commit."""
-        await self._commit([rows.group(spec) for spec in specs])
+        await self._commit(lambda: map(rows.group, specs))
 
     def start_member(self, spec: Spec) -> Member:
         """A group that was just registered comes alive."""
@@ -358,18 +404,32 @@ class Storage:
         recovery.enliven(self.system, member, fresh=True)
         return member
 
-    async def store_snapshots(self, captured: Sequence[tuple[Member, Snapshot, bytes]]) -> None:
+    async def store_snapshots(self, captured: Sequence[Captured]) -> None:
         """Snapshots durable first, then the logs below them may go (invariant 3)."""
-        puts: list[tuple[bytes, bytes | None]] = []
-        for member, snapshot, data in captured:
-            puts.append(rows.snapshot(member.uid, snapshot.index, snapshot.term, data))
-            puts.append(rows.state(member, snapshot))
-        await self._commit(puts)
-        for member, snapshot, data in captured:
+        stored = await self._commit_snapshots(captured)
+        for member, snapshot, data in stored:
             if member.state == RUNNING and snapshot.index > member.snapshot_index:
                 member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
                 member.snapshot_bytes = len(data)
                 self._compact_log(member)
+
+    async def _commit_snapshots(self, captured: Sequence[Captured], store: bool = False) -> list[Captured]:
+        """Commit those that are newer than what is stored: the log may have started over above a stored one."""
+        stored: list[Captured] = []
+
+        def build() -> Iterator[rows.Put]:
+            for member, snapshot, data in captured:
+                if member.state != DELETED and not member.damaged and snapshot.index > member.snapshot_stored:
+                    stored.append((member, snapshot, data))
+                    yield rows.snapshot(member.uid, snapshot.index, snapshot.term, data)
+                    yield rows.state(member, snapshot)
+
+        def then() -> None:
+            for member, snapshot, _ in stored:
+                member.snapshot_stored = snapshot.index
+
+        await self._commit(build, store, then)
+        return stored
 
     def snapshot(self, uid: int) -> bytes:
         """A group's newest snapshot. Raises `LogyardError` when there is none."""
@@ -389,16 +449,23 @@ class Storage:
 
     async def store_installed(self, member: Member, snapshot: Snapshot, data: bytes) -> None:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
-        puts = [rows.snapshot(member.uid, snapshot.index, snapshot.term, data), rows.state(member, snapshot)]
-        await self._commit([*puts, *rows.store_rows(self.system.store.changes())])
+        await self._commit_snapshots([(member, snapshot, data)], store=True)
 
-    def installed(self, member: Member, snapshot: Snapshot, size: int) -> None:
-        """The switch after `store_installed`: the log starts over above the snapshot, unless it already went on from there."""
+    def installed(self, member: Member, snapshot: Snapshot, size: int, keep: int) -> None:
+        """The switch after `store_installed`. Payloads up to `keep` are where they were, those above came with the snapshot."""
         member.snapshot_index, member.snapshot_term, member.snapshot_bytes = snapshot.index, snapshot.term, size
-        last = member.raft.log.last_index
-        if last == snapshot.index:
-            item = WalItem(member.uid, truncate=last + 1)
-            self.system.scheduler.persist_alone(member, item)
+        if member.raft.log.snapshot_index != snapshot.index:
+            # The log has the snapshot's last entry and goes on as it is.
+            self.homes.cut(member, keep, upto=snapshot.index)
+            return
+        self.homes.cut(member, keep)
+        member.segments = cut_runs(member.segments, keep + 1)
+        member.flushed = snapshot.index
+        # Two marks, the first one void by itself: so that replay knows a log that starts over from one that was overwritten.
+        for index in (snapshot.index, snapshot.index + 1):
+            self.system.scheduler.persist_alone(member, WalItem(member.uid, truncate=index))
+        # When the file with the marks is sealed, the checkpoint has to say what they say.
+        self._hard_states.add(member)
 
     async def forget(self, members: Sequence[Member], uids: Sequence[int]) -> None:
         """Groups are deleted: their rows go, their uids are remembered as gone, their payloads are dead."""
@@ -412,9 +479,7 @@ class Storage:
                     file.remove(member.uid)
             for run in member.segments:
                 self._leave_segment(member.uid, run.segment)
-        puts: list[tuple[bytes, bytes | None]] = [put for uid in uids for put in rows.deleted(uid)]
-        puts += rows.store_rows(self.system.store.changes())
-        await self._commit(puts)
+        await self._commit(lambda: (put for uid in uids for put in rows.deleted(uid)), store=True)
 
     def close(self) -> None:
         """Close files; nothing is pending."""
