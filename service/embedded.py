@@ -26,7 +26,7 @@ from logyard.machines.log import AppendLog
 from . import log_reader
 from .node import Node, build_system
 
-MACHINES = {AppendLog: "log"}
+MACHINES: dict[type, str] = {AppendLog: "log"}
 POLL_BYTES = 4 << 20
 
 

@@ -79,6 +79,7 @@ class Inbound:
     def on_link_down(self, node: int) -> None:
         """A link was lost, or dropped messages because its queue was full."""
         self._reset(node)
+        self.system.snapshots.on_link_lost(node)
 
     def _reset(self, node: int) -> None:
         system = self.system

@@ -58,7 +58,9 @@ class Reader:
         for run in reversed(member.segments):
             if run.first <= first <= run.last:
                 reader = self.system.storage.segment(run.segment)
-                return reader.entries(member.uid, first, min(last, run.last), bytes_max)
+                found = reader.entries(member.uid, first, min(last, run.last), bytes_max)
+                if found and found[0].index == first:
+                    return found
         raise Corrupt(f"group {member.spec.name}", 0, f"entry {first}", "no segment that holds it")
 
     def payload_entries(self, member: Member, first: int, last: int) -> Iterator[Located]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..entry import Entry
-from ..errors import LogyardError
+from ..errors import Gone, LogyardError
 from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
 from .member import RUNNING, Member
@@ -68,6 +68,10 @@ class Sender:
                     message.entries = await self._load(member, message)
                     if member.raft.term == message.term:
                         self.system.peers.send([message])
+            except Gone:
+                # A released part of an entry is gone, the rest is not: only a snapshot can say that. With a new one the log below it
+                # goes, and the core asks for a transfer when its probe finds nothing.
+                await self._snapshot(member)
             except LogyardError as error:
                 log.warning("group %s: can not send entries to node %d: %s", member.spec.name, node, error)
             finally:
@@ -87,17 +91,22 @@ class Sender:
         while index <= message.last:
             entries += self.system.reader.log_entries(member, index, message.last, self.system.config.append_bytes_max)
             index = entries[-1].index + 1
-        ready = []
-        for entry in entries:
-            if entry.bodies is not None and not entry.tombstone:
-                ready.append(entry)
-                continue
-            ready.append(await self._with_bodies(member, entry))
+        # What is in memory now is held on to before the first await: the cache may let it go meanwhile.
+        ready = [entry if entry.tombstone or entry.bodies is None else _held(entry) for entry in entries]
+        for position, entry in enumerate(ready):
+            if entry.bodies is None or entry.tombstone:
+                ready[position] = await self._with_bodies(member, entry)
         return ready
+
+    async def _snapshot(self, member: Member) -> None:
+        try:
+            await self.system.snapshots.take([member])
+        except LogyardError as error:
+            log.warning("group %s: no snapshot for a follower: %s", member.spec.name, error)
 
     async def _with_bodies(self, member: Member, entry: Entry) -> Entry:
         """A copy of `entry` that carries its payload, or a tombstone where that is released here (law 4)."""
-        copy = Entry(entry.index, entry.term, entry.kind, entry.data, (), entry.body_bytes)
+        copy = _held(entry)
         located = next(self.system.reader.payload_entries(member, entry.index, entry.index), None)
         if located is not None and located.index == entry.index:
             if located.home is not None or self.system.storage.holds(located.entry):
@@ -108,3 +117,8 @@ class Sender:
             copy.bodies = ()
             return copy
         raise LogyardError(f"the payload of entry {entry.index} is neither stored nor released on this node")
+
+
+def _held(entry: Entry) -> Entry:
+    """A copy whose bodies nobody takes away."""
+    return Entry(entry.index, entry.term, entry.kind, entry.data, entry.bodies, entry.body_bytes)

@@ -183,7 +183,10 @@ class Snapshots:
 
     async def _answer(self, receive: Any) -> tuple[int, Mapping[str, Any], bytes | memoryview]:
         with trio.move_on_after(ANSWER_SECONDS):
-            found: tuple[int, Mapping[str, Any], bytes | memoryview] = await receive.receive()
+            try:
+                found: tuple[int, Mapping[str, Any], bytes | memoryview] = await receive.receive()
+            except trio.EndOfChannel:
+                raise LogyardError("the link was lost") from None
             if found[0] == SNAPSHOT_DONE and not found[1].get("ok"):
                 raise LogyardError(f"the other node gave up: {found[1].get('error')}")
             return found
@@ -192,6 +195,12 @@ class Snapshots:
     def _blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> None:
         if not self.system.peers.send_blob(node, kind, request, header, body):
             raise LogyardError(f"the link to node {node} is down or full")
+
+    def on_link_lost(self, node: int) -> None:
+        """What was under way to or from a node may be lost: its transfers end now, not when an answer is overdue."""
+        for key, channel in self._channels.items():
+            if key[0] == node:
+                channel.close()
 
     # The receiver's end
 
@@ -207,6 +216,8 @@ class Snapshots:
             return
         try:
             channel.send_nowait((kind, header, body))
+        except trio.ClosedResourceError:
+            pass
         except trio.WouldBlock:
             log.warning("node %d sent more of snapshot transfer %d than was agreed", node, request)
 
@@ -291,22 +302,38 @@ def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[
     for index, term, data, numbers in entries:
         entry = parse_entry(data, where)
         live = set(numbers)
-        parts: dict[int, memoryview] = {}
+        count = 0
+        # (offset in the entry's payload, bytes) of each unbroken stretch of live units.
+        parts: list[tuple[int, memoryview]] = []
+        begin = start = end = 0
         for unit in units_of(entry.data):
-            if unit.number in live:
-                parts[unit.offset] = body[at : at + unit.length]
-                at += unit.length
-        if (entry.index, entry.term) != (index, term) or len(parts) != len(live) or at > len(body):
+            if unit.number not in live:
+                continue
+            count += 1
+            if unit.offset != end or not parts:
+                begin, start = at, unit.offset
+                parts.append((start, body[at:at]))
+            at += unit.length
+            end = unit.offset + unit.length
+            parts[-1] = (start, body[begin:at])
+        if (entry.index, entry.term) != (index, term) or count != len(live) or at > len(body):
             raise Corrupt(where, at, "entries and bytes that add up", f"{len(body)} bytes")
         rows.append(SourceEntry(uid, entry.index, entry.term, bytes(data), live, _slicer(parts)))
     return rows
 
 
-def _slicer(parts: dict[int, memoryview]) -> Callable[[int, int], memoryview]:
-    """Units are read whole, or in pieces from their start on."""
+def _slicer(parts: list[tuple[int, memoryview]]) -> Callable[[int, int], Buffer]:
+    """Bytes of an entry's payload by offset. A reader may ask for a stretch with released units in it, which it then ignores."""
 
-    def read(offset: int, length: int) -> memoryview:
-        start = max(at for at in parts if at <= offset)
-        return parts[start][offset - start : offset - start + length]
+    def read(offset: int, length: int) -> Buffer:
+        found = bytearray()
+        for start, data in parts:
+            if start <= offset and offset + length <= start + len(data):
+                return data[offset - start : offset - start + length]
+            found = found or bytearray(length)
+            low, high = max(start, offset), min(start + len(data), offset + length)
+            if low < high:
+                found[low - offset : high - offset] = data[low - start : high - start]
+        return found
 
     return read

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import trio
 
 from ..entry import Entry
-from ..errors import LogyardError
+from ..errors import Corrupt, LogyardError
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow, snapshot_key
 from ..log.segment import SegmentReader
@@ -137,10 +137,14 @@ class Storage:
         return {"files": len(paths), "bytes": sum(path.stat().st_size for path in paths if path.exists())}
 
     def segment(self, number: int) -> SegmentReader:
-        """An open segment."""
+        """An open segment. Raises `Corrupt`."""
         reader = self._segments.get(number)
         if reader is None:
-            reader = self._segments[number] = SegmentReader(self.system.disk, str(self.segment_path(number)))
+            path = str(self.segment_path(number))
+            try:
+                reader = self._segments[number] = SegmentReader(self.system.disk, path)
+            except OSError as error:
+                raise Corrupt(path, 0, "a segment", error.strerror) from error
         return reader
 
     def segment_path(self, number: int) -> Any:

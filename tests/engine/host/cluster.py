@@ -236,9 +236,11 @@ class Cluster:
 
     async def applied(self, name: str = "log", among: Iterable[int] = ()) -> None:
         """Until every running member has applied all there is."""
-        numbers = [number for number in (among or self.nodes)]
+        numbers = list(among or self.nodes)
 
         def same() -> bool:
+            if not all(self.system(number).names.get(name) in self.system(number).members for number in numbers):
+                return False
             members = [self.member(number, name) for number in numbers]
             return len({(member.raft.applied, member.raft.log.last_index) for member in members}) == 1 and all(
                 member.raft.applied == member.raft.log.last_index for member in members

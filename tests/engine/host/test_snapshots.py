@@ -1,0 +1,275 @@
+"""Snapshots and their transfers: what is installed is whole, and a crash at any point leaves one truth (invariants 3, 5, 7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from logyard.engine.errors import Corrupt
+from logyard.engine.host.inbound import SNAPSHOT_DATA
+from logyard.engine.host.snapshots import _rows
+from logyard.engine.snapshot import format as snapshot_format
+
+from .cluster import KIB, Cluster, cluster, payload_books, until
+
+
+async def compacted(c: Cluster, number: int, truncate: int = 0) -> None:
+    """The log of a node below its snapshot is gone, its payloads are in generations."""
+    if truncate:
+        await c.nodes[number].truncate("log", truncate)
+    await c.nodes[number].snapshot()
+    await c.nodes[number].compact()
+    member = c.member(number)
+    await until(lambda: member.raft.log.snapshot_index == member.snapshot_index > 0)
+
+
+def count_pieces(c: Cluster, number: int) -> list[int]:
+    """The indexes of every entry that a node sends with snapshots from now on."""
+    sent: list[int] = []
+    peers = c.network.nodes[number]
+    send_blob = peers.send_blob
+
+    def counting(node: int, kind: int, request: int, header: Any, body: Any = (), **options: Any) -> bool:
+        if kind == SNAPSHOT_DATA:
+            sent.extend(row[0] for row in header["entries"])
+        return send_blob(node, kind, request, header, body, **options)
+
+    peers.send_blob = counting  # type: ignore[method-assign]
+    return sent
+
+
+async def test_a_laggard_gets_a_snapshot_with_what_it_lacks_only_and_serves_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        early = await c.fill(1, 30, 40 * KIB)
+        await c.applied()
+        have = c.member(3).raft.applied
+        for number in c.ids:
+            await c.roll(number)
+        await c.crash(3)
+        late = await c.fill(1, 30, 40 * KIB)
+        await compacted(c, 1, truncate=5)
+        sent = count_pieces(c, 1)
+        await c.start(3)
+        await c.applied()
+        assert c.member(3).snapshot_index == c.member(1).snapshot_index
+        assert sent and min(sent) > have and len(sent) == len(set(sent))
+        assert [body for _, body in await c.read(3, 5)] == [*early, *late][5:]
+        await c.restart(3)
+        await until(lambda: c.member(3).raft.applied == c.member(1).raft.applied)
+        assert [body for _, body in await c.read(3, 5)] == [*early, *late][5:]
+        books = payload_books(c.system(3))
+        await c.restart(3)
+        await until(lambda: c.member(3).raft.applied == c.member(1).raft.applied)
+        assert payload_books(c.system(3)) == books
+
+
+async def test_a_member_whose_payloads_are_only_in_open_files_serves_them_after_an_install(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        early = await c.fill(1, 8, 40 * KIB)
+        await c.applied()
+        await c.crash(3)
+        late = await c.fill(1, 8, 40 * KIB)
+        await compacted(c, 1)
+        await c.start(3)
+        await c.applied()
+        assert c.member(3).snapshot_index
+        assert [body for _, body in await c.read(3)] == [*early, *late]
+        await c.roll(3)
+        assert [body for _, body in await c.read(3)] == [*early, *late]
+        await c.restart(3)
+        await until(lambda: c.member(3).raft.applied == c.member(1).raft.applied)
+        assert [body for _, body in await c.read(3)] == [*early, *late]
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_crash_between_the_stored_snapshot_and_the_switch(tmp_path: Path, again: bool) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        early = await c.fill(1, 10, 40 * KIB)
+        await c.applied()
+        for number in c.ids:
+            await c.roll(number)
+        early += await c.fill(1, 3, 40 * KIB)
+        await c.applied()
+        await c.crash(3)
+        late = await c.fill(1, 10, 40 * KIB)
+        await compacted(c, 1)
+        system = (await c.start(3)).system
+        stored = trio.Event()
+        store_installed = system.storage.store_installed
+
+        async def stop_after(*arguments: Any) -> None:
+            await store_installed(*arguments)
+            stored.set()
+            await trio.sleep_forever()
+
+        system.storage.store_installed = stop_after  # type: ignore[method-assign]
+        with trio.fail_after(10):
+            await stored.wait()
+        await c.crash(3)
+        if again:
+            # Crash in the recovery as well, right when everything is open.
+            opened = c.build(3)
+            await opened.open()
+            opened.close()
+        await c.start(3)
+        snapshot = c.member(1).snapshot_index
+        assert c.member(3).raft.applied >= snapshot == c.member(3).snapshot_index
+        await c.append(1, [(b"", b"after")])
+        await c.applied()
+        wanted = [*early, *late, b"after"]
+        for _ in range(2):
+            assert c.member(3).state == "running", c.member(3).reason
+            assert [body for _, body in await c.read(3)] == wanted
+            await c.restart(3)
+            await until(lambda: c.member(3).raft.applied == c.member(1).raft.applied)
+        # The file that says where the log starts over goes, what it said stays.
+        await c.fill(1, 1, 100)
+        await c.applied()
+        await c.nodes[3].compact()
+        await c.restart(3)
+        await until(lambda: c.member(3).raft.applied == c.member(1).raft.applied)
+        assert [body for _, body in await c.read(3)][:-1] == wanted
+
+
+async def test_an_install_without_later_entries_survives_the_recycling_of_its_mark(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.crash(3)
+        bodies = await c.fill(1, 10, 40 * KIB)
+        await compacted(c, 1)
+        await c.start(3)
+        await c.applied()
+        assert c.member(3).snapshot_index
+        await c.nodes[3].compact()
+        more = await c.fill(1, 2, 100)
+        await c.applied()
+        await c.restart(3)
+        assert c.member(3).raft.log.last_index == c.member(1).raft.log.last_index
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == [*bodies, *more]
+
+
+async def test_an_older_snapshot_never_overwrites_a_newer_one(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1) as c:
+        await c.fill(1, 5, 100)
+        system, member = c.system(1), c.member(1)
+        old = system.snapshots._capture(member)
+        await c.fill(1, 5, 100)
+        new = system.snapshots._capture(member)
+        # Both want the meta store while it is taken; the newer one gets it first.
+        async with trio.open_nursery() as nursery:
+            async with system.storage._meta_lock:
+                nursery.start_soon(system.storage.store_snapshots, [new])
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(system.storage.store_snapshots, [old])
+                await trio.testing.wait_all_tasks_blocked()
+        found = snapshot_format.decode(system.storage.snapshot(member.uid), member.uid)
+        assert found.index == new[1].index == member.snapshot_index
+        await c.restart(1)
+        await c.leader()
+        assert c.member(1).snapshot_index == new[1].index and c.log(1).end == 10
+
+
+async def test_a_new_member_catches_up_by_snapshot_and_counts(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 4, group="") as c:
+        await until(lambda: all(len(c.system(number).live) == 4 for number in c.ids))
+        await c.create("log", [1, 2, 3])
+        leader = await c.leader()
+        bodies = await c.fill(leader, 20, 40 * KIB)
+        await compacted(c, leader, truncate=3)
+        found = await c.nodes[leader].change_members("log", "add", 4)
+        assert found["voters"] == [1, 2, 3, 4]
+        await until(lambda: "log" in c.system(4).names)
+        await c.applied()
+        assert [body for _, body in await c.read(4, 3)] == bodies[3:]
+        assert c.member(4).raft.configuration.voters == (1, 2, 3, 4) and c.member(4).raft.voter
+        await c.restart(4)
+        await until(lambda: c.member(4).raft.applied == c.member(leader).raft.applied)
+        assert c.member(4).raft.configuration.voters == (1, 2, 3, 4)
+        await c.lead(4)
+        await c.append(4, [(b"", b"new leader")])
+
+
+async def test_appends_go_on_while_a_snapshot_is_received(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0, snapshot_piece_bytes=64 * KIB) as c:
+        await c.lead(1)
+        await c.crash(3)
+        await c.fill(1, 40, 40 * KIB)
+        await compacted(c, 1)
+        await c.start(3)
+        while c.member(3).raft.applied < c.member(1).snapshot_index:
+            await c.fill(1, 1, 40 * KIB)
+            if c.log(1).end % 10 == 0:
+                await compacted(c, 1)
+        await c.applied()
+        assert await c.read(3) == await c.read(1)
+
+
+async def test_a_half_released_entry_reaches_a_laggard(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        await c.crash(3)
+        records = [(b"%d" % at, bytes([65 + at]) * 20 * KIB) for at in range(6)]
+        await c.append(1, records)
+        await c.append(1, [(b"", b"end")])
+        # The released bodies of the entry do not move along; they are gone for good.
+        await c.nodes[1].truncate("log", 3)
+        await c.nodes[1].compact()
+        await c.start(3)
+        await c.applied()
+        assert await c.read(3, 3) == [*records[3:], (b"", b"end")]
+        await c.nodes[3].compact()
+        assert await c.read(3, 3) == [*records[3:], (b"", b"end")]
+
+
+async def test_a_machine_that_cannot_take_or_install_a_snapshot_stops_alone(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.create("other")
+        await c.lead(1)
+        await c.crash(3)
+        await c.fill(1, 10, 100)
+        await compacted(c, 1)
+        await c.start(3)
+
+        def broken(_: object) -> None:
+            raise KeyError("no such section")
+
+        class Poisoned:
+            def __init__(self, machine: Any) -> None:
+                self.machine = machine
+
+            def __getattr__(self, name: str) -> Any:
+                return broken if name == "restore" else getattr(self.machine, name)
+
+        c.member(3).machine = Poisoned(c.member(3).machine)  # type: ignore[assignment]
+        await until(lambda: c.member(3).state == "stopped")
+        assert "KeyError" in c.nodes[3].describe("log")["reason"]
+        leader = await c.leader("other")
+        await c.append(leader, [(b"", b"goes on")], "other")
+        await c.applied("other")
+
+
+async def test_bytes_of_a_piece_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1) as c:
+        await c.append(1, [(b"", b"L" * 5000), (b"", b"s")])
+        entry = c.member(1).raft.log.entry(c.member(1).raft.applied)
+        assert entry is not None and entry.bodies is not None
+        body = b"".join(entry.bodies)
+        uid, index, term = c.member(1).uid, entry.index, entry.term
+        (row,) = _rows(uid, [[index, term, entry.data, [0, 1]]], memoryview(body))
+        assert row.read(0, 4) == body[:4] and row.read(len(body) - 4, 4) == body[-4:]
+        for bad in (
+            ([[index, term, entry.data, [0, 1]]], body[:-1]),
+            ([[index + 1, term, entry.data, [0, 1]]], body),
+            ([[index, term, entry.data[:20], [0]]], body),
+            ([[index, term, entry.data, [0, 7]]], body),
+        ):
+            with pytest.raises(Corrupt):
+                _rows(uid, bad[0], memoryview(bad[1]))

@@ -1,0 +1,240 @@
+"""Homes of payloads: WAL file, generation, rewritten; segments; and that the books are exact (architecture section 6)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from logyard.engine.entry import units_of
+from logyard.engine.errors import Corrupt, Gone, LogyardError
+
+from .cluster import KIB, Cluster, cluster, payload_books, until
+
+
+async def restarted_books(c: Cluster, number: int) -> dict[str, object]:
+    """The counters after a restart, which counts anew."""
+    await c.restart(number)
+    await c.leader()
+    member = c.member(number)
+    await until(lambda: member.raft.applied == member.raft.log.last_index)
+    return payload_books(c.system(number))
+
+
+async def test_a_full_file_becomes_a_segment_and_its_entries_leave_memory(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        leader = await c.leader()
+        bodies = await c.fill(leader, 60, 40 * KIB)
+        await c.applied()
+        for number in c.ids:
+            member = c.member(number)
+            await until(lambda member=member: member.segments and member.raft.log.memory_first > 20)
+            assert member.flushed == member.segments[-1].last == member.raft.log.memory_first - 1
+            assert member.raft.log.snapshot_index == 0
+            assert [body for _, body in await c.read(number)] == bodies
+
+
+async def test_a_laggard_gets_entries_that_left_memory_from_segments(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        await c.fill(1, 3, 100)
+        await c.crash(3)
+        bodies = await c.fill(1, 60, 40 * KIB)
+        member = c.member(1)
+        await until(lambda: member.raft.log.memory_first > 20)
+        await c.start(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3, 3)] == bodies
+        assert c.member(3).snapshot_index == 0
+
+
+async def test_reads_are_right_in_every_phase_of_a_payloads_life(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        system, node = c.system(1), c.nodes[1]
+        bodies = await c.fill(1, 40, 40 * KIB)
+        small = await c.append(1, [(b"", b"s%d" % at) for at in range(50)])
+        wanted = [*bodies, *(b"s%d" % at for at in range(50))]
+
+        async def check(start: int) -> None:
+            assert [body for _, body in await c.read(1, start)] == wanted[start:]
+            assert bytes(await node.read_body("log", start, 3, 9)) == wanted[start][3:9]
+            assert bytes(await node.read_body("log", small[1], 1, None)) == b"1"
+
+        await check(0)
+        await c.roll(1)
+        assert system.storage.files and not system.store.generations()
+        await check(0)
+        await node.compact()
+        assert not system.storage.files and system.store.homes(c.member(1).uid)
+        await check(0)
+        await node.truncate("log", 20)
+        await node.compact()
+        assert sum(one.live for one in system.store.generations()) < 25 * 41 * KIB
+        await check(20)
+        await c.restart(1)
+        await c.leader()
+        system, node = c.system(1), c.nodes[1]
+        await until(lambda: c.log(1).end == len(wanted))
+        await check(20)
+
+
+async def test_readers_never_notice_that_payloads_move(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        node = c.nodes[1]
+        bodies = await c.fill(1, 60, 40 * KIB)
+        done = False
+        reads = 0
+
+        async def reader() -> None:
+            nonlocal reads
+            while not done:
+                start = c.log(1).start
+                try:
+                    found = await c.read(1, start, 12)
+                except LogyardError as error:
+                    assert error.code in ("out_of_range", "gone") and c.log(1).start > start, error
+                    continue
+                assert [body for _, body in found] == bodies[start : start + len(found)]
+                reads += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(reader)
+            for before in (10, 20, 30):
+                await node.compact()
+                await node.truncate("log", before)
+                await until(lambda at=reads: reads > at + 3)
+            done = True
+        assert reads
+
+
+async def test_a_pinned_wal_file_outlives_its_migration(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        system = c.system(1)
+        bodies = await c.fill(1, 10, 40 * KIB)
+        await c.roll(1)
+        (file,) = system.storage.files
+        entry = next(iter(system.reader.payload_entries(c.member(1), 2, 5))).entry
+        assert entry is not None and entry.file == file
+        system.storage.pin(("wal", file))
+        await c.nodes[1].compact()
+        assert file not in system.storage.files
+        unit = units_of(entry.data)[-1]
+        assert system.wal.read_payload(file, entry.offset + unit.offset, unit.length) in bodies
+        system.storage.unpin(("wal", file))
+        with pytest.raises(Gone):
+            system.wal.read_payload(file, entry.offset, 1)
+
+
+@pytest.mark.parametrize("before", [0, 1, 5, 13, 14, 26, 40])
+async def test_released_bytes_are_counted_exactly(tmp_path: Path, before: int) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        # Entries of several records, so that a truncation may end inside one; over two files, one of them open.
+        for at in range(4):
+            await c.append(1, [(b"", bytes([65 + at]) * (100 if n % 2 else 50 * KIB)) for n in range(10)])
+            if at == 1:
+                await c.roll(1)
+        await c.nodes[1].truncate("log", before)
+        await c.roll(1)
+        books = payload_books(c.system(1))
+        assert await restarted_books(c, 1) == books
+        await c.nodes[1].compact()
+        books = payload_books(c.system(1))
+        recounted = {number: found.live for number, found in c.system(1).store._store.recount().items()}  # type: ignore[attr-defined]
+        assert recounted == books["generations"]
+        assert await restarted_books(c, 1) == books
+        assert len(await c.read(1, before)) == 40 - before
+
+
+async def test_a_release_while_its_payloads_move_is_counted_in_the_copy(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 20, 40 * KIB)
+        await c.roll(1)
+        system = c.system(1)
+        inside, go_on = trio.Event(), trio.Event()
+        write = system.store.write
+
+        async def slow(ranges: object, read: object) -> None:
+            # Built before the release, adopted after it.
+            store = system.store._store  # type: ignore[attr-defined]
+            run = store.run
+
+            def late(*arguments: object) -> object:
+                report = run(*arguments)
+                trio.from_thread.run_sync(inside.set)
+                trio.from_thread.run(go_on.wait)
+                return report
+
+            store_run = type(store).run
+            type(store).run = lambda _, *arguments: late(*arguments)  # type: ignore[method-assign]
+            run = store_run.__get__(store)
+            try:
+                await write(ranges, read)  # type: ignore[arg-type]
+            finally:
+                type(store).run = store_run  # type: ignore[method-assign]
+
+        system.store.write = slow  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(c.nodes[1].compact)
+            await inside.wait()
+            await c.nodes[1].truncate("log", 15)
+            go_on.set()
+        system.store.write = write  # type: ignore[method-assign]
+        live = sum(one.live for one in system.store.generations())
+        assert 5 * 40 * KIB <= live < 6 * 40 * KIB + 4096
+        assert [body for _, body in await c.read(1, 15)] == bodies[15:]
+
+
+async def test_damaged_payload_bytes_are_never_served(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 6, 40 * KIB)
+        await c.append(1, [(b"", b"small" * 20)])
+        await c.roll(1)
+        path = next((tmp_path / "node-1" / "wal").glob("*"))
+        damage(path, bodies[2][:30])
+        damage(path, b"small" * 20)
+        assert [body for _, body in await c.read(1, 0, 2)] == bodies[:2]
+        for offset in (2, 6):
+            with pytest.raises(Corrupt):
+                await c.read(1, offset, 1)
+        assert [body for _, body in await c.read(1, 3, 3)] == bodies[3:6]
+
+
+async def test_damaged_payloads_in_a_file_do_not_stop_the_storage_of_others(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0, migrate_budget_bytes=0) as c:
+        bodies = await c.fill(1, 3, 40 * KIB)
+        first = c.system(1).wal.current
+        damage(next((tmp_path / "node-1" / "wal").glob("*")), bodies[1][:30])
+        await c.create("other", [1])
+        more = await c.fill(1, 80, 40 * KIB, "other")
+        # Sealing and migration of later files go on; the damaged one stays what it is.
+        await until(lambda: c.system(1).store.homes(c.member(1, "other").uid))
+        await until(lambda: len(c.system(1).storage.files) == 1)
+        assert set(c.system(1).storage.files) == {first}
+        assert [body for _, body in await c.read(1, 0, 80, "other")] == more
+        with pytest.raises(Corrupt):
+            await c.read(1, 1, 1)
+
+
+async def test_damaged_bytes_in_a_generation_are_never_served(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 6, 40 * KIB)
+        await c.nodes[1].compact()
+        for path in (tmp_path / "node-1" / "payloads").rglob("data.mdb"):
+            damage(path, bodies[2][:30], optional=True)
+        assert [body for _, body in await c.read(1, 0, 2)] == bodies[:2]
+        with pytest.raises(LogyardError):
+            await c.read(1, 2, 1)
+
+
+def damage(path: Path, needle: bytes, optional: bool = False) -> None:
+    """Flip bits of every place that holds `needle`."""
+    with path.open("r+b") as file:
+        data = file.read()
+        at = data.find(needle)
+        assert at >= 0 or optional, "nothing to damage"
+        while at >= 0:
+            file.seek(at + 5)
+            file.write(bytes([data[at + 5] ^ 0x40]))
+            at = data.find(needle, at + 1)
