@@ -13,9 +13,9 @@ from pathlib import Path
 from logyard.engine.disk import Disk
 from logyard.engine.errors import WrongIdentity
 from logyard.payloads import checkpoints
-from logyard.payloads.checkpoints import Home
 from logyard.payloads.errors import FormatNewer, GenerationUnfinished, PayloadError
 from logyard.payloads.generation import Generation
+from logyard.payloads.homes import Home
 from logyard.payloads.ledger import Columns, Ledger, Marks
 from logyard.payloads.measuring import Measured
 from logyard.payloads.shelf import Shelf

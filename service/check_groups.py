@@ -7,24 +7,26 @@ architecture section 5 (snapshot and log meet, terms never fall, no gap). Called
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from logyard.engine.entry import COMMANDS, Entry, frames_of, timestamp_of
 from logyard.engine.errors import WrongIdentity
 from logyard.engine.host.member import Spec
 from logyard.engine.host.recovery import Recovered
-from logyard.engine.log.meta_rows import StateRow
+from logyard.engine.log.meta_rows import Run, StateRow
 from logyard.engine.machine import BatchMachine, Context, Machine, Release
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.snapshot.format import Snapshot
 from logyard.machines.registry import create_machine
-from logyard.payloads.checkpoints import Home
+from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness, decode_live_set
 
 from .check_log import Segments, WalFacts, segment_path, wal_path
 from .check_meta import Facts
-from .check_report import Report
+from .check_report import Report, some
 
+Hole: TypeAlias = tuple[int, int, int]
+"""(first index, last index, the segment that should have them; 0: no checkpoint names one)"""
 RECORDS_MAX = 1 << 31
 """More records than any entry has."""
 
@@ -35,7 +37,7 @@ class GroupLog:
 
     __slots__ = (
         "spec", "state", "snapshot", "base", "base_term", "flushed", "runs", "terms", "entries", "last", "term",
-        "floor", "whole", "alone", "live", "live_at_end", "restarted",
+        "floor", "whole", "alone", "live", "live_at_end",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, state: StateRow) -> None:
@@ -52,7 +54,6 @@ class GroupLog:
         self.floor = state.floor
         self.whole = True
         self.alone = False
-        self.restarted = False
         self.live = Liveness()
         self.live_at_end = Liveness()
 
@@ -101,7 +102,7 @@ def check_group(
         group.term = max(group.term, recovered.hard_state[0])
     _join(group, recovered, report)
     _judge(group, report)
-    _apply(group, segments, homes, report)
+    _apply(group, facts, segments, homes, report)
     return group
 
 
@@ -137,32 +138,39 @@ def _join(group: GroupLog, recovered: Recovered, report: Report) -> None:
     """Base, flushed part and WAL: the same steps as recovery's, with findings in place of an exception."""
     if recovered.lowest and recovered.lowest <= group.flushed:
         group.flushed = max(recovered.lowest - 1, group.base)
-        cut = [(first, min(last, group.flushed), number) for first, last, number in group.runs]
-        group.runs = [run for run in cut if run[0] <= run[1]]
+        group.runs = _cut(group.runs, group.flushed)
     group.terms = [run for run in group.state.term_runs if run[0] <= group.flushed]
     entries = [entry for entry in recovered.entries if entry.index > group.flushed]
     snapshot = group.snapshot
     gap = bool(entries) and entries[0].index > group.flushed + 1
-    if gap and (snapshot is None or entries[0].index != snapshot.index + 1 or recovered.restart != entries[0].index):
+    restarted = snapshot is not None and recovered.restart == snapshot.index + 1
+    group.entries = entries
+    group.last = entries[-1].index if entries else group.flushed
+    if gap and (snapshot is None or entries[0].index != snapshot.index + 1 or not restarted):
         if group.whole:
             text = f"entries {group.flushed + 1} to {entries[0].index - 1} are in no file"
             report.damage("log", text, path=wal_path(entries[0].file) if entries[0].file else "wal", group=group.name)
         group.whole = False
-    group.entries = entries
-    group.last = entries[-1].index if entries else group.flushed
+        return
     if snapshot is None or snapshot.index <= group.base:
         return
-    if gap or group.term_at(snapshot.index) != snapshot.term:
-        # A snapshot that came from another member: the log starts over above it.
+    if restarted or group.term_at(snapshot.index) != snapshot.term:
+        # A snapshot that came from another member: the log starts over above it. What was committed before keeps its
+        # payloads where they are.
         if group.alone and group.whole:
             where = f"{snapshot.index}@{snapshot.term}"
             text = f"the snapshot is at {where}, which is not in the log (it ends at {group.last})"
             report.damage("snapshot", text, path="meta", group=group.name)
-        group.restarted = True
+        group.runs = _cut(group.runs, min(group.flushed, group.state.commit))
         group.base, group.base_term, group.terms = snapshot.index, snapshot.term, []
-        group.flushed, group.runs = snapshot.index, []
-        group.entries = entries if gap else []
-        group.last = entries[-1].index if gap else snapshot.index
+        group.flushed = snapshot.index
+        group.entries = entries if restarted else []
+        group.last = group.entries[-1].index if group.entries else snapshot.index
+
+
+def _cut(runs: list[Run], last: int) -> list[Run]:
+    """Runs up to an index."""
+    return [(first, min(end, last), number) for first, end, number in runs if first <= last]
 
 
 def _judge(group: GroupLog, report: Report) -> None:
@@ -204,7 +212,7 @@ def in_order(group: GroupLog, segments: Segments) -> Iterator[Placed]:
         yield Placed(entry.index, entry, wal_path(entry.file) if entry.file else "wal", 0)
 
 
-def _apply(group: GroupLog, segments: Segments, homes: Sequence[Home], report: Report) -> None:
+def _apply(group: GroupLog, facts: Facts, segments: Segments, homes: Sequence[Home], report: Report) -> None:
     """Walk the log once: no gap, terms as the checkpoint says, and the releases that its commands bring."""
     machine: Machine | None = None
     with report.guarded("machine", group=group.name):
@@ -212,17 +220,19 @@ def _apply(group: GroupLog, segments: Segments, homes: Sequence[Home], report: R
         if group.snapshot is not None:
             machine.restore(group.snapshot.sections)
     applied = group.snapshot.index if group.snapshot is not None else 0
-    holes: list[tuple[int, int, str]] = []
+    holes: list[Hole] = []
     expected, before = group.base + 1, group.base_term
     for index, entry, path, number in in_order(group, segments):
-        # Below the base a segment is kept for payloads only, and need not have every index.
         if index <= group.base:
+            # Here a segment is kept for payloads only, and need not have every index.
+            if entry is None and number not in segments.numbers:
+                _extend(holes, index, index, number)
             continue
-        _extend(holes, expected, min(index - 1, group.flushed), "meta")
+        _extend(holes, expected, min(index - 1, group.flushed), 0)
         expected = index + 1
         if entry is None:
             if (number, group.spec.uid, index) not in segments.bad:
-                _extend(holes, index, index, path)
+                _extend(holes, index, index, number)
             continue
         term = group.term_at(index)
         if entry.term < before or (term and term != entry.term):
@@ -234,29 +244,36 @@ def _apply(group: GroupLog, segments: Segments, homes: Sequence[Home], report: R
             if machine is not None and entry.kind == COMMANDS:
                 with report.guarded("machine", path=path, group=group.name):
                     _command(group, machine, entry)
-    _extend(holes, expected, group.flushed, "meta")
-    for first, last, path in holes:
-        _missing(group, first, last, path, homes, report)
+    _extend(holes, expected, group.flushed, 0)
+    spared = [hole for hole in holes if _missing(group, hole, facts, homes, report)]
+    if spared:
+        names = some([segment_path(number) if number else "none" for _, _, number in spared])
+        text = f"its checkpoint names segments that are gone; the snapshot covers their entries: {names}"
+        report.warning("stale_run", text, path="meta", group=group.name)
 
 
-def _missing(group: GroupLog, first: int, last: int, path: str, homes: Sequence[Home], report: Report) -> None:
-    """Entries that the checkpoint says are in a segment, and are not."""
+def _missing(group: GroupLog, hole: Hole, facts: Facts, homes: Sequence[Home], report: Report) -> bool:
+    """Entries that the checkpoint says are in a segment, and are not. True when some of them are not needed any more.
+
+    The snapshot may cover them, but a WAL file that is still a home needs its segment to find what lives in it.
+    """
+    first, last, number = hole
+    path = segment_path(number) if number else "meta"
     snapshot = group.snapshot.index if group.snapshot is not None else 0
-    stretches: list[tuple[int, int, str]] = []
-    spared = 0
+    stretches: list[Hole] = []
+    spared = False
     for index in range(first, last + 1):
         dead = group.live_at_end.is_entry_dead(index, RECORDS_MAX)
-        if index <= snapshot and (dead or any(home.first <= index <= home.last for home in homes)):
-            spared += 1
+        moved = dead or number not in facts.wal_files or any(home.first <= index <= home.last for home in homes)
+        if index <= snapshot and moved:
+            spared = True
         else:
-            _extend(stretches, index, index, path)
-    if spared:
-        text = f"{spared} of the entries {first} to {last} are gone; the snapshot covers them, their payloads are kept"
-        report.warning("stale_run", text, path=path, group=group.name)
+            _extend(stretches, index, index, number)
     for low, high, _ in stretches:
         group.whole = False
         text = f"entries {low} to {high} are missing" if low < high else f"entry {low} is missing"
         report.damage("log", text, path=path, group=group.name)
+    return spared
 
 
 def _command(group: GroupLog, machine: Machine, entry: Entry) -> None:
@@ -270,11 +287,11 @@ def _command(group: GroupLog, machine: Machine, entry: Entry) -> None:
             group.live_at_end.release(effect.first, effect.end)
 
 
-def _extend(holes: list[tuple[int, int, str]], first: int, last: int, path: str) -> None:
+def _extend(holes: list[Hole], first: int, last: int, segment: int) -> None:
     """One more missing stretch; it may continue the last one."""
     if first > last:
         return
-    if holes and holes[-1][1] + 1 == first and holes[-1][2] == path:
-        holes[-1] = (holes[-1][0], last, path)
+    if holes and holes[-1][1] + 1 == first and holes[-1][2] == segment:
+        holes[-1] = (holes[-1][0], last, segment)
     else:
-        holes.append((first, last, path))
+        holes.append((first, last, segment))

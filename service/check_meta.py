@@ -29,9 +29,9 @@ from .check_report import Report
 
 KINDS = {
     b"g": "definition", b"s": "checkpoint", b"n": "snapshot", b"f": "file", b"p": "payload homes", b"d": "deletion",
-    b"e": "epoch",
+    b"e": "epoch", b"x": "damage",
 }  # fmt: skip
-GROUP_ROWS = (b"g", b"s", b"n", b"d")
+GROUP_ROWS = (b"g", b"s", b"n", b"d", b"x")
 
 
 class Facts:
@@ -248,6 +248,9 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     take(FileRow.PREFIX, file)
     take(rows.DELETED, lambda key, _: facts.deleted.add(int.from_bytes(key[1:], "big")))
     take(rows.STORE, lambda key, value: facts.store.append((key[1:], value)))
+    for key, value in store.scan(rows.DAMAGED):
+        text = f"an earlier start stopped this group: {value.decode('utf-8', 'replace')}"
+        report.damage("stopped", text, path="meta", group=facts.name(uid_of(key)))
     report.count("groups", len(facts.groups))
     for uid in sorted(facts.states.keys() | facts.snapshots.keys()):
         if uid not in facts.groups:

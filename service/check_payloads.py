@@ -12,9 +12,9 @@ from pathlib import Path
 
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Entry, Unit, unit_hash, units_of
-from logyard.payloads.checkpoints import Home
 from logyard.payloads.errors import GenerationFailed, PayloadCorrupt, PayloadError
 from logyard.payloads.generation import Generation
+from logyard.payloads.homes import Home
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.ledger import Marks
 
