@@ -85,7 +85,7 @@ def show(report: Mapping[str, Any], output: Output) -> None:
 @click.option("--window", type=click.IntRange(min=1), default=1, show_default=True, help="Calls outstanding a client.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Measured time.")
 @click.option("--warmup", type=click.FloatRange(min=0.0), default=2.0, show_default=True, help="Seconds before that.")
-@click.option("--processes", type=click.IntRange(1, 2), default=2, show_default=True, help="Load processes at most.")
+@click.option("--processes", type=click.IntRange(1, 2), default=1, show_default=True, help="Load processes.")
 def bench_append(
     nodes: int,
     logs: int,

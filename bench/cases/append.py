@@ -20,7 +20,6 @@ from ..load import LoadSpec
 from ..report import append_figures, shares
 
 SAMPLE_ONE_IN = 100
-PROCESSES_MAX = 2
 
 
 class AppendSettings(NamedTuple):

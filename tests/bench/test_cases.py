@@ -31,7 +31,7 @@ def bench(*words: str) -> dict[str, Any]:
     "shape",
     [
         ("--nodes", "1", "--logs", "1", "--size", "256", "--clients", "5", "--window", "100"),
-        ("--nodes", "3", "--logs", "20", "--size", "5000", "--clients", "8", "--window", "1"),
+        ("--nodes", "3", "--logs", "20", "--size", "5000", "--clients", "8", "--processes", "2"),
     ],
     ids=["pipelined, one node", "closed loop, three nodes"],
 )
