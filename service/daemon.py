@@ -25,9 +25,9 @@ EXIT_WAL_FAILED = 75
 SWITCH_INTERVAL_S = 5e-5
 """Keeps the WAL thread from starving beside a busy loop (architecture.md section 11, the GIL convoy)."""
 STOP_GRACE_S = 10.0
+"""After the parent is gone, how long a clean stop may take before the process ends itself."""
 GC_ALLOCATIONS = 50_000
 """New containers between two collections of the youngest (Python's default: 700)."""
-"""After the parent is gone, how long a clean stop may take before the process ends itself."""
 
 
 def leaves(error: BaseException) -> list[BaseException]:
