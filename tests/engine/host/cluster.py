@@ -165,16 +165,21 @@ class Cluster:
         """A group's replica."""
         return self.nodes[number].system.member(name)
 
+    def replica(self, number: int, name: str = "log") -> Member | None:
+        """A group's replica, if the node has one."""
+        system = self.nodes[number].system
+        return system.members.get(system.names.get(name, 0))
+
     def log(self, number: int, name: str = "log") -> Any:
         """A replica's machine."""
         return self.member(number, name).machine
 
     def leads(self, number: int, name: str = "log") -> bool:
         """Whether a node leads a group, and knows what is committed."""
-        system = self.nodes[number].system
-        if name not in system.names or system.names[name] not in system.members:
+        member = self.replica(number, name)
+        if member is None:
             return False
-        raft = system.member(name).raft
+        raft = member.raft
         return raft.role == LEADER and raft.commit >= raft.lead_index and not raft.stopped
 
     async def leader(self, name: str = "log", among: Iterable[int] = ()) -> int:
@@ -236,15 +241,16 @@ class Cluster:
 
     async def applied(self, name: str = "log", among: Iterable[int] = ()) -> None:
         """Until every running member has applied all there is."""
-        numbers = list(among or self.nodes)
+        numbers: list[int] = []
 
         def same() -> bool:
-            if not all(self.system(number).names.get(name) in self.system(number).members for number in numbers):
+            found = {number: one for number in self.nodes if (one := self.replica(number, name)) is not None}
+            newest = max((member.raft for member in found.values()), key=lambda raft: raft.log.last_index)
+            numbers[:] = among or [node for node in self.nodes if node in newest.configuration.nodes()]
+            if not found.keys() >= set(numbers):
                 return False
-            members = [self.member(number, name) for number in numbers]
-            return len({(member.raft.applied, member.raft.log.last_index) for member in members}) == 1 and all(
-                member.raft.applied == member.raft.log.last_index for member in members
-            )
+            places = {(found[number].raft.applied, found[number].raft.log.last_index) for number in numbers}
+            return len(places) == 1 and all(applied == last for applied, last in places)
 
         await until(same, f"all of {numbers} apply {name}")
 
