@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 FINDINGS_SHOWN = 50
+EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -172,6 +173,8 @@ register(cli_bench.commands)
 
 def main() -> None:
     """Run the command line; ends the process with the exit code."""
+    # Like Ctrl-C: nodes are stopped, temporary directories removed. `serve` and `up` set handlers of their own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     cli(prog_name="logyard")
 
 

@@ -88,8 +88,8 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
             if until_eof:
                 watch_input(stop)
             await nursery.start(serve, config)
-            # Everything alive now lives long: keep it out of every later collection.
-            # What comes later is mostly entries that live until their segment is written: looking at them 70 times a megabyte finds nothing.
+            # Everything alive now lives long: keep it out of every later collection. What comes later is mostly
+            # entries that live until their segment is written: looking at them 70 times a megabyte finds nothing.
             gc.set_threshold(GC_ALLOCATIONS, 20, 100)
             gc.collect()
             gc.freeze()

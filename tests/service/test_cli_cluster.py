@@ -171,3 +171,17 @@ def test_up_ends_when_a_node_dies(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert json.loads(output.splitlines()[-1])["exit_codes"]["1"] == -9
     assert not alive(pids[1])
+
+
+def test_a_terminated_bench_leaves_nothing_behind(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "bench", "idle", "--nodes", "1", "--logs", "1", "--seconds", "60", "--volatile"],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert any(line.startswith("settling") for line in process.stdout)
+    assert list(tmp_path.iterdir())
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert not list(tmp_path.iterdir())
