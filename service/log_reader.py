@@ -12,12 +12,12 @@ import trio
 
 from logyard.client.records import ABSENT, encode_block
 from logyard.engine.entry import LARGE, Unit, frames_of, table_of, timestamp_of, units_of
-from logyard.engine.errors import BadRequest, Corrupt, OutOfRange
+from logyard.engine.errors import BadRequest, Busy, Corrupt, Gone, OutOfRange
 from logyard.engine.host.member import Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
 from logyard.engine.types import Buffer
-from logyard.machines.log import AppendLog, slices
+from logyard.machines.log import AppendLog, Slice, slices
 from logyard.payloads.reference import Position
 
 
@@ -75,9 +75,10 @@ async def read_body(system: System, member: Member, offset: int, start: int, sto
     """Bytes `start`..`stop` of one record's body. Raises `OutOfRange` for a range outside of the body."""
     machine = append_log(member)
     machine.anchor(offset)
-    piece = next(iter(_plan(system, member, machine, offset, 1, 1)), None)
-    if piece is None:
-        raise Corrupt(f"log {member.spec.name}", offset, "a record", "nothing at its place")
+    plan = _plan(system, member, machine, offset, 1, 1)
+    if not plan:
+        raise Gone(f"log {member.spec.name!r} on this node has not caught up with a release yet; ask another member")
+    piece = plan[0]
     if piece.large:
         size = piece.large[0].length
         stop = _range(offset, start, stop, size)
@@ -98,40 +99,85 @@ def position_of(system: System, member: Member, offset: int) -> Position:
         return Position(member.raft.applied + 1, 0)
     for piece in _plan(system, member, machine, offset, 1, 1):
         return Position(piece.located.index, piece.pack.first_ordinal + piece.skip)
-    raise Corrupt(f"log {member.spec.name}", offset, "a record", "nothing at its place")
+    raise Busy("the way to the payload floor", 0.1)
+
+
+class _Walk:
+    """Counts records from an anchor on. `offset` is the one after the current entry; `gap`: indexes were passed over unseen.
+
+    Entries without payload have no rows in a generation, so a gap may be harmless; a lost entry would make every later record's
+    offset wrong. Which of the two it was, the next anchor tells (`verify`).
+    """
+
+    def __init__(self, system: System, member: Member, machine: AppendLog, offset: int) -> None:
+        self.name = member.spec.name
+        self.machine = machine
+        self.offset, self.position = machine.anchor(offset)
+        self.index = self.position.index
+        self.gap = False
+        self._last = member.raft.applied
+        self._end = machine.end
+        self._entries = system.reader.payload_entries(member, self.index, self._last)
+
+    def __iter__(self) -> Iterator[tuple[Located, list[Slice]]]:
+        for located in self._entries:
+            self.gap = self.gap or located.index > self.index + 1 or (self.index == self.position.index < located.index)
+            first = self.position.ordinal if located.index == self.position.index else 0
+            self.index = located.index
+            found, self.offset = slices(frames_of(located.data), self.offset, first)
+            yield located, found
+
+    def verify(self) -> None:
+        """Raise `Corrupt` when the count does not meet the next anchor, or the end of the log."""
+        if not self.gap:
+            return
+        index, offset = next(
+            ((index, offset) for offset, index in self.machine.anchors if index > self.index), (self._last + 1, self._end)
+        )
+        for located in self._entries:
+            if located.index >= index:
+                break
+            self.index = located.index
+            _, self.offset = slices(frames_of(located.data), self.offset)
+        if self.offset != offset:
+            raise Corrupt(f"log {self.name}", self.offset, f"offset {offset} at entry {index}", self.offset)
 
 
 def _plan(
     system: System, member: Member, machine: AppendLog, offset: int, max_records: int, max_bytes: int
 ) -> list[Piece]:
-    """What to read for records from `offset` on: at least one, then whole frames while they fit."""
-    at, position = machine.anchor(offset)
+    """What to read for records from `offset` on: at least one, then whole frames while they fit. Raises `Corrupt`."""
+    walk = _Walk(system, member, machine, offset)
+    pieces = _collect(walk, offset, max_records, max_bytes)
+    walk.verify()
+    if not pieces and member.resolves:
+        raise Corrupt(f"log {member.spec.name}", offset, "a record", "nothing at its place")
+    return pieces
+
+
+def _collect(walk: _Walk, offset: int, max_records: int, max_bytes: int) -> list[Piece]:
     pieces: list[Piece] = []
     left_bytes, left_records = max_bytes, max(1, max_records)
-    for located in system.reader.payload_entries(member, position.index, member.raft.applied):
-        first_ordinal = position.ordinal if located.index == position.index else 0
-        found, after = slices(frames_of(located.data), at, first_ordinal)
-        if after > offset:
-            packs = list(_frames(located.data))
-            for piece in found:
-                if piece.offset + piece.records <= offset:
-                    continue
-                back = max(0, offset - piece.offset)
-                pack, large = packs[piece.frame]
-                taken, size = _fit(pack, large, piece.skip + back, piece.records - back, left_records, left_bytes)
-                if size > left_bytes and pieces:
-                    return pieces
-                stop = pack.first_ordinal + piece.skip + back + taken
-                wanted = [unit for unit in large if pack.first_ordinal + piece.skip + back <= unit.first_ordinal < stop]
-                pieces.append(
-                    Piece(located, piece.offset + back, piece.skip + back, taken, pack, wanted, pack.records)
-                )
-                left_records -= taken
-                left_bytes -= size
-                if left_records <= 0 or left_bytes <= 0 or taken < piece.records - back:
-                    return pieces
-        at = after
-        if at >= machine.end:
+    for located, found in walk:
+        if walk.offset <= offset:
+            continue
+        packs = list(_frames(located.data))
+        for piece in found:
+            if piece.offset + piece.records <= offset:
+                continue
+            back = max(0, offset - piece.offset)
+            pack, large = packs[piece.frame]
+            taken, size = _fit(pack, large, piece.skip + back, piece.records - back, left_records, left_bytes)
+            if size > left_bytes and pieces:
+                return pieces
+            first = pack.first_ordinal + piece.skip + back
+            wanted = [unit for unit in large if first <= unit.first_ordinal < first + taken]
+            pieces.append(Piece(located, piece.offset + back, piece.skip + back, taken, pack, wanted, pack.records))
+            left_records -= taken
+            left_bytes -= size
+            if left_records <= 0 or left_bytes <= 0 or taken < piece.records - back:
+                return pieces
+        if walk.offset >= walk.machine.end:
             break
     return pieces
 

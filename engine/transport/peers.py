@@ -83,7 +83,7 @@ class PeerStatus(NamedTuple):
 class _Peer:
     """Both directions of one pair."""
 
-    __slots__ = ("node", "address", "links", "inbound", "up", "error", "scope")
+    __slots__ = ("node", "address", "links", "inbound", "up", "error", "scope", "called")
 
     def __init__(self, node: int, address: Address, config: TransportConfig, on_drained: Callable[[int], None]) -> None:
         self.node = node
@@ -95,6 +95,8 @@ class _Peer:
         self.inbound: list[trio.CancelScope | None] = [None, None]
         self.up = False
         self.error = ""
+        # Set when the peer dials this node.
+        self.called = trio.Event()
         self.scope = trio.CancelScope()
 
 
@@ -277,8 +279,10 @@ class Peers:
                     # A stable connection broke: look at once whether the process is still there.
                     wait = config.backoff_min_ms
                     continue
-            await trio.sleep(wait / 1000 * self._draw.uniform(0.5, 1.0))
-            wait = min(2 * wait, config.backoff_max_ms)
+            with trio.move_on_after(wait / 1000 * self._draw.uniform(0.5, 1.0)) as pause:
+                await peer.called.wait()
+            # A peer that has just dialled this node is there: no reason to let it wait.
+            wait = min(2 * wait, config.backoff_max_ms) if pause.cancelled_caught else config.backoff_min_ms
 
     # The accepted half.
 
@@ -309,6 +313,8 @@ class Peers:
         if peer is None or theirs.epoch != self.liveness.epoch_of(theirs.node):
             return
         lane = theirs.lane
+        peer.called.set()
+        peer.called = trio.Event()
         old = peer.inbound[lane]
         if old is not None:
             # The peer dialled again before this side noticed that the old connection ended.
