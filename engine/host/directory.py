@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 DEFINE_SECONDS = 15.0
+ASK_AGAIN_SECONDS = 2.0
+LOOK_SECONDS = 0.05
 SPECS_PER_BLOB = 2000
 
 
@@ -40,12 +42,19 @@ class Directory:
         self.barred: set[int] = set()
         self._requests: dict[int, _Round] = {}
         self._next = 0
+        self._creating = trio.Lock()
+        self._storing = trio.Lock()
 
     async def create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
         """Create groups: each request has name, members (node ids), machine, arguments.
 
-        Idempotent for an equal definition. Raises `BadRequest`, `GroupExists`, `Busy`; a group is then not created here.
+        Idempotent for an equal definition; one caller at a time, so that nobody is told of a group that may yet be taken back.
+        Raises `BadRequest`, `GroupExists`, `Busy`; a group is then not created here.
         """
+        async with self._creating:
+            return await self._create(requests)
+
+    async def _create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
         system = self.system
         if len(system.members) + len(requests) > system.config.groups_max:
             raise Busy("the node's number of groups (groups_max)", 60.0)
@@ -82,31 +91,57 @@ class Directory:
         """Have every member's node store the definitions; a majority must, the others learn later."""
         system = self.system
         nodes = {node for spec in specs for node in spec.voters}
-        others = nodes - {system.node_id}
-        # A dead node is not waited for, unless without it there is no majority to hope for.
-        round_ = self._round(others & system.live or others)
-        for node in others:
-            for at in range(0, len(specs), SPECS_PER_BLOB):
-                part = [list(spec) for spec in specs[at : at + SPECS_PER_BLOB] if node in spec.voters]
-                last = at + SPECS_PER_BLOB >= len(specs)
-                system.peers.send_blob(node, DEFINE_GROUPS, round_.number, {"specs": part, "last": last})
-        here = [spec for spec in specs if system.node_id in spec.voters]
-        await self._store(here)
-        if system.node_id in nodes:
-            round_.stored.add(system.node_id)
-        with trio.move_on_after(DEFINE_SECONDS):
-            await round_.done.wait()
-        del self._requests[round_.number]
+        round_ = self._round(nodes - {system.node_id})
+        try:
+            await self._store([spec for spec in specs if system.node_id in spec.voters])
+            if system.node_id in nodes:
+                round_.stored.add(system.node_id)
+            with trio.move_on_after(DEFINE_SECONDS):
+                await self._ask_all(round_, specs)
+        finally:
+            del self._requests[round_.number]
         if round_.conflict:
             await self.delete([spec.uid for spec in specs])
             raise GroupExists(f"node {round_.conflict[0]}: {round_.conflict[1]}")
-        short = next((s for s in specs if len(round_.stored.intersection(s.voters)) * 2 <= len(s.voters)), None)
+        short = round_.short_of(specs)
         if short is not None:
             await self.delete([spec.uid for spec in specs])
             raise Busy(f"creation of {short.name!r}: only nodes {sorted(round_.stored)} of {short.voters} answered; it", 1.0)
 
+    async def _ask_all(self, round_: _Round, specs: Sequence[Spec]) -> None:
+        """Until every node answered; a dead one is not waited for once there is a majority without it.
+
+        A link that is not up yet drops what it is given, so the question is put again; the answer to it is always the same.
+        """
+        asked: dict[int, float] = {}
+        while not round_.done.is_set():
+            if round_.short_of(specs) is None and not round_.waiting & self.system.live:
+                return
+            now = trio.current_time()
+            for node in round_.waiting:
+                if now >= asked.get(node, 0.0) and self._ask(round_, node, specs):
+                    asked[node] = now + ASK_AGAIN_SECONDS
+            with trio.move_on_after(LOOK_SECONDS):
+                await round_.done.wait()
+
+    def _ask(self, round_: _Round, node: int, specs: Sequence[Spec]) -> bool:
+        """Send the definitions to one node; False when the link did not take them."""
+        for at in range(0, len(specs), SPECS_PER_BLOB):
+            part = [list(spec) for spec in specs[at : at + SPECS_PER_BLOB] if node in spec.voters]
+            last = at + SPECS_PER_BLOB >= len(specs)
+            if not self.system.peers.send_blob(node, DEFINE_GROUPS, round_.number, {"specs": part, "last": last}):
+                return False
+        return True
+
     async def _store(self, specs: Sequence[Spec]) -> None:
-        """Durable first, then alive. Raises `GroupExists` when a name is another group's here."""
+        """Durable first, then alive. Raises `GroupExists` when a name is another group's here.
+
+        One at a time: a definition that comes twice is answered when the first one is durable.
+        """
+        async with self._storing:
+            await self._store_alone(specs)
+
+    async def _store_alone(self, specs: Sequence[Spec]) -> None:
         system = self.system
         fresh = []
         for spec in specs:
@@ -192,6 +227,10 @@ class _Round:
         self.done = trio.Event()
         if not nodes:
             self.done.set()
+
+    def short_of(self, specs: Sequence[Spec]) -> Spec | None:
+        """A group that no majority of its members has stored yet."""
+        return next((spec for spec in specs if len(self.stored.intersection(spec.voters)) * 2 <= len(spec.voters)), None)
 
     def answer(self, node: int, error: str | None) -> None:
         self.waiting.discard(node)

@@ -16,7 +16,7 @@ from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.wal import Wal, WalConfig, WalItem
-from ..log.wal_replay import ReplayResult, replay
+from ..log.wal_replay import Damage, ReplayResult, replay
 from ..raft.core import LEADER, Raft
 from ..raft.membership import Configuration
 from ..raft.raft_log import RaftLog
@@ -118,6 +118,9 @@ def open_directory(system: System) -> None:
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
     sink = Collector()
     result = replay(disk, str(path / "wal"), sink, flushed)
+    replayed = [sealed.file for sealed in result.sealed] + ([result.current.head.epoch] if result.current else [])
+    if stored is not None and flushed + 1 not in replayed:
+        result.damage.append(Damage(0, flushed + 1, 0, "the file is missing, and with it what groups had written last"))
     config = system.config
     wal_config = WalConfig(config.wal_file_bytes, config.wal_batch_bytes, config.wal_stock_files)
     storage.wal = Wal(disk, str(path / "wal"), wal_config, result)
@@ -136,7 +139,8 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
     meta = system.storage.meta
     states = {row.uid: row for row in meta_rows.state_rows(meta)}
     snapshots = {row.uid: row for row in meta_rows.snapshot_rows(meta)}
-    lost = {key[1:] for key in meta.lost}
+    # Every kind of row that is about one group ends with its uid.
+    lost = {key[-8:] for key in meta.lost}
     for key in meta.lost:
         if key[:1] == meta_rows.GroupRow.PREFIX:
             log.error("group %s: its definition is damaged in both copies; it is left alone", key[1:].hex())
@@ -321,6 +325,9 @@ def _adopt_files(system: System, flushed: int) -> None:
         for run in member.segments:
             users.setdefault(run.segment, set()).add(uid)
     present = dict(storage.wal.files)
+    if storage.meta.lost:
+        # Which files are homes is not known for certain: nothing is given away, and what is there is kept as a home.
+        homes |= {number for number in present if number <= flushed and storage.segment_path(number).exists()}
     for number in sorted(homes & present.keys()):
         file = SealedFile(number, present[number])
         for uid in users.get(number, ()):
@@ -339,9 +346,18 @@ def _adopt_files(system: System, flushed: int) -> None:
         if number <= flushed and number not in homes:
             storage.wal.recycle(number)
     for name in os.listdir(system.path / "segments"):
-        stem, _, kind = name.partition(".")
-        if kind != "seg" or (int(stem, 16) not in users and int(stem, 16) not in homes and int(stem, 16) <= flushed):
+        number = _segment_number(name)
+        if name.endswith(".tmp") or (0 < number <= flushed and number not in users and number not in homes):
             system.disk.unlink(str(system.path / "segments" / name))
+
+
+def _segment_number(name: str) -> int:
+    """A segment's number, 0 for any other name: what is not ours is left alone."""
+    stem, _, kind = name.partition(".")
+    try:
+        return int(stem, 16) if kind == "seg" else 0
+    except ValueError:
+        return 0
 
 
 def _share(system: System, member: Member, run: SegmentRun) -> tuple[Share, int]:

@@ -417,7 +417,7 @@ class Storage:
                 member.snapshot_bytes = len(data)
                 self._compact_log(member)
 
-    async def _commit_snapshots(self, captured: Sequence[Captured], store: bool = False) -> list[Captured]:
+    async def _commit_snapshots(self, captured: Sequence[Captured]) -> list[Captured]:
         """Commit those that are newer than what is stored: the log may have started over above a stored one."""
         stored: list[Captured] = []
 
@@ -432,7 +432,8 @@ class Storage:
             for member, snapshot, _ in stored:
                 member.snapshot_stored = snapshot.index
 
-        await self._commit(build, store, then)
+        # With the store's rows: what is dead below the snapshot is not marked again by a restart that begins at it.
+        await self._commit(build, store=True, then=then)
         return stored
 
     def snapshot(self, uid: int) -> bytes:
@@ -453,7 +454,7 @@ class Storage:
 
     async def store_installed(self, member: Member, snapshot: Snapshot, data: bytes) -> None:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
-        await self._commit_snapshots([(member, snapshot, data)], store=True)
+        await self._commit_snapshots([(member, snapshot, data)])
 
     def installed(self, member: Member, snapshot: Snapshot, size: int, keep: int) -> None:
         """The switch after `store_installed`. Payloads up to `keep` are where they were, those above came with the snapshot."""
