@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..entry import COMMANDS, Entry, frames_of, timestamp_of, units_of
 from ..errors import LogyardError, NotLeader
 from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
-from .member import OK, Member, Queued
+from .member import OK, Member, Owed, Queued
 
 if TYPE_CHECKING:
     from .system import System
@@ -38,9 +38,8 @@ class Applier:
         """Apply what is committed. Entries that left memory (a restart) are read back from segments."""
         raft = member.raft
         while raft.applied < raft.commit:
-            entries = self.system.reader.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES)
             try:
-                for entry in entries:
+                for entry in self.system.reader.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES):
                     self._entry(member, entry)
                     raft.on_applied(entry.index)
             except Exception as error:  # noqa: BLE001 - a machine is user code: whatever it raises is this group's fault only (law 7)
@@ -53,10 +52,8 @@ class Applier:
             self.system.scheduler.mark(member)
 
     def _entry(self, member: Member, entry: Entry) -> None:
-        owed = member.waiting.pop(entry.index, None) if member.waiting else None
-        if owed is not None:
-            member.inflight_bytes -= owed.size
         if entry.kind != COMMANDS:
+            owed = _settle(member, entry.index)
             if owed is not None:
                 _fail(owed.frames, NotLeader(member.raft.leader))
             return
@@ -73,6 +70,8 @@ class Applier:
             batch = _apply_each(member, context, entry, frames)
         for effect in batch.effects:
             self._perform(member, entry.index, effect)
+        # Only now: who waits for an entry that its machine could not apply is told so when the group stops.
+        owed = _settle(member, entry.index)
         if owed is None:
             return
         if owed.term != entry.term:
@@ -89,6 +88,14 @@ class Applier:
         if member.liveness.release(effect.first, effect.end):
             member.last_release = index
             self.system.storage.released(member, effect.first, effect.end)
+
+
+def _settle(member: Member, index: int) -> Owed | None:
+    """Who waits for an entry, if anybody does; from now on nobody."""
+    owed = member.waiting.pop(index, None) if member.waiting else None
+    if owed is not None:
+        member.inflight_bytes -= owed.size
+    return owed
 
 
 def _fail(frames: Sequence[Queued], error: LogyardError) -> None:

@@ -1,23 +1,32 @@
 """Recent payload bytes, shared by all groups and bounded in bytes: what followers, readers and migration mostly ask for.
 
-First in, first out. Bytes that are not in the WAL yet are never let go (the WAL still has to write them); everything older is read
+First in, first out. Bytes that are not in the WAL yet are not let go, for the WAL still has to write them; what stays unwritten for long
+(a duplicate that no log took, an entry overwritten on its way) is nobody's any more and leaves the books. Everything older is read
 from its file. Called by `scheduler` and `inbound`.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
 from ..entry import Entry
 
+UNWRITTEN_SECONDS = 10.0
+LOOKS = 4
+
 
 class PayloadCache:
-    """Bounds the payload bytes that entries keep in memory."""
+    """Bounds the payload bytes that entries keep in memory. `bytes` counts those in its books."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
+        self._clock = clock
         self._entries: deque[Entry] = deque()
+        # Entries that were due while they were not written, with the time by which they must be.
+        self._unwritten: deque[tuple[float, Entry]] = deque()
 
     def keep(self, entry: Entry) -> None:
         """Remember an entry that came in with its bodies; the oldest stable ones give theirs up."""
@@ -25,8 +34,27 @@ class PayloadCache:
             return
         self._entries.append(entry)
         self.bytes += entry.body_bytes
-        entries = self._entries
-        while self.bytes > self.bytes_max and entries[0].file:
+        if self.bytes > self.bytes_max:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        now = self._clock()
+        unwritten, entries = self._unwritten, self._entries
+        # In rotation, for one that is never written must not hold up those behind it; more are looked at than come in.
+        for _ in range(min(LOOKS, len(unwritten))):
+            due, old = unwritten.popleft()
+            if old.file or due < now:
+                self._drop(old)
+            else:
+                unwritten.append((due, old))
+        while self.bytes > self.bytes_max and entries:
             old = entries.popleft()
-            self.bytes -= old.body_bytes
-            old.bodies = None
+            if old.file:
+                self._drop(old)
+            else:
+                unwritten.append((now + UNWRITTEN_SECONDS, old))
+
+    def _drop(self, entry: Entry) -> None:
+        self.bytes -= entry.body_bytes
+        if entry.file:
+            entry.bodies = None

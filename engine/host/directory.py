@@ -167,7 +167,8 @@ class Directory:
         """Delete groups here and on every other member's node. A node that is away learns of it when it speaks for the group."""
         system = self.system
         found = [system.members[uid] for uid in uids if uid in system.members]
-        nodes = {node for member in found for node in member.spec.voters}
+        # Whoever was a member by definition, or is one by now.
+        nodes = {node for member in found for node in (*member.spec.voters, *member.raft.configuration.nodes())}
         self.deleted.update(uids)
         for member in found:
             member.stop("deleted", DELETED)

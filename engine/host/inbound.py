@@ -57,16 +57,23 @@ class Inbound:
                 for entry in entries:
                     if entry.body_bytes and not entry.tombstone:
                         verify_bodies(message.uid, entry)
+            raft = member.raft
+            raft.step(message)
+            if entries:
+                # Not what was sent twice: no log holds it, so it is never written.
+                for entry in entries:
+                    if entry.body_bytes and not entry.tombstone and raft.log.entry(entry.index) is entry:
                         keep(entry)
-            member.raft.step(message)
             mark(member)
 
     def _ask(self, node: int, uid: int) -> None:
+        """A group that is not here: deleted, which its sender should know, or created while this node was away."""
         asked = self._asked.setdefault(node, set())
-        if uid in asked or uid in self.system.directory.deleted or len(asked) >= ASK_UNKNOWN_MAX:
+        if uid in asked or len(asked) >= ASK_UNKNOWN_MAX:
             return
         asked.add(uid)
-        self.system.peers.send_blob(node, UNKNOWN_GROUPS, 0, {"uids": [uid]})
+        kind = DELETE_GROUPS if uid in self.system.directory.deleted else UNKNOWN_GROUPS
+        self.system.peers.send_blob(node, kind, 0, {"uids": [uid]})
 
     def forget_asked(self) -> None:
         """Ask again for what is still unknown: called by the ticker every second."""

@@ -99,19 +99,30 @@ class Collector:
 
 
 def open_directory(system: System) -> None:
-    """Lock, open and recover everything. BLOCKING. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
+    """Lock, open and recover everything. BLOCKING. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`; nothing is open then."""
+    try:
+        _open(system)
+    except BaseException:
+        system.storage.close()
+        raise
+
+
+def _open(system: System) -> None:
     storage = system.storage
     disk = system.disk
     path = system.path
     disk.make_directory(str(path))
-    storage.lock_fd = disk.lock_directory(str(path))
+    lock_fd = disk.lock_directory(str(path))
+    storage.closing.append(lambda: disk.close(lock_fd))
     for name in ("wal", "segments"):
         disk.make_directory(str(path / name))
     storage.meta = meta = MetaStore(disk, str(path / "meta"))
+    storage.closing.append(meta.close)
     meta.open(system.cluster_id, system.node_id)
     stored = meta.get(rows.EPOCH)
     system.epoch = int.from_bytes(stored or b"", "little") + 1
     meta.commit([(rows.EPOCH, system.epoch.to_bytes(8, "little"))])
+    storage.closing.append(system.store.close)
     system.store.open()
     system.store.restore((key[1:], value) for key, value in meta.scan(rows.STORE))
     system.directory.deleted = {int.from_bytes(key[1:], "big") for key, _ in meta.scan(rows.DELETED)}
@@ -124,6 +135,7 @@ def open_directory(system: System) -> None:
     config = system.config
     wal_config = WalConfig(config.wal_file_bytes, config.wal_batch_bytes, config.wal_stock_files)
     storage.wal = Wal(disk, str(path / "wal"), wal_config, result)
+    storage.closing.append(storage.wal.close)
     restarted = _build_members(system, sink, result)
     storage.wal.open()
     storage.adopt_recovered(result.sealed)

@@ -48,7 +48,7 @@ class Storage:
         self.migration = Migration(system)
         self.wal: Wal
         self.meta: MetaStore
-        self.lock_fd = -1
+        self.closing: list[Callable[[], None]] = []
         self._segments: dict[int, SegmentReader] = {}
         self._segment_users: dict[int, set[int]] = {}
         self._sealed: deque[Sealed] = deque()
@@ -487,10 +487,9 @@ class Storage:
         await self._commit(lambda: (put for uid in uids for put in rows.deleted(uid)), store=True)
 
     def close(self) -> None:
-        """Close files; nothing is pending."""
+        """Close what is open, the lock last; nothing is pending."""
         for reader in self._segments.values():
             reader.close()
-        self.wal.close()
-        self.system.store.close()
-        self.meta.close()
-        self.system.disk.close(self.lock_fd)
+        self._segments.clear()
+        while self.closing:
+            self.closing.pop()()

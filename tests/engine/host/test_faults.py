@@ -1,0 +1,291 @@
+"""One fault, one group (law 7): damage, raising machines, failing disks, and what a node does about its directory."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.engine.disk import FaultyDisk
+from logyard.engine.entry import Entry
+from logyard.engine.errors import DirectoryInUse, GroupStopped, LogyardError, WalFailed, WrongIdentity
+from logyard.engine.host.cache import PayloadCache
+from logyard.engine.machine import Applied, Context, PayloadRange, PayloadRef, Reject, Sections
+from logyard.machines.log import AppendLog
+from logyard.service.node import build_system
+
+from .cluster import KIB, Cluster, cluster, open_descriptors, until
+from .test_storage import damage
+
+
+class Fuse:
+    """Counts commands one at a time; raises on one of them, refuses another."""
+
+    version = 1
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
+        if command == b"boom":
+            raise ZeroDivisionError("the fuse blew")
+        if command == b"no":
+            raise Reject("refused", "not this one")
+        self.count += 1
+        return Applied(b"%d" % self.count)
+
+    def snapshot(self) -> Sections:
+        return {"count": b"%d" % self.count}
+
+    def restore(self, sections: Sections) -> None:
+        self.count = int(sections["count"])
+
+    def live_refs(self) -> Iterable[PayloadRange]:
+        return ()
+
+
+def machines(name: str, arguments: dict[str, Any]) -> Any:
+    return Fuse() if name == "fuse" else AppendLog()
+
+
+async def goes_on(c: Cluster, name: str = "other") -> None:
+    """Another group of the same nodes commits."""
+    await c.append(await c.leader(name), [(b"", b"goes on")], name)
+    await c.applied(name)
+
+
+async def test_a_raising_machine_stops_its_group_on_every_start_and_no_other(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="other", machines=machines) as c:
+        await c.create("fuse", machine="fuse")
+        leader = await c.leader("fuse")
+        node = c.nodes[leader]
+        assert await node.command(c.member(leader, "fuse"), b"one") == b"1"
+        with pytest.raises(LogyardError) as caught:
+            await node.command(c.member(leader, "fuse"), b"no")
+        assert caught.value.code == "refused"
+        with pytest.raises(LogyardError) as caught:
+            await node.command(c.member(leader, "fuse"), b"boom")
+        assert caught.value.code == "unknown" and caught.value.retry == "same_session"
+
+        def stopped() -> list[int]:
+            return [number for number in c.ids if c.member(number, "fuse").state == "stopped"]
+
+        # The next leader commits the same command; the last one has no quorum to do so.
+        await until(lambda: len(stopped()) >= 2)
+        for number in stopped():
+            row = c.nodes[number].describe("fuse")
+            assert row["state"] == "stopped" and "ZeroDivisionError" in row["reason"] and "the fuse blew" in row["reason"]
+            assert c.nodes[number].status()["stopped"] == 1 and len(c.nodes[number].groups()) == 2
+        with pytest.raises(GroupStopped):
+            await node.command(c.member(leader, "fuse"), b"two")
+        with pytest.raises(GroupStopped):
+            await c.system(leader).read_index(c.member(leader, "fuse"))
+        await goes_on(c)
+        for number in c.ids:
+            await c.crash(number)
+        for number in c.ids:
+            await c.start(number)
+        await goes_on(c)
+        await until(lambda: len(stopped()) >= 2)
+
+
+
+async def test_a_damaged_record_stops_its_group_alone_and_for_good(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1) as c:
+        await c.create("other", [1])
+        await c.append(1, [(b"", b"x")])
+        await c.append(1, [(b"", b"y")])
+        await c.append(1, [(b"", b"x")], "other")
+        data = c.member(1).raft.log.entry(c.member(1).raft.applied).data  # type: ignore[union-attr]
+        term = c.member(1).raft.term
+        await c.append(1, [(b"", b"z")], "other")
+        await c.crash(1)
+        for path in (c.path / "node-1" / "wal").iterdir():
+            damage(path, data, optional=True)
+        await c.start(1)
+        member = c.member(1)
+        assert member.state == "stopped" and "damaged" in member.reason
+        await c.leader("other")
+        await goes_on(c)
+        # The file that shows the damage goes; the group must not come back with what is left.
+        for _ in range(2):
+            await c.fill(1, 40, 40 * KIB, "other")
+            await c.nodes[1].compact()
+            await c.restart(1)
+            assert c.member(1).state == "stopped" and "damaged" in c.member(1).reason
+            await c.leader("other")
+        with pytest.raises(GroupStopped):
+            await c.nodes[1].bounds("log")
+        await c.nodes[1].delete_group("log")
+        await c.create("log", [1])
+        assert c.member(1).raft.term <= term and await c.append(1, [(b"", b"new")]) == range(0, 1)
+        await c.restart(1)
+        await c.leader()
+        assert await c.read(1) == [(b"", b"new")]
+
+
+async def test_a_damaged_member_does_not_vote_and_the_others_go_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.fill(1, 3, 100)
+        await c.applied()
+        entry = c.member(3).raft.log.entry(c.member(3).raft.applied)
+        assert entry is not None
+        await c.append(1, [(b"", b"behind it")])
+        await c.applied()
+        await c.crash(3)
+        for path in (c.path / "node-3" / "wal").iterdir():
+            damage(path, entry.data, optional=True)
+        await c.start(3)
+        assert c.member(3).state == "stopped"
+        await c.append(1, [(b"", b"more")])
+        await c.crash(1)
+        term = c.member(2).raft.term
+        with trio.move_on_after(0.4):
+            await c.leader(among=[2])
+            raise AssertionError("a leader by a vote of a damaged member")
+        assert c.member(2).raft.term == term, "pre-vote holds the term"
+        await c.start(1)
+        await c.append(await c.leader(), [(b"", b"again")])
+
+
+async def test_a_damaged_segment_stops_the_groups_that_need_it_alone(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.fill(1, 5, 100)
+        data = c.member(1).raft.log.entry(c.member(1).raft.applied).data  # type: ignore[union-attr]
+        await c.roll(1)
+        await c.create("other", [1])
+        await c.fill(1, 5, 100, "other")
+        await c.crash(1)
+        (segment,) = (c.path / "node-1" / "segments").glob("*.seg")
+        damage(segment, data)
+        await c.start(1)
+        await c.leader("other")
+        await goes_on(c)
+        await until(lambda: c.member(1).state == "stopped")
+        assert "damaged" in c.member(1).reason
+
+
+async def test_a_missing_segment_stops_the_groups_that_need_it_alone(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1) as c:
+        await c.fill(1, 5, 100)
+        await c.nodes[1].compact()
+        await c.create("other", [1])
+        await c.fill(1, 5, 100, "other")
+        await c.crash(1)
+        (segment,) = (c.path / "node-1" / "segments").glob("*.seg")
+        segment.unlink()
+        await c.start(1)
+        await c.leader("other")
+        await goes_on(c)
+        await until(lambda: c.member(1).state == "stopped")
+
+
+@pytest.mark.parametrize("call", ["datasync", "write"])
+async def test_a_failing_disk_ends_acknowledgements_and_the_node(tmp_path: Path, call: str) -> None:
+    disk = FaultyDisk()
+    async with cluster(tmp_path, disks={1: disk}) as c:
+        await c.lead(1)
+        acknowledged = await c.fill(1, 3, 100)
+        await c.applied()
+        disk.fail(call, 1, errno.EIO)
+        with pytest.raises(LogyardError) as caught, trio.fail_after(5):
+            await c.append(1, [(b"", b"lost?")])
+        assert caught.value.code == "wal_failed"
+        await until(lambda: 1 in c.failures)
+        assert isinstance(c.failures[1], WalFailed)
+        synced = disk.fdatasyncs
+        await c.crash(1)
+        new = await c.leader()
+        await c.append(new, [(b"", b"after")])
+        assert disk.fdatasyncs == synced, "nothing is written after a failure"
+        await c.start(1)
+        await c.applied()
+        for number in c.ids:
+            bodies = [body for _, body in await c.read(number)]
+            assert bodies[:3] == acknowledged and bodies[-1] == b"after"
+
+
+@pytest.mark.parametrize("call", ["write", "sync_file", "rename"])
+async def test_a_failing_segment_job_is_done_again_and_forgets_no_vote(tmp_path: Path, call: str) -> None:
+    disk = FaultyDisk()
+    async with cluster(tmp_path, 1, disks={1: disk}) as c:
+        await c.fill(1, 3, 40 * KIB)
+        system, member = c.system(1), c.member(1)
+        term, vote = member.raft.term, member.raft.vote
+        async with system.storage._janitor_lock:
+            sealed = await system.durability.exclusive(system.wal.roll)
+            system.storage._sealed.append(sealed)
+            disk.fail(call, 1, errno.EIO)
+        system.storage.look()
+        await until(lambda: call not in disk._plans)
+        system.storage.look()
+        await until(lambda: sealed.file in system.storage.files)
+        await c.nodes[1].compact()
+        await c.crash(1)
+        system = c.build(1)
+        await system.open()
+        assert (system.member("log").raft.term, system.member("log").raft.vote) == (term, vote)
+        system.close()
+        await c.start(1)
+        await c.leader()
+        assert len(await c.read(1)) == 3
+
+
+async def test_a_directory_has_one_owner_and_one_identity(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1) as c:
+        with pytest.raises(DirectoryInUse):
+            await c.build(1).open()
+        await c.append(1, [(b"", b"mine")])
+        await c.crash(1)
+        before = open_descriptors()
+        for node, name in ((2, "test"), (1, "another")):
+            stranger = build_system(tmp_path / "node-1", node, name, c.config)
+            with pytest.raises(WrongIdentity):
+                await stranger.open()
+        assert open_descriptors() == before
+        await c.start(1)
+        await c.leader()
+        assert await c.read(1) == [(b"", b"mine")]
+
+
+def test_the_cache_is_bounded_although_some_entries_are_never_written() -> None:
+    cache = PayloadCache(10_000)
+    never = Entry(1, 1, 1, b"", (b"x" * 1000,), 1000)
+    cache.keep(never)
+    kept: list[Entry] = []
+    cache.keep(Entry(2, 1, 1, b"", (b"x" * 1000,), 1000))
+    for index in range(3, 200):
+        entry = Entry(index, 1, 1, b"", (b"y" * 1000,), 1000)
+        cache.keep(entry)
+        assert entry.bodies is not None, "the log still has to write it"
+        entry.file = 1
+        kept.append(entry)
+    assert sum(1 for entry in kept if entry.bodies is not None) <= 11
+    assert never.bodies is not None
+    assert cache.bytes <= 11_000
+
+
+async def test_a_retransmission_does_not_fill_the_cache(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=64 * KIB) as c:
+        await c.lead(1)
+        for _ in range(4):
+            await c.fill(1, 5, 30 * KIB)
+            # What was under way is sent again; duplicates never reach the log.
+            c.network.partition([1], [2, 3], one_way=True)
+            with trio.move_on_after(0.02):
+                await c.append(1, [(b"", b"d" * 30 * KIB)])
+            c.network.heal()
+            await c.applied()
+            await c.lead(1)
+        await c.fill(1, 10, 30 * KIB)
+        await c.applied()
+        for number in c.ids:
+            held = [entry for entry in c.member(number).raft.log.entries if entry.bodies and entry.body_bytes]
+            assert sum(entry.body_bytes for entry in held) <= 64 * KIB + 3 * 31 * KIB
+
+
