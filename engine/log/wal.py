@@ -10,6 +10,7 @@ time; reads, pins, `recycle` and `prepare_next` may come from any other.
 from __future__ import annotations
 
 import errno
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
@@ -34,6 +35,10 @@ from .wal_files import Sealed, SyncFailed, WalFiles
 from .wal_replay import ReplayResult
 
 __all__ = ["Gap", "Rolled", "Sealed", "Wal", "WalConfig", "WalItem"]
+
+
+STAGE_BYTES = (1 << 20) + 64 * BLOCK
+"""A full batch of the default size and its metadata go through in one write; a larger one takes several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +91,8 @@ class Wal:
     """The writing side. The constructor does no I/O; `open` comes first."""
 
     __slots__ = (
-        "_draw_salt", "_entries", "_error", "_fd", "_files", "_head", "_idle", "_last", "_limit", "_number",
-        "_recovered", "_rolled", "_seen", "_size", "_tail", "_unknown", "disk",
+        "_direct", "_draw_salt", "_entries", "_error", "_fd", "_files", "_head", "_idle", "_last", "_limit", "_number",
+        "_recovered", "_rolled", "_seen", "_size", "_stage", "_tail", "_unknown", "disk",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +117,10 @@ class Wal:
         self._number = recovered.next_batch
         self._head = FileHead(0, 0, 0, 0, 0)
         self._fd = -1
+        # Of the current file, for writing around the page cache; -1 where the file system has no such thing.
+        self._direct = -1
+        # Anonymous memory is page-aligned, as such writes need it.
+        self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
         self._size = 0
         self._tail = 0
         # The last batch is empty, or there is none: nothing to seal.
@@ -136,6 +145,7 @@ class Wal:
                 return
             self._head = current.head
             self._fd, self._size = self._files.descriptor(current.head.epoch)
+            self._open_direct()
             self._tail = current.tail
             self._entries = current.entries
             self._idle = current.idle and not current.torn
@@ -148,8 +158,16 @@ class Wal:
         except OSError as error:
             self._fail(error)
 
+    def _open_direct(self) -> None:
+        if self._direct >= 0:
+            self.disk.close(self._direct)
+        self._direct = self.disk.open_direct(self._files.path(self._head.epoch))
+
     def close(self) -> None:
         """Close the files. Nothing is pending: every write was synced when it returned."""
+        if self._direct >= 0:
+            self.disk.close(self._direct)
+            self._direct = -1
         self._files.close()
 
     def write(self, items: Sequence[WalItem]) -> Rolled | None:
@@ -258,7 +276,10 @@ class Wal:
         if self._tail + total + reserve > self._size:
             self._roll(total)
         encoded = encode_batch(self._head, self._number, self._tail, runs, metadata, plan.payload, plan.records)
-        written = self.disk.gather_write(self._fd, encoded.buffers, self._tail)
+        if self._direct >= 0:
+            written = self.disk.aligned_write(self._direct, encoded.buffers, self._tail, self._stage)
+        else:
+            written = self.disk.gather_write(self._fd, encoded.buffers, self._tail)
         assert written == total == encoded.total
         try:
             self.disk.datasync(self._fd)
@@ -318,6 +339,7 @@ class Wal:
     def _start(self, head: FileHead, need: int) -> None:
         fd, size = self._files.start(head, need)
         self._head, self._fd, self._size, self._tail = head, fd, size, DATA_START
+        self._open_direct()
         self._entries = []
         self._idle = True
 

@@ -272,6 +272,10 @@ class WalFiles:
         with self._lock:
             return sorted((epoch, file.bytes) for epoch, file in self._files.items())
 
+    def path(self, epoch: int) -> str:
+        """Where a file in use lies."""
+        return self._files[epoch].path
+
     def descriptor(self, epoch: int) -> tuple[int, int]:
         """(descriptor, bytes) of a file that is there."""
         file = self._files[epoch]

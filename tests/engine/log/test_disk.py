@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from logyard.engine.disk import IOV_MAX, Call, Disk, FaultyDisk, join_small
 from logyard.engine.errors import DirectoryInUse
+from logyard.engine.types import Buffer
 
 
 def test_small_buffers_are_joined_and_big_ones_are_passed_by_reference() -> None:
@@ -108,3 +111,39 @@ def test_the_twin_fails_the_call_it_was_told_to_and_remembers(tmp_path: Path) ->
     assert disk.calls[1:] == [Call("write", fd, 0, b"one"), Call("write", fd, 3, b"two")]
     disk.gather_write(fd, [b"two"], 3)
     disk.close(fd)
+
+
+@pytest.mark.parametrize("room", [8192, 65536])
+def test_a_write_around_the_page_cache_carries_every_byte(tmp_path: Path, room: int) -> None:
+    """Small, large and stage-sized buffers, over several stages; what lies behind stays as it was."""
+    disk = Disk()
+    path = str(tmp_path / "direct")
+    fd = disk.create(path)
+    disk.gather_write(fd, [b"\xee" * 400_000], 0)
+    direct = disk.open_direct(path)
+    if direct < 0:
+        pytest.fail("the file system of the test directory has no direct writes: set TMPDIR to one that has (ext4, xfs)")
+    stage = memoryview(mmap.mmap(-1, room))
+    buffers = [b"a" * 100, bytes(range(256)) * 300, b"", b"b" * room, memoryview(b"c" * 5000)]
+    size = sum(map(len, buffers))
+    buffers.append(bytes(-size % 4096))
+    total = sum(map(len, buffers))
+    assert disk.aligned_write(direct, buffers, 8192, stage) == total
+    disk.datasync(direct)
+    found = disk.read(fd, 400_000, 0)
+    assert found == b"\xee" * 8192 + b"".join(buffers) + b"\xee" * (400_000 - 8192 - total)
+
+
+def test_a_short_write_around_the_page_cache_goes_on_at_a_block(tmp_path: Path) -> None:
+    class Halting(Disk):
+        def _pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+            assert offset % 4096 == 0
+            return super()._pwritev(fd, [memoryview(buffers[0])[:8192]], offset) - (100 if offset == 0 else 0)
+
+    disk = Halting()
+    path = str(tmp_path / "short")
+    os.close(disk.create(path))
+    fd = os.open(path, os.O_RDWR)
+    body = os.urandom(40_960)
+    assert disk.aligned_write(fd, [body], 0, memoryview(mmap.mmap(-1, 65536))) == len(body)
+    assert os.pread(fd, 50_000, 0) == body
