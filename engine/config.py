@@ -110,7 +110,7 @@ class SystemConfig:
 
     # Payloads.
     payload_cache_bytes: int = _limit(
-        64 * MIB,
+        128 * MIB,
         0,
         64 * GIB,
         "Recent payload bytes in memory, all groups together: followers and tailing readers need no disk.",
@@ -125,7 +125,7 @@ class SystemConfig:
         8 * MIB, MIB, 64 * MIB, "One LMDB commit: below 1 MiB the sync dominates, above 16 MiB nothing is won."
     )
     migrate_budget_bytes: int = _limit(
-        GIB,
+        4 * GIB,
         0,
         1024 * GIB,
         "Sealed WAL that may stay home of payloads; what dies before this fills up is never written twice.",
