@@ -57,6 +57,8 @@ def decode(data: bytes, uid: int) -> Snapshot:
         raise Corrupt(where, 0, MAGIC, magic)
     if version > FORMAT:
         raise WrongIdentity(f"{where} has format {version}; this logyard reads up to {FORMAT}: update it")
+    if version < 1:
+        raise Corrupt(where, len(MAGIC), "a format", version)
     manifest = data[HEAD.size :]
     if len(manifest) != length or xxhash.xxh3_64_intdigest(manifest, uid) != check:
         raise Corrupt(where, HEAD.size, f"checksum {check:016x}", "another")

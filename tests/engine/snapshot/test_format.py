@@ -1,0 +1,56 @@
+"""A snapshot's bytes: whole or refused; never taken for one with nothing live."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logyard.engine.errors import Corrupt, LogyardError, WrongIdentity
+from logyard.engine.snapshot.format import HEAD, MAGIC, Snapshot, decode, encode
+
+sections = st.dictionaries(st.text(max_size=8), st.binary(max_size=50), max_size=4)
+numbers = st.integers(0, 2**64 - 1)
+
+
+@given(numbers, numbers, numbers, numbers, sections, st.binary(max_size=60))
+def test_it_comes_back(uid: int, index: int, term: int, release: int, parts: dict[str, bytes], live: bytes) -> None:
+    snapshot = Snapshot(uid, index, term, b"conf", 3, release, 12345, parts, live)
+    assert decode(encode(snapshot), uid) == snapshot
+
+
+def sample() -> bytes:
+    return encode(Snapshot(7, 100, 3, b"conf", 1, 90, 5, {"log": b"state", "sessions": b""}, b"live set"))
+
+
+def test_every_damaged_bit_and_every_cut_is_noticed() -> None:
+    data = sample()
+    for at in range(len(data)):
+        with pytest.raises((Corrupt, WrongIdentity)):
+            decode(data[:at], 7)
+        if 6 <= at < 8:
+            continue  # Reserved: nobody reads it.
+        for bit in range(8):
+            with pytest.raises((Corrupt, WrongIdentity)):
+                decode(data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :], 7)
+    with pytest.raises(Corrupt):
+        decode(data + b"x", 7)
+
+
+def test_another_groups_snapshot_is_refused() -> None:
+    with pytest.raises(Corrupt):
+        decode(sample(), 8)
+
+
+def test_a_newer_format_is_refused_as_such() -> None:
+    data = sample()
+    magic, _, zero, length, check = HEAD.unpack_from(data)
+    assert magic == MAGIC
+    with pytest.raises(WrongIdentity):
+        decode(HEAD.pack(magic, 2, zero, length, check) + data[HEAD.size :], 7)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(LogyardError):
+        decode(data, 7)
