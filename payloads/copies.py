@@ -94,18 +94,6 @@ class Copies:
         self.restore(owner, marks)
         return True
 
-    def revive(self, owner: Owner, first: int, last: int) -> bool:
-        """More of a copy is somebody's home: its entries first to last live (again). Only for ranges that were not
-        its home until now."""
-        marks = self._marks.get(owner)
-        if marks is None:
-            return self.adopt(owner, [(first, last)])
-        ledger = self.ledger(owner)
-        assert ledger is not None
-        gained = marks.revive(ledger, ledger.at(first, 0), ledger.at(last + 1, 0))
-        self._live[owner[0]] += gained
-        return True
-
     def mark(self, owner: Owner, first: Place, end: Place) -> int:
         """Units from `first` up to, but without, `end` are dead in this copy; the bytes that died now."""
         marks = self._marks.get(owner)

@@ -190,19 +190,6 @@ class Marks:
                 freed += self._mark(ledger, span[1], span[1] + 1)
         return freed
 
-    def revive(self, ledger: Ledger, low: int, high: int) -> int:
-        """Undo marks made because nobody had claimed these slots yet; the bytes that live again."""
-        if low >= high:
-            return 0
-        dead = self.dead if self.dead is not None else BitMap()
-        dead.add_range(0, self.prefix)
-        gained = sum(ledger.size(slot) for slot in dead & BitMap(range(low, high)))
-        dead.remove_range(low, high)
-        self.prefix, self.dead = 0, dead
-        self._absorb()
-        self.live += gained
-        return gained
-
     def encode(self) -> bytes:
         """Live bytes, prefix and bitmap, for a checkpoint."""
         if self.dead is not None:

@@ -70,12 +70,6 @@ class Placement:
         self.homes.put(uid, ())
         return freed
 
-    def drop_run(self, uid: int, first: int, last: int, generation: int, run: int) -> int:
-        """One copy of these entries is nobody's home any more; bytes freed."""
-        died = self.mark(uid, (first, 0), (last + 1, 0), (generation, run, uid)).get(generation, 0)
-        self.homes.cut(uid, first, last, (generation, run))
-        return died
-
     def leave(self, generation: int) -> list[tuple[int, Home]]:
         """Nothing in a generation is anybody's home any more; what was."""
         gone = self.homes.leave(generation)
@@ -93,28 +87,6 @@ class Placement:
         if self.copies.adopt(owner, ranges):
             for first, last in ranges:
                 self.overlay(owner[2], Home(first, last, owner[0], owner[1]))
-
-    def adopt_run(self, uid: int, run: Home) -> None:
-        """As `adopt` for one more range of a copy; what was its home already stays as it was."""
-        self.note(run.generation, run.run)
-        fresh = [run]
-        for home in self.homes.of(uid):
-            if home[2:] == run[2:]:
-                fresh = without(fresh, home.first, home.last)
-        if fresh:
-            self._place(uid, fresh)
-
-    def _place(self, uid: int, fresh: list[Home]) -> None:
-        """Ranges of one copy become homes of their entries."""
-        owner = (fresh[0].generation, fresh[0].run, uid)
-        try:
-            for home in fresh:
-                self.copies.revive(owner, home.first, home.last)
-        except (GenerationFailed, PayloadCorrupt):
-            self.lost += [(uid, home.first, home.last) for home in fresh]
-            return
-        for home in fresh:
-            self.overlay(uid, home)
 
     def overlay(self, uid: int, new: Home) -> None:
         """A fresh copy takes over: older ones of the same indexes are dead."""

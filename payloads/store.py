@@ -221,20 +221,6 @@ class PayloadStore:
             self._running.remember(uid, (0, 0), (END, 0), True)
             return self._placement.delete(uid)
 
-    def drop_run(self, uid: int, first: int, last: int, generation: int, run: int) -> int:
-        """One copy of these entries is nobody's home any more; bytes freed. Other copies of them stay."""
-        with self._lock:
-            return self._placement.drop_run(uid, first, last, generation, run)
-
-    def adopt_runs(self, uid: int, runs: Iterable[tuple[int, int, int, int]]) -> None:
-        """Homes (first, last, generation, run) that the caller keeps itself. What was this copy's home already
-        stays as it was; the rest of a range counts as live until it is marked again. Runs whose generation is gone
-        are in `lost`."""
-        with self._lock:
-            for run in runs:
-                self._placement.adopt_run(uid, Home(*run))
-                self._retotal(run[2])
-
     def _retotal(self, generation: int) -> None:
         """Learn how much a generation holds now."""
         try:

@@ -12,15 +12,22 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import lmdb
 from xxhash import xxh3_64_intdigest
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import WrongIdentity
+from logyard.engine.errors import Corrupt, WrongIdentity
 from logyard.engine.host import rows
 from logyard.engine.host.member import Spec
 from logyard.engine.log import meta_rows
-from logyard.engine.log.meta import COMMIT, HEADER_BYTES, IDENTITY, MAP_BYTES, NAMES, MetaStore
+from logyard.engine.log.meta import (
+    COMMIT,
+    HEADER_BYTES,
+    IDENTITY,
+    NAMES,
+    MetaStore,
+    fill_environment,
+    read_environment,
+)
 from logyard.engine.log.meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
 from logyard.payloads.errors import GenerationFailed
 from logyard.payloads.measuring import check_file
@@ -106,7 +113,7 @@ def read_meta(directory: Path, skip: frozenset[str], report: Report) -> Facts:
     with tempfile.TemporaryDirectory(prefix="logyard-check-") as temporary:
         for name, copy in zip(NAMES, copies, strict=True):
             if copy is not None:
-                _pour(os.path.join(temporary, name), copy)
+                fill_environment(os.path.join(temporary, name), copy)
         store = MetaStore(Disk(), temporary)
         try:
             store.open()
@@ -132,34 +139,16 @@ def _read_copy(directory: Path, relative: str, skip: frozenset[str], report: Rep
     try:
         check_file(str(path / "data.mdb"))
         report.inside(relative)
-        environment = lmdb.open(
-            str(path), map_size=MAP_BYTES, max_dbs=0, readonly=True, lock=False, create=False, readahead=False
-        )
         try:
-            with environment.begin() as transaction:
-                found: dict[bytes, bytes] = {}
-                # A damaged tree can lead in a circle; a whole one has no more rows than it says.
-                most = environment.stat()["entries"]
-                for key, raw in transaction.cursor():
-                    found[key] = raw
-                    if len(found) > most:
-                        raise lmdb.CorruptedError(f"more than the {most} rows it says it has")
+            found, most = read_environment(str(path))
         finally:
-            environment.close()
             report.inside("")
-    except (GenerationFailed, lmdb.Error, OSError) as error:
+    except (GenerationFailed, Corrupt, OSError) as error:
         report.warning("meta", f"it can't be read: {error}", path=data)
         return None
     if len(found) != most:
         report.healed("meta", f"{len(found)} of {most} rows can be reached", path=data)
     return found
-
-
-def _pour(path: str, copy: dict[bytes, bytes]) -> None:
-    os.mkdir(path)
-    environment = lmdb.open(path, map_size=MAP_BYTES, max_dbs=0, sync=False)
-    with environment, environment.begin(write=True) as transaction:
-        transaction.cursor().putmulti(sorted(copy.items()))
 
 
 def _compare(store: MetaStore, copies: list[dict[bytes, bytes] | None], facts: Facts, report: Report) -> None:

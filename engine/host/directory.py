@@ -152,7 +152,7 @@ class Directory:
                 system.names[spec.name] = spec.uid
                 fresh.append(spec)
         try:
-            await system.storage.store_specs(fresh)
+            await system.storage.books.store_specs(fresh)
         except BaseException:
             for spec in fresh:
                 if spec.uid not in system.members:

@@ -63,7 +63,7 @@ class Migration:
         # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
         floors = storage.raise_floors(storage.segment_users(file.file))
         storage.files.pop(file.file, None)
-        await storage.commit_members(floors, gone_files=[file.file])
+        await storage.books.commit_members(floors, gone_files=[file.file])
         storage.homes.give_up(("wal", file.file), lambda: storage.recycle(file.file))
         storage.release_segment(file.file)
 
@@ -108,7 +108,7 @@ class Migration:
         system = self.system
         rewritten = await system.store.rewrite_sparse(live_ratio)
         if rewritten or any(not one.live for one in system.store.generations()):
-            await system.storage.commit_members(system.storage.raise_floors(system.members))
+            await system.storage.books.commit_members(system.storage.raise_floors(system.members))
             await trio.to_thread.run_sync(system.store.unlink_dead)
 
     async def compact(self) -> dict[str, Any]:

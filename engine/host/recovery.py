@@ -116,7 +116,7 @@ def _open(system: System) -> None:
     storage.closing.append(lambda: disk.close(lock_fd))
     for name in ("wal", "segments"):
         disk.make_directory(str(path / name))
-    storage.meta = meta = MetaStore(disk, str(path / "meta"))
+    storage.books.meta = meta = MetaStore(disk, str(path / "meta"))
     storage.closing.append(meta.close)
     meta.open(system.cluster_id, system.node_id)
     stored = meta.get(rows.EPOCH)
@@ -148,7 +148,7 @@ def _open(system: System) -> None:
 
 def _build_members(system: System, sink: Collector, result: ReplayResult) -> list[tuple[int, int]]:
     """Returns (uid, snapshot index) of logs that start over above a snapshot without the WAL saying so."""
-    meta = system.storage.meta
+    meta = system.storage.books.meta
     states = {row.uid: row for row in meta_rows.state_rows(meta)}
     snapshots = {row.uid: row for row in meta_rows.snapshot_rows(meta)}
     # Every kind of row that is about one group ends with its uid.
@@ -331,13 +331,13 @@ def _shared_limits(system: System) -> Limits:
 def _adopt_files(system: System, flushed: int) -> None:
     """Sealed WAL files that are homes, their shares counted anew; files that are nobody's home are recycled."""
     storage = system.storage
-    homes = {row.id for row in meta_rows.file_rows(storage.meta, "wal")}
+    homes = {row.id for row in meta_rows.file_rows(storage.books.meta, "wal")}
     users: dict[int, set[int]] = {}
     for uid, member in system.members.items():
         for run in member.segments:
             users.setdefault(run.segment, set()).add(uid)
     present = dict(storage.wal.files)
-    if storage.meta.lost:
+    if storage.books.meta.lost:
         # Which files are homes is not known for certain: nothing is given away, and what is there is kept as a home.
         homes |= {number for number in present if number <= flushed and storage.segment_path(number).exists()}
     for number in sorted(homes & present.keys()):

@@ -120,7 +120,7 @@ class Snapshots:
             await self.take([member])
         if member.snapshot_index < needed:
             raise LogyardError(f"this node has no snapshot at or above {needed} to send")
-        data = system.storage.snapshot(member.uid)
+        data = system.storage.books.snapshot(member.uid)
         found = snapshot_format.decode(data, member.uid)
         self._next += 1
         request = self._next

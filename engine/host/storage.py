@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from ..entry import Entry
 from ..errors import Corrupt, LogyardError
-from ..log.meta import MetaStore
-from ..log.meta_rows import SnapshotRow, snapshot_key
 from ..log.segment import SegmentReader
 from ..log.segment_writer import build_segment_job, latest_entries, run_segment_job
 from ..log.wal import Rolled, Sealed, Wal, WalItem
@@ -24,8 +22,9 @@ from ..machine import Position
 from ..ports import SourceEntry
 from ..snapshot.format import Snapshot
 from . import rows
+from .books import Books, Captured
 from .homes import Homes, SealedFile
-from .member import DELETED, RUNNING, Member, SegmentRun, Spec, cut_runs
+from .member import RUNNING, Member, SegmentRun, Spec, cut_runs
 from .migration import Migration
 
 if TYPE_CHECKING:
@@ -33,21 +32,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Captured: TypeAlias = tuple[Member, Snapshot, bytes]
-"""A member, its snapshot, and that encoded."""
 QUIET_SECONDS = 5.0
 """Without a full file for so long, the disk has time to fill the next one with zeros ahead."""
 
 
 class Storage:
-    """The janitor and its books. `wal` and `meta` are set by recovery."""
+    """The janitor and its files. `wal` is set by recovery, and so is `books.meta`."""
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.homes = Homes(system)
         self.migration = Migration(system)
+        self.books = Books(system)
         self.wal: Wal
-        self.meta: MetaStore
         self.closing: list[Callable[[], None]] = []
         self._segments: dict[int, SegmentReader] = {}
         self._segment_users: dict[int, set[int]] = {}
@@ -55,8 +52,6 @@ class Storage:
         self._sealing: Sealed | None = None
         self._last_rolled = 0.0
         self._hard_states: set[Member] = set()
-        self._owed: dict[bytes, bytes | None] = {}
-        self._meta_lock = trio.Lock()
         self._janitor_lock = trio.Lock()
         self._wake = trio.Event()
         self._sealed_done = trio.Event()
@@ -217,7 +212,7 @@ class Storage:
             file = SealedFile(sealed.file, sealed.length)
             touched = {member for member in hard_states if member.uid in self.system.members}
             self._adopt_segment(file, found, touched)
-            await self.commit_members(touched, sealed_files=[file])
+            await self.books.commit_members(touched, sealed_files=[file])
         except BaseException:
             # The file is sealed again later, and what it says of terms and votes must be stored then.
             self._hard_states |= hard_states
@@ -361,44 +356,7 @@ class Storage:
         if due:
             await self.system.snapshots.take(due)
 
-    # Meta rows
-
-    async def _commit(
-        self, build: Callable[[], Iterable[rows.Put]], store: bool = False, then: Callable[[], None] | None = None
-    ) -> None:
-        """One meta commit. Rows are built under the lock: a row that was built before another's commit must not undo that one.
-
-        `then` is called under the lock when they are durable. `store` brings the payload store's rows along; they are asked for once, so those of a failed commit go with the next.
-        """
-        async with self._meta_lock:
-            puts = list(build())
-            if store:
-                self._owed.update(rows.store_rows(self.system.store.changes()))
-                puts += self._owed.items()
-            if puts:
-                await trio.to_thread.run_sync(self.meta.commit, puts)
-            if store:
-                self._owed.clear()
-            if then is not None:
-                then()
-
-    async def commit_members(
-        self, members: Iterable[Member], sealed_files: Sequence[SealedFile] = (), gone_files: Sequence[int] = ()
-    ) -> None:
-        """One meta commit: state rows of `members`, files sealed or gone, and the payload store's counters."""
-
-        def build() -> Iterator[rows.Put]:
-            yield from (rows.state(member) for member in members if member.state != DELETED and not member.damaged)
-            yield from map(rows.sealed_file, sealed_files)
-            yield from map(rows.gone_file, gone_files)
-            if sealed_files:
-                yield rows.flushed(max(file.file for file in sealed_files))
-
-        await self._commit(build, store=True)
-
-    async def store_specs(self, specs: Sequence[Spec]) -> None:
-        """Register groups, all in one commit."""
-        await self._commit(lambda: map(rows.group, specs))
+    # Groups and snapshots
 
     def start_member(self, spec: Spec) -> Member:
         """A group that was just registered comes alive."""
@@ -410,39 +368,12 @@ class Storage:
 
     async def store_snapshots(self, captured: Sequence[Captured]) -> None:
         """Snapshots durable first, then the logs below them may go (invariant 3)."""
-        stored = await self._commit_snapshots(captured)
+        stored = await self.books.commit_snapshots(captured)
         for member, snapshot, data in stored:
             if member.state == RUNNING and snapshot.index > member.snapshot_index:
                 member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
                 member.snapshot_bytes = len(data)
                 self._compact_log(member)
-
-    async def _commit_snapshots(self, captured: Sequence[Captured]) -> list[Captured]:
-        """Commit those that are newer than what is stored: the log may have started over above a stored one."""
-        stored: list[Captured] = []
-
-        def build() -> Iterator[rows.Put]:
-            for member, snapshot, data in captured:
-                if member.state != DELETED and not member.damaged and snapshot.index > member.snapshot_stored:
-                    stored.append((member, snapshot, data))
-                    yield rows.snapshot(member.uid, snapshot.index, snapshot.term, data)
-                    yield rows.state(member, snapshot)
-
-        def then() -> None:
-            for member, snapshot, _ in stored:
-                member.snapshot_stored = snapshot.index
-
-        # With the store's rows: what is dead below the snapshot is not marked again by a restart that begins at it.
-        await self._commit(build, store=True, then=then)
-        return stored
-
-    def snapshot(self, uid: int) -> bytes:
-        """A group's newest snapshot. Raises `LogyardError` when there is none."""
-        key = snapshot_key(uid)
-        value = self.meta.get(key)
-        if value is None:
-            raise LogyardError(f"group {uid:016x} has no snapshot on this node")
-        return SnapshotRow.unpack(key, value).data
 
     async def store_payloads(self, uid: int, entries: Sequence[SourceEntry]) -> None:
         """Payloads that came with a snapshot, durable in a generation; their home from now on."""
@@ -454,7 +385,7 @@ class Storage:
 
     async def store_installed(self, member: Member, snapshot: Snapshot, data: bytes) -> None:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
-        await self._commit_snapshots([(member, snapshot, data)])
+        await self.books.commit_snapshots([(member, snapshot, data)])
 
     def installed(self, member: Member, snapshot: Snapshot, size: int, keep: int) -> None:
         """The switch after `store_installed`. Payloads up to `keep` are where they were, those above came with the snapshot."""
@@ -484,7 +415,7 @@ class Storage:
                     file.remove(member.uid)
             for run in member.segments:
                 self._leave_segment(member.uid, run.segment)
-        await self._commit(lambda: (put for uid in uids for put in rows.deleted(uid)), store=True)
+        await self.books.commit(lambda: (put for uid in uids for put in rows.deleted(uid)), store=True)
 
     def close(self) -> None:
         """Close what is open, the lock last; nothing is pending."""

@@ -165,12 +165,12 @@ async def test_an_older_snapshot_never_overwrites_a_newer_one(tmp_path: Path) ->
         new = system.snapshots._capture(member)
         # Both want the meta store while it is taken; the newer one gets it first.
         async with trio.open_nursery() as nursery:
-            async with system.storage._meta_lock:
+            async with system.storage.books._lock:
                 nursery.start_soon(system.storage.store_snapshots, [new])
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.start_soon(system.storage.store_snapshots, [old])
                 await trio.testing.wait_all_tasks_blocked()
-        found = snapshot_format.decode(system.storage.snapshot(member.uid), member.uid)
+        found = snapshot_format.decode(system.storage.books.snapshot(member.uid), member.uid)
         assert found.index == new[1].index == member.snapshot_index
         await c.restart(1)
         await c.leader()

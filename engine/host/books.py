@@ -1,0 +1,100 @@
+"""The host's books: what it commits to the meta store, and in which order.
+
+Invariant: rows are built under one lock, so that a row built before another's commit never undoes that one; the payload store's rows
+travel with the rows that rely on them (invariants 3 and 6). Called by `storage`, `migration` and `directory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import trio
+
+from ..errors import LogyardError
+from ..log.meta import MetaStore
+from ..log.meta_rows import SnapshotRow, snapshot_key
+from ..snapshot.format import Snapshot
+from . import rows
+from .homes import SealedFile
+from .member import DELETED, Member, Spec
+
+if TYPE_CHECKING:
+    from .system import System
+
+Captured: TypeAlias = tuple[Member, Snapshot, bytes]
+"""A member, its snapshot, and that encoded."""
+
+
+class Books:
+    """One commit at a time. `meta` is set by recovery."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.meta: MetaStore
+        self._owed: dict[bytes, bytes | None] = {}
+        self._lock = trio.Lock()
+
+    async def commit(
+        self, build: Callable[[], Iterable[rows.Put]], store: bool = False, then: Callable[[], None] | None = None
+    ) -> None:
+        """One meta commit. Rows are built under the lock: a row that was built before another's commit must not undo that one.
+
+        `then` is called under the lock when they are durable. `store` brings the payload store's rows along; they are asked for once, so those of a failed commit go with the next.
+        """
+        async with self._lock:
+            puts = list(build())
+            if store:
+                self._owed.update(rows.store_rows(self.system.store.changes()))
+                puts += self._owed.items()
+            if puts:
+                await trio.to_thread.run_sync(self.meta.commit, puts)
+            if store:
+                self._owed.clear()
+            if then is not None:
+                then()
+
+    async def commit_members(
+        self, members: Iterable[Member], sealed_files: Sequence[SealedFile] = (), gone_files: Sequence[int] = ()
+    ) -> None:
+        """One meta commit: state rows of `members`, files sealed or gone, and the payload store's counters."""
+
+        def build() -> Iterator[rows.Put]:
+            yield from (rows.state(member) for member in members if member.state != DELETED and not member.damaged)
+            yield from map(rows.sealed_file, sealed_files)
+            yield from map(rows.gone_file, gone_files)
+            if sealed_files:
+                yield rows.flushed(max(file.file for file in sealed_files))
+
+        await self.commit(build, store=True)
+
+    async def store_specs(self, specs: Sequence[Spec]) -> None:
+        """Register groups, all in one commit."""
+        await self.commit(lambda: map(rows.group, specs))
+
+    async def commit_snapshots(self, captured: Sequence[Captured]) -> list[Captured]:
+        """Commit those that are newer than what is stored: the log may have started over above a stored one."""
+        stored: list[Captured] = []
+
+        def build() -> Iterator[rows.Put]:
+            for member, snapshot, data in captured:
+                if member.state != DELETED and not member.damaged and snapshot.index > member.snapshot_stored:
+                    stored.append((member, snapshot, data))
+                    yield rows.snapshot(member.uid, snapshot.index, snapshot.term, data)
+                    yield rows.state(member, snapshot)
+
+        def then() -> None:
+            for member, snapshot, _ in stored:
+                member.snapshot_stored = snapshot.index
+
+        # With the store's rows: what is dead below the snapshot is not marked again by a restart that begins at it.
+        await self.commit(build, store=True, then=then)
+        return stored
+
+    def snapshot(self, uid: int) -> bytes:
+        """A group's newest snapshot. Raises `LogyardError` when there is none."""
+        key = snapshot_key(uid)
+        value = self.meta.get(key)
+        if value is None:
+            raise LogyardError(f"group {uid:016x} has no snapshot on this node")
+        return SnapshotRow.unpack(key, value).data
