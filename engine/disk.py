@@ -100,9 +100,11 @@ class Disk:
         return b"".join(parts)
 
     def preallocate(self, fd: int, size: int, fill: bool = True) -> None:
-        """Reserve `size` bytes; with `fill` write them with zeros once, in steps, so that later writes change no file-system metadata.
+        """Reserve `size` bytes; with `fill` write them with zeros once, in steps, so that later writes change no
+        file-system metadata.
 
-        Never-written space takes writes three times slower than space written before, so filling pays when it is done ahead, on an idle
+        Never-written space takes writes three times slower than space written before, so filling pays when it is done
+        ahead, on an idle
         disk; under load it only writes everything twice (docs/decisions/0003).
         """
         if size:
@@ -143,9 +145,11 @@ class Disk:
         return total
 
     def open_direct(self, path: str) -> int:
-        """A descriptor whose writes bypass the page cache, for `aligned_write`; -1 where the file system has no such thing.
+        """A descriptor whose writes bypass the page cache, for `aligned_write`; -1 where the file system has no such
+        thing.
 
-        A page of cache that was never touched costs more than the write (docs/decisions/0004): five times the CPU a MiB.
+        A page of cache that was never touched costs more than the write (docs/decisions/0004): five times the CPU a
+        MiB.
         """
         try:
             return os.open(path, os.O_WRONLY | os.O_DIRECT | OPEN)
@@ -155,9 +159,11 @@ class Disk:
             return -1
 
     def aligned_write(self, fd: int, buffers: Iterable[Buffer], offset: int, stage: memoryview) -> int:
-        """Write buffers one after another through `stage` with a descriptor of `open_direct`; return the bytes written, always all.
+        """Write buffers one after another through `stage` with a descriptor of `open_direct`; return the bytes
+        written, always all.
 
-        `offset`, the total and the stage's length are multiples of `ALIGNMENT`, and the stage's memory is aligned to it. The copy into the
+        `offset`, the total and the stage's length are multiples of `ALIGNMENT`, and the stage's memory is aligned to
+        it. The copy into the
         stage takes the place of the kernel's copy into the page cache: bytes are moved once either way.
         """
         room = len(stage)
@@ -186,7 +192,8 @@ class Disk:
         done = 0
         while done < len(stage):
             written = self._pwritev(fd, [stage[done:]], offset + done)
-            # A short write may end anywhere; the next one begins at a multiple again and writes the rest of that block twice.
+            # A short write may end anywhere; the next one begins at a multiple again and writes the rest of that
+            # block twice.
             if written < len(stage) - done:
                 written -= written % ALIGNMENT
                 if written <= 0:

@@ -1,10 +1,12 @@
 """The encoded entry: the one form in which a command batch lives, on the wire, in the WAL, in segments and in memory.
 
-An entry has two parts. `data` (header, unit directory, frame heads) is the *metadata*: it is what is replayed and applied.
+An entry has two parts. `data` (header, unit directory, frame heads) is the *metadata*: it is what is replayed and
+applied.
 `bodies` are the payload bytes, gathered from the client's frames and never joined. The proposer of the leader
 encodes an entry once; those bytes go unchanged everywhere (law 6). See docs/internals/files-on-disk.md for the layout.
 
-A client frame carries `count` records of one group: a head (fixed), the applied command region, and the payload region::
+A client frame carries `count` records of one group: a head (fixed), the applied command region, and the payload
+region::
 
     frame   = FRAME | commands | pack | large bodies
     pack    = count x (head length u32, body length u32) | record heads | bodies below LARGE
@@ -50,7 +52,8 @@ MASK64 = (1 << 64) - 1
 class Entry:
     """One log entry. `bodies` is None once the payload bytes left memory; `file`/`offset` say where the WAL holds them.
 
-    `tombstone` is the release index d of law 4 when the payload bytes are known to be dead and were not sent; 0 otherwise.
+    `tombstone` is the release index d of law 4 when the payload bytes are known to be dead and were not sent; 0
+    otherwise.
     """
 
     __slots__ = ("index", "term", "kind", "data", "bodies", "body_bytes", "file", "offset", "tombstone")
@@ -126,7 +129,8 @@ def encode_frame(
     session: int = 0,
     sequence: int = 0,
 ) -> list[Buffer]:
-    """Buffers of one frame holding `records` = (head, body or None). Give one `command` for all or one of `commands` each."""
+    """Buffers of one frame holding `records` = (head, body or None). Give one `command` for all or one of `commands`
+    each."""
     count = len(records)
     flags = 0
     if command is not None:
@@ -287,10 +291,20 @@ def frames_of(data: bytes) -> Iterator[Frame]:
     _, _, frames, units, *_ = ENTRY.unpack_from(data)
     at = ENTRY_BYTES + units * UNIT_BYTES
     for _ in range(frames):
-        _, flags, large, records, command_bytes, pack_bytes, large_bytes, session, sequence = FRAME.unpack_from(data, at)
+        _, flags, large, records, command_bytes, pack_bytes, large_bytes, session, sequence = FRAME.unpack_from(
+            data, at
+        )
         at += FRAME_BYTES
         yield Frame(
-            flags, large, records, command_bytes, pack_bytes, large_bytes, session, sequence, data[at : at + command_bytes]
+            flags,
+            large,
+            records,
+            command_bytes,
+            pack_bytes,
+            large_bytes,
+            session,
+            sequence,
+            data[at : at + command_bytes],
         )
         at += command_bytes
 
@@ -306,7 +320,9 @@ def verify_bodies(uid: int, entry: Entry) -> None:
     for unit, body in zip(units, bodies, strict=True):
         got = unit_hash(uid, entry.index, entry.term, unit.number, body)
         if len(body) != unit.length or got != unit.hash:
-            raise Corrupt(f"group {uid:016x} entry {entry.index} unit {unit.number}", unit.offset, unit.hash.hex(), got.hex())
+            raise Corrupt(
+                f"group {uid:016x} entry {entry.index} unit {unit.number}", unit.offset, unit.hash.hex(), got.hex()
+            )
 
 
 def split_bodies(data: bytes, payload: memoryview) -> tuple[memoryview, ...]:

@@ -52,7 +52,9 @@ class NotLeader(LogyardError):
     retry = "elsewhere"
 
     def __init__(self, leader: int) -> None:
-        super().__init__(f"not the leader; try node {leader}" if leader else "no leader known; try again", leader=leader)
+        super().__init__(
+            f"not the leader; try node {leader}" if leader else "no leader known; try again", leader=leader
+        )
         self.leader = leader
 
 

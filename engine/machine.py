@@ -1,7 +1,8 @@
 """The machine protocol: what a user writes to build something on logyard.
 
 A machine is deterministic: it sees metadata and names of payloads, never payload bytes (law 5), no clock but
-`context.timestamp`, and no randomness. It returns replies and effects; only the leader performs effects, and none is needed for safety.
+`context.timestamp`, and no randomness. It returns replies and effects; only the leader performs effects, and none is
+needed for safety.
 Called by `engine.host.applier`, always from one thread, in index order, one call an entry.
 """
 
@@ -53,12 +54,13 @@ class Applied(NamedTuple):
 class Batch(NamedTuple):
     """What one entry did: a reply for each frame, in order, and the effects of all."""
 
-    replies: Sequence["bytes | Reject"]
+    replies: Sequence[bytes | Reject]
     effects: Sequence[Effect] = ()
 
 
 class Reject(Exception):
-    """A deterministic, committed refusal: it is the reply, the state is unchanged and the command's payload is released."""
+    """A deterministic, committed refusal: it is the reply, the state is unchanged and the command's payload is
+    released."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

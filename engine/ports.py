@@ -1,6 +1,8 @@
-"""What the engine needs from others, as protocols: the payload store, a group's liveness, the peers. `service` wires the real ones.
+"""What the engine needs from others, as protocols: the payload store, a group's liveness, the peers. `service` wires
+the real ones.
 
-Invariant: the engine imports neither `payloads.store` nor a particular transport; each port has an in-memory or empty twin.
+Invariant: the engine imports neither `payloads.store` nor a particular transport; each port has an in-memory or empty
+twin.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class GenerationPort(Protocol):
 
 
 class SourceEntry(NamedTuple):
-    """An entry to be written to a generation. `live` names the units to keep (None: all); `read(offset, length)` gives payload bytes."""
+    """An entry to be written to a generation. `live` names the units to keep (None: all); `read(offset, length)`
+    gives payload bytes."""
 
     uid: int
     index: int  # type: ignore[assignment]  # tuple.index is not missed
@@ -88,7 +91,8 @@ class SourceEntry(NamedTuple):
 
 
 class LivenessPort(Protocol):
-    """Which payloads of one group are dead: a released prefix, and exceptions behind it. Deadness is monotone (law 4)."""
+    """Which payloads of one group are dead: a released prefix, and exceptions behind it. Deadness is monotone (law
+    4)."""
 
     @property
     def released_before(self) -> Position:
@@ -167,8 +171,11 @@ class StorePort(Protocol):
         """Undo one `pin`."""
         ...
 
-    async def write(self, ranges: Sequence[tuple[int, int, int]], read: Callable[[int, int, int], Iterable[SourceEntry]]) -> None:
-        """Make the entries of `ranges` = (uid, first, last) durable in the current generation; it is their home from then on.
+    async def write(
+        self, ranges: Sequence[tuple[int, int, int]], read: Callable[[int, int, int], Iterable[SourceEntry]]
+    ) -> None:
+        """Make the entries of `ranges` = (uid, first, last) durable in the current generation; it is their home from
+        then on.
 
         `read(uid, first, last)` is called in a thread. Commit `changes` before the source goes.
         """
@@ -219,7 +226,9 @@ class PeersPort(Protocol):
         """A turn's messages of all groups."""
         ...
 
-    def send_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()) -> bool:
+    def send_blob(
+        self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()
+    ) -> bool:
         """One typed blob; False when it was dropped."""
         ...
 
@@ -236,7 +245,9 @@ class NoPeers:
     def send(self, messages: Sequence[Message]) -> None:
         """Drop them: a group of one member sends none that matter."""
 
-    def send_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()) -> bool:
+    def send_blob(
+        self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()
+    ) -> bool:
         """Nobody is there."""
         return False
 

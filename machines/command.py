@@ -1,7 +1,9 @@
 """The commands of the append log, as bytes: written by clients and the host, read by `machines.log`.
 
-An append frame is uniform: one command byte stands for all of its records, so apply costs nothing per record. A truncation names the record
-by offset *and* by position: the leader looks the position up before it proposes, so that the machine needs no index of its own.
+An append frame is uniform: one command byte stands for all of its records, so apply costs nothing per record. A
+truncation names the record
+by offset *and* by position: the leader looks the position up before it proposes, so that the machine needs no index
+of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The append log: dense offsets over the records of committed frames; truncation from the front.
 
-State is `start`, `end` and sparse anchors (offset, index): one at least every 1,024 entries or 256 KiB, so it stays small for any log.
+State is `start`, `end` and sparse anchors (offset, index): one at least every 1,024 entries or 256 KiB, so it stays
+small for any log.
 A record's head and body are payload: apply sees only how many records a frame carries. A lookup starts at an anchor and
 counts the records of append frames from there (`machines.log.locate`). Applied by `engine.host.applier`.
 """
@@ -35,7 +36,8 @@ ANCHOR_BYTES = 256 * 1024
 
 
 class Slice(NamedTuple):
-    """A run of records inside one frame: `ordinal` is the first one's number in its entry, `skip` its number in the frame."""
+    """A run of records inside one frame: `ordinal` is the first one's number in its entry, `skip` its number in the
+    frame."""
 
     offset: int
     frame: int
@@ -153,7 +155,8 @@ def _offset(anchor: tuple[int, int]) -> int:
 
 
 def slices(frames: Iterable[Frame], offset: int, ordinal_from: int = 0) -> tuple[list[Slice], int]:
-    """The append records of one entry from ordinal `ordinal_from` on, the first of which has `offset`; and the offset after them."""
+    """The append records of one entry from ordinal `ordinal_from` on, the first of which has `offset`; and the offset
+    after them."""
     found: list[Slice] = []
     ordinal = 0
     for number, frame in enumerate(frames):

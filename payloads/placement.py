@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from . import checkpoints
 from .copies import END, Copies, Owner, Place
 from .errors import GenerationFailed, PayloadCorrupt
-from .homes import Home, HomeTable, without
+from .homes import Home, HomeTable
 from .shelf import Shelf
 
 
@@ -78,7 +78,8 @@ class Placement:
         return gone
 
     def renew(self, generation: int, run: int) -> None:
-        """A job wrote to this run: what is remembered of its sizes is old. Once a run, not once a group: a run's sizes are one read."""
+        """A job wrote to this run: what is remembered of its sizes is old. Once a run, not once a group: a run's
+        sizes are one read."""
         self.copies.reread(generation, run)
 
     def adopt(self, owner: Owner, ranges: list[tuple[int, int]]) -> None:

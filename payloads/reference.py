@@ -1,4 +1,5 @@
-"""The name of a payload, and ranges of names. Standard library only: the engine and machines import this, nothing else of payloads."""
+"""The name of a payload, and ranges of names. Standard library only: the engine and machines import this, nothing
+else of payloads."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ class Position(NamedTuple):
 
 
 class PayloadRef(NamedTuple):
-    """The name of one payload: which group (uid), where (index, ordinal), written in which term, with what size and hash.
+    """The name of one payload: which group (uid), where (index, ordinal), written in which term, with what size and
+    hash.
 
     `size` is in bytes; `hash` is the xxh3-128 of the unit that holds it (16 bytes).
     """

@@ -12,8 +12,8 @@ from typing import Any
 
 import trio
 
-from logyard.client.wire import encode_frame
 from logyard.client.records import Page, Record
+from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.errors import Gone, LogyardError
 from logyard.engine.host.member import Member
@@ -49,7 +49,13 @@ class EmbeddedLog:
         return range(first, first + count)
 
     async def poll(
-        self, offset: int, *, max_records: int = 1000, max_bytes: int = POLL_BYTES, wait: float = 0.0, bodies: bool = True
+        self,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        max_bytes: int = POLL_BYTES,
+        wait: float = 0.0,
+        bodies: bool = True,
     ) -> Page:
         """Records from `offset` on, at least one unless the log ends there; waits up to `wait` seconds for one."""
         header, blocks = await self._node.poll(self.name, offset, max_records, max_bytes, wait, bodies, "local")
@@ -106,7 +112,9 @@ class EmbeddedSystem:
         kind = MACHINES.get(type(machine))
         if kind is None:
             raise LogyardError(f"{type(machine).__name__} is not a machine that logyard knows by name")
-        await self.node.create_groups([{"name": name, "members": [self.node.node_id], "machine": kind, "arguments": {}}])
+        await self.node.create_groups(
+            [{"name": name, "members": [self.node.node_id], "machine": kind, "arguments": {}}]
+        )
         member = self.node.system.member(name)
         with trio.fail_after(10):
             await self.node.system.wait(member, lambda: member.raft.leader == self.node.node_id)

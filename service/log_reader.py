@@ -1,6 +1,8 @@
-"""Reads records of an append log from the member of this node: the machine knows anchors, the engine knows where bytes are.
+"""Reads records of an append log from the member of this node: the machine knows anchors, the engine knows where
+bytes are.
 
-Only applied records are visible, so only committed ones. Every answer is built from hash-checked units. Called by `service.node`.
+Only applied records are visible, so only committed ones. Every answer is built from hash-checked units. Called by
+`service.node`.
 """
 
 from __future__ import annotations
@@ -103,9 +105,11 @@ def position_of(system: System, member: Member, offset: int) -> Position:
 
 
 class _Walk:
-    """Counts records from an anchor on. `offset` is the one after the current entry; `gap`: indexes were passed over unseen.
+    """Counts records from an anchor on. `offset` is the one after the current entry; `gap`: indexes were passed over
+    unseen.
 
-    Entries without payload have no rows in a generation, so a gap may be harmless; a lost entry would make every later record's
+    Entries without payload have no rows in a generation, so a gap may be harmless; a lost entry would make every
+    later record's
     offset wrong. Which of the two it was, the next anchor tells (`verify`).
     """
 
@@ -132,7 +136,8 @@ class _Walk:
         if not self.gap:
             return
         index, offset = next(
-            ((index, offset) for offset, index in self.machine.anchors if index > self.index), (self._last + 1, self._end)
+            ((index, offset) for offset, index in self.machine.anchors if index > self.index),
+            (self._last + 1, self._end),
         )
         for located in self._entries:
             if located.index >= index:

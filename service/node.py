@@ -1,6 +1,8 @@
-"""One node: the engine, the payload store, the transport and the client door, composed. The only place that knows every package.
+"""One node: the engine, the payload store, the transport and the client door, composed. The only place that knows
+every package.
 
-`serve` is the daemon's life; `open_system` (see `embedded`) is the same engine inside a user's own process. `Node` is what `rpc` calls: the
+`serve` is the daemon's life; `open_system` (see `embedded`) is the same engine inside a user's own process. `Node` is
+what `rpc` calls: the
 engine's verbs plus the append log's, which need both the machine and the payload homes.
 """
 
@@ -79,7 +81,8 @@ class Node:
     async def poll(
         self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str
     ) -> tuple[dict[str, int], list[Buffer]]:
-        """Record blocks from `offset`. `consistency`: local (this member as it is), leader, linearizable (a ReadIndex round)."""
+        """Record blocks from `offset`. `consistency`: local (this member as it is), leader, linearizable (a ReadIndex
+        round)."""
         member = await self._consistent(name, consistency)
         config = self.config
         return await log_reader.poll(
@@ -97,7 +100,8 @@ class Node:
         return {"start": machine.start, "end": machine.end, "node": self.node_id}
 
     async def truncate(self, name: str, before: int) -> int:
-        """Drop the records before an offset; returns the log's start. On the leader only; raises `NotLeader`, `Rejected`."""
+        """Drop the records before an offset; returns the log's start. On the leader only; raises `NotLeader`,
+        `Rejected`."""
         member = self.system.member(name)
         self.system.check_leader(member)
         machine = log_reader.append_log(member)

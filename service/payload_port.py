@@ -1,4 +1,5 @@
-"""The payload store behind the engine's port: its errors become the engine's, its jobs run one at a time in a thread."""
+"""The payload store behind the engine's port: its errors become the engine's, its jobs run one at a time in a
+thread."""
 
 from __future__ import annotations
 
@@ -159,14 +160,18 @@ def _source_row(entry: SourceEntry) -> SourceRow:
     """All units with seed and hash, so that the copy is checked against the proposer's own hashes."""
     units = [
         SourceUnit(
-            unit.number, unit.length, bool(unit.records), unit_seed(entry.uid, entry.index, entry.term, unit.number), unit.hash
+            unit.number,
+            unit.length,
+            bool(unit.records),
+            unit_seed(entry.uid, entry.index, entry.term, unit.number),
+            unit.hash,
         )
         for unit in units_of(entry.data)
     ]
     return SourceRow(entry.uid, entry.index, entry.term, entry.data, units, entry.live, entry.read)
 
 
-class _translated:  # noqa: N801 - reads as a phrase
+class _translated:
     """The store's errors as the engine's."""
 
     def __enter__(self) -> None:

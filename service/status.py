@@ -1,4 +1,5 @@
-"""What a node says of itself: counters, sizes, one row a group. Reads memory only, so it never waits for a group or a disk."""
+"""What a node says of itself: counters, sizes, one row a group. Reads memory only, so it never waits for a group or a
+disk."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def node_status(system: System) -> dict[str, Any]:
             "sync_ms": round(system.durability.sync_seconds * 1000, 3),
         },
         "segments": storage.segment_status(),
-        "generations": [{"id": one.id, "total": one.total, "live": one.live, "sealed": one.sealed} for one in generations],
+        "generations": [
+            {"id": one.id, "total": one.total, "live": one.live, "sealed": one.sealed} for one in generations
+        ],
         "cache_bytes": system.cache.bytes,
         "memory_rss": _resident_bytes(),
         "peers": [one._asdict() for one in system.peers.status()],

@@ -1,6 +1,7 @@
 """Applies committed entries: metadata only, in index order, one call an entry (law 5).
 
-A `Reject` is a reply. Any other exception of a machine stops that group and no other (law 7). Effects are data: a release is booked
+A `Reject` is a reply. Any other exception of a machine stops that group and no other (law 7). Effects are data: a
+release is booked
 in the member's liveness and in the counters of the files that hold the bytes. Called in the turn by `scheduler`.
 """
 
@@ -42,8 +43,10 @@ class Applier:
                 for entry in self.system.reader.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES):
                     self._entry(member, entry)
                     raft.on_applied(entry.index)
-            except Exception as error:  # noqa: BLE001 - a machine is user code: whatever it raises is this group's fault only (law 7)
-                self.system.stop_member(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
+            except Exception as error:
+                self.system.stop_member(
+                    member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}"
+                )
                 return
         member.wake()
         if not raft.is_quiet:

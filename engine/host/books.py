@@ -1,6 +1,7 @@
 """The host's books: what it commits to the meta store, and in which order.
 
-Invariant: rows are built under one lock, so that a row built before another's commit never undoes that one; the payload store's rows
+Invariant: rows are built under one lock, so that a row built before another's commit never undoes that one; the
+payload store's rows
 travel with the rows that rely on them (invariants 3 and 6). Called by `storage`, `migration` and `directory`.
 """
 
@@ -38,9 +39,11 @@ class Books:
     async def commit(
         self, build: Callable[[], Iterable[rows.Put]], store: bool = False, then: Callable[[], None] | None = None
     ) -> None:
-        """One meta commit. Rows are built under the lock: a row that was built before another's commit must not undo that one.
+        """One meta commit. Rows are built under the lock: a row that was built before another's commit must not undo
+        that one.
 
-        `then` is called under the lock when they are durable. `store` brings the payload store's rows along; they are asked for once, so those of a failed commit go with the next.
+        `then` is called under the lock when they are durable. `store` brings the payload store's rows along; they are
+        asked for once, so those of a failed commit go with the next.
         """
         async with self._lock:
             puts = list(build())

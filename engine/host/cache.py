@@ -1,7 +1,10 @@
-"""Recent payload bytes, shared by all groups and bounded in bytes: what followers, readers and migration mostly ask for.
+"""Recent payload bytes, shared by all groups and bounded in bytes: what followers, readers and migration mostly ask
+for.
 
-First in, first out. Bytes that are not in the WAL yet are not let go, for the WAL still has to write them; what stays unwritten for long
-(a duplicate that no log took, an entry overwritten on its way) is nobody's any more and leaves the books. Everything older is read
+First in, first out. Bytes that are not in the WAL yet are not let go, for the WAL still has to write them; what stays
+unwritten for long
+(a duplicate that no log took, an entry overwritten on its way) is nobody's any more and leaves the books. Everything
+older is read
 from its file. Called by `scheduler` and `inbound`.
 """
 

@@ -1,6 +1,7 @@
 """Which groups this node has: creation, deletion, and how other nodes of a group learn of both.
 
-A group is in the meta store of every member's node before its first WAL record (invariant 6). A uid is random and never used twice, so a deleted and
+A group is in the meta store of every member's node before its first WAL record (invariant 6). A uid is random and
+never used twice, so a deleted and
 re-created group reads nothing old. A node that was away asks for a definition when a message names a group it does not
 know, and is told of a deletion when it speaks for a group that is gone.
 """
@@ -48,7 +49,8 @@ class Directory:
     async def create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
         """Create groups: each request has name, members (node ids), machine, arguments.
 
-        Idempotent for an equal definition; one caller at a time, so that nobody is told of a group that may yet be taken back.
+        Idempotent for an equal definition; one caller at a time, so that nobody is told of a group that may yet be
+        taken back.
         Raises `BadRequest`, `GroupExists`, `Busy`; a group is then not created here.
         """
         async with self._creating:
@@ -106,12 +108,15 @@ class Directory:
         short = round_.short_of(specs)
         if short is not None:
             await self.delete([spec.uid for spec in specs])
-            raise Busy(f"creation of {short.name!r}: only nodes {sorted(round_.stored)} of {short.voters} answered; it", 1.0)
+            raise Busy(
+                f"creation of {short.name!r}: only nodes {sorted(round_.stored)} of {short.voters} answered; it", 1.0
+            )
 
     async def _ask_all(self, round_: _Round, specs: Sequence[Spec]) -> None:
         """Until every node answered; a dead one is not waited for once there is a majority without it.
 
-        A link that is not up yet drops what it is given, so the question is put again; the answer to it is always the same.
+        A link that is not up yet drops what it is given, so the question is put again; the answer to it is always the
+        same.
         """
         asked: dict[int, float] = {}
         while not round_.done.is_set():
@@ -164,7 +169,8 @@ class Directory:
                 await trio.lowlevel.checkpoint()
 
     async def delete(self, uids: Sequence[int], tell: bool = True) -> None:
-        """Delete groups here and on every other member's node. A node that is away learns of it when it speaks for the group."""
+        """Delete groups here and on every other member's node. A node that is away learns of it when it speaks for
+        the group."""
         system = self.system
         found = [system.members[uid] for uid in uids if uid in system.members]
         # Whoever was a member by definition, or is one by now.
@@ -231,7 +237,9 @@ class _Round:
 
     def short_of(self, specs: Sequence[Spec]) -> Spec | None:
         """A group that no majority of its members has stored yet."""
-        return next((spec for spec in specs if len(self.stored.intersection(spec.voters)) * 2 <= len(spec.voters)), None)
+        return next(
+            (spec for spec in specs if len(self.stored.intersection(spec.voters)) * 2 <= len(spec.voters)), None
+        )
 
     def answer(self, node: int, error: str | None) -> None:
         self.waiting.discard(node)

@@ -1,6 +1,8 @@
-"""Durable before told (law 2): everything a turn wants stable goes to the WAL as one batch, with one fdatasync for all groups.
+"""Durable before told (law 2): everything a turn wants stable goes to the WAL as one batch, with one fdatasync for
+all groups.
 
-Natural group commit: what queues up during a sync is the next batch; there is no timer. A small batch on a disk whose syncs are fast is
+Natural group commit: what queues up during a sync is the next batch; there is no timer. A small batch on a disk whose
+syncs are fast is
 written in place, because a hand-over to the thread (32 us) costs as much as such a sync (33-49 us);
 everything else goes to the WAL thread, so that the loop never waits for a slow disk. Called by `scheduler`.
 """
@@ -82,7 +84,8 @@ class Durability:
             self._finish(items, *self._write(items))
 
     async def exclusive(self, call: Callable[[], T]) -> T:
-        """Run `call` in a thread with the WAL to itself: for the rare verbs that are no batch. Raises what it raises."""
+        """Run `call` in a thread with the WAL to itself: for the rare verbs that are no batch. Raises what it
+        raises."""
         while self.busy:
             free = trio.Event()
             self._idle.append(free.set)
@@ -110,8 +113,10 @@ class Durability:
             return None, error
         end = time.monotonic()
         # A moving average decides between writing in place and by thread; one slow sync moves it at once.
-        self.sync_seconds = max(end - start, self.sync_seconds * 0.9) if end - start > INLINE_SECONDS else (
-            self.sync_seconds * 0.9 + (end - start) * 0.1
+        self.sync_seconds = (
+            max(end - start, self.sync_seconds * 0.9)
+            if end - start > INLINE_SECONDS
+            else (self.sync_seconds * 0.9 + (end - start) * 0.1)
         )
         self.last_write = end
         return rolled, None

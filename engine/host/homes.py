@@ -1,7 +1,9 @@
 """Which file is the home of which payloads, how much in it still lives, and who is reading it.
 
-A sealed WAL file stays the home of its payloads until they are dead or migrated (section 6). Counters are exact per (file, group): a
-release that covers a group's whole run costs nothing per entry; one that ends inside it reads the sizes of that part from the
+A sealed WAL file stays the home of its payloads until they are dead or migrated (section 6). Counters are exact per
+(file, group): a
+release that covers a group's whole run costs nothing per entry; one that ends inside it reads the sizes of that part
+from the
 segment. A home that is given up waits for its last pin. All calls on the loop.
 """
 
@@ -127,14 +129,16 @@ class Homes:
             else:
                 low, high = max(first.index, share.first), min(end.index - 1, share.last)
                 file.reduce(uid, min(share.live, self._bytes(member, file, low, high)))
-        # Also before anything of the group was migrated: what is being copied just now has no home yet, and must be dead in its copy.
+        # Also before anything of the group was migrated: what is being copied just now has no home yet, and must be
+        # dead in its copy.
         store = self.system.store
         store.mark_dead(uid, (first.index, 0), (end.index, 0))
         if end.ordinal:
             self._part(member, end)
 
     def cut(self, member: Member, last: int, upto: int = 1 << 64) -> None:
-        """Above `last`, a group's payloads have no home in sealed files any more: overwritten, or stored anew with a snapshot.
+        """Above `last`, a group's payloads have no home in sealed files any more: overwritten, or stored anew with a
+        snapshot.
 
         Shares that go on above `upto` stay as they are.
         """
@@ -155,7 +159,9 @@ class Homes:
         if found is None or found.index != end.index:
             return
         units = units_of(found.data)
-        live = member.liveness.live_units(end.index, [(unit.number, unit.first_ordinal, unit.records) for unit in units])
+        live = member.liveness.live_units(
+            end.index, [(unit.number, unit.first_ordinal, unit.records) for unit in units]
+        )
         for unit in units:
             if unit.number not in live:
                 self.system.store.mark_dead(member.uid, (end.index, unit.number), (end.index, unit.number + 1))

@@ -1,6 +1,7 @@
 """What peers say to this node: messages for cores, links going up and down, node liveness, typed blobs.
 
-Implements the transport's handler. Payload hashes are checked here, before a core hears of the entry; a bad one closes the connection it came
+Implements the transport's handler. Payload hashes are checked here, before a core hears of the entry; a bad one
+closes the connection it came
 by and nothing else. A message for a group this node does not have asks its sender for the group's definition.
 """
 

@@ -1,4 +1,5 @@
-"""A member: one group's replica on this node, as the host sees it. Data and small verbs; the turn that drives it is in `scheduler`.
+"""A member: one group's replica on this node, as the host sees it. Data and small verbs; the turn that drives it is
+in `scheduler`.
 
 Invariants: applied <= raft.commit; a member whose `state` is not RUNNING takes no frames and sends nothing (law 7);
 `waiting` holds the replies owed for entries this member proposed as leader, by index.
@@ -55,7 +56,8 @@ class Owed(NamedTuple):
 
 
 class SegmentRun(NamedTuple):
-    """Entries first..last of a group lie in segment `segment`; their payloads in the WAL file of that number until it is migrated."""
+    """Entries first..last of a group lie in segment `segment`; their payloads in the WAL file of that number until it
+    is migrated."""
 
     first: int
     last: int
@@ -77,8 +79,8 @@ class Member:
     """One replica. `queue_bytes` and `inflight_bytes` are what back-pressure counts for this group."""
 
     __slots__ = (
-        "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "queue", "queue_bytes", "waiting", "inflight_bytes",
-        "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term", "snapshot_bytes",
+        "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "queue", "queue_bytes", "waiting",
+        "inflight_bytes", "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term", "snapshot_bytes",
         "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
         "damaged", "snapshot_stored",
     )  # fmt: skip

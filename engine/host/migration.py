@@ -1,6 +1,7 @@
 """Moves payloads from sealed WAL files to generations, rewrites sparse generations, and gives the space back.
 
-Order (storage.md): generation durable -> one meta commit (homes, counters) -> pins drain -> recycle or unlink. Every step may be done
+Order (storage.md): generation durable -> one meta commit (homes, counters) -> pins drain -> recycle or unlink. Every
+step may be done
 twice. Called by the janitor of `storage`; the copying itself runs in a thread.
 """
 
@@ -30,7 +31,8 @@ class Migration:
         self.system = system
 
     def victims(self) -> list[SealedFile]:
-        """Sealed files to migrate now: the least live first, while the stock is above its budget, too old or too dead."""
+        """Sealed files to migrate now: the least live first, while the stock is above its budget, too old or too
+        dead."""
         config = self.system.config
         files = [file for file in self.system.storage.files.values() if not file.failed]
         total = sum(file.length for file in files)
@@ -50,14 +52,18 @@ class Migration:
         return all(member is None or member.damaged or member.raft.commit >= share.last for member, share in shares)
 
     async def migrate(self, file: SealedFile) -> None:
-        """Copy what lives in one sealed file to the current generation, then let the file go. Raises `Corrupt` for damaged bytes."""
+        """Copy what lives in one sealed file to the current generation, then let the file go. Raises `Corrupt` for
+        damaged bytes."""
         system = self.system
         storage = system.storage
         if file.live:
             try:
-                await system.store.write(self._ranges(file), lambda uid, first, last: self._read(file, uid, first, last))
+                await system.store.write(
+                    self._ranges(file), lambda uid, first, last: self._read(file, uid, first, last)
+                )
             except Corrupt:
-                # Trying again would fill a generation with half copies each time; the file stays the home of what is good in it.
+                # Trying again would fill a generation with half copies each time; the file stays the home of what is
+                # good in it.
                 file.failed = True
                 raise
         # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
@@ -112,7 +118,8 @@ class Migration:
             await trio.to_thread.run_sync(system.store.unlink_dead)
 
     async def compact(self) -> dict[str, Any]:
-        """Everything at once: every live payload into generations, sparse generations rewritten, dead space given back."""
+        """Everything at once: every live payload into generations, sparse generations rewritten, dead space given
+        back."""
         system = self.system
         storage = system.storage
         await storage.roll()

@@ -1,7 +1,9 @@
 """Finds entries and payload bytes wherever they live: memory, WAL file, segment or generation.
 
-An entry's payload has one home at a time: a generation once its WAL file was migrated, else the WAL file (and the cache).
-Locating happens on the loop and pins the home in the same turn (law 4); bytes are then read, and their hashes checked, in a
+An entry's payload has one home at a time: a generation once its WAL file was migrated, else the WAL file (and the
+cache).
+Locating happens on the loop and pins the home in the same turn (law 4); bytes are then read, and their hashes
+checked, in a
 thread. Called by `applier`, `sender`, snapshots and the service's readers.
 """
 
@@ -51,7 +53,8 @@ class Reader:
         self.system = system
 
     def log_entries(self, member: Member, first: int, last: int, bytes_max: int) -> list[Entry]:
-        """Entries of the Raft log from `first`, at least one; from segments where they left memory. Raises `Corrupt`."""
+        """Entries of the Raft log from `first`, at least one; from segments where they left memory. Raises
+        `Corrupt`."""
         found = member.raft.log.slice(first, last, bytes_max)
         if found is not None:
             return found
@@ -106,7 +109,9 @@ class Reader:
         Pins every home before the first await, so that nothing asked for here can be destroyed while it is read.
         """
         if not member.resolves:
-            raise Gone(f"group {member.spec.name!r} on this node has not caught up with a release yet; ask another member")
+            raise Gone(
+                f"group {member.spec.name!r} on this node has not caught up with a release yet; ask another member"
+            )
         storage = self.system.storage
         homes = {home for want in wanted if (home := _home(want.located)) is not None}
         for home in homes:

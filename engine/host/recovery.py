@@ -1,7 +1,9 @@
 """From a directory to living members: meta rows, then the WAL on top of them, then one core a group.
 
-Invariant 7: nothing here depends on how often it ran before or where it was cut off; until `Wal.open` nothing is written but the epoch. A
-group whose records are damaged comes up stopped, with the reason, and takes no part (law 7, section 10). Called by `system`.
+Invariant 7: nothing here depends on how often it ran before or where it was cut off; until `Wal.open` nothing is
+written but the epoch. A
+group whose records are damaged comes up stopped, with the reason, and takes no part (law 7, section 10). Called by
+`system`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ log = logging.getLogger(__name__)
 class Recovered:
     """What the WAL says of one group, gathered in write order.
 
-    `lowest` is the lowest index written or voided, `end` where the log ended last (-1: not known), `restart` where it started
+    `lowest` is the lowest index written or voided, `end` where the log ended last (-1: not known), `restart` where it
+    started
     over above an installed snapshot (0: it did not).
     """
 
@@ -99,7 +102,8 @@ class Collector:
 
 
 def open_directory(system: System) -> None:
-    """Lock, open and recover everything. BLOCKING. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`; nothing is open then."""
+    """Lock, open and recover everything. BLOCKING. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`; nothing is
+    open then."""
     try:
         _open(system)
     except BaseException:
@@ -180,13 +184,14 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
         state = states.get(spec.uid)
         try:
             member = _member(system, spec, state, snapshots.get(spec.uid), recovered)
-        except Exception as error:  # noqa: BLE001 - also a machine's `restore`: this group's fault only (law 7)
+        except Exception as error:
             reason = reason or f"its records do not fit together: {type(error).__name__}: {error}"
             member = fresh_member(system, spec)
         if reason:
             _stop(system, member, reason)
             if spec.uid not in known:
-                # Durable before the file that shows the damage can be recycled: a next start must not take the rest for all.
+                # Durable before the file that shows the damage can be recycled: a next start must not take the rest
+                # for all.
                 meta.commit([rows.damaged(spec.uid, reason)])
         else:
             base = member.raft.log.snapshot_index
@@ -241,7 +246,8 @@ def _member(
     snapshot_row: meta_rows.SnapshotRow | None,
     recovered: Recovered,
 ) -> Member:
-    """One member from its checkpoint, its snapshot and what the WAL says on top. Raises `Corrupt` when they leave a gap."""
+    """One member from its checkpoint, its snapshot and what the WAL says on top. Raises `Corrupt` when they leave a
+    gap."""
     state = state or meta_rows.StateRow(spec.uid)
     snapshot = snapshot_format.decode(snapshot_row.data, spec.uid) if snapshot_row else None
     term, vote = state.term, state.vote
@@ -313,7 +319,8 @@ def _log(
             raft_log = RaftLog(base_index, base_term, term_runs, entries, last_index=flushed)
             if raft_log.term(snapshot.index) == snapshot.term:
                 return raft_log, segments, flushed
-        # An installed snapshot: the log starts over above it, whatever stood there before. What was committed still has its
+        # An installed snapshot: the log starts over above it, whatever stood there before. What was committed still
+        # has its
         # payloads where they were; those above came with the snapshot.
         keep = entries if restarted else []
         segments = cut_runs(segments, min(flushed, state.commit) + 1)
@@ -373,7 +380,8 @@ def _segment_number(name: str) -> int:
 
 
 def _share(system: System, member: Member, run: SegmentRun) -> tuple[Share, int]:
-    """What a group still has in a sealed WAL file: entries not dead here and not migrated; and the bytes of all of its entries."""
+    """What a group still has in a sealed WAL file: entries not dead here and not migrated; and the bytes of all of
+    its entries."""
     size = total = 0
     position = run.first
     reader = system.storage.segment(run.segment)
@@ -399,7 +407,8 @@ def start_groups(system: System) -> None:
 
 
 def enliven(system: System, member: Member, fresh: bool) -> None:
-    """Let a member take part. A lone voter campaigns at once; a fresh group is first led by the node its uid picks, so that
+    """Let a member take part. A lone voter campaigns at once; a fresh group is first led by the node its uid picks,
+    so that
     leaders are spread and nobody waits for an election timeout."""
     system.members[member.uid] = member
     raft = member.raft

@@ -1,6 +1,7 @@
 """What the host keeps in the meta store, as rows: the one place that knows which field holds what.
 
-A state row is a checkpoint: everything of a group that must survive when the WAL files that said it are recycled. It is written before they go.
+A state row is a checkpoint: everything of a group that must survive when the WAL files that said it are recycled. It
+is written before they go.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ STORE = b"p"
 DELETED = b"d"
 """Prefix of the uids of deleted groups: they never come back."""
 DAMAGED = b"x"
-"""Prefix of the uids of groups that lost records here, with the reason: they stay stopped when the damaged file is long gone."""
+"""Prefix of the uids of groups that lost records here, with the reason: they stay stopped when the damaged file is
+long gone."""
 EPOCH = b"e"
 """The node's epoch: raised and synced before its first frame of each start."""
 
@@ -65,7 +67,8 @@ def state(member: Member, snapshot: Snapshot | None = None) -> Put:
 
 
 def _configurations(raft: Raft) -> list[list[object]]:
-    """(index, term, configuration) of the one in force and of those after it; at a restart only what is still in the log counts."""
+    """(index, term, configuration) of the one in force and of those after it; at a restart only what is still in the
+    log counts."""
     index, base = raft.base
     found: list[list[object]] = [[index, 0, base.encode()]]
     found += [[at, raft.log.term(at) or 0, later.encode()] for at, later in raft.history]
@@ -78,7 +81,8 @@ def sealed_file(file: SealedFile) -> Put:
 
 
 def gone_file(number: int) -> Put:
-    """A WAL file that is no home any more. The row stays as the mark of how far files were flushed, until a later one replaces it."""
+    """A WAL file that is no home any more. The row stays as the mark of how far files were flushed, until a later one
+    replaces it."""
     return meta_rows.file_key("wal", number), None
 
 

@@ -1,8 +1,11 @@
 """One turn for all groups: propose, ready, send, make durable, apply.
 
-Everything that changes a core (a frame, a message, a tick, a finished sync) only marks its member dirty; the turn then drains every dirty member,
-so a thousand groups share one frame a peer, one fdatasync and one reply frame a connection. Invariants: `Ready.messages` leave at
-once, `Ready.after` only when everything the member queued before it is stable (law 2). The turn is plain code: no await inside.
+Everything that changes a core (a frame, a message, a tick, a finished sync) only marks its member dirty; the turn
+then drains every dirty member,
+so a thousand groups share one frame a peer, one fdatasync and one reply frame a connection. Invariants:
+`Ready.messages` leave at
+once, `Ready.after` only when everything the member queued before it is stable (law 2). The turn is plain code: no
+await inside.
 """
 
 from __future__ import annotations
@@ -63,7 +66,8 @@ class Scheduler:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def turn(self) -> None:
-        """Drain every dirty member. A sync done in place makes members dirty again, hence the passes; they are bounded."""
+        """Drain every dirty member. A sync done in place makes members dirty again, hence the passes; they are
+        bounded."""
         if self.running:
             return
         self.running = True
@@ -100,10 +104,9 @@ class Scheduler:
         if ready.role_changed:
             self._role_changed(member)
         for message in ready.messages:
-            if message.kind == APPEND or message.kind == SNAPSHOT:
-                if not self.system.sender.prepare(member, message):
-                    continue
-            messages.append(message)
+            kind = message.kind
+            if (kind != APPEND and kind != SNAPSHOT) or self.system.sender.prepare(member, message):
+                messages.append(message)
         if ready.hard_state is not None or ready.entries:
             self._persist(member, ready)
         elif ready.after:

@@ -1,7 +1,10 @@
-"""What leaves a leader that is not at hand: entries that left memory, payload bytes that left the cache, and tombstones for dead ones.
+"""What leaves a leader that is not at hand: entries that left memory, payload bytes that left the cache, and
+tombstones for dead ones.
 
-The fast path is a check: everything is in memory and the message goes. The slow path is one task a peer that loads one message at a time, so a
-laggard costs at most one message of memory; while it works for a group, that group's later entries to that peer queue behind it, in order.
+The fast path is a check: everything is in memory and the message goes. The slow path is one task a peer that loads
+one message at a time, so a
+laggard costs at most one message of memory; while it works for a group, that group's later entries to that peer queue
+behind it, in order.
 Called in the turn by `scheduler`.
 """
 
@@ -69,7 +72,8 @@ class Sender:
                     if member.raft.term == message.term:
                         self.system.peers.send([message])
             except Gone:
-                # A released part of an entry is gone, the rest is not: only a snapshot can say that. With a new one the log below it
+                # A released part of an entry is gone, the rest is not: only a snapshot can say that. With a new one
+                # the log below it
                 # goes, and the core asks for a transfer when its probe finds nothing.
                 await self._snapshot(member)
             except LogyardError as error:
@@ -108,10 +112,10 @@ class Sender:
         """A copy of `entry` that carries its payload, or a tombstone where that is released here (law 4)."""
         copy = _held(entry)
         located = next(self.system.reader.payload_entries(member, entry.index, entry.index), None)
-        if located is not None and located.index == entry.index:
-            if located.home is not None or self.system.storage.holds(located.entry):
-                copy.bodies = (await self.system.reader.whole(member, [located]))[0]
-                return copy
+        found = located is not None and located.index == entry.index
+        if found and (located.home is not None or self.system.storage.holds(located.entry)):
+            copy.bodies = (await self.system.reader.whole(member, [located]))[0]
+            return copy
         if member.is_dead(entry) and member.resolves and member.last_release:
             copy.tombstone = member.last_release
             copy.bodies = ()

@@ -1,7 +1,9 @@
 """Taking snapshots, and bringing a laggard up to one: offered, diffed, filled, installed (docs/life-of-a-snapshot.md).
 
-A snapshot is metadata: machine sections and the exact live set. A transfer sends the snapshot, the receiver answers with the live payloads
-it lacks, those come in pieces of about 1 MiB, each durable in a generation before the next but one leaves; it is installed only when
+A snapshot is metadata: machine sections and the exact live set. A transfer sends the snapshot, the receiver answers
+with the live payloads
+it lacks, those come in pieces of about 1 MiB, each durable in a generation before the next but one leaves; it is
+installed only when
 state and every live payload are durable (invariant 5). One task a transfer, which ends with it.
 """
 
@@ -44,10 +46,13 @@ class Snapshots:
         self.system = system
         self._next = 0
         self._limit = trio.CapacityLimiter(TRANSFERS_MAX)
-        self._channels: dict[tuple[int, int], trio.MemorySendChannel[tuple[int, Mapping[str, Any], bytes | memoryview]]] = {}
+        self._channels: dict[
+            tuple[int, int], trio.MemorySendChannel[tuple[int, Mapping[str, Any], bytes | memoryview]]
+        ] = {}
 
     async def take(self, members: Sequence[Member]) -> dict[str, Any]:
-        """Snapshot what advanced since its last one; durable when this returns. Members that may not (law 4) are left out."""
+        """Snapshot what advanced since its last one; durable when this returns. Members that may not (law 4) are left
+        out."""
         taken = size = skipped = 0
         for at in range(0, len(members), TAKE_CHUNK):
             captured: list[tuple[Member, Snapshot, bytes]] = []
@@ -61,7 +66,7 @@ class Snapshots:
                 elif member.raft.applied > member.snapshot_index:
                     try:
                         captured.append(self._capture(member))
-                    except Exception as error:  # noqa: BLE001 - a machine is user code: this group's fault only (law 7)
+                    except Exception as error:
                         self.system.stop_member(member, f"{type(error).__name__} while taking a snapshot: {error}")
             await self.system.storage.store_snapshots(captured)
             taken += len(captured)
@@ -156,7 +161,9 @@ class Snapshots:
                 for located in self.system.reader.payload_entries(member, position, int(last)):
                     position = located.index + 1
                     units = units_of(located.data)
-                    live = liveness.live_units(located.index, [(one.number, one.first_ordinal, one.records) for one in units])
+                    live = liveness.live_units(
+                        located.index, [(one.number, one.first_ordinal, one.records) for one in units]
+                    )
                     units = [unit for unit in units if unit.number in live]
                     if not units:
                         continue
@@ -243,7 +250,8 @@ class Snapshots:
         if member.raft.applied >= snapshot.index:
             return
 
-        # What is applied and in a segment here keeps its payloads where they are; below a floor they may be missing. What is
+        # What is applied and in a segment here keeps its payloads where they are; below a floor they may be missing.
+        # What is
         # only in the open WAL files is asked for again: a log that starts over can't locate it any more.
         have = min(member.raft.applied, member.flushed) if member.resolves else 0
         ranges = self.system.store.missing(snapshot.live, have)
@@ -265,11 +273,13 @@ class Snapshots:
     def _install(self, member: Member, snapshot: Snapshot, size: int, have: int) -> None:
         """State and payloads are durable: switch, in one step of the loop."""
         system = self.system
-        if not member.raft.install_snapshot(snapshot.index, snapshot.term, Configuration.decode(snapshot.configuration)):
+        if not member.raft.install_snapshot(
+            snapshot.index, snapshot.term, Configuration.decode(snapshot.configuration)
+        ):
             return
         try:
             restore(member, snapshot, system)
-        except Exception as error:  # noqa: BLE001 - a machine is user code: this group's fault only (law 7)
+        except Exception as error:
             system.stop_member(member, f"{type(error).__name__} while installing a snapshot: {error}")
             return
         system.storage.installed(member, snapshot, size, have)
@@ -294,7 +304,8 @@ def restore(member: Member, snapshot: Snapshot, system: System) -> None:
 
 
 def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[SourceEntry]:
-    """The entries of one piece with their live units, whose bytes are sliced from `body`. Raises `Corrupt`; hashes are checked
+    """The entries of one piece with their live units, whose bytes are sliced from `body`. Raises `Corrupt`; hashes
+    are checked
     by the store."""
     where = f"snapshot piece of group {uid:016x}"
     rows = []
@@ -323,7 +334,8 @@ def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[
 
 
 def _slicer(parts: list[tuple[int, memoryview]]) -> Callable[[int, int], Buffer]:
-    """Bytes of an entry's payload by offset. A reader may ask for a stretch with released units in it, which it then ignores."""
+    """Bytes of an entry's payload by offset. A reader may ask for a stretch with released units in it, which it then
+    ignores."""
 
     def read(offset: int, length: int) -> Buffer:
         found = bytearray()

@@ -1,7 +1,10 @@
-"""Everything durable beside the WAL's hot path: sealed files become segments, state rows go to the meta store, files are given back.
+"""Everything durable beside the WAL's hot path: sealed files become segments, state rows go to the meta store, files
+are given back.
 
-One janitor task does it all, one job at a time, the blocking part of each in a thread; so a job is never under way twice. Order of every job
-(storage.md): new data durable -> one meta commit -> switch in memory -> pins drain -> recycle or unlink. Invariants 3 and 6 are kept here.
+One janitor task does it all, one job at a time, the blocking part of each in a thread; so a job is never under way
+twice. Order of every job
+(storage.md): new data durable -> one meta commit -> switch in memory -> pins drain -> recycle or unlink. Invariants 3
+and 6 are kept here.
 """
 
 from __future__ import annotations
@@ -159,7 +162,8 @@ class Storage:
     # The janitor
 
     async def run(self) -> None:
-        """Seal, migrate, collect, until cancelled. A failing job is reported and tried again at the next look, and stops no other."""
+        """Seal, migrate, collect, until cancelled. A failing job is reported and tried again at the next look, and
+        stops no other."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
@@ -261,10 +265,13 @@ class Storage:
         for (uid, _), entry in latest_entries(sealed.entries).items():
             if entry.file:
                 sizes[uid] = sizes.get(uid, 0) + entry.body_bytes
-        return {uid: (first, last, info.terms[uid][-1][1], sizes.get(uid, 0)) for uid, (first, last) in info.runs.items()}
+        return {
+            uid: (first, last, info.terms[uid][-1][1], sizes.get(uid, 0)) for uid, (first, last) in info.runs.items()
+        }
 
     def _current_part(self, member: Member, segment: int, first: int, last: int) -> tuple[int, int]:
-        """The longest prefix of a segment's run that is still the log's content: its last index and its payload bytes at home here."""
+        """The longest prefix of a segment's run that is still the log's content: its last index and its payload bytes
+        at home here."""
         size = 0
         good = first - 1
         home = self.system.store.home
@@ -281,11 +288,13 @@ class Storage:
         return good, size
 
     def overwritten(self, member: Member, index: int) -> None:
-        """Entries from `index` on were replaced: nothing of them lives in sealed files. (Only committed entries ever migrate.)"""
+        """Entries from `index` on were replaced: nothing of them lives in sealed files. (Only committed entries ever
+        migrate.)"""
         self.homes.cut(member, index - 1)
 
     def _compact_log(self, member: Member) -> None:
-        """Forget log entries that the snapshot covers, once they are in a segment: memory still locates their payloads until then."""
+        """Forget log entries that the snapshot covers, once they are in a segment: memory still locates their
+        payloads until then."""
         raft_log = member.raft.log
         index = min(member.snapshot_index, member.flushed)
         if index <= raft_log.snapshot_index:
@@ -304,9 +313,11 @@ class Storage:
         return self._segment_users.get(segment, set())
 
     def raise_floors(self, uids: Iterable[int]) -> set[Member]:
-        """Before payload bytes of these groups are destroyed: the floor covers every release that made any of them dead (law 4).
+        """Before payload bytes of these groups are destroyed: the floor covers every release that made any of them
+        dead (law 4).
 
-        The members that changed: commit them before the bytes go. A floor at or below the snapshot means nothing any more.
+        The members that changed: commit them before the bytes go. A floor at or below the snapshot means nothing any
+        more.
         """
         changed: set[Member] = set()
         for uid in uids:
@@ -388,7 +399,8 @@ class Storage:
         await self.books.commit_snapshots([(member, snapshot, data)])
 
     def installed(self, member: Member, snapshot: Snapshot, size: int, keep: int) -> None:
-        """The switch after `store_installed`. Payloads up to `keep` are where they were, those above came with the snapshot."""
+        """The switch after `store_installed`. Payloads up to `keep` are where they were, those above came with the
+        snapshot."""
         member.snapshot_index, member.snapshot_term, member.snapshot_bytes = snapshot.index, snapshot.term, size
         if member.raft.log.snapshot_index != snapshot.index:
             # The log has the snapshot's last entry and goes on as it is.
@@ -397,7 +409,8 @@ class Storage:
         self.homes.cut(member, keep)
         member.segments = cut_runs(member.segments, keep + 1)
         member.flushed = snapshot.index
-        # Two marks, the first one void by itself: so that replay knows a log that starts over from one that was overwritten.
+        # Two marks, the first one void by itself: so that replay knows a log that starts over from one that was
+        # overwritten.
         for index in (snapshot.index, snapshot.index + 1):
             self.system.scheduler.persist_alone(member, WalItem(member.uid, truncate=index))
         # When the file with the marks is sealed, the checkpoint has to say what they say.

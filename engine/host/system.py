@@ -1,7 +1,9 @@
 """A system: the engine of one node. It owns every member, the one WAL, the tasks and threads, and the public verbs.
 
-Composition, not logic: the turn is in `scheduler`, storage in `storage`, definitions in `directory`, reading in `reader`. The
-payload store and the transport come in through `engine.ports`, wired by `service.node`. Constructors do no I/O: `open` does.
+Composition, not logic: the turn is in `scheduler`, storage in `storage`, definitions in `directory`, reading in
+`reader`. The
+payload store and the transport come in through `engine.ports`, wired by `service.node`. Constructors do no I/O:
+`open` does.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ RETRY_SECONDS = 0.05
 class System:
     """One node's engine.
 
-    `machines` turns a machine's name and arguments into a fresh machine. `draw(n)` is the random source of elections, in [0, n).
+    `machines` turns a machine's name and arguments into a fresh machine. `draw(n)` is the random source of elections,
+    in [0, n).
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class System:
 
     async def run(self, peers: PeersPort, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled; raises `WalFailed` when the WAL failed (law 7)."""
-        # The GIL: a helper thread that must retake it per call starves at the default interval (architecture.md section 11).
+        # The GIL: a helper thread that must retake it per call starves at the default interval (architecture.md
+        # section 11).
         sys.setswitchinterval(self.config.switch_interval_us / 1_000_000)
         self.peers = peers
         self.durability.start()
@@ -232,7 +236,9 @@ class System:
         # A leader that stepped down for the transfer knows nobody for a moment: that is no outcome yet.
         raft = member.raft
         # Between stepping down and hearing of the new leader nobody is known to lead: that is not yet an outcome.
-        await self.wait(member, lambda: raft.leader not in (0, self.node_id) or (raft.role == LEADER and not raft.transferring))
+        await self.wait(
+            member, lambda: raft.leader not in (0, self.node_id) or (raft.role == LEADER and not raft.transferring)
+        )
         if raft.leader != node:
             raise Refused(f"group {name!r}: node {node} did not take over in time; node {raft.leader} leads")
 

@@ -317,7 +317,8 @@ class MetaStore:
 
 
 def read_environment(path: str) -> tuple[dict[bytes, bytes], int]:
-    """All raw rows of one environment, and how many it says it has; leaves no trace. For the offline check. Raises `Corrupt`."""
+    """All raw rows of one environment, and how many it says it has; leaves no trace. For the offline check. Raises
+    `Corrupt`."""
     found: dict[bytes, bytes] = {}
     try:
         environment = lmdb.open(

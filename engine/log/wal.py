@@ -355,7 +355,8 @@ class Wal:
         raise self._error from error
 
     def prepare_next(self, fill: bool = True) -> bool:
-        """Make the next file ahead of need, on a thread of the caller's; `fill` it when the disk has nothing better to do.
+        """Make the next file ahead of need, on a thread of the caller's; `fill` it when the disk has nothing better
+        to do.
 
         False: the disk refused; a roll will retry.
         """

@@ -156,7 +156,8 @@ class WalFiles:
         return fd, size
 
     def prepare(self, fill: bool) -> None:
-        """Make a spare when there is none. Slow when it is to `fill` the file with zeros: call it on a thread of its own."""
+        """Make a spare when there is none. Slow when it is to `fill` the file with zeros: call it on a thread of its
+        own."""
         with self._preparing:
             if not self._stock:
                 made = self._make_spare(self._file_bytes, fill)

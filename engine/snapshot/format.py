@@ -1,6 +1,7 @@
 """A snapshot's bytes: a checksummed manifest with named sections, each with a hash of its own, and the exact live set.
 
-The live set is inside the checksum: a snapshot without one does not parse, and is never taken for one with nothing live (law 4).
+The live set is inside the checksum: a snapshot without one does not parse, and is never taken for one with nothing
+live (law 4).
 Layout: docs/internals/files-on-disk.md. Used by `engine.host.snapshots` and recovery.
 """
 
@@ -22,7 +23,8 @@ HEAD = struct.Struct("<4sHHQQ")
 
 
 class Snapshot(NamedTuple):
-    """State of group `uid` at `index`; `live` is the encoded live set at or below it, `release` the last release applied."""
+    """State of group `uid` at `index`; `live` is the encoded live set at or below it, `release` the last release
+    applied."""
 
     uid: int
     index: int  # type: ignore[assignment]  # tuple.index is not missed
@@ -37,12 +39,21 @@ class Snapshot(NamedTuple):
 
 def encode(snapshot: Snapshot) -> bytes:
     """Bytes of a snapshot."""
-    sections = [(name, snapshot.version, xxhash.xxh3_128_digest(data), data) for name, data in snapshot.sections.items()]
+    sections = [
+        (name, snapshot.version, xxhash.xxh3_128_digest(data), data) for name, data in snapshot.sections.items()
+    ]
     manifest: bytes = msgpack.packb(
         (
-            snapshot.uid, snapshot.index, snapshot.term, snapshot.configuration, snapshot.version, snapshot.release,
-            snapshot.timestamp, sections, snapshot.live,
-        )  # fmt: skip
+            snapshot.uid,
+            snapshot.index,
+            snapshot.term,
+            snapshot.configuration,
+            snapshot.version,
+            snapshot.release,
+            snapshot.timestamp,
+            sections,
+            snapshot.live,
+        )
     )
     return HEAD.pack(MAGIC, FORMAT, 0, len(manifest), xxhash.xxh3_64_intdigest(manifest, snapshot.uid)) + manifest
 

@@ -122,7 +122,9 @@ def test_a_write_around_the_page_cache_carries_every_byte(tmp_path: Path, room: 
     disk.gather_write(fd, [b"\xee" * 400_000], 0)
     direct = disk.open_direct(path)
     if direct < 0:
-        pytest.fail("the file system of the test directory has no direct writes: set TMPDIR to one that has (ext4, xfs)")
+        pytest.fail(
+            "the file system of the test directory has no direct writes: set TMPDIR to one that has (ext4, xfs)"
+        )
     stage = memoryview(mmap.mmap(-1, room))
     buffers = [b"a" * 100, bytes(range(256)) * 300, b"", b"b" * room, memoryview(b"c" * 5000)]
     size = sum(map(len, buffers))
