@@ -113,7 +113,11 @@ class Sender:
         copy = _held(entry)
         located = next(self.system.reader.payload_entries(member, entry.index, entry.index), None)
         found = located is not None and located.index == entry.index
-        if found and (located.home is not None or self.system.storage.holds(located.entry)):
+        if (
+            located is not None
+            and located.index == entry.index
+            and (located.home is not None or self.system.storage.holds(located.entry))
+        ):
             copy.bodies = (await self.system.reader.whole(member, [located]))[0]
             return copy
         if member.is_dead(entry) and member.resolves and member.last_release:

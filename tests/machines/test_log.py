@@ -1,4 +1,5 @@
-"""The append log as a machine: replies, anchors, truncation, refusals, snapshots; one entry at a time or one command."""
+"""The append log as a machine: replies, anchors, truncation, refusals, snapshots; one entry at a time or one
+command."""
 
 from __future__ import annotations
 

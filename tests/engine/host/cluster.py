@@ -52,13 +52,13 @@ Records = Sequence[tuple[bytes, bytes | None]]
 Machines = Callable[[str, dict[str, Any]], Machine]
 
 
-async def until(condition: Callable[[], object], what: str = "") -> None:
-    """Return when `condition` holds; fail after a long time."""
+async def until(condition: Callable[[], object], what: str | Callable[[], str] = "") -> None:
+    """Return when `condition` holds; fail after a long time, saying `what` never happened."""
     with trio.move_on_after(PATIENCE):
         while not condition():
             await trio.sleep(0.001)
         return
-    raise AssertionError(f"never happened: {what or condition}")
+    raise AssertionError(f"never happened: {what() if callable(what) else what or condition}")
 
 
 class Cluster:
@@ -252,7 +252,14 @@ class Cluster:
             places = {(found[number].raft.applied, found[number].raft.log.last_index) for number in numbers}
             return len(places) == 1 and all(applied == last for applied, last in places)
 
-        await until(same, f"all of {numbers} apply {name}")
+        def rows() -> str:
+            return "\n".join(
+                f"{number}: {member.state} {member.reason} {member.raft} floor {member.floor} {member.raft.progress}"
+                for number in self.nodes
+                if (member := self.replica(number, name)) is not None
+            )
+
+        await until(same, lambda: f"all of {numbers} apply {name}\n{rows()}")
 
     def partition(self, *some: int) -> None:
         """Cut some nodes off from the others."""

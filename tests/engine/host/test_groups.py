@@ -1,4 +1,5 @@
-"""Which groups a node has: creation with nodes away, names, deletion, and that nothing old is ever read (invariant 6, fault G2)."""
+"""Which groups a node has: creation with nodes away, names, deletion, and that nothing old is ever read (invariant 6,
+fault G2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Entries of a deposed leader that were never committed are gone everywhere: log, replies, segments, homes, after restarts."""
+"""Entries of a deposed leader that were never committed are gone everywhere: log, replies, segments, homes, after
+restarts."""
 
 from __future__ import annotations
 

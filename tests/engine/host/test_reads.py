@@ -119,18 +119,17 @@ async def test_a_long_poll_ends_with_a_record_or_in_time(tmp_path: Path) -> None
 
 
 async def test_a_long_poll_ends_when_its_group_does(tmp_path: Path) -> None:
-    async with cluster(tmp_path, 1) as c:
-        async with trio.open_nursery() as nursery:
+    async with cluster(tmp_path, 1) as c, trio.open_nursery() as nursery:
 
-            async def poll() -> None:
-                with pytest.raises(LogyardError) as caught:
-                    await c.nodes[1].poll("log", 0, 10, 1000, 10.0, True, "local")
-                assert caught.value.code == "group_stopped"
+        async def poll() -> None:
+            with pytest.raises(LogyardError) as caught:
+                await c.nodes[1].poll("log", 0, 10, 1000, 10.0, True, "local")
+            assert caught.value.code == "group_stopped"
 
-            nursery.start_soon(poll)
-            await trio.testing.wait_all_tasks_blocked(0.002)
-            with trio.fail_after(5):
-                await c.nodes[1].delete_group("log")
+        nursery.start_soon(poll)
+        await trio.testing.wait_all_tasks_blocked(0.002)
+        with trio.fail_after(5):
+            await c.nodes[1].delete_group("log")
 
 
 async def test_polls_keep_their_bounds(tmp_path: Path) -> None:

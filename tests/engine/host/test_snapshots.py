@@ -1,4 +1,5 @@
-"""Snapshots and their transfers: what is installed is whole, and a crash at any point leaves one truth (invariants 3, 5, 7)."""
+"""Snapshots and their transfers: what is installed is whole, and a crash at any point leaves one truth (invariants 3,
+5, 7)."""
 
 from __future__ import annotations
 
@@ -164,12 +165,11 @@ async def test_an_older_snapshot_never_overwrites_a_newer_one(tmp_path: Path) ->
         await c.fill(1, 5, 100)
         new = system.snapshots._capture(member)
         # Both want the meta store while it is taken; the newer one gets it first.
-        async with trio.open_nursery() as nursery:
-            async with system.storage.books._lock:
-                nursery.start_soon(system.storage.store_snapshots, [new])
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.start_soon(system.storage.store_snapshots, [old])
-                await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as nursery, system.storage.books._lock:
+            nursery.start_soon(system.storage.store_snapshots, [new])
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(system.storage.store_snapshots, [old])
+            await trio.testing.wait_all_tasks_blocked()
         found = snapshot_format.decode(system.storage.books.snapshot(member.uid), member.uid)
         assert found.index == new[1].index == member.snapshot_index
         await c.restart(1)

@@ -1,4 +1,5 @@
-"""Homes of payloads: WAL file, generation, rewritten; segments; and that the books are exact (architecture section 6)."""
+"""Homes of payloads: WAL file, generation, rewritten; segments; and that the books are exact (architecture section
+6)."""
 
 from __future__ import annotations
 
