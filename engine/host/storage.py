@@ -51,6 +51,9 @@ class Storage:
         self.closing: list[Callable[[], None]] = []
         self._segments: dict[int, SegmentReader] = {}
         self._segment_users: dict[int, set[int]] = {}
+        # Segments that nobody needs any more, and the members whose stored rows may still refer to them.
+        self._unused: list[int] = []
+        self._unreferring: set[Member] = set()
         self._sealed: deque[Sealed] = deque()
         self._sealing: Sealed | None = None
         self._last_rolled = 0.0
@@ -172,6 +175,7 @@ class Storage:
                 for file in self.migration.victims():
                     await self._try(f"migration of WAL file {file.file}", self.migration.migrate, file)
                 await self._try("collection", self.migration.collect, self.system.config.rewrite_live_ratio)
+                await self._try("removal of segments", self._remove_segments)
             await self._try("snapshots", self._take_due_snapshots)
             await self._try("preparation of a WAL file", trio.to_thread.run_sync, self.wal.prepare_next, self._quiet())
 
@@ -188,7 +192,9 @@ class Storage:
     async def compact(self) -> dict[str, Any]:
         """Migrate and collect everything now."""
         async with self._janitor_lock:
-            return await self.migration.compact()
+            done = await self.migration.compact()
+            await self._remove_segments()
+            return done
 
     async def roll(self) -> None:
         """Seal the current WAL file, whatever room is left, and make its segment."""
@@ -305,6 +311,8 @@ class Storage:
         raft_log.compact(index, term)
         gone = [run for run in member.segments if run.last <= index and run.segment not in self.homes.files]
         member.segments = [run for run in member.segments if run not in gone]
+        if gone:
+            self._unreferring.add(member)
         for run in gone:
             self._leave_segment(member.uid, run.segment)
 
@@ -345,9 +353,26 @@ class Storage:
                 users.discard(uid)
             elif all(run.last <= member.raft.log.snapshot_index for run in member.segments if run.segment == segment):
                 member.segments = [run for run in member.segments if run.segment != segment]
+                self._unreferring.add(member)
                 users.discard(uid)
         if not users:
             self._segment_users.pop(segment, None)
+            self._unused.append(segment)
+            self._wake.set()
+
+    async def _remove_segments(self) -> None:
+        """Unlink the segments that nobody needs, after the rows that referred to them say so no more."""
+        if not self._unused:
+            return
+        changed, self._unreferring = self._unreferring, set()
+        unused, self._unused = self._unused, []
+        try:
+            await self.books.commit_members(changed)
+        except BaseException:
+            self._unreferring |= changed
+            self._unused += unused
+            raise
+        for segment in unused:
             reader = self._segments.pop(segment, None)
             if reader is not None:
                 reader.close()
@@ -426,9 +451,10 @@ class Storage:
                 file = self.homes.files.get(run.segment)
                 if file is not None:
                     file.remove(member.uid)
+        await self.books.commit(lambda: (put for uid in uids for put in rows.deleted(uid)), store=True)
+        for member in members:
             for run in member.segments:
                 self._leave_segment(member.uid, run.segment)
-        await self.books.commit(lambda: (put for uid in uids for put in rows.deleted(uid)), store=True)
 
     def close(self) -> None:
         """Close what is open, the lock last; nothing is pending."""
