@@ -80,8 +80,8 @@ class Member:
 
     __slots__ = (
         "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "queue", "queue_bytes", "waiting",
-        "inflight_bytes", "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term", "snapshot_bytes",
-        "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
+        "inflight_bytes", "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term",
+        "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
         "damaged", "snapshot_stored",
     )  # fmt: skip
 

@@ -112,7 +112,6 @@ class Sender:
         """A copy of `entry` that carries its payload, or a tombstone where that is released here (law 4)."""
         copy = _held(entry)
         located = next(self.system.reader.payload_entries(member, entry.index, entry.index), None)
-        found = located is not None and located.index == entry.index
         if (
             located is not None
             and located.index == entry.index
