@@ -46,7 +46,7 @@ def node_status(system: System) -> dict[str, Any]:
             "sealed": len(storage.files),
             "sync_ms": round(system.durability.sync_seconds * 1000, 3),
         },
-        "segments": storage.segment_status(),
+        "segments": storage.segments.status(),
         "generations": [
             {"id": one.id, "total": one.total, "live": one.live, "sealed": one.sealed} for one in generations
         ],

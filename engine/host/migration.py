@@ -67,11 +67,11 @@ class Migration:
                 file.failed = True
                 raise
         # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
-        floors = storage.raise_floors(storage.segment_users(file.file))
+        floors = storage.raise_floors(storage.segments.users.get(file.file, ()))
         storage.files.pop(file.file, None)
         await storage.books.commit_members(floors, gone_files=[file.file])
         storage.homes.give_up(("wal", file.file), lambda: storage.recycle(file.file))
-        storage.release_segment(file.file)
+        storage.segments.release(file.file)
 
     def _ranges(self, file: SealedFile) -> list[tuple[int, int, int]]:
         """(uid, first, last) of what to copy: each group's share, without its dead prefix."""
@@ -88,7 +88,7 @@ class Migration:
     def _read(self, file: SealedFile, uid: int, first: int, last: int) -> Iterator[SourceEntry]:
         """In a thread: the entries to copy; metadata from the segment, payload from the WAL file on demand."""
         system = self.system
-        reader = system.storage.segment(file.file)
+        reader = system.storage.segments.reader(file.file)
         member = system.members.get(uid)
         while first <= last and member is not None:
             entries = reader.entries(uid, first, last, READ_BYTES)

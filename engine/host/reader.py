@@ -60,7 +60,7 @@ class Reader:
             return found
         for run in reversed(member.segments):
             if run.first <= first <= run.last:
-                reader = self.system.storage.segment(run.segment)
+                reader = self.system.storage.segments.reader(run.segment)
                 found = reader.entries(member.uid, first, min(last, run.last), bytes_max)
                 if found and found[0].index == first:
                     return found
@@ -99,7 +99,7 @@ class Reader:
     def _from_segments(self, member: Member, index: int, stop: int) -> list[Entry]:
         for run in reversed(member.segments):
             if run.first <= index <= run.last:
-                reader = self.system.storage.segment(run.segment)
+                reader = self.system.storage.segments.reader(run.segment)
                 return reader.entries(member.uid, index, min(stop, run.last), SCAN_BYTES)
         return []
 

@@ -346,7 +346,7 @@ def _adopt_files(system: System, flushed: int) -> None:
     present = dict(storage.wal.files)
     if storage.books.meta.lost:
         # Which files are homes is not known for certain: nothing is given away, and what is there is kept as a home.
-        homes |= {number for number in present if number <= flushed and storage.segment_path(number).exists()}
+        homes |= {number for number in present if number <= flushed and storage.segments.path(number).exists()}
     for number in sorted(homes & present.keys()):
         file = SealedFile(number, present[number])
         for uid in users.get(number, ()):
@@ -360,7 +360,7 @@ def _adopt_files(system: System, flushed: int) -> None:
                         continue
                     file.add(uid, share, total)
         storage.files[number] = file
-    storage.adopt_segments(users)
+    storage.segments.users = users
     for number in sorted(present):
         if number <= flushed and number not in homes:
             storage.wal.recycle(number)
@@ -384,7 +384,7 @@ def _share(system: System, member: Member, run: SegmentRun) -> tuple[Share, int]
     its entries."""
     size = total = 0
     position = run.first
-    reader = system.storage.segment(run.segment)
+    reader = system.storage.segments.reader(run.segment)
     home = system.store.home
     while position <= run.last:
         entries = reader.entries(member.uid, position, run.last, 1 << 24)

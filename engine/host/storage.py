@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..entry import Entry
-from ..errors import Corrupt, LogyardError
-from ..log.segment import SegmentReader
+from ..errors import LogyardError
 from ..log.segment_writer import build_segment_job, latest_entries, run_segment_job
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..machine import Position
@@ -29,6 +28,7 @@ from .books import Books, Captured
 from .homes import Homes, SealedFile
 from .member import RUNNING, Member, SegmentRun, Spec, cut_runs
 from .migration import Migration
+from .segments import Segments
 
 if TYPE_CHECKING:
     from .system import System
@@ -49,11 +49,7 @@ class Storage:
         self.books = Books(system)
         self.wal: Wal
         self.closing: list[Callable[[], None]] = []
-        self._segments: dict[int, SegmentReader] = {}
-        self._segment_users: dict[int, set[int]] = {}
-        # Segments that nobody needs any more, and the members whose stored rows may still refer to them.
-        self._unused: list[int] = []
-        self._unreferring: set[Member] = set()
+        self.segments = Segments(system)
         self._sealed: deque[Sealed] = deque()
         self._sealing: Sealed | None = None
         self._last_rolled = 0.0
@@ -132,35 +128,11 @@ class Storage:
         """Allocated bytes of everything that holds payloads: WAL files (spares included) and generations."""
         return int(self.wal.allocated_bytes()) + self.system.store.disk_bytes()
 
-    def segment_status(self) -> dict[str, int]:
-        """Segments: how many, and their bytes."""
-        paths = [self.segment_path(one) for one in self._segment_users]
-        return {"files": len(paths), "bytes": sum(path.stat().st_size for path in paths if path.exists())}
-
-    def segment(self, number: int) -> SegmentReader:
-        """An open segment. Raises `Corrupt`."""
-        reader = self._segments.get(number)
-        if reader is None:
-            path = str(self.segment_path(number))
-            try:
-                reader = self._segments[number] = SegmentReader(self.system.disk, path)
-            except OSError as error:
-                raise Corrupt(path, 0, "a segment", error.strerror) from error
-        return reader
-
-    def segment_path(self, number: int) -> Any:
-        """Where a segment lies."""
-        return self.system.path / "segments" / f"{number:016x}.seg"
-
     def adopt_recovered(self, sealed: Sequence[Sealed]) -> None:
         """Files that recovery found without a segment."""
         self._sealed.extend(sealed)
         if sealed:
             self._wake.set()
-
-    def adopt_segments(self, users: dict[int, set[int]]) -> None:
-        """Which groups need which segments, at recovery."""
-        self._segment_users = users
 
     # The janitor
 
@@ -175,7 +147,7 @@ class Storage:
                 for file in self.migration.victims():
                     await self._try(f"migration of WAL file {file.file}", self.migration.migrate, file)
                 await self._try("collection", self.migration.collect, self.system.config.rewrite_live_ratio)
-                await self._try("removal of segments", self._remove_segments)
+                await self._try("removal of segments", self.segments.remove_unused)
             await self._try("snapshots", self._take_due_snapshots)
             await self._try("preparation of a WAL file", trio.to_thread.run_sync, self.wal.prepare_next, self._quiet())
 
@@ -193,7 +165,7 @@ class Storage:
         """Migrate and collect everything now."""
         async with self._janitor_lock:
             done = await self.migration.compact()
-            await self._remove_segments()
+            await self.segments.remove_unused()
             return done
 
     async def roll(self) -> None:
@@ -256,7 +228,7 @@ class Storage:
             member.add_segment(SegmentRun(low, last, file.file))
             member.flushed = max(member.flushed, last)
             file.add(uid, self.homes.share_of(member, file, low, last, size), size)
-        self._segment_users[file.file] = users
+        self.segments.users[file.file] = users
         self.homes.files[file.file] = file
 
     def _write_segment(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
@@ -264,7 +236,7 @@ class Storage:
         members = self.system.members
         job = build_segment_job(
             sealed, lambda uid, index, term: uid in members, segment=sealed.file,
-            path=str(self.segment_path(sealed.file)), directory=str(self.system.path / "wal"),
+            path=str(self.segments.path(sealed.file)), directory=str(self.system.path / "wal"),
         )  # fmt: skip
         info = run_segment_job(self.system.disk, job, sealed.entries)
         sizes: dict[int, int] = {}
@@ -282,7 +254,7 @@ class Storage:
         good = first - 1
         home = self.system.store.home
         while good < last:
-            entries = self.segment(segment).entries(member.uid, good + 1, last, 1 << 22)
+            entries = self.segments.reader(segment).entries(member.uid, good + 1, last, 1 << 22)
             if not entries:
                 break
             for entry in entries:
@@ -311,14 +283,8 @@ class Storage:
         raft_log.compact(index, term)
         gone = [run for run in member.segments if run.last <= index and run.segment not in self.homes.files]
         member.segments = [run for run in member.segments if run not in gone]
-        if gone:
-            self._unreferring.add(member)
         for run in gone:
-            self._leave_segment(member.uid, run.segment)
-
-    def segment_users(self, segment: int) -> set[int]:
-        """The groups with entries in a segment."""
-        return self._segment_users.get(segment, set())
+            self.segments.leave(member, run.segment)
 
     def raise_floors(self, uids: Iterable[int]) -> set[Member]:
         """Before payload bytes of these groups are destroyed: the floor covers every release that made any of them
@@ -334,49 +300,6 @@ class Storage:
                 member.floor = member.last_release
                 changed.add(member)
         return changed
-
-    def _leave_segment(self, uid: int, segment: int) -> None:
-        users = self._segment_users.get(segment)
-        if users is not None:
-            users.discard(uid)
-            if not users:
-                self.release_segment(segment)
-
-    def release_segment(self, segment: int) -> None:
-        """The segment's WAL file is gone: it goes as well, as soon as no log needs its entries."""
-        if segment in self.homes.files:
-            return
-        users = self._segment_users.get(segment, set())
-        for uid in list(users):
-            member = self.system.members.get(uid)
-            if member is None or not any(run.segment == segment for run in member.segments):
-                users.discard(uid)
-            elif all(run.last <= member.raft.log.snapshot_index for run in member.segments if run.segment == segment):
-                member.segments = [run for run in member.segments if run.segment != segment]
-                self._unreferring.add(member)
-                users.discard(uid)
-        if not users:
-            self._segment_users.pop(segment, None)
-            self._unused.append(segment)
-            self._wake.set()
-
-    async def _remove_segments(self) -> None:
-        """Unlink the segments that nobody needs, after the rows that referred to them say so no more."""
-        if not self._unused:
-            return
-        changed, self._unreferring = self._unreferring, set()
-        unused, self._unused = self._unused, []
-        try:
-            await self.books.commit_members(changed)
-        except BaseException:
-            self._unreferring |= changed
-            self._unused += unused
-            raise
-        for segment in unused:
-            reader = self._segments.pop(segment, None)
-            if reader is not None:
-                reader.close()
-            self.system.disk.unlink(str(self.segment_path(segment)))
 
     def recycle(self, file: int) -> None:
         """A WAL file that nobody needs goes back to the stock. Its entries in memory must not name it any more."""
@@ -411,13 +334,15 @@ class Storage:
                 member.snapshot_bytes = len(data)
                 self._compact_log(member)
 
-    async def store_payloads(self, uid: int, entries: Sequence[SourceEntry]) -> None:
+    async def store_payloads(self, member: Member, entries: Sequence[SourceEntry]) -> None:
         """Payloads that came with a snapshot, durable in a generation; their home from now on."""
+        first, last = entries[0].index, entries[-1].index
         async with self._janitor_lock:
-            ranges = [(uid, entries[0].index, entries[-1].index)]
+            before = list(self.system.store.homes(member.uid))
             await self.system.store.write(
-                ranges, lambda _, first, last: [entry for entry in entries if first <= entry.index <= last]
+                [(member.uid, first, last)], lambda _, low, high: [one for one in entries if low <= one.index <= high]
             )
+            self.homes.rehomed(member, first, last, before)
 
     async def store_installed(self, member: Member, snapshot: Snapshot, data: bytes) -> None:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
@@ -429,7 +354,6 @@ class Storage:
         member.snapshot_index, member.snapshot_term, member.snapshot_bytes = snapshot.index, snapshot.term, size
         if member.raft.log.snapshot_index != snapshot.index:
             # The log has the snapshot's last entry and goes on as it is.
-            self.homes.cut(member, keep, upto=snapshot.index)
             return
         self.homes.cut(member, keep)
         member.segments = cut_runs(member.segments, keep + 1)
@@ -454,12 +378,10 @@ class Storage:
         await self.books.commit(lambda: (put for uid in uids for put in rows.deleted(uid)), store=True)
         for member in members:
             for run in member.segments:
-                self._leave_segment(member.uid, run.segment)
+                self.segments.leave(member, run.segment)
 
     def close(self) -> None:
         """Close what is open, the lock last; nothing is pending."""
-        for reader in self._segments.values():
-            reader.close()
-        self._segments.clear()
+        self.segments.close()
         while self.closing:
             self.closing.pop()()

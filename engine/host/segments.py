@@ -1,0 +1,102 @@
+"""The segment files of a node: who still needs which, and the order in which one goes.
+
+Invariant: a segment is unlinked only after the stored rows that referred to it say so no more, so a restart never looks
+for it. All calls on the loop; readers may be used by the copying thread, which runs beside no removal (one janitor).
+Called by `storage` and readers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import Corrupt
+from ..log.segment import SegmentReader
+from .member import Member
+
+if TYPE_CHECKING:
+    from .system import System
+
+
+class Segments:
+    """Readers and users of every segment. `users` is set by recovery."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.users: dict[int, set[int]] = {}
+        self._readers: dict[int, SegmentReader] = {}
+        # Segments that nobody needs any more, and the members whose stored rows may still refer to them.
+        self._unused: list[int] = []
+        self._unreferring: set[Member] = set()
+
+    def status(self) -> dict[str, int]:
+        """How many there are, and their bytes."""
+        paths = [self.path(one) for one in self.users]
+        return {"files": len(paths), "bytes": sum(path.stat().st_size for path in paths if path.exists())}
+
+    def path(self, number: int) -> Path:
+        """Where a segment lies."""
+        return self.system.path / "segments" / f"{number:016x}.seg"
+
+    def reader(self, number: int) -> SegmentReader:
+        """An open segment. Raises `Corrupt`."""
+        reader = self._readers.get(number)
+        if reader is None:
+            path = str(self.path(number))
+            try:
+                reader = self._readers[number] = SegmentReader(self.system.disk, path)
+            except OSError as error:
+                raise Corrupt(path, 0, "a segment", error.strerror) from error
+        return reader
+
+    def leave(self, member: Member, number: int) -> None:
+        """A group needs nothing of a segment any more, and its runs do not name it."""
+        self._unreferring.add(member)
+        users = self.users.get(number)
+        if users is not None:
+            users.discard(member.uid)
+            if not users:
+                self.release(number)
+
+    def release(self, number: int) -> None:
+        """Unless its WAL file is a home still, a segment goes as soon as no log needs its entries."""
+        if number in self.system.storage.files:
+            return
+        users = self.users.get(number, set())
+        for uid in list(users):
+            member = self.system.members.get(uid)
+            runs = [run for run in member.segments if run.segment == number] if member is not None else []
+            if member is None or not runs:
+                users.discard(uid)
+            elif all(run.last <= member.raft.log.snapshot_index for run in runs):
+                member.segments = [run for run in member.segments if run.segment != number]
+                self._unreferring.add(member)
+                users.discard(uid)
+        if not users:
+            self.users.pop(number, None)
+            self._unused.append(number)
+            self.system.storage.look()
+
+    async def remove_unused(self) -> None:
+        """Unlink what nobody needs, after the rows that referred to it say so no more."""
+        if not self._unused:
+            return
+        changed, self._unreferring = self._unreferring, set()
+        unused, self._unused = self._unused, []
+        try:
+            await self.system.storage.books.commit_members(changed)
+        except BaseException:
+            self._unreferring |= changed
+            self._unused += unused
+            raise
+        for number in unused:
+            reader = self._readers.pop(number, None)
+            if reader is not None:
+                reader.close()
+            self.system.disk.unlink(str(self.path(number)))
+
+    def close(self) -> None:
+        """Close every reader."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
