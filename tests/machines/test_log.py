@@ -78,7 +78,11 @@ def test_refusals_change_nothing() -> None:
 def test_a_refusal_in_a_batch_leaves_the_other_frames_alone() -> None:
     log = AppendLog()
     replies, _ = applied(log, 3, append(2), truncate(99, 3), append(3))
-    assert replies[0] == APPEND_REPLY.pack(0, 2) and isinstance(replies[1], Reject) and replies[2] == APPEND_REPLY.pack(2, 3)
+    assert (
+        replies[0] == APPEND_REPLY.pack(0, 2)
+        and isinstance(replies[1], Reject)
+        and replies[2] == APPEND_REPLY.pack(2, 3)
+    )
 
 
 def test_anchors_are_sparse_and_stand_before_their_entry() -> None:
@@ -140,7 +144,9 @@ def test_a_restored_log_goes_on_as_if_nothing_had_happened(history: list[tuple[s
         for offset in range(log.start, log.end):
             at, position = log.anchor(offset)
             assert log.start <= at <= offset and position <= places[offset]
-            assert position == (log.start_position if at == log.start else (places[at].index, 0)) or places[at] == position
+            assert (
+                position == (log.start_position if at == log.start else (places[at].index, 0)) or places[at] == position
+            )
     assert log.snapshot() == other.snapshot() and list(log.live_refs()) == list(other.live_refs())
 
 

@@ -13,7 +13,9 @@ from logyard.engine.machine import Applied, Context, PayloadRef
 from logyard.machines.log import AppendLog
 from logyard.service.embedded import open_system
 
-SMALL = SystemConfig(wal_file_bytes=1 << 20, generation_bytes=16 << 20, generation_transaction_bytes=1 << 20, payload_cache_bytes=0)
+SMALL = SystemConfig(
+    wal_file_bytes=1 << 20, generation_bytes=16 << 20, generation_transaction_bytes=1 << 20, payload_cache_bytes=0
+)
 
 
 async def test_records_outlive_the_process(tmp_path: Path) -> None:
@@ -50,7 +52,9 @@ async def test_truncation_compaction_and_snapshots_keep_the_rest(tmp_path: Path)
     async with open_system(tmp_path / "data", SMALL) as system:
         log = await system.start_group("events", AppendLog())
         assert log.bounds() == (20, 30)
-        assert [record.payload async for record in log.records()] == [bytes([number]) * 50_000 for number in range(20, 30)]
+        assert [record.payload async for record in log.records()] == [
+            bytes([number]) * 50_000 for number in range(20, 30)
+        ]
         assert log.describe()["floor"] == 0, "a snapshot above the release says the same"
 
 

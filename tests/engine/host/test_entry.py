@@ -122,7 +122,9 @@ def test_any_bytes_are_refused_or_add_up(data: bytes) -> None:
     assert len(unpack(data)) == FRAME.unpack_from(data)[3]
 
 
-@given(st.lists(frames(), min_size=1, max_size=4), st.integers(1, 2**64 - 1), st.integers(1, 2**40), st.integers(1, 2**40))
+@given(
+    st.lists(frames(), min_size=1, max_size=4), st.integers(1, 2**64 - 1), st.integers(1, 2**40), st.integers(1, 2**40)
+)
 def test_an_entry_comes_back_from_its_bytes(
     made: list[tuple[bytes, list[tuple[bytes, bytes | None]], list[bytes]]], uid: int, index: int, term: int
 ) -> None:

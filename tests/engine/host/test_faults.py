@@ -78,7 +78,9 @@ async def test_a_raising_machine_stops_its_group_on_every_start_and_no_other(tmp
         await until(lambda: len(stopped()) >= 2)
         for number in stopped():
             row = c.nodes[number].describe("fuse")
-            assert row["state"] == "stopped" and "ZeroDivisionError" in row["reason"] and "the fuse blew" in row["reason"]
+            assert (
+                row["state"] == "stopped" and "ZeroDivisionError" in row["reason"] and "the fuse blew" in row["reason"]
+            )
             assert c.nodes[number].status()["stopped"] == 1 and len(c.nodes[number].groups()) == 2
         with pytest.raises(GroupStopped):
             await node.command(c.member(leader, "fuse"), b"two")
@@ -91,7 +93,6 @@ async def test_a_raising_machine_stops_its_group_on_every_start_and_no_other(tmp
             await c.start(number)
         await goes_on(c)
         await until(lambda: len(stopped()) >= 2)
-
 
 
 async def test_a_damaged_record_stops_its_group_alone_and_for_good(tmp_path: Path) -> None:
@@ -287,5 +288,3 @@ async def test_a_retransmission_does_not_fill_the_cache(tmp_path: Path) -> None:
         for number in c.ids:
             held = [entry for entry in c.member(number).raft.log.entries if entry.bodies and entry.body_bytes]
             assert sum(entry.body_bytes for entry in held) <= 64 * KIB + 3 * 31 * KIB
-
-

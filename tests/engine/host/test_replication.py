@@ -14,7 +14,13 @@ from .cluster import KIB, cluster, until
 async def test_every_member_serves_what_one_acknowledged(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         leader = await c.leader()
-        records = [(b"small", b"x" * 100), (b"none", None), (b"empty", b""), (b"large", b"L" * 70 * KIB), (b"", b"tail")]
+        records = [
+            (b"small", b"x" * 100),
+            (b"none", None),
+            (b"empty", b""),
+            (b"large", b"L" * 70 * KIB),
+            (b"", b"tail"),
+        ]
         assert await c.append(leader, records) == range(0, 5)
         assert await c.append(leader, [(b"next", b"y")]) == range(5, 6)
         await c.applied()
@@ -77,7 +83,7 @@ async def test_two_restarts_give_the_same_state(tmp_path: Path) -> None:
             await c.restart(1)
             await c.leader()
             member, system = c.member(1), c.system(1)
-            await until(lambda: member.raft.applied == member.raft.log.last_index)
+            await until(lambda raft=member.raft: raft.applied == raft.log.last_index)  # type: ignore[misc]
             wal = {number: file.live for number, file in system.storage.files.items()}
             states.append((member.machine.snapshot(), member.liveness, member.segments, wal, await c.read(1, 7)))
         assert states[0] == states[1]

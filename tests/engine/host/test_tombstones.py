@@ -54,7 +54,9 @@ async def test_below_its_floor_a_member_votes_but_reads_nothing_and_takes_no_sna
         applier = c.system(3).applier
         apply = applier.apply
         applier.apply = lambda member: None  # type: ignore[method-assign]
-        await until(lambda: member.raft.log.stable == c.member(1).raft.log.last_index and member.raft.commit >= member.floor)
+        await until(
+            lambda: member.raft.log.stable == c.member(1).raft.log.last_index and member.raft.commit >= member.floor
+        )
         assert 0 < member.raft.applied < member.floor or member.raft.applied == 0
         assert not member.resolves
         with pytest.raises(Gone):
