@@ -10,11 +10,12 @@ segment. A home that is given up waits for its last pin. All calls on the loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..entry import Entry, units_of
 from ..machine import Position
+from ..ports import HomePort
 from .member import Member
 
 if TYPE_CHECKING:
@@ -136,21 +137,35 @@ class Homes:
         if end.ordinal:
             self._part(member, end)
 
-    def cut(self, member: Member, last: int, upto: int = 1 << 64) -> None:
+    def cut(self, member: Member, last: int) -> None:
         """Above `last`, a group's payloads have no home in sealed files any more: overwritten, or stored anew with a
-        snapshot.
-
-        Shares that go on above `upto` stay as they are.
-        """
+        snapshot."""
         for file in self.files.values():
             share = file.shares.get(member.uid)
-            if share is None or not last < share.last <= upto:
+            if share is None or share.last <= last:
                 continue
             if share.first > last:
                 file.remove(member.uid)
                 continue
             gone = self._bytes(member, file, last + 1, share.last)
             share.last = last
+            file.reduce(member.uid, min(share.live, gone))
+
+    def rehomed(self, member: Member, first: int, last: int, before: Sequence[HomePort]) -> None:
+        """Entries first..last were stored in a generation: those that had no home in one (`before`) lived in sealed
+        files until now."""
+        for file in self.files.values():
+            share = file.shares.get(member.uid)
+            if share is None or share.last < first or share.first > last:
+                continue
+            reader = self.system.storage.segments.reader(file.file)
+            gone = sum(
+                entry.body_bytes
+                for entry in reader.entries(member.uid, max(first, share.first), min(last, share.last))
+                if not entry.tombstone
+                and not member.is_dead(entry)
+                and not any(home.first <= entry.index <= home.last for home in before)
+            )
             file.reduce(member.uid, min(share.live, gone))
 
     def _part(self, member: Member, end: Position) -> None:
@@ -167,24 +182,32 @@ class Homes:
                 self.system.store.mark_dead(member.uid, (end.index, unit.number), (end.index, unit.number + 1))
 
     def _bytes(self, member: Member, file: SealedFile, low: int, high: int) -> int:
-        """Payload bytes of a group's entries low..high in a sealed file."""
+        """Payload bytes of a group's entries low..high in a sealed file, but for those at home in a generation."""
         if high < low:
             return 0
         size = 0
-        reader = self.system.storage.segment(file.file)
+        reader = self.system.storage.segments.reader(file.file)
+        home = self.system.store.home
         while low <= high:
             entries = reader.entries(member.uid, low, high, SCAN_BYTES)
             if not entries:
                 break
-            size += sum(entry.body_bytes for entry in entries if not entry.tombstone)
+            size += sum(
+                entry.body_bytes
+                for entry in entries
+                if not entry.tombstone and home(member.uid, entry.index) is None
+            )
             low = entries[-1].index + 1
         return size
 
     def share_of(self, member: Member, file: SealedFile, first: int, last: int, size: int) -> Share:
-        """A freshly sealed run's share: `size` payload bytes, less what was released before it was booked."""
+        """A freshly sealed run's share: `size` payload bytes, less what was released, or stored in a generation, before it
+        was booked."""
         dead = member.liveness.released_before.index
         if dead > last:
             size = 0
+        elif any(home.first <= last and home.last >= first for home in self.system.store.homes(member.uid)):
+            size = self._bytes(member, file, max(first, dead), last)
         elif dead > first:
             size -= min(size, self._bytes(member, file, first, dead - 1))
         return Share(first, last, size)

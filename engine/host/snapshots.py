@@ -17,7 +17,6 @@ import trio
 
 from ..entry import Unit, parse_entry, units_of
 from ..errors import Corrupt, Gone, LogyardError, Unknown
-from ..machine import Position
 from ..ports import SourceEntry
 from ..raft.core import LEADER
 from ..raft.membership import Configuration
@@ -260,7 +259,7 @@ class Snapshots:
             _, header, body = await self._answer(receive)
             rows = _rows(uid, header["entries"], memoryview(body))
             if rows:
-                await self.system.storage.store_payloads(uid, rows)
+                await self.system.storage.store_payloads(member, rows)
             if header["last"]:
                 break
             self._blob(node, SNAPSHOT_TAKEN, request, {"uid": uid}, [])
@@ -277,13 +276,14 @@ class Snapshots:
             snapshot.index, snapshot.term, Configuration.decode(snapshot.configuration)
         ):
             return
+        before = member.liveness.released_before
         try:
             restore(member, snapshot, system)
         except Exception as error:
             system.stop_member(member, f"{type(error).__name__} while installing a snapshot: {error}")
             return
         system.storage.installed(member, snapshot, size, have)
-        system.storage.released(member, Position(0, 0), member.liveness.released_before)
+        system.storage.released(member, before, max(before, member.liveness.released_before))
         member.fail_waiting(Unknown("a snapshot replaced this member's log; the command's outcome is unknown"))
         log.info("group %s: snapshot at %d installed", member.spec.name, snapshot.index)
         member.wake()
