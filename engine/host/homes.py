@@ -201,8 +201,8 @@ class Homes:
         return size
 
     def share_of(self, member: Member, file: SealedFile, first: int, last: int, size: int) -> Share:
-        """A freshly sealed run's share: `size` payload bytes, less what was released, or stored in a generation, before it
-        was booked."""
+        """A freshly sealed run's share: `size` payload bytes, less what was released, or stored in a generation, before
+        it was booked."""
         dead = member.liveness.released_before.index
         if dead > last:
             size = 0
