@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from logyard.payloads.reference import Position
+from logyard.payloads.reference import PayloadRange, Position
 
 from .raft.messages import Message
 from .types import Buffer
@@ -109,6 +109,10 @@ class LivenessPort(Protocol):
 
     def live_units(self, index: int, units: Iterable[tuple[int, int, int]]) -> set[int]:
         """The live ones of an entry's units, given as (number, first ordinal, records)."""
+        ...
+
+    def live_ranges(self, upto_index: int) -> Iterable[PayloadRange]:
+        """What is not dead up to and with an index, as rising, disjoint ranges."""
         ...
 
     def encode_live_set(self, upto: int) -> bytes:

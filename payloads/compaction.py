@@ -85,32 +85,6 @@ class HasLife(Protocol):
         ...
 
 
-def choose_wal_victims(
-    files: Sequence[tuple[int, int, int, float]], budget_bytes: int, age_s: float, dead_ratio: float
-) -> list[int]:
-    """Which sealed WAL files to migrate, of (id, bytes, live bytes, age in seconds); the least live first.
-
-    A file goes when it is older than `age_s`, or at least `dead_ratio` of it is dead, or all files together exceed
-    the byte budget. Files with nothing live are not migrated: they are recycled as they are, and count for nothing
-    here.
-    """
-    candidates = sorted((live, number, size, age) for number, size, live, age in files if live > 0)
-    chosen: list[int] = []
-    excess = sum(size for _, _, size, _ in candidates) - budget_bytes
-    for live, number, size, age in candidates:
-        if age >= age_s or size - live >= dead_ratio * size:
-            chosen.append(number)
-            excess -= size
-    for _, number, size, _ in candidates:
-        if excess <= 0:
-            break
-        if number not in chosen:
-            chosen.append(number)
-            excess -= size
-    order = {number: at for at, (_, number, _, _) in enumerate(candidates)}
-    return sorted(chosen, key=order.__getitem__)
-
-
 def choose_rewrite(generations: Iterable[HasLife], live_ratio: float, free_bytes: int | None = None) -> list[int]:
     """Which sealed generations to rewrite, the least live first: those that live below `live_ratio` and not at all
     are not (they are unlinked). With `free_bytes` of disk known, those whose survivors would not fit are left out."""

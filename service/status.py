@@ -39,6 +39,7 @@ def node_status(system: System) -> dict[str, Any]:
         "payload_live_bytes": in_wal + in_generations,
         "payload_disk_bytes": storage.disk_bytes(),
         "snapshot_bytes": sum(member.snapshot_bytes for member in members),
+        "liveness_mismatches": system.snapshots.mismatches,
         "snapshots": sum(1 for member in members if member.snapshot_index),
         "wal": {
             "files": len(system.wal.files),

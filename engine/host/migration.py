@@ -8,7 +8,7 @@ twice. Called by the janitor of `storage`; the copying itself runs in a thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -24,6 +24,20 @@ if TYPE_CHECKING:
 READ_BYTES = 4 * 1024 * 1024
 
 
+def choose_victims(
+    files: Iterable[SealedFile], now: float, budget_bytes: int, age_s: float, dead_ratio: float
+) -> list[SealedFile]:
+    """The least live first: while all files together exceed the budget, and beyond that the too old and the too dead."""
+    ordered = sorted(files, key=lambda file: file.live / file.length)
+    total = sum(file.length for file in ordered)
+    found = []
+    for file in ordered:
+        if total > budget_bytes or now - file.sealed_at > age_s or file.dead_ratio >= dead_ratio:
+            found.append(file)
+            total -= file.length
+    return found
+
+
 class Migration:
     """Decides what moves, and moves it."""
 
@@ -31,18 +45,12 @@ class Migration:
         self.system = system
 
     def victims(self) -> list[SealedFile]:
-        """Sealed files to migrate now: the least live first, while the stock is above its budget, too old or too
-        dead."""
+        """Sealed files to migrate now, by this node's limits. A file that failed waits for a start or for `compact`."""
         config = self.system.config
         files = [file for file in self.system.storage.files.values() if not file.failed]
-        total = sum(file.length for file in files)
-        now = time.monotonic()
-        found = []
-        for file in sorted(files, key=lambda file: file.live / file.length):
-            old = now - file.sealed_at > config.migrate_age_s
-            if total > config.migrate_budget_bytes or old or file.dead_ratio >= config.migrate_dead_ratio:
-                found.append(file)
-                total -= file.length
+        found = choose_victims(
+            files, time.monotonic(), config.migrate_budget_bytes, config.migrate_age_s, config.migrate_dead_ratio
+        )
         return [file for file in found if self._committed(file)]
 
     def _committed(self, file: SealedFile) -> bool:

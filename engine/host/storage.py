@@ -56,7 +56,6 @@ class Storage:
         self._hard_states: set[Member] = set()
         self._janitor_lock = trio.Lock()
         self._wake = trio.Event()
-        self._sealed_done = trio.Event()
 
     # Called in turns
 

@@ -242,10 +242,6 @@ class System:
         if raft.leader != node:
             raise Refused(f"group {name!r}: node {node} did not take over in time; node {raft.leader} leads")
 
-    def groups_led(self) -> int:
-        """How many groups this node leads."""
-        return sum(1 for member in self.members.values() if member.raft.role == LEADER and member.state == RUNNING)
-
     def check_leader(self, member: Member) -> None:
         """Raise unless this node leads the group."""
         if member.state != RUNNING:

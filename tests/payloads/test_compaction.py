@@ -9,34 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from logyard.payloads.compaction import MigrateJob, choose_rewrite, choose_wal_victims, run_migrate
+from logyard.payloads.compaction import MigrateJob, choose_rewrite, run_migrate
 from logyard.payloads.errors import JobStale, StoreFull
 from logyard.payloads.store import GenerationInfo, PayloadStore
 from logyard.payloads.writing import GenerationConfig
 
 from .support import MIB, Door, Source, check_all, check_counters, made, open_store
-
-WAL_TABLE = [
-    # (files: id, bytes, live, age), budget, age, dead ratio -> victims
-    ([], 100, 60, 0.5, []),
-    ([(1, 50, 50, 1), (2, 50, 50, 1)], 100, 60, 0.5, []),
-    ([(1, 50, 50, 1), (2, 50, 40, 1), (3, 50, 45, 1)], 100, 60, 0.5, [2]),
-    ([(1, 50, 50, 1), (2, 50, 40, 1), (3, 50, 45, 1)], 50, 60, 0.5, [2, 3]),
-    ([(1, 50, 50, 1), (2, 50, 40, 1), (3, 50, 45, 1)], 0, 60, 0.5, [2, 3, 1]),
-    ([(1, 50, 50, 61), (2, 50, 40, 1)], 100, 60, 0.5, [1]),
-    ([(1, 50, 25, 1), (2, 50, 26, 1)], 100, 60, 0.5, [1]),
-    ([(1, 50, 0, 999), (2, 50, 50, 1)], 50, 60, 0.5, []),
-    ([(1, 50, 0, 999), (2, 50, 0, 999)], 0, 0, 0.0, []),
-    ([(1, 50, 50, 61), (2, 50, 10, 1), (3, 50, 50, 1)], 50, 60, 0.5, [2, 1]),
-    ([(9, 50, 30, 1), (4, 50, 30, 1)], 50, 60, 0.9, [4]),
-]
-
-
-@pytest.mark.parametrize(("files", "budget", "age", "ratio", "want"), WAL_TABLE)
-def test_choose_wal_victims(
-    files: list[tuple[int, int, int, float]], budget: int, age: float, ratio: float, want: list[int]
-) -> None:
-    assert choose_wal_victims(files, budget, age, ratio) == want
 
 
 def info(number: int, total: int, live: int, sealed: bool = True) -> GenerationInfo:

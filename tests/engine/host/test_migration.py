@@ -1,0 +1,35 @@
+"""Which sealed WAL files are migrated: a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from logyard.engine.host.homes import SealedFile, Share
+from logyard.engine.host.migration import choose_victims
+
+NOW = 1000.0
+TABLE = [
+    # (files: id, live of 50 bytes, age), budget, age, dead ratio -> victims, in order
+    ([], 100, 60, 0.5, []),
+    ([(1, 50, 1), (2, 50, 1)], 100, 60, 0.5, []),
+    ([(1, 50, 1), (2, 40, 1), (3, 45, 1)], 100, 60, 0.5, [2]),
+    ([(1, 50, 1), (2, 40, 1), (3, 45, 1)], 50, 60, 0.5, [2, 3]),
+    ([(1, 50, 1), (2, 40, 1), (3, 45, 1)], 0, 60, 0.5, [2, 3, 1]),
+    ([(1, 50, 61), (2, 40, 1)], 100, 60, 0.5, [1]),
+    ([(1, 25, 1), (2, 26, 1)], 100, 60, 0.5, [1]),
+    ([(1, 0, 1), (2, 50, 1)], 100, 60, 0.5, [1]),
+    ([(1, 50, 61), (2, 10, 1), (3, 50, 1)], 100, 60, 0.5, [2, 1]),
+]
+
+
+@pytest.mark.parametrize(("files", "budget", "age", "ratio", "want"), TABLE)
+def test_victims(
+    files: list[tuple[int, int, int]], budget: int, age: float, ratio: float, want: list[int]
+) -> None:
+    sealed = []
+    for number, live, seconds in files:
+        file = SealedFile(number, 50)
+        file.sealed_at = NOW - seconds
+        file.add(7, Share(1, 9, live), 50)
+        sealed.append(file)
+    assert [file.file for file in choose_victims(sealed, NOW, budget, age, ratio)] == want
