@@ -27,7 +27,7 @@ READ_BYTES = 4 * 1024 * 1024
 def choose_victims(
     files: Iterable[SealedFile], now: float, budget_bytes: int, age_s: float, dead_ratio: float
 ) -> list[SealedFile]:
-    """The least live first: while all files together exceed the budget, and beyond that the too old and the too dead."""
+    """The least live first, while all files together exceed the budget; beyond that the too old and the too dead."""
     ordered = sorted(files, key=lambda file: file.live / file.length)
     total = sum(file.length for file in ordered)
     found = []
