@@ -81,6 +81,11 @@ def members(name: str, add: int | None, remove: int | None, servers: list[str], 
         elif remove is not None:
             yard.remove_member(name, remove)
         found = yard.members(name)
+        if add is not None or remove is not None:
+            # A member that was removed may never hear of it: what counts is the leader's view.
+            described = yard.describe(name)
+            found["members"] = [*described["voters"], *described["learners"]]
+            found["leader"] = described["leader"]
     text = f"{name}: members {', '.join(map(str, found['members']))}; leader {found['leader'] or 'unknown'}"
     output.result({"ok": True, "name": name, **found}, text)
 

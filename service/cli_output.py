@@ -102,15 +102,20 @@ def leaf_of(error: BaseException) -> BaseException:
 class Verbs(click.Group):
     """A group of commands that turns every error into one line and an exit code."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Known before the command's own options are parsed, for that may fail."""
+        ctx.meta[JSON_WANTED] = "--json" in args
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command; see the module docstring for what becomes of its errors."""
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
         except BaseException as error:
             found = leaf_of(error)
-            if isinstance(found, (click.ClickException, click.exceptions.Exit)):
+            if isinstance(found, click.ClickException) and ctx.meta.get(JSON_WANTED):
+                click.echo(json.dumps(failure("bad_request", found.format_message())))
+            if isinstance(found, (click.ClickException, click.exceptions.Exit, click.Abort)):
                 raise found from None
             if isinstance(found, (KeyboardInterrupt, GeneratorExit)):
                 raise click.Abort from None
@@ -118,6 +123,11 @@ class Verbs(click.Group):
                 raise
             # `meta` is one mapping for all nested contexts: the sub-command's own context is gone by now.
             raise click.exceptions.Exit(report(found, bool(ctx.meta.get(JSON_WANTED)))) from None
+
+
+def failure(code: str, message: str) -> dict[str, object]:
+    """What --json prints for an error."""
+    return {"ok": False, "error": {"code": code, "message": message}}
 
 
 def report(error: BaseException, json_wanted: bool) -> int:
@@ -134,7 +144,7 @@ def report(error: BaseException, json_wanted: bool) -> int:
         message = f"internal error: {type(error).__name__}: {error} (LOGYARD_DEBUG=1 shows where)"
     click.echo(f"error: {message}", err=True)
     if json_wanted:
-        click.echo(json.dumps({"ok": False, "error": {"code": code, "message": message}}))
+        click.echo(json.dumps(failure(code, message)))
     return EXIT_USAGE if code == "bad_request" else EXIT_FAILED
 
 
