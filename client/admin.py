@@ -97,11 +97,16 @@ def unreached(node: int, error: LogyardError) -> dict[str, Any]:
 
 def located(found: Mapping[int, Any], name: str) -> dict[str, Any]:
     """Where one group is, from the locate answers of several nodes; raises `UnknownGroup` when none has it."""
-    rows = [row for answer in found.values() if not isinstance(answer, LogyardError) for row in answer]
+    rows = [
+        (row[2] == node, bool(row[2]), row)
+        for node, answer in found.items()
+        if not isinstance(answer, LogyardError)
+        for row in answer
+    ]
     if not rows:
         raise UnknownGroup(f"no group {name!r} on any node that answers", {"name": name})
-    # A member that knows no leader names none.
-    row = max(rows, key=lambda row: bool(row[2]))
+    # The leader itself knows best; a member that knows no leader, or was removed, knows least.
+    _, _, row = max(rows, key=lambda found: found[:2])
     return {"name": name, "uid": row[1], "leader": row[2], "members": list(row[3])}
 
 

@@ -141,6 +141,8 @@ class Node:
         """Add or remove one member; returns when the configuration is committed. Raises `Refused` with the reason."""
         if change not in CHANGES:
             raise BadRequest(f"{change!r} is no membership change; use one of {', '.join(CHANGES)}")
+        if change != "remove" and node != self.node_id and node not in self.system.peers.nodes:
+            raise BadRequest(f"node {node} is not one of this cluster's: its address is not configured here")
         member = self.system.member(name)
         self.system.check_leader(member)
         index = member.raft.propose_membership(Change(cast(Any, change), node))

@@ -75,6 +75,8 @@ async def test_members_come_and_go(tmp_path: Path) -> None:
         await c.lead(1)
         await c.fill(1, 3, 100)
         node = c.nodes[1]
+        with pytest.raises(BadRequest):
+            await node.change_members("log", "add", 9)
         assert (await node.change_members("log", "add_learner", 4))["learners"] == [4]
         await c.applied()
         assert len(await c.read(4)) == 3
