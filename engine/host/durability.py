@@ -23,7 +23,7 @@ from ..log.wal import Rolled, Wal, WalItem
 T = TypeVar("T")
 
 INLINE_BYTES = 48 * 1024
-INLINE_SECONDS = 0.0003
+INLINE_SECONDS = 0.001
 
 
 class Durability:
