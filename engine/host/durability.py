@@ -9,6 +9,7 @@ everything else goes to the WAL thread, so that the loop never waits for a slow 
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -17,10 +18,11 @@ from typing import TypeVar
 
 import trio
 
-from ..errors import LogyardError
+from ..errors import LogyardError, WalFailed
 from ..log.wal import Rolled, Wal, WalItem
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 INLINE_BYTES = 48 * 1024
 INLINE_SECONDS = 0.001
@@ -95,6 +97,11 @@ class Durability:
         self.busy = True
         try:
             return await trio.to_thread.run_sync(call)
+        except WalFailed as error:
+            # As in a batch: nobody may have to write before this node finds out.
+            self.error = error
+            self.failed(error)
+            raise
         finally:
             self._freed()
 
@@ -111,6 +118,10 @@ class Durability:
             rolled = self.wal.write(items) if items else self.wal.seal()
         except LogyardError as error:
             return None, error
+        except Exception as error:
+            # A bug of ours. A thread that just ended would leave everybody waiting for a batch that never comes.
+            log.exception("the write-ahead log failed by a bug")
+            return None, WalFailed(f"{type(error).__name__}: {error}")
         end = time.monotonic()
         # A moving average decides between writing in place and by thread; one slow sync moves it at once.
         self.sync_seconds = (

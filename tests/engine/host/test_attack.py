@@ -1,0 +1,88 @@
+"""Attempts to break the laws from outside: each test is named after the law it attacks."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.client.wire import encode_frame
+from logyard.engine.disk import FaultyDisk
+from logyard.engine.errors import BadRequest, LogyardError, NoSpace, WalFailed
+from logyard.engine.host.member import Spec
+from logyard.engine.log.wal import Rolled, Sealed, WalItem
+from logyard.machines.command import APPEND, truncate_command
+from logyard.payloads.reference import Position
+
+from .cluster import KIB, MIB, Cluster, cluster, until
+
+
+class Replies:
+    """Counts the answers of frames that nobody waits for."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int]] = []
+
+    def reply(self, request: int, status: int, data: bytes) -> None:
+        self.found.append((request, status))
+
+
+def frame(body: bytes = b"x", command: bytes = APPEND) -> memoryview:
+    return memoryview(b"".join(encode_frame([(b"", body)], command=command)))
+
+
+async def test_law_2_a_wal_that_fails_while_rolling_ends_the_node(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with cluster(tmp_path, 1, disks={1: disk}) as c:
+        await c.append(1, [(b"", b"x")])
+        await until(lambda: c.system(1).durability.sealed and not c.system(1).durability.busy)
+        disk.fail("rename", 1, errno.EIO)
+        with pytest.raises(WalFailed):
+            await c.roll(1)
+        # Nobody writes any more: the node has to find out by itself.
+        await until(lambda: 1 in c.failures, "the node ends")
+
+
+async def test_law_2_a_bug_in_the_wal_thread_ends_the_node_and_hangs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 1) as c:
+        system = c.system(1)
+
+        def write(items: Sequence[WalItem]) -> Rolled | None:
+            raise AssertionError("a batch was measured wrongly")
+
+        monkeypatch.setattr(type(system.wal), "write", lambda self, items: write(items))
+        replies = Replies()
+        # Too large to be written in place.
+        system.submit(c.member(1).uid, frame(bytes(100 * KIB)), replies, 1)
+        await until(lambda: 1 in c.failures, "the node ends")
+        assert replies.found == [(1, 1)]
+
+
+async def _old_tail(c: Cluster, count: int) -> None:
+    """Node 3 led, was cut off, and has `count` entries in a segment that never commit; the others have a snapshot."""
+    await c.lead(3)
+    await c.applied()
+    await c.fill(3, 2, 10 * KIB, "other")
+    c.partition(3)
+    member, nobody = c.member(3), Replies()
+    for _ in range(count):
+        before = member.raft.log.last_index
+        c.system(3).submit(member.uid, frame(), nobody, 1)
+        await until(lambda: member.raft.log.stable > before)  # noqa: B023
+    await c.roll(3)
+    leader = await c.leader(among=[1, 2])
+    await until(lambda: c.leads(leader))
+    for _ in range(5):
+        await c.append(leader, [(b"", b"committed")])
+    await c.applied(among=[1, 2])
+    for number in (1, 2):
+        await c.roll(number)
+        await c.nodes[number].snapshot()
+        raft = c.member(number).raft
+        assert 0 < raft.log.snapshot_index < member.flushed
