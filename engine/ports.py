@@ -205,8 +205,12 @@ class StorePort(Protocol):
         """BLOCKING. The next write starts a new generation."""
         ...
 
-    def unlink_dead(self) -> int:
-        """BLOCKING. Delete generations with nothing live and no pin; bytes given back."""
+    def dead_generations(self) -> Sequence[int]:
+        """Those of which nothing lives and which may go now."""
+        ...
+
+    def unlink_dead(self, generations: Sequence[int]) -> int:
+        """Unlink these, unless something keeps them; bytes of disk given back. BLOCKING."""
         ...
 
     def generations(self) -> Sequence[GenerationPort]:

@@ -142,10 +142,14 @@ class StoreAdapter:
         with _translated():
             self._store.seal_current()
 
-    def unlink_dead(self) -> int:
+    def dead_generations(self) -> Sequence[int]:
+        """Those of which nothing lives and which may go now."""
+        return self._store.dead_generations()
+
+    def unlink_dead(self, generations: Sequence[int]) -> int:
         """BLOCKING."""
         with _translated():
-            return self._store.unlink_dead()
+            return sum(map(self._store.drop, generations))
 
     def generations(self) -> Sequence[GenerationInfo]:
         """What there is."""

@@ -121,9 +121,11 @@ class Migration:
         """Rewrite generations below a live ratio, unlink those with nothing live."""
         system = self.system
         rewritten = await system.store.rewrite_sparse(live_ratio)
-        if rewritten or any(not one.live for one in system.store.generations()):
+        # Those that die from here on are not covered by the floors stored here (law 4): they go another time.
+        dead = system.store.dead_generations()
+        if rewritten or dead:
             await system.storage.books.commit_members(system.storage.raise_floors(system.members))
-            await trio.to_thread.run_sync(system.store.unlink_dead)
+            await trio.to_thread.run_sync(system.store.unlink_dead, dead)
 
     async def compact(self) -> dict[str, Any]:
         """Everything at once: every live payload into generations, sparse generations rewritten, dead space given

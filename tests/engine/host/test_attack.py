@@ -64,6 +64,38 @@ async def test_law_2_a_bug_in_the_wal_thread_ends_the_node_and_hangs_nobody(
         assert replies.found == [(1, 1)]
 
 
+async def test_law_4_what_dies_after_the_floors_were_stored_is_not_unlinked_with_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        for _ in range(3):
+            await c.fill(1, 5, 40 * KIB)
+            await c.nodes[1].compact()
+        await c.nodes[1].truncate("log", 5)
+        storage = c.system(1).storage
+        assert [(one.id, one.live > 0) for one in c.system(1).store.generations()] == [(1, False), (2, True), (3, True)]
+        commit = storage.books.commit_members
+
+        async def slow(*arguments: Any, **named: Any) -> None:
+            await commit(*arguments, **named)
+            await c.nodes[1].truncate("log", 10)
+
+        monkeypatch.setattr(storage.books, "commit_members", slow)
+        async with storage._janitor_lock:
+            await storage.migration.collect(0.0)
+        monkeypatch.undo()
+        release = c.member(1).last_release
+        await c.crash(1)
+        system = c.build(1)
+        await system.open()
+        try:
+            left = [one.id for one in system.store.generations()]
+            assert 1 not in left
+            assert 2 in left or system.member("log").floor >= release, "bytes went without a floor"
+        finally:
+            system.close()
+
+
 async def _old_tail(c: Cluster, count: int) -> None:
     """Node 3 led, was cut off, and has `count` entries in a segment that never commit; the others have a snapshot."""
     await c.lead(3)
