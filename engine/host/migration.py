@@ -74,10 +74,17 @@ class Migration:
                 # good in it.
                 file.failed = True
                 raise
+            for uid in list(file.shares):
+                file.remove(uid)
         # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
         floors = storage.raise_floors(storage.segments.users.get(file.file, ()))
         storage.files.pop(file.file, None)
-        await storage.books.commit_members(floors, gone_files=[file.file])
+        try:
+            await storage.books.commit_members(floors, gone_files=[file.file])
+        except BaseException:
+            # A home by what is stored, so it is one still: the next look lets it go.
+            storage.files[file.file] = file
+            raise
         storage.homes.give_up(("wal", file.file), lambda: storage.recycle(file.file))
         storage.segments.release(file.file)
 

@@ -96,6 +96,35 @@ async def test_law_4_what_dies_after_the_floors_were_stored_is_not_unlinked_with
             system.close()
 
 
+async def test_law_4_a_file_whose_removal_could_not_be_stored_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 5, 40 * KIB)
+        await c.roll(1)
+        storage = c.system(1).storage
+        (file,) = storage.files.values()
+        commit = storage.books.commit_members
+
+        async def full(*arguments: Any, gone_files: Sequence[int] = (), **named: Any) -> None:
+            if gone_files:
+                raise NoSpace("the disk of the meta store is full")
+            await commit(*arguments, **named)
+
+        monkeypatch.setattr(storage.books, "commit_members", full)
+        async with storage._janitor_lock:
+            with pytest.raises(NoSpace):
+                await storage.migration.migrate(file)
+        monkeypatch.undo()
+        assert [body for _, body in await c.read(1)] == bodies
+        await c.nodes[1].compact()
+        assert file.file not in [number for number, _ in c.system(1).wal.files]
+        assert [body for _, body in await c.read(1)] == bodies
+        await c.restart(1)
+        await c.leader()
+        assert [body for _, body in await c.read(1)] == bodies
+
+
 async def _old_tail(c: Cluster, count: int) -> None:
     """Node 3 led, was cut off, and has `count` entries in a segment that never commit; the others have a snapshot."""
     await c.lead(3)
