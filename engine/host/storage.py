@@ -171,7 +171,8 @@ class Storage:
         """Seal the current WAL file, whatever room is left, and make its segment."""
         sealed = await self.system.durability.exclusive(self.wal.roll)
         if sealed is not None:
-            self._sealed.append(sealed)
+            # A later file may have filled up before this task went on; its row would say that this one is flushed.
+            self._sealed = deque(sorted([sealed, *self._sealed], key=lambda one: one.file))
         await self._seal_all()
 
     async def _seal_all(self) -> None:

@@ -125,6 +125,29 @@ async def test_law_4_a_file_whose_removal_could_not_be_stored_is_tried_again(
         assert [body for _, body in await c.read(1)] == bodies
 
 
+async def test_law_3_files_are_sealed_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(tmp_path, 1) as c:
+        await c.append(1, [(b"", b"x")])
+        storage, durability = c.system(1).storage, c.system(1).durability
+        order: list[int] = []
+        first, freed = c.system(1).wal.current, durability._freed
+
+        def full_at_once() -> None:
+            # What queued up behind the roll is written in place, and fills the next file.
+            monkeypatch.setattr(durability, "_freed", freed)
+            storage.rolled(Rolled([Sealed(first + 1, first + 1, 0, [])]))
+            freed()
+
+        async def seal(sealed: Sealed) -> None:
+            order.append(sealed.file)
+
+        monkeypatch.setattr(durability, "_freed", full_at_once)
+        monkeypatch.setattr(storage, "_seal", seal)
+        await c.roll(1)
+        # The later file's row says that all up to it are flushed.
+        assert order == [first, first + 1]
+
+
 async def _old_tail(c: Cluster, count: int) -> None:
     """Node 3 led, was cut off, and has `count` entries in a segment that never commit; the others have a snapshot."""
     await c.lead(3)
