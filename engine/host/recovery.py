@@ -259,7 +259,8 @@ def _member(
             term, vote = newer[0], newer[1]
     raft_log, segments, flushed = _log(spec, state, snapshot, recovered)
     term_in_log = raft_log.last_term
-    if term_in_log > term:
+    # An installed snapshot may be durable before the term that came with it; the core takes that over from the log.
+    if term_in_log > max(term, snapshot.term if snapshot is not None else 0):
         raise Corrupt(f"group {spec.name}", 0, f"a stored term of at least {term_in_log}", term)
     configurations = [
         (int(index), Configuration.decode(data))

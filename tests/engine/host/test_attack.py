@@ -148,6 +148,34 @@ async def test_law_3_files_are_sealed_in_their_order(tmp_path: Path, monkeypatch
         assert order == [first, first + 1]
 
 
+async def test_invariant_7_a_snapshot_of_a_later_term_is_durable_before_that_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as c:
+        await c.create("other", [3], by=3)
+        await _old_tail(c, 30)
+        # Node 3 hears of the new term by the snapshot alone, and dies before its log starts over.
+        stored = trio.Event()
+        monkeypatch.setattr(c.system(3).inbound, "on_messages", lambda *_: None)
+        monkeypatch.setattr(c.system(3).snapshots, "_install", lambda *_: stored.set())
+        term = c.member(3).raft.term
+        c.network.heal()
+        await stored.wait()
+        c.partition(3)
+        assert c.member(3).raft.term == term < c.member(1).raft.term
+        await c.restart(3)
+        member = c.member(3)
+        assert member.state == "running", member.reason
+        await until(lambda: member.raft.safe)
+        assert member.raft.log.last_term <= member.raft.term and member.raft.vote == 0
+        c.network.heal()
+        await c.append(await c.leader(among=[1, 2]), [(b"", b"goes on")])
+        await c.applied()
+        await c.restart(3)
+        await c.applied()
+        assert (await c.read(3))[-1] == (b"", b"goes on")
+
+
 async def _old_tail(c: Cluster, count: int) -> None:
     """Node 3 led, was cut off, and has `count` entries in a segment that never commit; the others have a snapshot."""
     await c.lead(3)
