@@ -147,6 +147,9 @@ def _open(system: System) -> None:
         # A crash came between an installed snapshot and the marks of its log's new start (see `Storage.installed`).
         rolled = storage.wal.write([WalItem(uid, truncate=index) for uid, at in restarted for index in (at, at + 1)])
         storage.adopt_recovered(rolled.sealed if rolled is not None else ())
+        for uid, _ in restarted:
+            # As in `installed`: the checkpoint of the file with the marks has to say what they say.
+            storage.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
 
 

@@ -148,6 +148,48 @@ async def test_law_3_files_are_sealed_in_their_order(tmp_path: Path, monkeypatch
         assert order == [first, first + 1]
 
 
+async def test_law_3_entries_behind_marks_that_a_restart_wrote_survive_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as c:
+        # Another group's payloads keep the files, and with them the old segments and rows, as they are.
+        await c.create("other", [3], by=3)
+        await _old_tail(c, 30)
+        snapshots, raft = c.system(3).snapshots, c.member(3).raft
+        take_in, stored = snapshots._take_in, trio.Event()
+
+        async def late(*arguments: Any) -> None:
+            # The term of the snapshot comes, and is durable, before it.
+            await until(lambda: raft.term >= c.member(1).raft.term and raft.safe)
+            await take_in(*arguments)
+
+        # A crash comes after the snapshot is stored, before the log starts over.
+        monkeypatch.setattr(snapshots, "_take_in", late)
+        monkeypatch.setattr(snapshots, "_install", lambda *_: stored.set())
+        c.network.heal()
+        await stored.wait()
+        c.partition(3)
+        await c.restart(3)
+        await c.leader("other", among=[3])
+        snapshot = c.member(3).raft.log.snapshot_index
+        assert snapshot and c.member(3).raft.log.last_index == snapshot
+        await c.roll(3)
+        c.network.heal()
+        leader = await c.leader(among=[1, 2])
+        for _ in range(3):
+            await c.append(leader, [(b"", b"acknowledged")])
+        await c.applied()
+        stable = c.member(3).raft.log.stable
+        assert stable >= snapshot + 3
+        await c.crash(3)
+        system = c.build(3)
+        await system.open()
+        try:
+            assert system.member("log").raft.log.last_index >= stable, "acknowledged entries are gone"
+        finally:
+            system.close()
+
+
 async def test_invariant_7_a_snapshot_of_a_later_term_is_durable_before_that_term(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
