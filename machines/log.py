@@ -76,7 +76,7 @@ class AppendLog:
                 self.end += frame.records
                 size += frame.pack_bytes + frame.large_bytes
             else:
-                replies.append(self._other(frame, effects))
+                replies.append(self._other(context.index, frame, effects))
         if self.end != first:
             self._anchor(context.index, first, size)
         self.last_index = context.index
@@ -100,7 +100,7 @@ class AppendLog:
         self.entries_since += 1
         self.bytes_since += size
 
-    def _other(self, frame: Frame, effects: list[Effect]) -> bytes | Reject:
+    def _other(self, at: int, frame: Frame, effects: list[Effect]) -> bytes | Reject:
         command = frame.commands
         if not frame.uniform or not command or command[0] != TRUNCATE or len(command) != TRUNCATE_COMMAND.size:
             return Reject("bad_request", "the append log knows append and truncate only")
@@ -111,6 +111,9 @@ class AppendLog:
             position = Position(index, ordinal)
             if position < self.start_position:
                 return Reject("bad_request", f"position {tuple(position)} lies before the start of the log")
+            if position > Position(at, 0):
+                # Records that are not written yet would be released with the others, and lost when they come.
+                return Reject("bad_request", f"position {tuple(position)} lies behind entry {at}, which names it")
             effects.append(Release(self.start_position, position))
             self.start, self.start_position = offset, position
             keep = max(0, bisect_right(self.anchors, (offset, index)) - 1)

@@ -19,6 +19,7 @@ import trio
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
+from logyard.engine.entry import FRAME_BYTES
 from logyard.engine.errors import BadRequest, LogyardError, NotLeader
 from logyard.engine.host.member import Member, Sink
 from logyard.engine.host.system import System
@@ -28,7 +29,7 @@ from logyard.engine.raft.membership import Change
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers
 from logyard.engine.types import Buffer
-from logyard.machines.command import TRUNCATE_REPLY, truncate_command
+from logyard.machines.command import TRUNCATE, TRUNCATE_REPLY, truncate_command
 from logyard.machines.registry import create_machine
 
 from . import log_reader
@@ -51,6 +52,9 @@ class Node:
 
     def submit(self, uid: int, frame: memoryview, sink: Sink, request: int) -> None:
         """Queue a client frame. Raises typed errors; see `System.submit`."""
+        if len(frame) > FRAME_BYTES and frame[FRAME_BYTES] == TRUNCATE:
+            # Its position must be the offset's; a wrong one would serve wrong records for good.
+            raise BadRequest("a truncation is a call of its own: the server finds its position")
         self.system.submit(uid, frame, sink, request)
 
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

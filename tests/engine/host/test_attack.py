@@ -240,3 +240,20 @@ async def _old_tail(c: Cluster, count: int) -> None:
         await c.nodes[number].snapshot()
         raft = c.member(number).raft
         assert 0 < raft.log.snapshot_index < member.flushed
+
+
+async def test_law_4_a_client_can_not_release_what_is_not_written_yet(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1) as c:
+        bodies = await c.fill(1, 5, 100)
+        node, member = c.nodes[1], c.member(1)
+        position = c.log(1).start_position
+        for command in (truncate_command(1, Position(1 << 40, 0)), truncate_command(3, Position(position.index, 1))):
+            with pytest.raises(BadRequest):
+                node.submit(member.uid, frame(b"", command), Replies(), 1)
+        # Nor can a server that looks a position up wrongly.
+        with pytest.raises(LogyardError) as caught:
+            await node.command(member, truncate_command(1, Position(1 << 40, 0)))
+        assert caught.value.code == "bad_request"
+        bodies += await c.fill(1, 2, 100)
+        assert not member.is_dead(member.raft.log.entry(member.raft.log.last_index))  # type: ignore[arg-type]
+        assert [body for _, body in await c.read(1)] == bodies
