@@ -34,6 +34,8 @@ CONFIGURATION = 3
 ENTRY = struct.Struct("<BBHIIIQQqQ")
 """kind, flags, frames, units, records, timestamp rest (0), index, term, timestamp (ms), body bytes."""
 ENTRY_BYTES = ENTRY.size
+FRAMES_MAX = 0xFFFF
+"""Frames in one entry: what their count has room for."""
 UNIT = struct.Struct("<16sQII")
 """hash (xxh3-128), length, first ordinal, records (0: a large body)."""
 UNIT_BYTES = UNIT.size

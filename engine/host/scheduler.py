@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
-from ..entry import build_commands
+from ..entry import FRAMES_MAX, build_commands
 from ..errors import LogyardError, NotLeader
 from ..log.wal import WalItem
 from ..raft.core import LEADER
@@ -141,7 +141,12 @@ class Scheduler:
             frames: list[Queued] = []
             size = records = 0
             while queue and (
-                not frames or (size + len(queue[0].frame) <= limit and records + queue[0].records <= records_max)
+                not frames
+                or (
+                    size + len(queue[0].frame) <= limit
+                    and records + queue[0].records <= records_max
+                    and len(frames) < FRAMES_MAX
+                )
             ):
                 queued = queue.popleft()
                 frames.append(queued)

@@ -257,3 +257,13 @@ async def test_law_4_a_client_can_not_release_what_is_not_written_yet(tmp_path: 
         bodies += await c.fill(1, 2, 100)
         assert not member.is_dead(member.raft.log.entry(member.raft.log.last_index))  # type: ignore[arg-type]
         assert [body for _, body in await c.read(1)] == bodies
+
+
+async def test_law_7_more_frames_than_an_entry_can_count_are_several_entries(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"entry_bytes_max": 16 * MIB, "entry_records_max": 1 << 18, "wal_file_bytes": 64 * MIB}
+    async with cluster(tmp_path, 1, **limits) as c:
+        replies, one = Replies(), frame()
+        for number in range(66_000):
+            c.system(1).submit(c.member(1).uid, one, replies, number)
+        await until(lambda: len(replies.found) == 66_000 or 1 in c.failures, "replies")
+        assert c.log(1).end == 66_000 and not any(status for _, status in replies.found)
