@@ -164,6 +164,11 @@ class Directory:
                     system.names.pop(spec.name, None)
             raise
         for number, spec in enumerate(fresh):
+            if spec.uid in self.deleted:
+                # Taken back by its creator while it was stored: its rows go, so it must not live.
+                if system.names.get(spec.name) == spec.uid:
+                    del system.names[spec.name]
+                continue
             system.storage.start_member(spec)
             if number % 200 == 199:
                 await trio.lowlevel.checkpoint()
