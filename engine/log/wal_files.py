@@ -97,12 +97,10 @@ class WalFiles:
         disk = self._disk
         disk.make_directory(self._directory)
         names = disk.list_directory(self._directory)
-        changed = False
         for name in names:
             path = os.path.join(self._directory, name)
             if name.endswith(TEMPORARY):
                 disk.unlink(path)
-                changed = True
             elif name.endswith(SPARE):
                 fd = disk.open_file(path)
                 size = disk.size(fd)
@@ -111,13 +109,13 @@ class WalFiles:
                     self._stock.append((path, size))
                 else:
                     disk.unlink(path)
-                    changed = True
         for epoch in wal_epochs(names):
             path = os.path.join(self._directory, wal_name(epoch))
             fd = disk.open_file(path, write=True)
             self._files[epoch] = _File(path, disk.size(fd), fd)
-        if changed:
-            disk.sync_directory(self._directory)
+        # Also when nothing changed: the process before may have died between a rename and its sync, and what is written
+        # to that file from here on must not lie under a name that a power failure takes back.
+        disk.sync_directory(self._directory)
 
     def close(self) -> None:
         """Close every descriptor."""
