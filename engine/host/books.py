@@ -33,6 +33,8 @@ class Books:
     def __init__(self, system: System) -> None:
         self.system = system
         self.meta: MetaStore
+        # Members whose floor was raised and is not stored yet: the next commit brings their rows along.
+        self.floors: set[Member] = set()
         self._owed: dict[bytes, bytes | None] = {}
         self._lock = trio.Lock()
 
@@ -46,12 +48,21 @@ class Books:
         asked for once, so those of a failed commit go with the next.
         """
         async with self._lock:
-            puts = list(build())
             if store:
                 self._owed.update(rows.store_rows(self.system.store.changes()))
+                # What they say is dead has no home after a restart: the floor has to say so with them (law 4).
+                self.system.storage.raise_floors(int.from_bytes(key[-8:], "big") for key in self._owed)
+            floors, self.floors = self.floors, set()
+            puts = [rows.state(member) for member in floors if member.state != DELETED and not member.damaged]
+            puts += build()
+            if store:
                 puts += self._owed.items()
-            if puts:
-                await trio.to_thread.run_sync(self.meta.commit, puts)
+            try:
+                if puts:
+                    await trio.to_thread.run_sync(self.meta.commit, puts)
+            except BaseException:
+                self.floors |= floors
+                raise
             if store:
                 self._owed.clear()
             if then is not None:

@@ -77,10 +77,10 @@ class Migration:
             for uid in list(file.shares):
                 file.remove(uid)
         # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
-        floors = storage.raise_floors(storage.segments.users.get(file.file, ()))
+        storage.raise_floors(storage.segments.users.get(file.file, ()))
         storage.files.pop(file.file, None)
         try:
-            await storage.books.commit_members(floors, gone_files=[file.file])
+            await storage.books.commit_members((), gone_files=[file.file])
         except BaseException:
             # A home by what is stored, so it is one still: the next look lets it go.
             storage.files[file.file] = file
@@ -131,7 +131,8 @@ class Migration:
         # Those that die from here on are not covered by the floors stored here (law 4): they go another time.
         dead = system.store.dead_generations()
         if rewritten or dead:
-            await system.storage.books.commit_members(system.storage.raise_floors(system.members))
+            system.storage.raise_floors(system.members)
+            await system.storage.books.commit_members(())
             await trio.to_thread.run_sync(system.store.unlink_dead, dead)
 
     async def compact(self) -> dict[str, Any]:

@@ -286,20 +286,18 @@ class Storage:
         for run in gone:
             self.segments.leave(member, run.segment)
 
-    def raise_floors(self, uids: Iterable[int]) -> set[Member]:
+    def raise_floors(self, uids: Iterable[int]) -> None:
         """Before payload bytes of these groups are destroyed: the floor covers every release that made any of them
         dead (law 4).
 
-        The members that changed: commit them before the bytes go. A floor at or below the snapshot means nothing any
+        The next commit stores it: make one before the bytes go. A floor at or below the snapshot means nothing any
         more.
         """
-        changed: set[Member] = set()
         for uid in uids:
             member = self.system.members.get(uid)
             if member is not None and member.last_release > max(member.floor, member.snapshot_index):
                 member.floor = member.last_release
-                changed.add(member)
-        return changed
+                self.books.floors.add(member)
 
     def recycle(self, file: int) -> None:
         """A WAL file that nobody needs goes back to the stock. Its entries in memory must not name it any more."""
