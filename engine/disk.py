@@ -337,6 +337,9 @@ class FaultyDisk(Disk):
         if self.short:
             data = data[: self.short]
         self._enter("write", fd, offset, data)
+        if self.direct and len(buffers) == 1:
+            # A copy's memory is not aligned.
+            return os.pwritev(fd, [memoryview(buffers[0])[: len(data)]], offset)
         return os.pwrite(fd, data, offset)
 
     def datasync(self, fd: int) -> None:
