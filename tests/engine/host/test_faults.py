@@ -237,6 +237,48 @@ async def test_a_failing_segment_job_is_done_again_and_forgets_no_vote(tmp_path:
         assert len(await c.read(1)) == 3
 
 
+async def test_a_follower_whose_sync_failed_acknowledges_nothing(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with cluster(tmp_path, disks={2: disk}) as c:
+        await c.lead(1)
+        await c.fill(1, 2, 100)
+        await c.applied()
+        await c.crash(3)
+        disk.fail("datasync", 1, errno.EIO)
+        with trio.move_on_after(0.3) as scope:
+            await c.append(1, [(b"", b"stored once")])
+        assert scope.cancelled_caught, "one durable copy is no majority"
+        await until(lambda: 2 in c.failures)
+
+
+async def test_a_vote_alone_in_a_file_outlives_a_failed_segment_job(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with cluster(tmp_path, disks={3: disk}) as c:
+        await c.lead(1)
+        await c.fill(1, 2, 100)
+        await c.applied()
+        await c.roll(3)
+        c.partition(3)
+        system, member = c.system(3), c.member(3)
+        term = member.raft.term
+        member.raft.campaign(True)
+        system.scheduler.mark(member)
+        await until(lambda: member.raft.safe and member.raft.term == term + 1)
+        async with system.storage._janitor_lock:
+            sealed = await system.durability.exclusive(system.wal.roll)
+            assert sealed is not None and not sealed.entries
+            system.storage._sealed.append(sealed)
+            disk.fail("sync_file", 1, errno.EIO)
+        system.storage.look()
+        await until(lambda: "sync_file" not in disk._plans)
+        await c.nodes[3].compact()
+        await c.crash(3)
+        system = c.build(3)
+        await system.open()
+        assert (system.member("log").raft.term, system.member("log").raft.vote) == (term + 1, 3)
+        system.close()
+
+
 async def test_a_directory_has_one_owner_and_one_identity(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1) as c:
         with pytest.raises(DirectoryInUse):

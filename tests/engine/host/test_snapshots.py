@@ -10,9 +10,10 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.errors import Corrupt
+from logyard.engine.errors import Corrupt, LogyardError
 from logyard.engine.host.inbound import SNAPSHOT_DATA
 from logyard.engine.host.snapshots import _rows
+from logyard.engine.raft.core import LEADER
 from logyard.engine.snapshot import format as snapshot_format
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
@@ -155,6 +156,80 @@ async def test_an_install_without_later_entries_survives_the_recycling_of_its_ma
         assert c.member(3).raft.log.last_index == c.member(1).raft.log.last_index
         await c.applied()
         assert [body for _, body in await c.read(3)] == [*bodies, *more]
+
+
+async def test_an_install_is_checkpointed_when_the_file_with_its_marks_is_sealed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.crash(3)
+        bodies = await c.fill(1, 10, 40 * KIB)
+        await compacted(c, 1)
+        storage = (await c.start(3)).system.storage
+        store_installed = storage.store_installed
+
+        async def after_a_roll(*arguments: Any) -> None:
+            # The marks are then all that the next file has of this group.
+            await c.roll(3)
+            await store_installed(*arguments)
+
+        storage.store_installed = after_a_roll  # type: ignore[method-assign]
+        await c.applied()
+        member = c.member(3)
+        await until(lambda: not member.unpersisted and not c.system(3).durability.busy)
+        c.partition(3)
+        await c.nodes[3].compact()
+        c.network.heal()
+        more = await c.fill(1, 2, 100)
+        await c.applied()
+        last = c.member(3).raft.log.last_index
+        await c.crash(3)
+        system = c.build(3)
+        await system.open()
+        assert system.member("log").state == "running", system.member("log").reason
+        assert system.member("log").raft.log.last_index == last, "acknowledged entries"
+        system.close()
+        await c.start(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == [*bodies, *more]
+
+
+async def test_what_follows_an_install_over_a_longer_log_is_kept(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        before = await c.fill(1, 3, 100)
+        await c.applied()
+        c.partition(1)
+        member = c.member(1)
+        async with trio.open_nursery() as nursery:
+
+            async def doomed() -> None:
+                with pytest.raises(LogyardError):
+                    await c.append(1, [(b"doomed", b"d" * 100)])
+
+            for _ in range(8):
+                last = member.raft.log.last_index
+                nursery.start_soon(doomed)
+                await until(lambda last=last: member.raft.log.last_index > last or member.raft.role != LEADER)
+            await until(lambda: member.raft.log.stable == member.raft.log.last_index)
+            new = await c.leader(among=[2, 3])
+            after = await c.fill(new, 2, 100)
+            for number in (2, 3):
+                await compacted(c, number)
+            assert c.member(new).snapshot_index < member.raft.log.last_index, "the snapshot lies inside of the old log"
+            c.network.heal()
+            await c.applied()
+        after += await c.fill(await c.leader(), 3, 100)
+        await c.applied()
+        last = member.raft.log.last_index
+        await c.crash(1)
+        system = c.build(1)
+        await system.open()
+        raft = system.member("log").raft
+        assert (raft.log.snapshot_index, raft.log.last_index) == (c.member(new).snapshot_index, last)
+        system.close()
+        await c.start(1)
+        await c.applied()
+        assert [body for _, body in await c.read(1)] == [*before, *after]
 
 
 async def test_an_older_snapshot_never_overwrites_a_newer_one(tmp_path: Path) -> None:
