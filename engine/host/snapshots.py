@@ -132,7 +132,8 @@ class Snapshots:
 
     async def _send(self, member: Member, node: int) -> int:
         system = self.system
-        needed = max(member.raft.log.first_index - 1, member.floor, 1)
+        # Below its own last release a snapshot names payloads that may be gone: a newer one is taken first (law 4).
+        needed = max(member.raft.log.first_index - 1, member.floor, member.last_release, 1)
         if member.snapshot_index < needed:
             await self.take([member])
         if member.snapshot_index < needed:
@@ -148,6 +149,8 @@ class Snapshots:
             kind, header, _ = await self._answer(receive)
             if kind == SNAPSHOT_NEED:
                 await self._fill(member, node, request, found, header["ranges"], receive)
+                if member.last_release > found.index:
+                    raise Gone("payloads of this snapshot were released while they were sent")
                 self._blob(node, SNAPSHOT_DATA, request, {"uid": member.uid, "entries": [], "last": True}, [])
                 while kind != SNAPSHOT_DONE:
                     kind, header, _ = await self._answer(receive)

@@ -345,11 +345,6 @@ async def test_law_4_a_home_is_not_forgotten_for_good_without_a_floor(tmp_path: 
             system.close()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the sender skips what was released since its snapshot, and the receiver gets no floor: SNAPSHOT_DATA has "
-    "to carry the sender's last release, and the receiver to store it as its floor with the snapshot",
-)
 async def test_law_4_a_snapshot_below_a_release_is_not_sent_without_its_payloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
