@@ -13,9 +13,12 @@ from logyard.engine.errors import LogyardError
 from .cluster import KIB, cluster, payload_books, until
 
 
-@pytest.mark.parametrize("sealed", ["in the open file", "in a segment", "offered to a generation"])
+@pytest.mark.parametrize(
+    "sealed", ["in the open file", "in a segment", "offered to a generation", "moved as soon as may be"]
+)
 async def test_uncommitted_entries_of_a_deposed_leader_disappear(tmp_path: Path, sealed: str) -> None:
-    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+    budget = 0 if sealed == "moved as soon as may be" else 1 << 30
+    async with cluster(tmp_path, payload_cache_bytes=0, migrate_budget_bytes=budget) as c:
         await c.lead(1)
         before = await c.fill(1, 10, 20 * KIB, tag=b"old")
         await c.applied()
@@ -43,6 +46,9 @@ async def test_uncommitted_entries_of_a_deposed_leader_disappear(tmp_path: Path,
             if sealed == "offered to a generation":
                 await c.nodes[1].compact()
                 assert not c.system(1).store.homes(member.uid), "what is not committed does not move"
+            if sealed == "moved as soon as may be":
+                assert not c.system(1).storage.migration.victims()
+                assert not c.system(1).store.homes(member.uid)
             new = await c.leader(among=[2, 3])
             after = await c.fill(new, 12, 20 * KIB, tag=b"new")
             c.network.heal()

@@ -17,6 +17,7 @@ from logyard.engine.raft.core import LEADER
 from logyard.engine.snapshot import format as snapshot_format
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
+from .test_histories import counted
 
 
 async def compacted(c: Cluster, number: int, truncate: int = 0) -> None:
@@ -285,6 +286,62 @@ async def test_appends_go_on_while_a_snapshot_is_received(tmp_path: Path) -> Non
                 await compacted(c, 1)
         await c.applied()
         assert await c.read(3) == await c.read(1)
+
+
+async def test_the_books_are_exact_after_an_install_over_half_dead_files(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 12, 10 * KIB)
+        await c.nodes[1].truncate("log", 4)
+        await c.applied()
+        await c.roll(3)
+        await c.restart(3)
+        await c.applied()
+        # Cut off, not restarted: half of the file is dead already when the snapshot says that more of it is.
+        c.partition(3)
+        await until(lambda: c.system(1).live == {1, 2})
+        leader = await c.leader(among=[1, 2])
+        await c.nodes[leader].truncate("log", 8)
+        bodies += await c.fill(leader, 3, 10 * KIB)
+        await compacted(c, leader)
+        before = c.member(3).liveness.released_before
+        assert before.index
+        c.network.heal()
+        await c.applied()
+        assert c.member(3).snapshot_index and c.member(3).liveness.released_before > before
+        assert payload_books(c.system(3))["wal"] == counted(c, 3)
+        assert [body for _, body in await c.read(3, 8)] == bodies[8:]
+
+
+async def test_the_books_are_exact_after_an_install_that_was_not_needed(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        await c.fill(1, 12, 10 * KIB)
+        await c.nodes[1].truncate("log", 4)
+        await c.applied()
+        await c.roll(3)
+        # Stored but not applied: what the snapshot brings anew has its home in a sealed file until then.
+        member, applier = c.member(3), c.system(3).applier
+        apply = applier.apply
+        applier.apply = lambda member: None  # type: ignore[method-assign]
+        await c.fill(1, 6, 10 * KIB)
+        await c.nodes[1].truncate("log", 8)
+        await until(lambda: member.raft.log.stable == c.member(1).raft.log.last_index)
+        await c.roll(3)
+        index = member.raft.applied
+        captured = c.system(1).snapshots._capture(c.member(1))
+        await c.system(1).storage.store_snapshots([captured])
+        # The transfer itself, as the leader starts it for a member that is behind.
+        await c.system(1).snapshots._send(c.member(1), 3)
+        applier.apply = apply  # type: ignore[method-assign]
+        c.system(3).scheduler.mark(member)
+        await c.applied()
+        assert index < captured[1].index
+        assert payload_books(c.system(3))["wal"] == counted(c, 3)
+        await c.nodes[1].truncate("log", 10)
+        await c.applied()
+        assert payload_books(c.system(3))["wal"] == counted(c, 3)
+        assert len(await c.read(3, 10)) == 8
 
 
 async def test_a_half_released_entry_reaches_a_laggard(tmp_path: Path) -> None:

@@ -109,6 +109,23 @@ async def test_the_floor_is_durable_before_bytes_are_destroyed(tmp_path: Path) -
         assert len(await c.read(1, 8)) == 2
 
 
+async def test_the_floor_is_durable_before_a_generation_is_dropped(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.fill(1, 10, 40 * KIB)
+        await c.nodes[1].snapshot()
+        await c.nodes[1].compact()
+        await c.nodes[1].truncate("log", 8)
+        release = c.member(1).last_release
+        # Nothing of the group is in a WAL file that goes: the floor is for the generation's sake.
+        await c.system(1).storage.migration.collect(1.0)
+        assert c.member(1).floor == release
+        await c.crash(1)
+        system = c.build(1)
+        await system.open()
+        assert system.member("log").snapshot_index < release == system.member("log").floor
+        system.close()
+
+
 async def test_deadness_is_equal_on_all_members(tmp_path: Path) -> None:
     async with cluster(tmp_path, payload_cache_bytes=0) as c:
         await c.lead(1)
