@@ -52,7 +52,7 @@ Records = Sequence[tuple[bytes, bytes | None]]
 Machines = Callable[[str, dict[str, Any]], Machine]
 
 
-async def until(condition: Callable[[], object], what: str | Callable[[], str] = "") -> None:
+async def until(condition: Callable[..., object], what: str | Callable[[], str] = "") -> None:
     """Return when `condition` holds; fail after a long time, saying `what` never happened."""
     with trio.move_on_after(PATIENCE):
         while not condition():

@@ -112,7 +112,7 @@ async def test_a_crash_between_the_stored_snapshot_and_the_switch(tmp_path: Path
             stored.set()
             await trio.sleep_forever()
 
-        system.storage.store_installed = stop_after  # type: ignore[method-assign]
+        system.storage.store_installed = stop_after  # type: ignore[assignment, method-assign]
         with trio.fail_after(10):
             await stored.wait()
         await c.crash(3)
@@ -173,7 +173,7 @@ async def test_an_install_is_checkpointed_when_the_file_with_its_marks_is_sealed
             await c.roll(3)
             await store_installed(*arguments)
 
-        storage.store_installed = after_a_roll  # type: ignore[method-assign]
+        storage.store_installed = after_a_roll  # type: ignore[assignment, method-assign]
         await c.applied()
         member = c.member(3)
         await until(lambda: not member.unpersisted and not c.system(3).durability.busy)
@@ -380,7 +380,7 @@ async def test_a_machine_that_cannot_take_or_install_a_snapshot_stops_alone(tmp_
             def __getattr__(self, name: str) -> Any:
                 return broken if name == "restore" else getattr(self.machine, name)
 
-        c.member(3).machine = Poisoned(c.member(3).machine)  # type: ignore[assignment]
+        c.member(3).machine = Poisoned(c.member(3).machine)
         await until(lambda: c.member(3).state == "stopped")
         assert "KeyError" in c.nodes[3].describe("log")["reason"]
         leader = await c.leader("other")

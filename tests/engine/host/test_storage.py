@@ -168,12 +168,12 @@ async def test_a_release_while_its_payloads_move_is_counted_in_the_copy(tmp_path
                 return report
 
             store_run = type(store).run
-            type(store).run = lambda _, *arguments: late(*arguments)  # type: ignore[method-assign]
+            type(store).run = lambda _, *arguments: late(*arguments)
             run = store_run.__get__(store)
             try:
                 await write(ranges, read)  # type: ignore[arg-type]
             finally:
-                type(store).run = store_run  # type: ignore[method-assign]
+                type(store).run = store_run
 
         system.store.write = slow  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
