@@ -44,6 +44,9 @@ FRAME = struct.Struct("<BBHIIIQQQ")
 FRAME_BYTES = FRAME.size
 FRAME_VERSION = 1
 UNIFORM = 1
+SYSTEM = 2
+"""A frame's flag: its one command is the engine's own (sessions, timers, versions ...); no machine and no client ever
+makes or sees one."""
 LARGE = 4096
 """A body of this many bytes or more is a unit (and later a row) of its own; smaller ones share their frame's pack."""
 ABSENT = 0xFFFFFFFF
@@ -94,6 +97,9 @@ class Frame(NamedTuple):
     session: int
     sequence: int
     commands: bytes
+    first: int = 0
+    """The ordinal of its first record. A machine is not shown frames that the engine answers itself (duplicates, its
+    own commands): their ordinals are gaps."""
 
     @property
     def uniform(self) -> bool:
@@ -292,6 +298,7 @@ def frames_of(data: bytes) -> Iterator[Frame]:
     """The frame heads of an entry, with the commands to apply."""
     _, _, frames, units, *_ = ENTRY.unpack_from(data)
     at = ENTRY_BYTES + units * UNIT_BYTES
+    first = 0
     for _ in range(frames):
         _, flags, large, records, command_bytes, pack_bytes, large_bytes, session, sequence = FRAME.unpack_from(
             data, at
@@ -307,8 +314,10 @@ def frames_of(data: bytes) -> Iterator[Frame]:
             session,
             sequence,
             data[at : at + command_bytes],
+            first,
         )
         at += command_bytes
+        first += records
 
 
 def verify_bodies(uid: int, entry: Entry) -> None:

@@ -25,13 +25,15 @@ Sections: TypeAlias = Mapping[str, bytes]
 
 
 class Context(NamedTuple):
-    """Where a command stands: `timestamp` is the leader's log time in milliseconds since 1970."""
+    """Where a command stands: `timestamp` is the leader's log time in milliseconds since 1970, `version` the machine
+    version in force (not the newest this node has), `records` how many ordinals the whole entry has."""
 
     uid: int
     index: int  # type: ignore[assignment]  # tuple.index is not missed
     term: int
     timestamp: int
     version: int
+    records: int = 0
 
 
 class Release(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..entry import COMMANDS, Entry, frames_of, timestamp_of, units_of
+from ..entry import COMMANDS, Entry, frames_of, records_in, timestamp_of, units_of
 from ..errors import LogyardError, NotLeader
 from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
 from .member import OK, Member, Owed, Queued
@@ -66,7 +66,7 @@ class Applier:
             member.log_time = stamp
         machine = member.machine
         frames = list(frames_of(entry.data))
-        context = Context(uid, entry.index, entry.term, stamp, machine.version)
+        context = Context(uid, entry.index, entry.term, stamp, machine.version, records_in(entry.data))
         if member.apply_batch is not None:
             batch = member.apply_batch(context, frames)
         else:

@@ -140,7 +140,7 @@ def test_an_entry_comes_back_from_its_bytes(
     assert [list(frame.split_commands()) for frame in frames_of(back.data)] == [commands for _, _, commands in made]
     ordinal = 0
     for frame, (_, found, _) in zip(frames_of(back.data), made, strict=True):
-        assert frame.records == len(found)
+        assert frame.records == len(found) and frame.first == ordinal
         pack = next(unit for unit in units_of(back.data) if unit.records and unit.first_ordinal == ordinal)
         assert pack.records == frame.records and pack.length == frame.pack_bytes
         ordinal += frame.records
