@@ -45,7 +45,7 @@ def node_status(system: System) -> dict[str, Any]:
             "files": len(system.wal.files),
             "allocated_bytes": system.wal.allocated_bytes(),
             "sealed": len(storage.files),
-            "sync_ms": round(system.durability.sync_seconds * 1000, 3),
+            **system.durability.status(),
         },
         "segments": storage.segments.status(),
         "generations": [

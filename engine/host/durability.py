@@ -44,9 +44,15 @@ class Durability:
         self.failed = failed
         self.items: list[WalItem] = []
         self.bytes = 0
+        self.writing_bytes = 0
         self.busy = False
         self.sync_seconds = 0.001
+        self.sync_seconds_max = 0.0
+        self.batches = 0
+        self.batch_bytes = 0
+        self.write_seconds = 0.0
         self.last_write = time.monotonic()
+        self._begun = 0.0
         self.sealed = True
         self.error: LogyardError | None = None
         self._jobs: queue.SimpleQueue[Sequence[WalItem] | None] = queue.SimpleQueue()
@@ -78,7 +84,9 @@ class Durability:
         while self.items and not self.busy and self.error is None:
             items, self.items = self.items, []
             size, self.bytes = self.bytes, 0
+            self.writing_bytes = size
             self.sealed = False
+            self._begun = time.monotonic()
             if size > INLINE_BYTES or self.sync_seconds > INLINE_SECONDS:
                 self.busy = True
                 self._jobs.put(items)
@@ -95,6 +103,7 @@ class Durability:
         if self.error is not None:
             raise self.error
         self.busy = True
+        self._begun = time.monotonic()
         try:
             return await trio.to_thread.run_sync(call)
         except WalFailed as error:
@@ -110,7 +119,34 @@ class Durability:
         if not self.sealed and not self.busy and not self.items and self.error is None:
             self.sealed = True
             self.busy = True
+            self._begun = time.monotonic()
             self._jobs.put(())
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for a batch, and the batch that is being written."""
+        return self.bytes + self.writing_bytes
+
+    def stalled_s(self) -> float:
+        """Seconds that the oldest unfinished write has been under way; 0.0 when there is none.
+
+        A disk that hangs never says so: renewals stop when this grows (architecture.md section 9).
+        """
+        return time.monotonic() - self._begun if self._begun else 0.0
+
+    def status(self) -> dict[str, float]:
+        """Counters since the start, for `logyard status`: `stalled_ms` is that of `stalled_s`, `write_s` the time
+        spent in writes and syncs."""
+        return {
+            "queued_bytes": self.queued_bytes,
+            "queued_items": len(self.items),
+            "batches": self.batches,
+            "written_bytes": self.batch_bytes,
+            "write_s": round(self.write_seconds, 6),
+            "sync_ms": round(self.sync_seconds * 1000, 3),
+            "sync_ms_max": round(self.sync_seconds_max * 1000, 3),
+            "stalled_ms": round(self.stalled_s() * 1000, 1),
+        }
 
     def _write(self, items: Sequence[WalItem]) -> tuple[Rolled | None, LogyardError | None]:
         start = time.monotonic()
@@ -129,6 +165,11 @@ class Durability:
             if end - start > INLINE_SECONDS
             else (self.sync_seconds * 0.9 + (end - start) * 0.1)
         )
+        self.batches += 1
+        self.batch_bytes += self.writing_bytes
+        self.write_seconds += end - start
+        if end - start > self.sync_seconds_max:
+            self.sync_seconds_max = end - start
         self.last_write = end
         return rolled, None
 
@@ -147,12 +188,15 @@ class Durability:
 
     def _freed(self) -> None:
         self.busy = False
+        self._begun = 0.0
         if self._idle:
             self._idle.pop(0)()
         else:
             self.kick()
 
     def _finish(self, items: Sequence[WalItem], rolled: Rolled | None, error: LogyardError | None) -> None:
+        self._begun = 0.0
+        self.writing_bytes = 0
         if error is not None:
             self.error = error
             self.failed(error)
