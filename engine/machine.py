@@ -1,9 +1,9 @@
 """The machine protocol: what a user writes to build something on logyard.
 
 A machine is deterministic: it sees metadata and names of payloads, never payload bytes (law 5), no clock but
-`context.timestamp`, and no randomness. It returns replies and effects; only the leader performs effects, and none is
-needed for safety.
-Called by `engine.host.applier`, always from one thread, in index order, one call an entry.
+`context.timestamp`, and no randomness. It returns replies and effects; what leaves the node only the leader does, and
+none of it is needed for safety.
+Called by `engine.host.applier` and `engine.host.effects`, always from one thread, in index order, one call an entry.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from logyard.payloads.reference import PayloadRange, PayloadRef, Position
 from .entry import Frame
 
 __all__ = [
-    "Applied", "Batch", "BatchMachine", "Context", "Effect", "Frame", "Machine", "PayloadRange", "PayloadRef",
-    "Position", "Reject", "Release", "Sections",
+    "Append", "Applied", "Aux", "Batch", "BatchMachine", "Checkpoint", "Context", "Deliver", "Effect", "Frame",
+    "Machine", "Monitor", "PayloadRange", "PayloadRef", "Position", "Reject", "Release", "Sections", "Send", "Timer",
 ]  # fmt: skip
 
 Sections: TypeAlias = Mapping[str, bytes]
@@ -43,7 +43,61 @@ class Release(NamedTuple):
     end: Position
 
 
-Effect: TypeAlias = Release
+class Send(NamedTuple):
+    """Effect: `message` for the client that owns `session`. At most once: dropped unless that client is connected to
+    the leader's node."""
+
+    session: int
+    message: bytes
+
+
+class Deliver(NamedTuple):
+    """Effect: the records behind `refs`, heads and bodies, for the client that owns `session`, with `tag` to tell what
+    they are.
+
+    At most once, as `Send`. The bytes go from the payload's home to the socket; what was released meanwhile is left
+    out.
+    """
+
+    session: int
+    refs: Sequence[PayloadRef]
+    tag: bytes = b""
+
+
+class Timer(NamedTuple):
+    """Effect: call `on_timer(context, name)` once log time (ms since 1970) has reached `due_ms`; None cancels.
+
+    Replicated state, one timer a name; a later one under the same name replaces it.
+    """
+
+    name: str
+    due_ms: int | None
+
+
+class Append(NamedTuple):
+    """Effect: apply `command` as a follow-up of this one, exactly once, at a later index: whoever leads by then
+    proposes it."""
+
+    command: bytes
+
+
+class Checkpoint(NamedTuple):
+    """Effect: this is a good moment for a snapshot (much state is gone, say)."""
+
+
+class Aux(NamedTuple):
+    """Effect: call the machine's `on_aux(data)` on the leader's node: work outside of the replicated state."""
+
+    data: bytes
+
+
+class Monitor(NamedTuple):
+    """Effect: tell this machine by `on_session_end` when `session` has ended. Replicated state; once per session."""
+
+    session: int
+
+
+Effect: TypeAlias = Release | Send | Deliver | Timer | Append | Checkpoint | Aux | Monitor
 
 
 class Applied(NamedTuple):
@@ -71,9 +125,32 @@ class Reject(Exception):
 
 
 class Machine(Protocol):
-    """Required of every machine."""
+    """Required of every machine. Optional methods, each looked up by name when it is due:
+
+    `apply_batch(context, frames) -> Batch`
+        A whole entry at once (`BatchMachine`).
+    `on_timer(context, name) -> Applied`
+        A timer is due. Replicated: part of the state like `apply`.
+    `on_session_end(context, session) -> Applied`
+        A session that the machine monitors has ended. Replicated.
+    `upgrade(from_version, to_version)`
+        The version in force changes here and at this index on every member; before that the machine has to behave as
+        version `from_version` of it did. Replicated.
+    `on_role(role) -> effects`
+        "leader": everything of earlier leaders is applied here; "follower": this member does not lead any more. Local:
+        no change of state, and of effects only Send, Deliver, Append, Aux, Checkpoint, for "leader".
+    `on_tick(context) -> effects`
+        On the leader, every `machine_tick_ms`. Local, as `on_role`.
+    `on_aux(data)`
+        What `Aux` asks for. Local.
+    `overview() -> dict`
+        What `describe` shows of the state: plain values.
+    `query(request) -> bytes`
+        A read of this member's state; changes nothing.
+    """
 
     version: int
+    """The newest version this code knows; `Context.version` says which one is in force. The first one is 1."""
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
         """Apply one command. Raise `Reject` for a refusal that is part of the machine's logic."""

@@ -1,8 +1,7 @@
 """Applies committed entries: metadata only, in index order, one call an entry (law 5).
 
-A `Reject` is a reply. Any other exception of a machine stops that group and no other (law 7). Effects are data: a
-release is booked
-in the member's liveness and in the counters of the files that hold the bytes. Called in the turn by `scheduler`.
+A `Reject` is a reply. Any other exception of a machine stops that group and no other (law 7). Effects are data
+(`effects`). Called in the turn by `scheduler`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..entry import COMMANDS, Entry, frames_of, records_in, timestamp_of, units_of
 from ..errors import LogyardError, NotLeader
 from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
+from . import effects
 from .member import OK, Member, Owed, Queued
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Applier:
             batch = member.apply_batch(context, frames)
         else:
             batch = _apply_each(member, context, entry, frames)
-        for effect in batch.effects:
-            self._perform(member, entry.index, effect)
+        if batch.effects:
+            effects.perform(self.system, member, context, batch.effects)
         # Only now: who waits for an entry that its machine could not apply is told so when the group stops.
         owed = _settle(member, entry.index)
         if owed is None:
@@ -85,12 +85,6 @@ class Applier:
                 queued.fail(CommandRejected(reply))
             else:
                 queued.sink.reply(queued.request, OK, reply)
-
-    def _perform(self, member: Member, index: int, effect: Effect) -> None:
-        assert isinstance(effect, Release), effect
-        if member.liveness.release(effect.first, effect.end):
-            member.last_release = index
-            self.system.storage.released(member, effect.first, effect.end)
 
 
 def _settle(member: Member, index: int) -> Owed | None:
@@ -116,7 +110,7 @@ def _apply_each(member: Member, context: Context, entry: Entry, frames: list[Fra
         else:
             hashes[unit.first_ordinal] = (unit.length, unit.hash)
     replies: list[bytes | Reject] = []
-    effects: list[Effect] = []
+    found: list[Effect] = []
     ordinal = 0
     for frame, (_, _, pack_hash) in zip(frames, packs, strict=True):
         reply: bytes | Reject = b""
@@ -126,11 +120,11 @@ def _apply_each(member: Member, context: Context, entry: Entry, frames: list[Fra
             try:
                 applied = member.machine.apply(context, command, (ref,))
                 reply = applied.reply
-                effects.extend(applied.effects)
+                found.extend(applied.effects)
             except Reject as reject:
                 reply = reject
                 # A refused command's payload is nobody's: it dies at this very index (section 6, "nothing leaks").
-                effects.append(Release(Position(context.index, ordinal), Position(context.index, ordinal + 1)))
+                found.append(Release(Position(context.index, ordinal), Position(context.index, ordinal + 1)))
             ordinal += 1
         replies.append(reply)
-    return Batch(replies, effects)
+    return Batch(replies, found)
