@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def bench() -> None:
-    """Measure: appends, idle logs, recovery. Nodes and load are processes of their own.
+    """Measure: appends, idle logs, recovery, failover. Nodes and load are processes of their own.
 
     \b
     Example:
@@ -154,6 +154,45 @@ def bench_recover(
 
     with bench_cluster(nodes, directory, volatile) as (cluster, where):
         report = run_recover(RecoverSettings(logs, entries, size), cluster, where, output.say)
+    show(report, output)
+
+
+@bench.command("failover")
+@cluster_options(3)
+@click.option("--logs", type=click.IntRange(min=1), default=1000, show_default=True, help="How many logs.")
+@click.option("--size", type=click.IntRange(min=16), default=256, show_default=True, help="Bytes of a body.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.01),
+    default=0.5,
+    show_default=True,
+    help="Seconds between a log's writes.",
+)
+@click.option(
+    "--steady", type=click.FloatRange(min=0.0), default=2.0, show_default=True, help="Seconds before the kill."
+)
+def bench_failover(
+    nodes: int,
+    logs: int,
+    size: int,
+    interval: float,
+    steady: float,
+    directory: Path | None,
+    volatile: bool,
+    output: Output,
+) -> None:
+    """Seconds from kill -9 of the node that leads every log until each has acknowledged a write again.
+
+    \b
+    Example:
+      logyard bench failover --logs 1000 --json
+    """
+    from logyard.bench.cases.failover import FailoverSettings, run_failover
+
+    if nodes < 3:
+        raise click.BadParameter("two nodes have no quorum after a kill: take three or more", param_hint="--nodes")
+    with bench_cluster(nodes, directory, volatile) as (cluster, where):
+        report = run_failover(FailoverSettings(logs, size, interval, steady), cluster, where, output.say)
     show(report, output)
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from logyard.bench.cases.append import LoadFailed, run_processes
+from logyard.bench.cases.failover import FailoverSettings, Load
 from logyard.bench.load import LoadSpec
+from logyard.client.lane import Batch
 
 
 def bench(*words: str) -> dict[str, Any]:
@@ -74,3 +76,47 @@ def test_a_load_process_that_cannot_connect_is_reported(capfd: pytest.CaptureFix
     with pytest.raises(LoadFailed):
         run_processes([spec], lambda text: None)
     assert "HOST:PORT" in capfd.readouterr().err
+
+
+def test_failover_brings_every_log_back(tmp_path: Path) -> None:
+    found = bench(
+        "failover", "--logs", "40", "--interval", "0.1", "--steady", "0.3", "--dir", str(tmp_path / "nodes")
+    )  # fmt: skip
+    assert found["ok"] is True and found["problems"] == []
+    assert found["logs"] == 40
+    assert found["lost"] == found["failed"] == 0
+    assert found["stored"] == found["acknowledged"] >= 2 * 40
+    assert 0 < found["first_s"] <= found["p50_s"] <= found["p99_s"] <= found["failover_s"] < 30
+    assert 0 < found["noticed_s"] <= found["led_again_s"]
+
+
+def test_a_log_is_back_only_with_a_write_submitted_after_the_kill() -> None:
+    class Pending:
+        def __init__(self) -> None:
+            self.batch = Batch(lane, 1, 0.0)
+
+    class Lane:
+        name = "log"
+
+    lane: Any = Lane()
+
+    class Log:
+        name = "log"
+
+        def append_nowait(self, metadata: bytes, payload: bytes) -> Pending:
+            return Pending()
+
+    one: Any = Log()
+    load = Load([one], FailoverSettings(1, 16, 0.5, 0.0))
+    (writer,) = load.writers
+    load.submit(writer, 1.0)
+    batch = writer.batch
+    load.kill(2.0)
+    assert batch is not None
+    batch.finish(None)
+    assert load.missing == 1 and not writer.back_at, "it may have been stored by the dead node"
+    load.submit(writer, 3.0)
+    batch = writer.batch
+    assert batch is not None
+    batch.finish(None)
+    assert load.missing == 0 and writer.back_at and load.back.is_set()
