@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgpack
 import xxhash
 
 from .errors import BadRequest, Corrupt
@@ -47,6 +48,9 @@ UNIFORM = 1
 SYSTEM = 2
 """A frame's flag: its one command is the engine's own (sessions, timers, versions ...); no machine and no client ever
 makes or sees one."""
+GUARDED = 1
+"""An entry's flag: a frame of it belongs to a session or is the engine's own, so it is not shown to the machine
+unseen. An entry without it costs apply nothing more than one look."""
 LARGE = 4096
 """A body of this many bytes or more is a unit (and later a row) of its own; smaller ones share their frame's pack."""
 ABSENT = 0xFFFFFFFF
@@ -170,6 +174,18 @@ def encode_frame(
     return [head_bytes + region + pack, *large]
 
 
+def encode_system(name: str, *arguments: object) -> memoryview:
+    """A frame of the engine's own: one command, msgpack ``[name, ...arguments]``, and nothing else."""
+    command = msgpack.packb([name, *arguments])
+    return memoryview(FRAME.pack(FRAME_VERSION, UNIFORM | SYSTEM, 0, 1, len(command), 0, 0, 0, 0) + command)
+
+
+def system_command(frame: Frame) -> list[Any]:
+    """What `encode_system` was given."""
+    found: list[Any] = msgpack.unpackb(frame.commands)
+    return found
+
+
 def table_of(pack: Buffer, records: int) -> tuple[int, ...]:
     """The (head length, body length) pairs of a pack, flat."""
     return struct.unpack_from(f"<{2 * records}I", pack)
@@ -186,6 +202,8 @@ def check_frame(frame: memoryview) -> tuple[int, int, int, int]:
     version, flags, large, records, command_bytes, pack_bytes, large_bytes, _, _ = FRAME.unpack_from(frame)
     if version != FRAME_VERSION:
         raise BadRequest(f"frame version {version} is not {FRAME_VERSION}; update the client")
+    if flags & ~UNIFORM:
+        raise BadRequest(f"a client's frame has no flags {flags & ~UNIFORM:#x}")
     pack_at = FRAME_BYTES + command_bytes
     pack_end = pack_at + pack_bytes
     if not records or pack_end + large_bytes != size or pack_bytes < 8 * records:
@@ -232,9 +250,11 @@ def build_commands(uid: int, index: int, term: int, timestamp: int, frames: Sequ
     units: list[bytes] = []
     heads: list[Buffer] = []
     bodies: list[Buffer] = []
-    ordinal = body_bytes = 0
+    ordinal = body_bytes = guarded = 0
     for frame in frames:
-        _, _, large, records, command_bytes, pack_bytes, large_bytes, _, _ = FRAME.unpack_from(frame)
+        _, _, large, records, command_bytes, pack_bytes, large_bytes, session, _ = FRAME.unpack_from(frame)
+        if session:
+            guarded = GUARDED
         pack_at = FRAME_BYTES + command_bytes
         pack_end = pack_at + pack_bytes
         heads.append(frame[:pack_at])
@@ -252,8 +272,20 @@ def build_commands(uid: int, index: int, term: int, timestamp: int, frames: Sequ
                     bodies.append(body)
         ordinal += records
         body_bytes += pack_bytes + large_bytes
-    head = ENTRY.pack(COMMANDS, 0, len(frames), len(units), ordinal, 0, index, term, timestamp, body_bytes)
+    head = ENTRY.pack(COMMANDS, guarded, len(frames), len(units), ordinal, 0, index, term, timestamp, body_bytes)
     return Entry(index, term, COMMANDS, b"".join((head, *units, *heads)), tuple(bodies), body_bytes)
+
+
+def build_system(index: int, term: int, timestamp: int, frames: Sequence[memoryview]) -> Entry:
+    """Encode frames of the engine's own as one entry. It has no payload at all, so nothing of it is ever stored apart
+    or released."""
+    heads = []
+    for frame in frames:
+        command_bytes = FRAME.unpack_from(frame)[4]
+        heads.append(frame[: FRAME_BYTES + command_bytes])
+    count = len(frames)
+    head = ENTRY.pack(COMMANDS, GUARDED, count, 0, count, 0, index, term, timestamp, 0)
+    return Entry(index, term, COMMANDS, b"".join((head, *heads)))
 
 
 def build_plain(index: int, term: int, kind: int, timestamp: int, content: bytes = b"") -> Entry:
@@ -292,6 +324,11 @@ def units_of(data: bytes) -> list[Unit]:
         found.append(Unit(number, digest, length, first, records, offset))
         offset += length
     return found
+
+
+def is_guarded(data: bytes) -> bool:
+    """Whether the engine has to look at an entry's frames before a machine does."""
+    return bool(data[1] & GUARDED)
 
 
 def frames_of(data: bytes) -> Iterator[Frame]:

@@ -26,7 +26,10 @@ Sections: TypeAlias = Mapping[str, bytes]
 
 class Context(NamedTuple):
     """Where a command stands: `timestamp` is the leader's log time in milliseconds since 1970, `version` the machine
-    version in force (not the newest this node has), `records` how many ordinals the whole entry has."""
+        version in force (not the newest this node has), `records` how many ordinals the whole entry has.
+
+    `skipped` are the client frames of this entry that are not shown (duplicates of a session, refusals), as (first
+    ordinal, records): their payloads are released already."""
 
     uid: int
     index: int  # type: ignore[assignment]  # tuple.index is not missed
@@ -34,6 +37,7 @@ class Context(NamedTuple):
     timestamp: int
     version: int
     records: int = 0
+    skipped: tuple[tuple[int, int], ...] = ()
 
 
 class Release(NamedTuple):

@@ -1,15 +1,15 @@
 """The append log: dense offsets over the records of committed frames; truncation from the front.
 
 State is `start`, `end` and sparse anchors (offset, index): one at least every 1,024 entries or 256 KiB, so it stays
-small for any log.
+small for any log; and the few frames that a session's guard kept from it.
 A record's head and body are payload: apply sees only how many records a frame carries. A lookup starts at an anchor and
 counts the records of append frames from there (`machines.log.locate`). Applied by `engine.host.applier`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgpack
@@ -52,7 +52,7 @@ class AppendLog:
     Commands: see `machines.command`. Replies: APPEND -> (first offset, records); TRUNCATE -> (start).
     """
 
-    __slots__ = ("start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index")
+    __slots__ = ("start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index", "holes")
     version = 1
 
     def __init__(self) -> None:
@@ -63,6 +63,8 @@ class AppendLog:
         self.entries_since = 0
         self.bytes_since = 0
         self.last_index = 0
+        # Frames of an entry that were not shown: (index, first ordinal). Their records have no offset.
+        self.holes: list[tuple[int, int]] = []
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
         """One entry: every frame gets a reply; a truncation releases what lies before it."""
@@ -77,6 +79,8 @@ class AppendLog:
                 size += frame.pack_bytes + frame.large_bytes
             else:
                 replies.append(self._other(context.index, frame, effects))
+        if context.skipped:
+            self.holes += ((context.index, ordinal) for ordinal, _ in context.skipped)
         if self.end != first:
             self._anchor(context.index, first, size)
         self.last_index = context.index
@@ -118,23 +122,37 @@ class AppendLog:
             self.start, self.start_position = offset, position
             keep = max(0, bisect_right(self.anchors, (offset, index)) - 1)
             del self.anchors[:keep]
+            del self.holes[: bisect_left(self.holes, position)]
         return TRUNCATE_REPLY.pack(self.start)
 
     def snapshot(self) -> Sections:
         """One section, a few bytes plus 2 numbers an anchor."""
         state = (self.start, self.end, tuple(self.start_position), self.anchors, self.entries_since, self.bytes_since)
-        return {"log": msgpack.packb((*state, self.last_index))}
+        return {"log": msgpack.packb((*state, self.last_index, self.holes))}
 
     def restore(self, sections: Sections) -> None:
         """Replace the state."""
-        start, end, position, anchors, entries, size, last = msgpack.unpackb(sections["log"])
+        start, end, position, anchors, entries, size, last, *rest = msgpack.unpackb(sections["log"])
         self.start, self.end, self.start_position = start, end, Position(*position)
         self.anchors = [(offset, index) for offset, index in anchors]
         self.entries_since, self.bytes_since, self.last_index = entries, size, last
+        # A snapshot of the first release has none.
+        self.holes = [(index, ordinal) for index, ordinal in rest[0]] if rest else []
 
     def live_refs(self) -> Iterable[PayloadRange]:
         """Everything from the start on. (A truncation's own empty pack counts as live until the start passes it.)"""
         return (PayloadRange(self.start_position, Position(self.last_index + 1, 0)),)
+
+    def holes_of(self, index: int) -> Collection[int]:
+        """The first ordinals of the frames of entry `index` that were not applied."""
+        if not self.holes:
+            return ()
+        at = bisect_left(self.holes, (index, 0))
+        found = set()
+        while at < len(self.holes) and self.holes[at][0] == index:
+            found.add(self.holes[at][1])
+            at += 1
+        return found
 
     def anchor(self, offset: int) -> tuple[int, Position]:
         """The (offset, position) from which to count towards `offset`. Raises `OutOfRange`."""
@@ -157,14 +175,16 @@ def _offset(anchor: tuple[int, int]) -> int:
     return anchor[0]
 
 
-def slices(frames: Iterable[Frame], offset: int, ordinal_from: int = 0) -> tuple[list[Slice], int]:
+def slices(
+    frames: Iterable[Frame], offset: int, ordinal_from: int = 0, holes: Collection[int] = ()
+) -> tuple[list[Slice], int]:
     """The append records of one entry from ordinal `ordinal_from` on, the first of which has `offset`; and the offset
-    after them."""
+    after them. `holes` are the first ordinals of frames that were not applied."""
     found: list[Slice] = []
     ordinal = 0
     for number, frame in enumerate(frames):
         skip = max(0, ordinal_from - ordinal)
-        if frame.commands == APPEND and skip < frame.records:
+        if frame.commands == APPEND and skip < frame.records and ordinal not in holes:
             found.append(Slice(offset, number, ordinal + skip, skip, frame.records - skip))
             offset += frame.records - skip
         ordinal += frame.records

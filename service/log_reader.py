@@ -128,7 +128,8 @@ class _Walk:
             self.gap = self.gap or located.index > self.index + 1 or (self.index == self.position.index < located.index)
             first = self.position.ordinal if located.index == self.position.index else 0
             self.index = located.index
-            found, self.offset = slices(frames_of(located.data), self.offset, first)
+            holes = self.machine.holes_of(located.index)
+            found, self.offset = slices(frames_of(located.data), self.offset, first, holes)
             yield located, found
 
     def verify(self) -> None:
@@ -143,7 +144,8 @@ class _Walk:
             if located.index >= index:
                 break
             self.index = located.index
-            _, self.offset = slices(frames_of(located.data), self.offset)
+            holes = self.machine.holes_of(located.index)
+            _, self.offset = slices(frames_of(located.data), self.offset, 0, holes)
         if self.offset != offset:
             raise Corrupt(f"log {self.name}", self.offset, f"offset {offset} at entry {index}", self.offset)
 

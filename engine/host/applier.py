@@ -1,19 +1,21 @@
 """Applies committed entries: metadata only, in index order, one call an entry (law 5).
 
-A `Reject` is a reply. Any other exception of a machine stops that group and no other (law 7). Effects are data
-(`effects`). Called in the turn by `scheduler`.
+A `Reject` is a reply. Any other exception of a machine stops that group and no other (law 7). What belongs to a
+session or is the engine's own goes through `sessions` first; effects go to `effects`. Called in the turn by
+`scheduler`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..entry import COMMANDS, Entry, frames_of, records_in, timestamp_of, units_of
+from ..entry import COMMANDS, Entry, frames_of, is_guarded, records_in, timestamp_of, units_of
 from ..errors import LogyardError, NotLeader
-from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
+from ..machine import Batch, Context, Effect, Frame, Machine, PayloadRef, Position, Reject, Release
 from . import effects
 from .member import OK, Member, Owed, Queued
+from .sessions import apply_guarded, with_rejects_released
 
 if TYPE_CHECKING:
     from .system import System
@@ -67,10 +69,10 @@ class Applier:
         machine = member.machine
         frames = list(frames_of(entry.data))
         context = Context(uid, entry.index, entry.term, stamp, machine.version, records_in(entry.data))
-        if member.apply_batch is not None:
-            batch = member.apply_batch(context, frames)
+        if is_guarded(entry.data):
+            batch = self._guarded(member, context, entry, frames)
         else:
-            batch = _apply_each(member, context, entry, frames)
+            batch = run_machine(member, context, entry, frames)
         if batch.effects:
             effects.perform(self.system, member, context, batch.effects)
         # Only now: who waits for an entry that its machine could not apply is told so when the group stops.
@@ -85,6 +87,36 @@ class Applier:
                 queued.fail(CommandRejected(reply))
             else:
                 queued.sink.reply(queued.request, OK, reply)
+
+    def _guarded(self, member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
+        """An entry with frames of sessions or of the engine's own: the machine sees what it shall apply."""
+        guarded = apply_guarded(
+            member.sessions,
+            context,
+            frames,
+            lambda context, shown: run_machine(member, context, entry, shown),
+            lambda context, command: effects.on_system(self.system, member, context, command),
+            session_end_of(member.machine),
+        )
+        member.sessions = guarded.sessions
+        return guarded.batch
+
+
+def session_end_of(machine: Machine) -> Callable[[Context, int], Sequence[Effect]] | None:
+    """The machine's optional `on_session_end(context, session)`."""
+    hook = getattr(machine, "on_session_end", None)
+    return None if hook is None else lambda context, session: hook(context, session).effects  # type: ignore[no-any-return]
+
+
+def run_machine(member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
+    """What the machine says to frames of one entry; what it refuses is released at that index."""
+    if member.apply_batch is None:
+        return _apply_each(member, context, entry, frames)
+    batch = member.apply_batch(context, frames)
+    for reply in batch.replies:
+        if type(reply) is not bytes:
+            return with_rejects_released(context, frames, batch)
+    return batch
 
 
 def _settle(member: Member, index: int) -> Owed | None:
@@ -103,16 +135,17 @@ def _fail(frames: Sequence[Queued], error: LogyardError) -> None:
 def _apply_each(member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
     """One `apply` a command, for machines without `apply_batch`. A frame's reply is that of its last command."""
     hashes: dict[int, tuple[int, bytes]] = {}
-    packs: list[tuple[int, int, bytes]] = []
+    packs: dict[int, bytes] = {}
     for unit in units_of(entry.data):
         if unit.records:
-            packs.append((unit.first_ordinal, unit.first_ordinal + unit.records, unit.hash))
+            packs[unit.first_ordinal] = unit.hash
         else:
             hashes[unit.first_ordinal] = (unit.length, unit.hash)
     replies: list[bytes | Reject] = []
     found: list[Effect] = []
-    ordinal = 0
-    for frame, (_, _, pack_hash) in zip(frames, packs, strict=True):
+    for frame in frames:
+        ordinal = frame.first
+        pack_hash = packs[ordinal]
         reply: bytes | Reject = b""
         for command in frame.split_commands():
             size, digest = hashes.get(ordinal, (0, pack_hash))

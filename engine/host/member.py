@@ -15,6 +15,7 @@ from ..errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_erro
 from ..machine import BatchMachine, Machine
 from ..ports import LivenessPort
 from ..raft.core import Raft
+from .sessions import Sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,16 @@ class Sink(Protocol):
     def reply(self, request: int, status: int, data: bytes) -> None:
         """The answer to one frame: status OK and the machine's reply, or FAILED and an encoded error."""
         ...
+
+
+class Dropped:
+    """A sink for what nobody waits for."""
+
+    def reply(self, request: int, status: int, data: bytes) -> None:
+        """Nobody waits."""
+
+
+DROP = Dropped()
 
 
 class Queued(NamedTuple):
@@ -82,7 +93,7 @@ class Member:
         "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "queue", "queue_bytes", "waiting",
         "inflight_bytes", "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term",
         "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
-        "damaged", "snapshot_stored",
+        "damaged", "snapshot_stored", "sessions", "system_queue",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort) -> None:
@@ -114,6 +125,9 @@ class Member:
         self.transfers: set[int] | None = None
         self.slow_sends: dict[int, int] | None = None
         self.log_time = 0
+        self.sessions: Sessions | None = None
+        # Commands of the engine's own: not in the budget of clients, proposed before them, in entries of their own.
+        self.system_queue: list[Queued] | None = None
         # Asked once: a protocol's instance check costs more than applying a batch.
         self.apply_batch = machine.apply_batch if isinstance(machine, BatchMachine) else None
 
@@ -148,7 +162,8 @@ class Member:
         """Nothing queued was proposed: every frame may be sent again."""
         queue, self.queue = self.queue, None
         self.queue_bytes = 0
-        for queued in queue or ():
+        own, self.system_queue = self.system_queue, None
+        for queued in (*(own or ()), *(queue or ())):
             queued.fail(error)
 
     def overwritten(self, index: int) -> None:

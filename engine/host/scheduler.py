@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
-from ..entry import FRAMES_MAX, build_commands
+from ..entry import FRAMES_MAX, build_commands, build_system
 from ..errors import LogyardError, NotLeader
 from ..log.wal import WalItem
 from ..raft.core import LEADER
@@ -93,6 +93,8 @@ class Scheduler:
 
     def _drain(self, member: Member, messages: list[Message]) -> None:
         raft = member.raft
+        if member.system_queue:
+            self._propose_own(member)
         if member.queue:
             self._propose(member)
         ready = raft.ready()
@@ -164,6 +166,26 @@ class Scheduler:
             member.owe(index, raft.term, size, frames)
             self.system.cache.keep(entry)
         member.queue = None
+
+    def _propose_own(self, member: Member) -> None:
+        """Commands of the engine's own: entries without payload."""
+        raft = member.raft
+        if raft.role != LEADER:
+            member.fail_queue(NotLeader(raft.leader))
+            return
+        queue, member.system_queue = member.system_queue or [], None
+        member.log_time = now = max(member.log_time, time.time_ns() // 1_000_000)
+        for at in range(0, len(queue), FRAMES_MAX):
+            frames = queue[at : at + FRAMES_MAX]
+            index = raft.log.last_index + 1
+            entry = build_system(index, raft.term, now, [queued.frame for queued in frames])
+            try:
+                raft.propose(entry)
+            except LogyardError as error:
+                for queued in frames:
+                    queued.fail(error)
+                continue
+            member.owe(index, raft.term, 0, frames)
 
     def _persist(self, member: Member, ready: Ready) -> None:
         raft = member.raft

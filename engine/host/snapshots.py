@@ -24,6 +24,7 @@ from ..raft.membership import Configuration
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Snapshot
 from ..types import Buffer
+from . import replica
 from .inbound import SNAPSHOT_DATA, SNAPSHOT_DONE, SNAPSHOT_NEED, SNAPSHOT_OFFER, SNAPSHOT_TAKEN
 from .member import RUNNING, Member
 from .reader import Located, Wanted
@@ -91,9 +92,10 @@ class Snapshots:
         term = raft.log.term(index)
         assert term is not None, "what was applied is in the log or is the snapshot"
         self._compare(member, index)
+        sections = replica.merge(member.machine.snapshot(), replica.sections(member))
         snapshot = Snapshot(
             member.uid, index, term, raft.configuration_at(index).encode(), member.machine.version, member.last_release,
-            member.log_time, member.machine.snapshot(), member.liveness.encode_live_set(index),
+            member.log_time, sections, member.liveness.encode_live_set(index),
         )  # fmt: skip
         return member, snapshot, snapshot_format.encode(snapshot)
 
@@ -313,7 +315,9 @@ def _nothing() -> None:
 
 def restore(member: Member, snapshot: Snapshot, system: System) -> None:
     """Machine and liveness as of a snapshot; used at recovery, too."""
-    member.machine.restore(snapshot.sections)
+    machine, engine = replica.split(snapshot.sections)
+    member.machine.restore(machine)
+    replica.restore_sections(member, engine)
     member.liveness = system.store.decode_liveness(snapshot.live)
     member.last_release = snapshot.release
     member.log_time = max(member.log_time, snapshot.timestamp)

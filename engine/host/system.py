@@ -18,7 +18,7 @@ import trio
 
 from ..config import SystemConfig
 from ..disk import Disk
-from ..entry import check_frame
+from ..entry import check_frame, encode_system
 from ..errors import BadRequest, Busy, GroupStopped, LogyardError, NotLeader, Refused, UnknownGroup, WalFailed
 from ..machine import Machine
 from ..ports import PeersPort, StorePort
@@ -30,7 +30,7 @@ from .cache import PayloadCache
 from .directory import Directory
 from .durability import Durability
 from .inbound import Inbound
-from .member import RUNNING, Member, Queued, Sink
+from .member import DROP, RUNNING, Member, Queued, Sink
 from .reader import Reader
 from .scheduler import Scheduler
 from .sender import Sender
@@ -180,6 +180,17 @@ class System:
             queue = member.new_queue()
         queue.append(Queued(frame, sink, request, records))
         member.queue_bytes += size
+        self.scheduler.mark(member)
+
+    def propose(self, member: Member, name: str, *arguments: object, sink: Sink = DROP, request: int = 0) -> None:
+        """Queue a command of the engine's own, applied by `sessions` or `effects.on_system`; `sink` gets its reply.
+
+        Arguments are plain values (msgpack). Raises `NotLeader`, `GroupStopped`; nothing was queued then.
+        """
+        self.check_leader(member)
+        if member.system_queue is None:
+            member.system_queue = []
+        member.system_queue.append(Queued(encode_system(name, *arguments), sink, request, 1))
         self.scheduler.mark(member)
 
     async def wait(self, member: Member, condition: Callable[[], bool]) -> None:

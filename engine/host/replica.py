@@ -1,0 +1,46 @@
+"""Replicated engine state beside the machine (sessions ...) as sections of a snapshot.
+
+Invariant: names of these sections begin with "@", a machine's never do, so neither can hide the other; a section that
+is not known is an error, never dropped. Called by `snapshots` at capture and restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .sessions import Sessions
+
+if TYPE_CHECKING:
+    from .member import Member
+
+SESSIONS = "@sessions"
+
+
+def sections(member: Member) -> dict[str, bytes]:
+    """The engine's sections; none for a group that uses nothing of it."""
+    found: dict[str, bytes] = {}
+    if member.sessions is not None:
+        found[SESSIONS] = member.sessions.encode()
+    return found
+
+
+def restore_sections(member: Member, sections: Mapping[str, bytes]) -> None:
+    """Replace the engine's state by a snapshot's; what has no section is empty."""
+    data = sections.get(SESSIONS)
+    member.sessions = Sessions.decode(data) if data is not None else None
+
+
+def split(sections: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """(the machine's sections, the engine's)."""
+    machine = {name: data for name, data in sections.items() if not name.startswith("@")}
+    engine = {name: data for name, data in sections.items() if name.startswith("@")}
+    return machine, engine
+
+
+def merge(machine: Mapping[str, bytes], engine: Mapping[str, bytes]) -> dict[str, bytes]:
+    """All sections of one snapshot."""
+    odd = [name for name in machine if name.startswith("@")]
+    if odd:
+        raise ValueError(f"a machine's section must not begin with '@': {', '.join(odd)}")
+    return {**machine, **engine}
