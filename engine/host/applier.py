@@ -105,7 +105,7 @@ class Applier:
 def session_end_of(machine: Machine) -> Callable[[Context, int], Sequence[Effect]] | None:
     """The machine's optional `on_session_end(context, session)`."""
     hook = getattr(machine, "on_session_end", None)
-    return None if hook is None else lambda context, session: hook(context, session).effects  # type: ignore[no-any-return]
+    return None if hook is None else lambda context, session: hook(context, session).effects
 
 
 def run_machine(member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
