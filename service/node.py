@@ -57,6 +57,18 @@ class Node:
             raise BadRequest("a truncation is a call of its own: the server finds its position")
         self.system.submit(uid, frame, sink, request)
 
+    def receiving(self) -> None:
+        """Bytes of a connection are about to be handled: their commands share a turn."""
+        self.system.scheduler.hold()
+
+    def received(self) -> None:
+        """They were: drain now, or soon, what they brought."""
+        self.system.scheduler.release()
+
+    def at_turn_end(self, call: Callable[[], None]) -> bool:
+        """Run `call` when the turn under way ends; False when there is none."""
+        return self.system.scheduler.at_turn_end(call)
+
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create groups; equal ones may exist. Returns name and uid of each."""
         found = await self.system.directory.create(specs)

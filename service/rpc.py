@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,12 +37,13 @@ class Connection:
 
     __slots__ = (
         "server", "socket", "scope", "greeted", "progress", "_replies", "_outgoing", "_receiver", "_bell", "_ringing",
-        "_drained", "_sizes", "_inflight", "_reserved", "_calls", "_nursery", "_paused",
+        "_drained", "_sizes", "_inflight", "_reserved", "_calls", "_nursery", "_paused", "_parked", "_raw",
     )  # fmt: skip
 
-    def __init__(self, server: RpcServer, socket: trio.socket.SocketType) -> None:
+    def __init__(self, server: RpcServer, raw: socket.socket) -> None:
         self.server = server
-        self.socket = socket
+        self.socket = trio.socket.from_stdlib_socket(raw)
+        self._raw = raw
         self.scope = trio.CancelScope()
         self.greeted = False
         self.progress = trio.current_time()
@@ -57,6 +59,7 @@ class Connection:
         self._calls = 0
         self._nursery: trio.Nursery | None = None
         self._paused = False
+        self._parked = False
 
     # What the system calls.
 
@@ -142,7 +145,7 @@ class Connection:
         return await self._flush()
 
     async def _receive(self) -> None:
-        receiver, socket = self._receiver, self.socket
+        receiver, sock, system = self._receiver, self.socket, self.server.system
         try:
             while True:
                 wanted = receiver.wanted
@@ -152,17 +155,21 @@ class Connection:
                 if wanted:
                     # Counted from the moment it is allocated; as a request from the moment it is complete.
                     self._reserve(wanted)
-                count = await socket.recv_into(receiver.buffer())
+                count = await sock.recv_into(receiver.buffer())
                 if not count:
                     return
                 self.progress = trio.current_time()
-                for frame in receiver.received(count):
-                    if self._reserved:
-                        self._reserve(0)
-                    if frame.type == wire.APPEND:
-                        self._append(frame.request, frame.body)
-                    else:
-                        self._call(frame.request, frame.body)
+                system.receiving()
+                try:
+                    for frame in receiver.received(count):
+                        if self._reserved:
+                            self._reserve(0)
+                        if frame.type == wire.APPEND:
+                            self._append(frame.request, frame.body)
+                        else:
+                            self._call(frame.request, frame.body)
+                finally:
+                    system.received()
         except (wire.ProtocolError, OSError) as error:
             self.server.log.debug("connection closed: %s", error)
         except Exception:
@@ -230,12 +237,36 @@ class Connection:
     def _ring(self) -> None:
         if not self._ringing:
             self._ringing = True
+            if not self.server.system.at_turn_end(self._send_now):
+                self._bell.unpark_all()
+
+    def _send_now(self) -> None:
+        """The end of a turn: its replies leave without a task switch, unless the socket is full or in use."""
+        if not self._parked:
+            # The sender is awake and takes the replies along.
+            return
+        outgoing = self._outgoing
+        if not outgoing.size:
+            self.progress = trio.current_time()
+        if self._replies:
+            replies, self._replies = self._replies, []
+            outgoing.push(wire.encode_replies(replies))
+        try:
+            outgoing.sent(self._raw.sendmsg(outgoing.window()))
+        except OSError:
+            # Full, or broken: the sender waits, or meets the same error and ends the connection.
+            pass
+        if outgoing.size:
             self._bell.unpark_all()
+        else:
+            self._ringing = False
 
     async def _send(self) -> None:
         while True:
             if not self._ringing:
+                self._parked = True
                 await self._bell.park()
+                self._parked = False
             self._ringing = False
             if not await self._flush():
                 self.scope.cancel()
@@ -296,7 +327,8 @@ class RpcServer:
     async def serve(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started` with the port. Raises OSError when the address can't be had."""
         family = trio.socket.AF_INET6 if ":" in self.host else trio.socket.AF_INET
-        with trio.socket.socket(family, trio.socket.SOCK_STREAM) as listener:
+        with socket.socket(family, trio.socket.SOCK_STREAM) as raw:
+            listener = trio.socket.from_stdlib_socket(raw)
             listener.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
             await listener.bind((self.host, self.port))
             listener.listen(BACKLOG)
@@ -305,7 +337,7 @@ class RpcServer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)
                 task_status.started(self.port)
-                await self._accept(listener, nursery)
+                await self._accept(raw, nursery)
 
     def cluster(self) -> dict[str, object]:
         """What the ``cluster`` call answers."""
@@ -313,19 +345,22 @@ class RpcServer:
             "cluster": self.system.cluster_id, "node": self.system.node_id, "nodes": self.client_addresses
         }  # fmt: skip
 
-    async def _accept(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:
+            await trio.lowlevel.wait_readable(listener)
             try:
-                socket, _ = await listener.accept()
+                raw, _ = listener.accept()
+            except BlockingIOError:
+                continue
             except OSError as error:
                 # Out of descriptors, or the client was gone already: the listener itself is sound.
                 self.log.warning("a connection could not be accepted: %s", error)
                 await trio.sleep(0.05)
                 continue
             if len(self.connections) >= self.config.connections_max:
-                socket.close()
+                raw.close()
                 continue
-            connection = Connection(self, socket)
+            connection = Connection(self, raw)
             self.connections.add(connection)
             nursery.start_soon(self._run, connection)
 

@@ -36,6 +36,15 @@ class SystemPort(Protocol):
     def submit(self, uid: int, frame: memoryview, sink: ReplySink, request: int) -> None:
         """Queue a client frame; raises a `LogyardError` when it was not queued."""
 
+    def receiving(self) -> None:
+        """Bytes of a connection are about to be handled."""
+
+    def received(self) -> None:
+        """They were: drain what they brought."""
+
+    def at_turn_end(self, call: Callable[[], None]) -> bool:
+        """Run `call` when the turn under way ends; False when there is none."""
+
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> object:
         """Create groups on all their members."""
 

@@ -44,28 +44,33 @@ class Inbound:
         """Step every message into its core and mark it; the turn follows."""
         system = self.system
         members = system.members
-        mark = system.scheduler.mark
+        scheduler = system.scheduler
+        mark = scheduler.mark
         keep = system.cache.keep
-        for message in messages:
-            member = members.get(message.uid)
-            if member is None:
-                self._ask(node, message.uid)
-                continue
-            if member.state != RUNNING:
-                continue
-            entries = message.entries
-            if entries:
-                for entry in entries:
-                    if entry.body_bytes and not entry.tombstone:
-                        verify_bodies(message.uid, entry)
-            raft = member.raft
-            raft.step(message)
-            if entries:
-                # Not what was sent twice: no log holds it, so it is never written.
-                for entry in entries:
-                    if entry.body_bytes and not entry.tombstone and raft.log.entry(entry.index) is entry:
-                        keep(entry)
-            mark(member)
+        scheduler.hold()
+        try:
+            for message in messages:
+                member = members.get(message.uid)
+                if member is None:
+                    self._ask(node, message.uid)
+                    continue
+                if member.state != RUNNING:
+                    continue
+                entries = message.entries
+                if entries:
+                    for entry in entries:
+                        if entry.body_bytes and not entry.tombstone:
+                            verify_bodies(message.uid, entry)
+                raft = member.raft
+                raft.step(message)
+                if entries:
+                    # Not what was sent twice: no log holds it, so it is never written.
+                    for entry in entries:
+                        if entry.body_bytes and not entry.tombstone and raft.log.entry(entry.index) is entry:
+                            keep(entry)
+                mark(member)
+        finally:
+            scheduler.release()
 
     def _ask(self, node: int, uid: int) -> None:
         """A group that is not here: deleted, which its sender should know, or created while this node was away."""

@@ -226,6 +226,7 @@ def _limits(system: System) -> Limits:
         inflight_bytes=config.append_inflight_bytes,
         inflight_messages=config.append_inflight_messages,
         uncommitted_bytes=config.uncommitted_bytes_max,
+        lazy_commit=True,
     )
 
 

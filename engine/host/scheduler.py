@@ -11,7 +11,7 @@ await inside.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from .system import System
 
 PASSES_MAX = 64
+QUIET_SECONDS = 0.0002
+"""Input that comes this long after the last turn is drained at once; else it waits for what else is readable."""
+TELL_SECONDS = 0.002
+"""A commit index that no entry carried to the followers by then goes alone."""
 
 Token: TypeAlias = tuple[Member, Sequence[Message], tuple[int, int, int, int] | None]
 """What comes back with a durable item: whose it is, what waited for it, what to tell the core (None: nothing)."""
@@ -40,26 +44,77 @@ class Scheduler:
         self.system = system
         self.dirty: list[Member] = []
         self.running = False
+        self.untold: list[Member] = []
         self._task: trio.lowlevel.Task | None = None
+        self._held = False
+        self._ended = 0.0
+        self._error: BaseException | None = None
+        self._last_words: list[Callable[[], None]] = []
+        self._telling = trio.lowlevel.ParkingLot()
 
     def mark(self, member: Member) -> None:
         """This member has something to do; the next turn does it."""
         if not member.dirty:
             member.dirty = True
             self.dirty.append(member)
-            if self._task is not None:
-                trio.lowlevel.reschedule(self._task)
-                self._task = None
+            if self._task is not None and not self._held:
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+            self._task = None
+
+    def hold(self) -> None:
+        """Bytes of one connection are about to be handled: marks wake nobody until `release`."""
+        self._held = True
+
+    def release(self) -> None:
+        """They were handled. A node with little to do drains at once: a task switch would cost a lone client as much
+        as its append. A busy one lets the other connections have their say first, so that their work shares a sync.
+        """
+        self._held = False
+        if not self.dirty or self.running:
+            return
+        if time.monotonic() - self._ended < QUIET_SECONDS:
+            self._wake()
+            return
+        try:
+            self.turn()
+        except BaseException as error:
+            # A fault of the turn is the engine's, not that of the connection whose bytes happened to start it.
+            self._error = error
+        if self.dirty or self._error is not None:
+            self._wake()
+
+    def at_turn_end(self, call: Callable[[], None]) -> bool:
+        """Run `call` when the turn that is under way ends; False when there is none."""
+        if self.running:
+            self._last_words.append(call)
+        return self.running
 
     async def run(self) -> None:
         """Drain whenever something is dirty. The task parks without a timer."""
         while True:
+            if self._error is not None:
+                raise self._error
             if self.dirty:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 self.turn()
             else:
                 self._task = trio.lowlevel.current_task()
                 await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    async def tell(self) -> None:
+        """Tell followers of commits that no entry told them of: one short timer for all groups."""
+        while True:
+            if not self.untold:
+                await self._telling.park()
+            await trio.sleep(TELL_SECONDS)
+            untold, self.untold = self.untold, []
+            for member in untold:
+                if member.state == RUNNING and member.raft.tell():
+                    self.mark(member)
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
         self._task = None
@@ -75,7 +130,7 @@ class Scheduler:
         try:
             for _ in range(PASSES_MAX):
                 if not self.dirty:
-                    return
+                    break
                 batch, self.dirty = self.dirty, []
                 messages: list[Message] = []
                 for member in batch:
@@ -88,8 +143,13 @@ class Scheduler:
                 for member in batch:
                     if member.raft.commit > member.raft.applied and member.state == RUNNING:
                         system.applier.apply(member)
+            if self._last_words:
+                calls, self._last_words = self._last_words, []
+                for call in calls:
+                    call()
         finally:
             self.running = False
+            self._ended = time.monotonic()
 
     def _drain(self, member: Member, messages: list[Message]) -> None:
         raft = member.raft
@@ -98,6 +158,11 @@ class Scheduler:
         if member.queue:
             self._propose(member)
         ready = raft.ready()
+        if raft.untold:
+            raft.untold = False
+            if not self.untold:
+                self._telling.unpark_all()
+            self.untold.append(member)
         if ready is None:
             return
         if ready.truncated:

@@ -112,6 +112,7 @@ class System:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
                 nursery.start_soon(self.scheduler.run)
+                nursery.start_soon(self.scheduler.tell)
                 nursery.start_soon(ticker.run, self)
                 nursery.start_soon(self.storage.run)
                 recovery.start_groups(self)

@@ -56,7 +56,7 @@ class Raft:
         "validated", "acked",
         # leader
         "progress", "pair", "lead_index", "uncommitted_bytes", "transferee", "transfer_ticks", "transfer_sent",
-        "lost_ticks", "leaving", "reads",
+        "lost_ticks", "leaving", "reads", "untold",
         # between two Readys: `safe` says that (term, vote) is durable; `pending` are Readys handed out and not yet
         # durable
         "dirty", "changed", "safe", "offered", "pending", "truncated", "told_term", "told_vote", "told_commit",
@@ -109,7 +109,7 @@ class Raft:
         self.pair: tuple[Progress, Progress] | None = None
         self.lead_index = self.uncommitted_bytes = 0
         self.transferee = self.transfer_ticks = self.lost_ticks = 0
-        self.transfer_sent = self.leaving = False
+        self.transfer_sent = self.leaving = self.untold = False
         self.reads: reads.Reads | None = None
         self.changed = False
         self.safe = self.term == term
@@ -188,6 +188,11 @@ class Raft:
     def read(self, context: int) -> None:
         """Ask for a linearizable read index under any `context`. Raises `NotLeader`."""
         reads.read(self, context)
+
+    def tell(self) -> bool:
+        """Tell followers of the commit index if nothing has told them yet (`Limits.lazy_commit`); whether there is a
+        `Ready` for it."""
+        return self.role == LEADER and replication.tell(self)
 
     def transfer(self, to: int) -> None:
         """Hand leadership to `to`; meanwhile proposals are `Busy`. Raises `NotLeader`, `Refused`. To itself: nothing,

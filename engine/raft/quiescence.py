@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import election, reads
+from . import election, reads, replication
 from .progress import PROBE, REPLICATE, SNAPSHOTTING
 from .quorum import has_quorum
 from .state import FOLLOWER, LEADER
@@ -73,6 +73,8 @@ def _tick_leader(raft: Raft) -> None:
             raft.transfer_sent = False
     if raft.reads is not None:
         reads.tick(raft, raft.reads)
+    if limits.lazy_commit:
+        replication.tell(raft)
     for node, progress in raft.progress.items():
         if node not in live:
             continue

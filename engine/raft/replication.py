@@ -44,12 +44,30 @@ def feed(raft: Raft) -> None:
                     break
             # While something is under way its answer comes first, and entries may carry the commit index by then.
             if progress.told < commit and (progress.match == last or (raft.leaving and progress.state == REPLICATE)):
-                index = progress.next - 1
-                term = log.term(index)
-                if term is not None:
-                    _send(raft, node, progress, index, term, NOTHING, index)
+                if limits.lazy_commit and not raft.leaving:
+                    raft.untold = True
+                else:
+                    _send_commit(raft, node, progress)
         if progress.state == PROBE and not progress.paused and node in raft.live:
             send_probe(raft, node, progress)
+
+
+def tell(raft: Raft) -> bool:
+    """Send the commit index to every follower that has everything and was not told it."""
+    last = raft.log.last_index
+    told = False
+    for node, progress in raft.progress.items():
+        if progress.state == REPLICATE and progress.told < raft.commit and progress.match == last:
+            _send_commit(raft, node, progress)
+            told = True
+    return told
+
+
+def _send_commit(raft: Raft, node: int, progress: Progress) -> None:
+    index = progress.next - 1
+    term = raft.log.term(index)
+    if term is not None:
+        _send(raft, node, progress, index, term, NOTHING, index)
 
 
 def _send(

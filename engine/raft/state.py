@@ -35,6 +35,9 @@ class Limits:
     uncommitted_bytes: int = 64 << 20
     """Bytes proposed and not committed: a leader without a quorum must not grow without bound (etcd
     MaxUncommittedEntriesSize)."""
+    lazy_commit: bool = False
+    """The host asks for commit messages (`Raft.tell`) instead of getting one a follower with every `Ready`: entries
+    that follow soon carry the commit index for nothing."""
     probe_ticks: int = 5
     """Ticks without an answer before a follower is asked again. There is no heartbeat that would notice a lost
     message."""

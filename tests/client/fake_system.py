@@ -5,7 +5,7 @@ Commands are checked and decoded by the engine's own code, kept in memory, and a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -129,6 +129,15 @@ class FakeSystem:
         if consistency != "local" and log.leader != self.node_id:
             raise NotLeader(log.leader)
         return log
+
+    def receiving(self) -> None:
+        pass
+
+    def received(self) -> None:
+        pass
+
+    def at_turn_end(self, call: Callable[[], None]) -> bool:
+        return False
 
     def groups(self) -> list[dict[str, Any]]:
         mine = [name for name, log in self.cluster.logs.items() if self.node_id in log.members]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from logyard.engine.raft.core import FOLLOWER, LEADER
+from logyard.engine.raft.core import FOLLOWER, LEADER, Limits
 from logyard.engine.raft.membership import Change
 from logyard.engine.raft.messages import APPEND, APPEND_REPLY, CONFIRM, LEADER_GONE, PREVOTE, PREVOTE_REPLY, Message
 
-from .network import UID, Network, drain, make
+from .network import UID, Network, command, drain, make
+from .test_pitfalls_protocol import ack, leading
 
 
 def test_a_follower_whose_leader_said_farewell_unheard_asks_and_campaigns() -> None:
@@ -131,3 +132,34 @@ def test_frequent_news_does_not_put_a_campaign_off() -> None:
         raft.on_link_reset(2)
         asked += drain(raft)
     assert PREVOTE in [m.kind for m in asked] and CONFIRM in [m.context for m in asked if m.kind == APPEND_REPLY]
+
+
+def test_a_lazy_leader_lets_entries_carry_the_commit_index_and_tells_the_rest_when_asked() -> None:
+    leader = leading(limits=Limits(lazy_commit=True))
+    for node in (2, 3):
+        ack(leader, node)
+    drain(leader)
+    assert leader.tell() and drain(leader)
+
+    def say(what: list[Message]) -> list[tuple[int, int, int]]:
+        return [(m.to, m.last, m.commit) for m in what if m.kind == APPEND]
+
+    leader.propose(command(2, 1))
+    assert say(drain(leader)) == [(2, 2, 1), (3, 2, 1)]
+    ack(leader, 2, 2)
+    assert leader.commit == 2 and say(drain(leader)) == [] and leader.untold and not leader.is_quiet
+    leader.propose(command(3, 1))
+    ack(leader, 3, 2)
+    assert say(drain(leader)) == [(2, 3, 2), (3, 3, 2)]
+    ack(leader, 2, 3)
+    ack(leader, 3, 3)
+    assert say(drain(leader)) == []
+    assert leader.tell() and say(drain(leader)) == [(2, 3, 3), (3, 3, 3)]
+    assert not leader.tell() and drain(leader) == []
+    # The tick asks as well, should nobody else.
+    leader.propose(command(4, 1))
+    drain(leader)
+    ack(leader, 2, 4)
+    drain(leader)
+    leader.tick()
+    assert say(drain(leader)) == [(2, 4, 4)]
