@@ -9,15 +9,47 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from .errors import BadRequest, LogyardError, UnknownGroup
 
 T = TypeVar("T")
 CREATE_GROUPS = 256
 """Groups of one create call: its arguments are bounded, and one slow call should not hold thousands of them."""
+BOARD_ROWS = 2000
+"""Rows of one board answer; a node has more groups than fit into one."""
 STATUS_PATIENCE_S = 3.0
 """A status report does not wait for a dead node as long as a command would."""
+
+
+class Standing(NamedTuple):
+    """One group as a node's tables have it: no group was asked. `leader` 0: none known.
+
+    `since_ms` is the answering node's wall clock when it learned of the leader; `role` and `state` are those of the
+    answering node's member; `outgoing` is the other half of a joint configuration.
+    """
+
+    name: str
+    uid: int
+    leader: int
+    term: int
+    since_ms: int
+    role: str
+    state: str
+    voters: tuple[int, ...]
+    learners: tuple[int, ...]
+    outgoing: tuple[int, ...]
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Everyone who holds a copy."""
+        return tuple(sorted({*self.voters, *self.learners, *self.outgoing}))
+
+
+Board: TypeAlias = list[Standing]
+"""Standings by name. (Inside the verbs' classes `list` is a verb.)"""
+Rows: TypeAlias = list[dict[str, Any]]
+Nodes: TypeAlias = list[int]
 
 
 def plain(value: Any) -> Any:
@@ -88,6 +120,33 @@ def merge_groups(rows_by_node: Iterable[Sequence[dict[str, Any]]]) -> list[dict[
             if known is None or (row.get("role") == "leader" and row.get("term", 0) >= known.get("term", 0)):
                 merged[row["name"]] = row
     return [merged[name] for name in sorted(merged)]
+
+
+def standings(value: Any) -> list[Standing]:
+    """The rows of a ``board`` answer."""
+    return [Standing(*row[:7], *(tuple(nodes) for nodes in row[7:10])) for row in value]
+
+
+def board_call(node: int, after: str) -> Call[list[Standing]]:
+    """The groups of one node behind the name `after`, a bounded number."""
+    arguments: dict[str, object] = {"after": after or " ", "limit": BOARD_ROWS}
+    return Call("board", arguments, standings, nodes=(node,), pinned=True)
+
+
+def merge_board(boards: Iterable[Iterable[Standing]]) -> list[Standing]:
+    """One row a group, by name: its leader's own, in the newest term; without one, that of who knows most."""
+    merged: dict[str, Standing] = {}
+    for rows in boards:
+        for row in rows:
+            known = merged.get(row.name)
+            if known is None or _weight(row) > _weight(known):
+                merged[row.name] = row
+    return [merged[name] for name in sorted(merged)]
+
+
+def _weight(row: Standing) -> tuple[bool, int, bool]:
+    # A stopped leader's row is its last word, not the group's.
+    return (row.role == "leader" and row.state == "running", row.term, bool(row.leader))
 
 
 def unreached(node: int, error: LogyardError) -> dict[str, Any]:
@@ -185,6 +244,30 @@ class AsyncVerbs(ABC):
     async def transfer(self, name: str, to: int) -> None:
         """Hand the group's leadership to node `to`."""
         await self.run(call_leader("transfer", name, to=to))
+
+    async def board(self, node: int) -> Board:
+        """What node `node` knows of all its groups, from its own tables."""
+        found: Board = []
+        while True:
+            page = await self.run(board_call(node, found[-1].name if found else ""), STATUS_PATIENCE_S)
+            found += page
+            if len(page) < BOARD_ROWS:
+                return found
+
+    async def leaders(self) -> tuple[Board, Nodes]:
+        """Every group's standing by the tables of the nodes that answer, and the nodes that do not."""
+        boards, missing = [], []
+        for node in await self.nodes():
+            try:
+                boards.append(await self.board(node))
+            except LogyardError:
+                missing.append(node)
+        return merge_board(boards), missing
+
+    async def key_metrics(self, names: Sequence[str], node: int) -> Rows:
+        """Roles, indexes and sizes of groups on node `node`, in whatever state they are there."""
+        found: Rows = await self.run(call_node("key_metrics", node, names=list(names)))
+        return found
 
     async def members(self, name: str) -> dict[str, Any]:
         """``{members, leader, uid}`` of a group."""
@@ -290,6 +373,30 @@ class SyncVerbs(ABC):
     def transfer(self, name: str, to: int) -> None:
         """See `AsyncVerbs.transfer`."""
         self.run(call_leader("transfer", name, to=to))
+
+    def board(self, node: int) -> Board:
+        """See `AsyncVerbs.board`."""
+        found: Board = []
+        while True:
+            page = self.run(board_call(node, found[-1].name if found else ""), STATUS_PATIENCE_S)
+            found += page
+            if len(page) < BOARD_ROWS:
+                return found
+
+    def leaders(self) -> tuple[Board, Nodes]:
+        """See `AsyncVerbs.leaders`."""
+        boards, missing = [], []
+        for node in self.nodes():
+            try:
+                boards.append(self.board(node))
+            except LogyardError:
+                missing.append(node)
+        return merge_board(boards), missing
+
+    def key_metrics(self, names: Sequence[str], node: int) -> Rows:
+        """See `AsyncVerbs.key_metrics`."""
+        found: Rows = self.run(call_node("key_metrics", node, names=list(names)))
+        return found
 
     def members(self, name: str) -> dict[str, Any]:
         """See `AsyncVerbs.members`."""

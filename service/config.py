@@ -45,6 +45,10 @@ class NodeConfig:
     peer_listen: Address = field(
         default=("127.0.0.1", 7101), metadata={"meaning": "Where the other nodes connect; port 0 takes a free one."}
     )
+    metrics_listen: Address | None = field(
+        default=None,
+        metadata={"meaning": "Where Prometheus scrapes this node ([metrics](metrics.md)); nowhere when absent."},
+    )
     peers: Mapping[int, Address] = field(default_factory=dict)
     clients: Mapping[int, Address] = field(default_factory=dict)
     limits: SystemConfig = field(default_factory=SystemConfig)
@@ -71,6 +75,8 @@ class NodeConfig:
                 _require_loopback(key, address)
         _require_loopback("node.client_listen", self.client_listen)
         _require_loopback("node.peer_listen", self.peer_listen)
+        if self.metrics_listen is not None:
+            _require_loopback("node.metrics_listen", self.metrics_listen)
         strangers = sorted(set(self.clients) - set(self.peers))
         if strangers:
             raise BadRequest(f"clients.{strangers[0]}: there is no such peer", key=f"clients.{strangers[0]}")

@@ -87,14 +87,15 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
             nursery.start_soon(stop_on_signal, stop)
             if until_eof:
                 watch_input(stop)
-            await nursery.start(serve, config)
+            node = await nursery.start(serve, config)
             # Everything alive now lives long: keep it out of every later collection. What comes later is mostly
             # entries that live until their segment is written: looking at them 70 times a megabyte finds nothing.
             gc.set_threshold(GC_ALLOCATIONS, 20, 100)
             gc.collect()
             gc.freeze()
             host, port = config.client_listen
-            print(f"ready client={host}:{port} pid={os.getpid()}", flush=True)
+            metrics = f" metrics={config.metrics_listen[0]}:{node.metrics_port}" if config.metrics_listen else ""
+            print(f"ready client={host}:{port} pid={os.getpid()}{metrics}", flush=True)
 
     trio.run(main)
 

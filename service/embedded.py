@@ -12,6 +12,7 @@ from typing import Any
 
 import trio
 
+from logyard.client.admin import Standing, standings
 from logyard.client.records import Page, Record
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
@@ -133,6 +134,10 @@ class EmbeddedSystem:
     def groups(self) -> list[dict[str, Any]]:
         """A row a group."""
         return self.node.groups()
+
+    def leaderboard(self) -> list[Standing]:
+        """Who leads what, since when, from this node's tables: no group is asked, whatever state it is in."""
+        return standings(self.node.board("", len(self.node.system.names)))
 
     def status(self) -> dict[str, Any]:
         """Counters and sizes."""

@@ -20,7 +20,7 @@ from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import FRAME_BYTES
-from logyard.engine.errors import BadRequest, LogyardError, NotLeader
+from logyard.engine.errors import BadRequest, Busy, LogyardError, NotLeader
 from logyard.engine.host.member import Member, Sink
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine
@@ -36,7 +36,7 @@ from . import log_reader
 from .config import NodeConfig
 from .payload_port import StoreAdapter
 from .rpc import RpcServer
-from .status import describe_member, node_status
+from .status import board_rows, describe_member, key_metrics, node_status
 
 CHANGES = ("add", "remove", "add_learner", "promote")
 
@@ -49,13 +49,18 @@ class Node:
         self.node_id = system.node_id
         self.cluster_id = system.cluster_id
         self.config = system.config
+        self.metrics_port = 0
 
     def submit(self, uid: int, frame: memoryview, sink: Sink, request: int) -> None:
         """Queue a client frame. Raises typed errors; see `System.submit`."""
         if len(frame) > FRAME_BYTES and frame[FRAME_BYTES] == TRUNCATE:
             # Its position must be the offset's; a wrong one would serve wrong records for good.
             raise BadRequest("a truncation is a call of its own: the server finds its position")
-        self.system.submit(uid, frame, sink, request)
+        try:
+            self.system.submit(uid, frame, sink, request)
+        except Busy as error:
+            self.system.counters.refused(error.cause)
+            raise
 
     def receiving(self) -> None:
         """Bytes of a connection are about to be handled: their commands share a turn."""
@@ -168,6 +173,14 @@ class Node:
         configuration = member.raft.configuration
         return {"voters": list(configuration.voters), "learners": list(configuration.learners), "index": index}
 
+    def board(self, after: str, limit: int) -> list[list[Any]]:
+        """Who leads what, as this node's tables have it; never waits."""
+        return board_rows(self.system, after, limit)
+
+    def key_metrics(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Roles, indexes and sizes of groups in whatever state; never waits."""
+        return key_metrics(self.system, names)
+
     def status(self) -> dict[str, Any]:
         """Counters and sizes of this node; never waits."""
         return node_status(self.system)
@@ -261,6 +274,13 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
             if isinstance(peers, Peers):
                 await nursery.start(peers.run)
             await nursery.start(rpc.serve)
+            if config.metrics_listen is not None:
+                from .metrics import render
+                from .metrics_http import MetricsServer
+
+                door = MetricsServer(config.metrics_listen, lambda: render(system))
+                await nursery.start(door.serve)
+                node.metrics_port = door.port
             task_status.started(node)
     finally:
         system.close()

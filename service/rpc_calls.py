@@ -16,6 +16,8 @@ from logyard.engine.types import Buffer
 NAMES_MAX = 4096
 NUMBER_MAX = (1 << 63) - 1
 WAIT_S_MAX = 60.0
+BOARD_ROWS = 2000
+"""Rows of one board answer: about 200 bytes each."""
 LATEST = -1
 """As a poll's offset: behind the last record."""
 
@@ -88,6 +90,12 @@ class SystemPort(Protocol):
 
     def status(self) -> dict[str, Any]:
         """Counters and sizes."""
+
+    def board(self, after: str, limit: int) -> Sequence[Sequence[Any]]:
+        """Standings of at most `limit` groups behind the name `after`."""
+
+    def key_metrics(self, names: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+        """Roles, indexes and sizes of groups."""
 
 
 class Data(NamedTuple):
@@ -243,6 +251,14 @@ async def _status(system: SystemPort, asked: Asked) -> object:
     return system.status()
 
 
+async def _board(system: SystemPort, asked: Asked) -> object:
+    return system.board(asked.text("after", " "), min(asked.number("limit", BOARD_ROWS, least=1), BOARD_ROWS))
+
+
+async def _key_metrics(system: SystemPort, asked: Asked) -> object:
+    return system.key_metrics(asked.names("names"))
+
+
 Handler: TypeAlias = Callable[[SystemPort, Asked], Awaitable[object]]
 
 HANDLERS: Mapping[str, Handler] = MappingProxyType(
@@ -261,6 +277,8 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "members": _members,
         "transfer": _transfer,
         "status": _status,
+        "board": _board,
+        "key_metrics": _key_metrics,
     }
 )
 

@@ -4,6 +4,8 @@ disk."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from heapq import nsmallest
 from typing import Any
 
 from logyard.engine.host.member import Member
@@ -34,6 +36,10 @@ def node_status(system: System) -> dict[str, Any]:
         "bytes_written": disk.bytes_written,
         "applied": sum(member.raft.applied for member in members),
         "commit": sum(member.raft.commit for member in members),
+        "elections": system.leaderboard.elections,
+        "leaderships_lost": system.leaderboard.lost,
+        "busy": dict(system.counters.busy),
+        "inflight_bytes": sum(member.inflight_bytes + member.queue_bytes for member in members),
         "wal_bytes_live": in_wal,
         "generations_bytes_live": in_generations,
         "payload_live_bytes": in_wal + in_generations,
@@ -41,6 +47,11 @@ def node_status(system: System) -> dict[str, Any]:
         "snapshot_bytes": sum(member.snapshot_bytes for member in members),
         "liveness_mismatches": system.snapshots.mismatches,
         "snapshots": sum(1 for member in members if member.snapshot_index),
+        "snapshots_taken": system.counters.snapshots_taken,
+        "snapshots_sent": system.counters.snapshots_sent,
+        "snapshots_installed": system.counters.snapshots_installed,
+        "migrated_files": system.counters.migrated_files,
+        "migrated_bytes": system.counters.migrated_bytes,
         "wal": {
             "files": len(system.wal.files),
             "allocated_bytes": system.wal.allocated_bytes(),
@@ -85,6 +96,7 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
     row |= {
         "voters": list(configuration.voters),
         "learners": list(configuration.learners),
+        "outgoing": list(configuration.outgoing),
         "first": raft.log.first_index,
         "stable": raft.log.stable,
         "floor": member.floor,
@@ -99,6 +111,62 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
     if raft.role == LEADER:
         row["progress"] = {node: {"match": one.match, "next": one.next} for node, one in raft.progress.items()}
     return row
+
+
+def board_rows(system: System, after: str, limit: int) -> list[list[Any]]:
+    """At most `limit` groups of this node by name, those behind `after`: see `client.admin.Standing` for the columns.
+
+    From this node's own tables: no group is asked, whatever state it is in.
+    """
+    found: list[list[Any]] = []
+    for name in nsmallest(limit, (name for name in system.names if name > after)):
+        member = system.members.get(system.names[name])
+        # A name is taken before its group is durable.
+        if member is not None:
+            raft, configuration = member.raft, member.raft.configuration
+            standing = system.leaderboard.of(member.uid)
+            found.append(
+                [
+                    name, member.uid, raft.leader, raft.term, standing.since_ms, ROLE_NAMES[raft.role], member.state,
+                    list(configuration.voters), list(configuration.learners), list(configuration.outgoing),
+                ]
+            )  # fmt: skip
+    return found
+
+
+def key_metrics(system: System, names: Iterable[str]) -> list[dict[str, Any]]:
+    """What is known of each group without asking it (Ra's key_metrics): also of stopped and of busy ones.
+
+    `leader_since_ms` is a wall-clock time of this node, `pending_bytes` are queued or not yet committed here. Names
+    without a group are left out.
+    """
+    found = []
+    for name in names:
+        member = system.members.get(system.names.get(name, 0))
+        if member is None:
+            continue
+        raft = member.raft
+        found.append(
+            {
+                "name": name,
+                "uid": member.uid,
+                "state": member.state,
+                "reason": member.reason,
+                "role": ROLE_NAMES[raft.role],
+                "membership": "voter" if raft.voter else "learner",
+                "leader": raft.leader,
+                "leader_since_ms": system.leaderboard.of(member.uid).since_ms,
+                "term": raft.term,
+                "last": raft.log.last_index,
+                "stable": raft.log.stable,
+                "commit": raft.commit,
+                "applied": raft.applied,
+                "snapshot": member.snapshot_index,
+                "snapshot_bytes": member.snapshot_bytes,
+                "pending_bytes": member.inflight_bytes + member.queue_bytes,
+            }
+        )
+    return found
 
 
 def _resident_bytes() -> int:

@@ -63,6 +63,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         (
             "engine/transport/link.py", "engine/transport/listener.py", "service/rpc.py", "client/aio.py",
+            "service/metrics_http.py",
             "client/sync.py",
             "service/local_cluster.py",  # asks the kernel for free ports, serves nothing
         ),

@@ -64,7 +64,8 @@ class Migration:
         damaged bytes."""
         system = self.system
         storage = system.storage
-        if file.live:
+        live = file.live
+        if live:
             try:
                 await system.store.write(
                     self._ranges(file), lambda uid, first, last: self._read(file, uid, first, last)
@@ -85,6 +86,8 @@ class Migration:
             # A home by what is stored, so it is one still: the next look lets it go.
             storage.files[file.file] = file
             raise
+        system.counters.migrated_files += 1
+        system.counters.migrated_bytes += live
         storage.homes.give_up(("wal", file.file), lambda: storage.recycle(file.file))
         storage.segments.release(file.file)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import trio
 
 from ..entry import FRAMES_MAX, build_commands, build_system
-from ..errors import LogyardError, NotLeader
+from ..errors import Busy, LogyardError, NotLeader
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
@@ -225,6 +225,8 @@ class Scheduler:
             try:
                 raft.propose(entry)
             except LogyardError as error:
+                if isinstance(error, Busy):
+                    self.system.counters.refused(error.cause)
                 for queued in frames:
                     queued.fail(error)
                 continue
@@ -280,6 +282,7 @@ class Scheduler:
         self.system.durability.kick()
 
     def _role_changed(self, member: Member) -> None:
+        self.system.leaderboard.note(member)
         if member.raft.role != LEADER:
             member.fail_queue(NotLeader(member.raft.leader))
             if member.slow_sends:

@@ -73,6 +73,7 @@ class Snapshots:
                         self.system.stop_member(member, f"{type(error).__name__} while taking a snapshot: {error}")
             await self.system.storage.store_snapshots(captured)
             taken += len(captured)
+            self.system.counters.snapshots_taken += len(captured)
             await trio.lowlevel.checkpoint()
         size = sum(member.snapshot_bytes for member in members)
         return {"taken": taken, "skipped": skipped, "bytes": size}
@@ -118,6 +119,7 @@ class Snapshots:
                         break
                     try:
                         index = await self._send(member, node)
+                        self.system.counters.snapshots_sent += 1
                         break
                     except Gone:
                         # Something in the set was released meanwhile: a newer snapshot does not name it.
@@ -301,6 +303,7 @@ class Snapshots:
             system.stop_member(member, f"{type(error).__name__} while installing a snapshot: {error}")
             return
         system.storage.installed(member, snapshot, size, have)
+        system.counters.snapshots_installed += 1
         system.storage.released(member, before, max(before, member.liveness.released_before))
         member.fail_waiting(Unknown("a snapshot replaced this member's log; the command's outcome is unknown"))
         log.info("group %s: snapshot at %d installed", member.spec.name, snapshot.index)

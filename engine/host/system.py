@@ -30,6 +30,7 @@ from .cache import PayloadCache
 from .directory import Directory
 from .durability import Durability
 from .inbound import Inbound
+from .leaderboard import Counters, Leaderboard
 from .member import DROP, RUNNING, Member, Queued, Sink
 from .reader import Reader
 from .scheduler import Scheduler
@@ -75,6 +76,8 @@ class System:
         self.epoch = 0
         self.inflight_bytes = 0
         self.cache = PayloadCache(config.payload_cache_bytes)
+        self.leaderboard = Leaderboard()
+        self.counters = Counters()
         self.scheduler = Scheduler(self)
         self.applier = Applier(self)
         self.reader = Reader(self)

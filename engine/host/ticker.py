@@ -42,4 +42,5 @@ async def run(system: System) -> None:
         if now - housekeeping >= HOUSEKEEPING_SECONDS:
             housekeeping = now
             system.inbound.forget_asked()
+            system.leaderboard.prune(system.names)
             system.storage.look()

@@ -1,0 +1,88 @@
+"""Who leads what, as this node knows it, and since when; and what happened on this node, as counters.
+
+A table beside the members (Ra's ra_leaderboard): it is read without asking any group, so it answers while a group is
+busy, stopped or asleep. Written by `scheduler` when a core says that its role or leader changed; rows of deleted
+groups are left out by whoever joins them with the names, and go when they are half of the table.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ..raft.state import LEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .member import Member
+
+STALE_MIN: Final = 1024
+
+
+class Standing(NamedTuple):
+    """`leader` (0: unknown) leads in `term` since `since_ms`, a wall-clock time of this node in milliseconds."""
+
+    leader: int
+    term: int
+    since_ms: int
+
+
+UNKNOWN: Final = Standing(0, 0, 0)
+
+
+class Leaderboard:
+    """Standings by group uid. `elections` counts leaderships won by this node's members, `lost` those that ended."""
+
+    __slots__ = ("elections", "lost", "rows")
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Standing] = {}
+        self.elections = 0
+        self.lost = 0
+
+    def note(self, member: Member) -> None:
+        """The role, the term or the leader of a member may have changed."""
+        raft = member.raft
+        old = self.rows.get(member.uid, UNKNOWN)
+        leader, term = raft.leader, raft.term
+        if old.leader == leader and old.term == term:
+            return
+        if raft.role == LEADER:
+            self.elections += 1
+        elif old.leader == raft.node:
+            self.lost += 1
+        self.rows[member.uid] = Standing(leader, term, time.time_ns() // 1_000_000)
+
+    def of(self, uid: int) -> Standing:
+        """The standing of a group; `UNKNOWN` before its first election here."""
+        return self.rows.get(uid, UNKNOWN)
+
+    def prune(self, names: Mapping[str, int]) -> None:
+        """Forget groups that are gone, once they are half of the table. Called by the ticker's housekeeping."""
+        if len(self.rows) > 2 * len(names) + STALE_MIN:
+            known = set(names.values())
+            self.rows = {uid: row for uid, row in self.rows.items() if uid in known}
+
+
+class Counters:
+    """Events since the process began. Plain numbers: whoever counts adds, whoever reads never waits.
+
+    `busy` counts refusals by cause; causes are texts of ours, so they are few.
+    """
+
+    __slots__ = (
+        "busy", "migrated_bytes", "migrated_files", "snapshots_installed", "snapshots_sent", "snapshots_taken",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.busy: dict[str, int] = {}
+        self.snapshots_taken = 0
+        self.snapshots_sent = 0
+        self.snapshots_installed = 0
+        self.migrated_files = 0
+        self.migrated_bytes = 0
+
+    def refused(self, cause: str) -> None:
+        """One `Busy` was answered."""
+        self.busy[cause] = self.busy.get(cause, 0) + 1

@@ -1,0 +1,199 @@
+"""Every metric of a node, as one table: what `/metrics` shows, and docs/metrics.md, which is printed from it by
+`python -m logyard.service.metrics`.
+
+Values come from the node's own tables (`status.node_status`): a scrape never asks a group, a thread or a disk, so it
+answers while groups are stopped and disks hang. Groups are summed; only the TOP_GROUPS largest have a label of their
+own, so ten thousand groups are not ten thousand label sets. Rendered by prometheus-client, served by `metrics_http`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import nlargest
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from .status import node_status
+
+if TYPE_CHECKING:
+    from logyard.engine.host.system import System
+
+PREFIX = "logyard_"
+TOP_GROUPS = 20
+"""Groups with a label of their own: enough to find who fills a disk."""
+
+Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
+Read: TypeAlias = Callable[[Mapping[str, Any]], Samples]
+
+
+class Metric(NamedTuple):
+    """One metric: its name without prefix (a counter's gets `_total`), what it says, its labels, where it is read."""
+
+    name: str
+    kind: str
+    text: str
+    read: Read
+    labels: tuple[str, ...] = ()
+
+
+def field(*path: str, scale: float = 1.0) -> Read:
+    """The value at a path of the status."""
+
+    def read(status: Mapping[str, Any]) -> Samples:
+        value: Any = status
+        for key in path:
+            value = value[key]
+        return [((), float(value) * scale)]
+
+    return read
+
+
+def by_key(key: str) -> Read:
+    """A mapping of the status: one sample a key, which is the label."""
+    return lambda status: [((name,), float(value)) for name, value in sorted(status[key].items())]
+
+
+def by_peer(key: str) -> Read:
+    """One column of the peers' rows; their number is the label."""
+    return lambda status: [((str(row["node"]),), float(row[key])) for row in status["peers"]]
+
+
+def live_bytes(status: Mapping[str, Any]) -> Samples:
+    """Live payload bytes by home."""
+    yield ("wal",), float(status["wal_bytes_live"])
+    yield ("generations",), float(status["generations_bytes_live"])
+
+
+def dead_bytes(status: Mapping[str, Any]) -> Samples:
+    """Released payload bytes that still take space, by home."""
+    yield ("wal",), float(status["wal_bytes_dead"])
+    yield ("generations",), float(sum(one["total"] - one["live"] for one in status["generations"]))
+
+
+def top_groups(status: Mapping[str, Any]) -> Samples:
+    """The largest groups' bytes by kind."""
+    for name, kinds in status["top_groups"].items():
+        for kind, size in kinds.items():
+            yield (name, kind), float(size)
+
+
+METRICS = (
+    Metric("groups", "gauge", "Groups with a member on this node.", field("groups")),
+    Metric("groups_led", "gauge", "Members of this node that lead.", field("led")),
+    Metric("groups_stopped", "gauge", "Members that damage or an exception stopped.", field("stopped")),
+    Metric("groups_active", "gauge", "Members that need the clock; the others are quiet.", field("active")),
+    Metric("elections_won", "counter", "Leaderships that members of this node won.", field("elections")),
+    Metric("leaderships_lost", "counter", "Leaderships of this node that ended.", field("leaderships_lost")),
+    Metric("fdatasyncs", "counter", "Syncs of files; one serves every group that had something to write.",
+           field("fdatasyncs")),
+    Metric("disk_written_bytes", "counter", "Bytes written to files.", field("bytes_written")),
+    Metric("wal_batches", "counter", "Batches of the write-ahead log: one gather-write and one sync each.",
+           field("wal", "batches")),
+    Metric("wal_written_bytes", "counter", "Entry bytes in those batches.", field("wal", "written_bytes")),
+    Metric("wal_write_seconds", "counter", "Time spent in their writes and syncs.", field("wal", "write_s")),
+    Metric("wal_sync_seconds", "gauge", "Moving average of one batch's write and sync.",
+           field("wal", "sync_ms", scale=1e-3)),
+    Metric("wal_stalled_seconds", "gauge", "For how long the oldest unfinished batch has been under way; 0: none is.",
+           field("wal", "stalled_ms", scale=1e-3)),
+    Metric("wal_queue_bytes", "gauge", "Waiting for a batch, and in the one under way.",
+           field("wal", "queued_bytes")),
+    Metric("wal_files", "gauge", "Files of the write-ahead log, spare ones included.", field("wal", "files")),
+    Metric("wal_allocated_bytes", "gauge", "Their allocated bytes.", field("wal", "allocated_bytes")),
+    Metric("inflight_bytes", "gauge", "Commands received and not answered, all groups.", field("inflight_bytes")),
+    Metric("busy", "counter", "Commands refused with busy, by the budget that was full.", by_key("busy"), ("cause",)),
+    Metric("snapshots_taken", "counter", "Snapshots of groups taken here.", field("snapshots_taken")),
+    Metric("snapshots_sent", "counter", "Snapshots sent to followers.", field("snapshots_sent")),
+    Metric("snapshots_installed", "counter", "Snapshots installed from leaders.", field("snapshots_installed")),
+    Metric("snapshot_bytes", "gauge", "Bytes of the newest snapshot of every group.", field("snapshot_bytes")),
+    Metric("migrated_files", "counter", "Sealed WAL files emptied into generations.", field("migrated_files")),
+    Metric("migrated_bytes", "counter", "Live payload bytes copied by that.", field("migrated_bytes")),
+    Metric("payload_live_bytes", "gauge", "Payload bytes that no release has named yet.", live_bytes, ("home",)),
+    Metric("payload_dead_bytes", "gauge", "Released payload bytes that still take space, in sealed WAL files and in"
+           " generations.", dead_bytes, ("home",)),
+    Metric("payload_disk_bytes", "gauge", "Allocated bytes of everything that holds payloads.",
+           field("payload_disk_bytes")),
+    Metric("payload_cache_bytes", "gauge", "Payload bytes in the shared cache.", field("cache_bytes")),
+    Metric("liveness_mismatches", "counter", "Ranges that a machine named as live after releasing them: its bug.",
+           field("liveness_mismatches")),
+    Metric("resident_bytes", "gauge", "Resident memory of the process.", field("memory_rss")),
+    Metric("live_nodes", "gauge", "Nodes that renew their liveness, this one included.",
+           lambda status: [((), float(len(status["live_nodes"])))]),
+    Metric("peer_up", "gauge", "1: the link to that node stands.", by_peer("up"), ("peer",)),
+    Metric("peer_live", "gauge", "1: that node renews its liveness.", by_peer("live"), ("peer",)),
+    Metric("peer_queued_bytes", "gauge", "Waiting for that node's sockets.", by_peer("queued"), ("peer",)),
+    Metric("peer_sent_bytes", "counter", "Sent to that node.", by_peer("sent_bytes"), ("peer",)),
+    Metric("peer_dropped", "counter", "Messages to that node that a full queue dropped.", by_peer("dropped"),
+           ("peer",)),
+    Metric("group_bytes", "gauge", f"Of the {TOP_GROUPS} largest groups: live payload bytes in sealed WAL files (wal),"
+           " the newest snapshot (snapshot), commands not yet answered (pending).", top_groups, ("group", "kind")),
+)  # fmt: skip
+
+
+def largest_groups(system: System, count: int = TOP_GROUPS) -> dict[str, dict[str, int]]:
+    """The `count` groups with most bytes, largest first: bytes by kind."""
+    wal: Counter[int] = Counter()
+    for file in system.storage.files.values():
+        for uid, share in file.shares.items():
+            wal[uid] += share.live
+    rows = (
+        (member.spec.name, wal[member.uid], member.snapshot_bytes, member.inflight_bytes + member.queue_bytes)
+        for member in system.members.values()
+    )
+    best = nlargest(count, (row for row in rows if any(row[1:])), key=lambda row: sum(row[1:]))
+    return {name: {"wal": in_wal, "snapshot": snapshot, "pending": pending} for name, in_wal, snapshot, pending in best}
+
+
+def samples(system: System) -> Iterator[tuple[Metric, list[tuple[tuple[str, ...], float]]]]:
+    """Every metric with its samples, from one look at the node."""
+    status = node_status(system)
+    status["top_groups"] = largest_groups(system)
+    status["wal_bytes_dead"] = sum(max(0, file.total - file.live) for file in system.storage.files.values())
+    for metric in METRICS:
+        yield metric, list(metric.read(status))
+
+
+def render(system: System) -> tuple[str, bytes]:
+    """(content type, body) of a scrape, in the Prometheus text format."""
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
+
+    class Node(Collector):
+        def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+            for metric, found in samples(system):
+                family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                shown = family(PREFIX + metric.name, metric.text, labels=metric.labels)
+                for labels, value in found:
+                    shown.add_metric(labels, value)
+                yield shown
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Node())
+    return CONTENT_TYPE_LATEST, generate_latest(registry)
+
+
+def metrics_reference() -> str:
+    """The text of docs/metrics.md."""
+    lines = [
+        "# Metrics",
+        "",
+        "<!-- Printed by `python -m logyard.service.metrics`; a test compares. Edit the table there. -->",
+        "",
+        'With `metrics_listen = "127.0.0.1:9464"` in the `[node]` table a node answers `GET /metrics` there in the',
+        "Prometheus text format, and `GET /health` with 200. The address must be a loopback one: put a proxy with TLS",
+        "before it for other machines. A scrape reads the node's own tables and never waits for a group or a disk.",
+        "Counters begin at 0 with the process.",
+        "",
+        "| metric | kind | labels | meaning |",
+        "| --- | --- | --- | --- |",
+    ]
+    for metric in METRICS:
+        name = f"{PREFIX}{metric.name}" + ("_total" if metric.kind == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{name}` | {metric.kind} | {labels} | {metric.text} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(metrics_reference())
