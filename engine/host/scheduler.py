@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PASSES_MAX = 64
 QUIET_SECONDS = 0.0002
 """Input that comes this long after the last turn is drained at once; else it waits for what else is readable."""
-TELL_SECONDS = 0.002
+TELL_SECONDS = 0.005
 """A commit index that no entry carried to the followers by then goes alone."""
 
 Token: TypeAlias = tuple[Member, Sequence[Message], tuple[int, int, int, int] | None]
