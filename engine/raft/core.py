@@ -42,11 +42,15 @@ class Raft:
     `configuration` is the one set at `configuration_index` (0: at creation, or by the snapshot), at or below
     `commit`; later ones are found in the entries in memory; those in segments, if any, are given as `configurations`,
     ascending.
+    `promise` is (term, index) of the last entry that an earlier replica of this member held here: a member that was
+    removed, forgot its log and was added again votes as if it had it still, and is not a candidate before it has.
+    `may_lead` False: it never campaigns, and hands leadership over (a member of an older machine version, say). Who
+    sets it has the member ticked.
     """
 
     __slots__ = (
         # identity and what is injected
-        "uid", "node", "live", "draw", "encode", "limits",
+        "uid", "node", "live", "draw", "encode", "limits", "may_lead", "promise",
         # durable: handed out as hard state and entries
         "term", "vote", "log",
         # volatile: every member
@@ -56,7 +60,7 @@ class Raft:
         "validated", "acked",
         # leader
         "progress", "pair", "lead_index", "uncommitted_bytes", "transferee", "transfer_ticks", "transfer_sent",
-        "lost_ticks", "leaving", "reads", "untold",
+        "lost_ticks", "leaving", "chores", "reads", "turned_down", "untold",
         # between two Readys: `safe` says that (term, vote) is durable; `pending` are Readys handed out and not yet
         # durable
         "dirty", "changed", "safe", "offered", "pending", "truncated", "told_term", "told_vote", "told_commit",
@@ -79,6 +83,7 @@ class Raft:
         limits: Limits,
         configuration_index: int = 0,
         configurations: Sequence[tuple[int, Configuration]] = (),
+        promise: tuple[int, int] = (0, 0),
     ) -> None:
         self.uid = uid
         self.node = node
@@ -86,6 +91,8 @@ class Raft:
         self.draw = draw
         self.encode = encode
         self.limits = limits
+        self.may_lead = True
+        self.promise = promise
         # A snapshot may be durable before the term that came with it.
         self.term = max(term, log.last_term)
         self.vote = vote if self.term == term else 0
@@ -109,7 +116,8 @@ class Raft:
         self.pair: tuple[Progress, Progress] | None = None
         self.lead_index = self.uncommitted_bytes = 0
         self.transferee = self.transfer_ticks = self.lost_ticks = 0
-        self.transfer_sent = self.leaving = self.untold = False
+        self.transfer_sent = self.leaving = self.chores = self.untold = False
+        self.turned_down: tuple[int, ...] = ()
         self.reads: reads.Reads | None = None
         self.changed = False
         self.safe = self.term == term
@@ -181,9 +189,22 @@ class Raft:
         self.uncommitted_bytes = waiting + size
         self.dirty = True
 
-    def propose_membership(self, change: Change) -> int:
-        """Append a configuration change; return its index. Raises `NotLeader`, or `Refused` with the reason."""
-        return membership.propose(self, change)
+    def propose_membership(self, changes: Change | Sequence[Change], *, auto_leave: bool = True) -> int:
+        """Append one change, or a list that takes effect as one; return its index. See `membership.propose`.
+
+        Raises `NotLeader`, or `Refused` with the reason.
+        """
+        return membership.propose(self, (changes,) if isinstance(changes, Change) else changes, auto_leave)
+
+    def leave_joint(self) -> int:
+        """End a joint configuration that was entered with `auto_leave` False; return the entry's index. Raises
+        `NotLeader`, `Refused`."""
+        return membership.leave(self)
+
+    def force_shrink(self) -> int:
+        """Make this member the group's only voter, whatever the others say; return the entry's index. See
+        `election.force`."""
+        return election.force(self)
 
     def read(self, context: int) -> None:
         """Ask for a linearizable read index under any `context`. Raises `NotLeader`."""
@@ -295,6 +316,8 @@ class Raft:
             return None
         self.dirty = False
         if self.role == LEADER:
+            if self.chores:
+                membership.attend(self)
             if self.reads is not None:
                 reads.open_round(self, self.reads)
             replication.feed(self)

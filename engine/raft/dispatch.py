@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import election, reads, replication
+from . import election, membership, reads, replication
 from .messages import (
     APPEND,
     APPEND_REPLY,
@@ -34,6 +34,8 @@ def settle(raft: Raft, m: Message) -> None:
     """Settle the term, then call the verb. What is malformed or of no use is dropped."""
     kind, term = m.kind, m.term
     if term > TERM_MAX or m.index > TERM_MAX or m.sender == raft.node:
+        return
+    if membership.is_stranger(raft, m.sender):
         return
     if kind == PREVOTE:
         election.on_prevote(raft, m)

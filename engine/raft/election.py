@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..entry import NOOP
+from ..entry import CONFIGURATION, NOOP
 from ..errors import NotLeader, Refused
 from . import membership, reads, replication
 from .messages import CONFIRM, LEADER_GONE, PREVOTE, PREVOTE_REPLY, TRANSFER, VOTE, VOTE_REPLY, Message
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .core import Raft
 
 BACKOFF_MAX = 6
+FORCED_TERMS = 1 << 20
+"""How far `force` raises the term: above whatever the others may have reached or will reach by themselves."""
 
 
 def draw_timeout(raft: Raft) -> None:
@@ -73,7 +75,8 @@ def _drop_leadership(raft: Raft) -> None:
     raft.pair = None
     raft.transferee = 0
     raft.lead_index = raft.uncommitted_bytes = raft.lost_ticks = 0
-    raft.leaving = False
+    raft.leaving = raft.chores = False
+    raft.turned_down = ()
 
 
 def lead(raft: Raft) -> None:
@@ -98,9 +101,24 @@ def lead(raft: Raft) -> None:
     raft.dirty = True
 
 
+def may_stand(raft: Raft) -> bool:
+    """Whether this member may campaign: it is a voter, or its leaving is not known to be committed.
+
+    The last leader of a group of two that removed itself, and went before the other heard of it, is the only one who
+    can finish that: the other needs its vote, and has the shorter log (thesis 4.2.2).
+    """
+    if not raft.may_lead:
+        return False
+    return raft.voter or (
+        raft.configuration_index > raft.commit and membership.configuration_at(raft, raft.commit).votes(raft.node)
+    )
+
+
 def campaign(raft: Raft, transfer: bool) -> None:
     """Ask first (thesis 9.6), or, when the leader itself wants it, stand at once (thesis 3.10)."""
-    if raft.role == LEADER or not raft.voter or raft.term >= TERM_MAX - 1:
+    if raft.role == LEADER or not may_stand(raft) or raft.term >= TERM_MAX - 1:
+        return
+    if (raft.log.last_term, raft.log.last_index) < raft.promise:
         return
     raft.leader = 0
     raft.doubt = False
@@ -110,6 +128,7 @@ def campaign(raft: Raft, transfer: bool) -> None:
         _stand(raft, TRANSFER)
         return
     raft.role = PRECANDIDATE
+    # Who stands without being a voter of the newest configuration is not counted: quorums look at their own.
     raft.votes = {raft.node: True}
     if vote_outcome(raft.configuration, raft.votes) == WON:
         _stand(raft, 0)
@@ -175,7 +194,11 @@ def doubt(raft: Raft) -> None:
 def _up_to_date(raft: Raft, m: Message) -> bool:
     """Paper 5.4.1: a voter denies who has less than itself."""
     log = raft.log
-    return m.log_term > log.last_term or (m.log_term == log.last_term and m.index >= log.last_index)
+    if m.log_term == log.last_term:
+        newer = m.index >= log.last_index
+    else:
+        newer = m.log_term > log.last_term
+    return newer and (m.log_term, m.index) >= raft.promise
 
 
 def on_prevote(raft: Raft, m: Message) -> None:
@@ -266,3 +289,53 @@ def transfer(raft: Raft, to: int) -> None:
     raft.transfer_ticks = 0
     raft.transfer_sent = False
     replication.push_transfer(raft)
+
+
+def heirs(raft: Raft) -> list[int]:
+    """Live voters that may take over from a leader that should not lead, the most advanced first."""
+    progress = raft.progress
+    voters = [node for node in raft.configuration.voters if node in progress and node in raft.live]
+    return sorted(voters, key=lambda node: (node in raft.turned_down, -progress[node].match, node))
+
+
+def hand_over(raft: Raft) -> None:
+    """A leader that may not lead asks the next heir to take over. When all have turned it down it waits as long as
+    that took, so that the group is not held up all the time."""
+    found = heirs(raft)
+    if not found or raft.commit < raft.lead_index:
+        return
+    if found[0] not in raft.turned_down:
+        transfer(raft, found[0])
+        return
+    raft.transfer_ticks += 1
+    if raft.transfer_ticks >= (len(found) + 1) * raft.limits.election_ticks:
+        raft.turned_down = ()
+
+
+def force(raft: Raft) -> int:
+    """This member becomes the only voter: for a group whose quorum is gone for good (Ra:
+    force_shrink_members_to_current_member). Returns the index of the configuration entry.
+
+    A new term far above the old one, the vote in it, and the configuration become durable in one write; then the
+    member leads. Its whole log counts, also what was never committed. **Lost**: what a quorum of the others committed
+    and this member does not have. The others must be down, or be wiped: as long as they form a quorum of the old
+    configuration they can go on as a second group. They can't touch this one: it does not listen to nodes outside its
+    configuration while it is the sole voter, its terms are above theirs, so none of them is elected by its new
+    members, and their hosts drop their replicas when they hear of the configuration. Raises `Refused`.
+    """
+    if raft.stopped or raft.term >= TERM_MAX - 2 * FORCED_TERMS:
+        raise Refused("this member takes no part in its group")
+    log = raft.log
+    if (log.last_term, log.last_index) < raft.promise:
+        raise Refused("this member lacks what an earlier replica of it had here")
+    if raft.role == LEADER:
+        step_down(raft, raft.term)
+    follow(raft, raft.term + FORCED_TERMS, 0)
+    raft.role = CANDIDATE
+    raft.vote = raft.node
+    raft.votes = {}
+    index = log.last_index + 1
+    configuration = membership.Configuration((raft.node,))
+    log.push(raft.encode(index, raft.term, CONFIGURATION, configuration.encode()))
+    membership.adopt(raft, index, configuration)
+    return index

@@ -1,109 +1,40 @@
-"""Who is in the group, and how that changes one server at a time (Raft paper 6, thesis 4.1; Ongaro's fix of 2015).
+"""The verbs of membership: adopt, take back, propose, leave, promote (Raft paper 6, thesis 4; etcd confchange).
 
 Invariants: a configuration counts from its append on, not from its commit, and is taken back with its entry; at most
-one is uncommitted; none is proposed before an entry of the leader's own term is committed. `outgoing` is the seam for
-joint consensus: quorums honour it already. Plain functions over `Configuration`, then the verbs that `replication`
-and `core` call.
+one is uncommitted; none is proposed before an entry of the leader's own term is committed (Ongaro's fix of 2015). What
+a leader owes the configuration (leaving a joint one, promoting who caught up) is read off the configuration itself, so
+a later leader owes it, too. The values stand in `configuration`. Called by `core`, `replication` and `election`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-import msgpack
+from typing import TYPE_CHECKING
 
 from ..entry import CONFIGURATION, Entry, plain_content
-from ..errors import BadRequest, NotLeader, Refused
-from .progress import Progress
+from ..errors import NotLeader, Refused
+from .configuration import (
+    NODE_MAX,
+    NODES_MAX,
+    Change,
+    Configuration,
+    apply_change,
+    apply_changes,
+    enter_joint,
+    leave_joint,
+    with_targets,
+)
+from .progress import REPLICATE, Progress
 from .state import LEADER
 
 if TYPE_CHECKING:
     from .core import Raft
 
-NODE_MAX = (1 << 32) - 1
-NODES_MAX = 64
-
-
-class Change(NamedTuple):
-    """One step; kind is add (a voter), remove (a voter or learner), add_learner, or promote (a learner to voter)."""
-
-    kind: str
-    node: int
-
-
-@dataclass(slots=True, frozen=True)
-class Configuration:
-    """The members of a group by node id, ascending. `outgoing`: the other half of a joint configuration, () outside
-    one."""
-
-    voters: tuple[int, ...]
-    learners: tuple[int, ...] = ()
-    outgoing: tuple[int, ...] = ()
-
-    def nodes(self) -> set[int]:
-        """Everyone who receives the log."""
-        return {*self.voters, *self.learners, *self.outgoing}
-
-    def votes(self, node: int) -> bool:
-        """Whether `node` may vote and campaign."""
-        return node in self.voters or node in self.outgoing
-
-    def encode(self) -> bytes:
-        """The content of a CONFIGURATION entry: msgpack of three arrays."""
-        return bytes(msgpack.packb((self.voters, self.learners, self.outgoing)))
-
-    @staticmethod
-    def decode(data: bytes) -> Configuration:
-        """What `encode` gave. Raises `BadRequest` for anything else."""
-        try:
-            parts = msgpack.unpackb(
-                data, max_array_len=NODES_MAX, max_map_len=0, max_ext_len=0, max_str_len=0, max_bin_len=0
-            )
-            voters, learners, outgoing = (tuple(part) for part in parts)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise BadRequest(f"not a configuration: {error}") from error
-        for part in (voters, learners, outgoing):
-            for node in part:
-                if type(node) is not int or not 0 < node <= NODE_MAX:
-                    raise BadRequest(f"not a node id in a configuration: {node!r}")
-            if len(set(part)) != len(part):
-                raise BadRequest("a node stands twice in a configuration")
-        return Configuration(voters, learners, outgoing)
-
-
-def apply_change(configuration: Configuration, change: Change) -> Configuration:
-    """The configuration after `change`. Raises `Refused` when that makes no sense."""
-    kind, node = change
-    voters, learners = configuration.voters, configuration.learners
-    if configuration.outgoing:
-        raise Refused("a joint configuration change is under way; wait until it is finished")
-    if not 0 < node <= NODE_MAX:
-        raise Refused(f"{node} is not a node id (1 to {NODE_MAX})")
-    if kind in ("add", "add_learner"):
-        if node in voters:
-            raise Refused(f"node {node} is a voter already")
-        if node in learners:
-            raise Refused(f"node {node} is a learner already" + ("; promote it" if kind == "add" else ""))
-        if len(voters) + len(learners) >= NODES_MAX:
-            raise Refused(f"a group has at most {NODES_MAX} members")
-        if kind == "add":
-            return Configuration(tuple(sorted((*voters, node))), learners)
-        return Configuration(voters, tuple(sorted((*learners, node))))
-    if kind == "promote":
-        if node not in learners:
-            raise Refused(f"node {node} is not a learner")
-        return Configuration(tuple(sorted((*voters, node))), tuple(other for other in learners if other != node))
-    if kind != "remove":
-        raise Refused(f"{kind!r} is not a membership change")
-    if node not in voters and node not in learners:
-        raise Refused(f"node {node} is not a member")
-    if voters == (node,):
-        raise Refused(f"node {node} is the last voter; delete the group instead")
-    return Configuration(
-        tuple(other for other in voters if other != node), tuple(other for other in learners if other != node)
-    )
+__all__ = [
+    "NODES_MAX", "NODE_MAX", "Change", "Configuration", "adopt", "apply_change", "apply_changes", "attend",
+    "configuration_at", "decode_entries", "enter_joint", "is_stranger", "leave", "leave_joint", "owes", "propose",
+    "revert", "settle", "track", "use",
+]  # fmt: skip
 
 
 def decode_entries(entries: Sequence[Entry]) -> list[tuple[int, Configuration]]:
@@ -144,6 +75,7 @@ def track(raft: Raft) -> None:
     others = [progress[node] for node in voters if node != raft.node]
     simple = len(voters) == 3 and len(others) == 2 and not raft.configuration.outgoing
     raft.pair = (others[0], others[1]) if simple else None
+    raft.chores = raft.configuration.auto_leave or bool(raft.configuration.promotable)
     raft.dirty = True
 
 
@@ -172,20 +104,60 @@ def configuration_at(raft: Raft, index: int) -> Configuration:
     return found
 
 
-def propose(raft: Raft, change: Change) -> int:
-    """Append the configuration after `change`; return its index. Raises `NotLeader`, `Refused`.
+def propose(raft: Raft, changes: Sequence[Change], auto_leave: bool = True) -> int:
+    """Append the configuration after `changes`; return its index. Raises `NotLeader`, `Refused`.
 
-    Not counted against the uncommitted bytes: a full group can still lose a dead member (law 9).
+    One voter at most is one simple step. More, or any list with `auto_leave` False, is a joint one: this leader, or a
+    later one, leaves it when it is committed, or with `auto_leave` False when `leave` is asked for. Not counted
+    against the uncommitted bytes: a full group can still lose a dead member (law 9).
     """
-    if raft.role != LEADER:
-        raise NotLeader(raft.leader)
+    _check_may_change(raft)
+    changes = with_targets(changes, raft.log.last_index)
+    for change in changes:
+        if change.kind == "promote":
+            _check_caught_up(raft, change.node)
+    if auto_leave:
+        return _append(raft, apply_changes(raft.configuration, changes))
+    return _append(raft, enter_joint(raft.configuration, changes, False))
+
+
+def leave(raft: Raft) -> int:
+    """Append what the joint configuration in force leads to; return its index. Raises `NotLeader`, `Refused`."""
+    _check_may_change(raft)
+    return _append(raft, leave_joint(raft.configuration))
+
+
+def _check_may_change(raft: Raft) -> None:
+    if raft.role != LEADER or raft.leaving:
+        raise NotLeader(raft.leader if raft.role != LEADER else 0)
     if raft.transferee:
         raise Refused(f"leadership is on its way to node {raft.transferee}")
     if raft.commit < raft.lead_index:
         raise Refused("this leader has not committed an entry of its own term yet; try again")
     if raft.configuration_index > raft.commit:
         raise Refused(f"the change at index {raft.configuration_index} is not committed yet; one at a time")
-    configuration = apply_change(raft.configuration, change)
+
+
+def _check_caught_up(raft: Raft, node: int) -> None:
+    """A learner is promoted by hand only when what it lacks fits one follower's window and is still in memory.
+
+    Else the group could wait for it at its next commit. (etcd's rule, nine tenths of the leader's index, allows a lag
+    of a million entries in a log of ten.) Who is further behind is better made `promotable`.
+    """
+    progress = raft.progress.get(node)
+    if node not in raft.configuration.learners or progress is None:
+        return
+    last = raft.log.last_index
+    lag = f"learner {node} has stored {progress.match} of {last} entries"
+    if node not in raft.live or progress.state != REPLICATE:
+        raise Refused(f"{lag} and does not receive now; make it promotable, or try again later")
+    if progress.match < last:
+        found = raft.log.window(progress.match + 1, last, raft.limits.inflight_bytes)
+        if found is None or len(found[0]) < last - progress.match:
+            raise Refused(f"{lag}: more than {raft.limits.inflight_bytes} bytes behind; make it promotable instead")
+
+
+def _append(raft: Raft, configuration: Configuration) -> int:
     index = raft.log.last_index + 1
     entry = raft.encode(index, raft.term, CONFIGURATION, configuration.encode())
     assert entry.index == index and entry.term == raft.term and entry.kind == CONFIGURATION
@@ -194,3 +166,41 @@ def propose(raft: Raft, change: Change) -> int:
     raft.dirty = True
     adopt(raft, index, configuration)
     return index
+
+
+def owes(raft: Raft) -> int:
+    """What a leader has to do for its configuration: -1 leave the joint one, n promote learner n, 0 nothing now."""
+    configuration = raft.configuration
+    if configuration.outgoing:
+        return -1 if configuration.auto_leave else 0
+    for node, target in configuration.promotable:
+        progress = raft.progress.get(node)
+        if progress is not None and progress.match >= target and node in raft.live:
+            return node
+    return 0
+
+
+def attend(raft: Raft) -> None:
+    """Do what `owes` says, as soon as a change may be proposed. Asked again in each `Ready` and tick until done."""
+    if raft.commit < raft.lead_index or raft.configuration_index > raft.commit or raft.transferee or raft.leaving:
+        return
+    due = owes(raft)
+    if due < 0:
+        _append(raft, leave_joint(raft.configuration))
+    elif due:
+        _append(raft, apply_change(raft.configuration, Change("promote", due)))
+
+
+def is_stranger(raft: Raft, node: int) -> bool:
+    """Whether `node` can have nothing to say: this member is the only voter, and `node` is neither member nor leader.
+
+    Whoever leads after a sole voter needs an entry that this voter stored first, and knows as a configuration. So what
+    comes from outside is of a lineage that ended: a removed member, or the others after a `force_shrink`.
+    """
+    configuration = raft.configuration
+    return (
+        configuration.voters == (raft.node,)
+        and raft.configuration_index <= raft.log.stable
+        and node != raft.leader
+        and node not in configuration.nodes()
+    )

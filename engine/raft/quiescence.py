@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import election, reads, replication
+from . import election, membership, reads, replication
 from .progress import PROBE, REPLICATE, SNAPSHOTTING
 from .quorum import has_quorum
 from .state import FOLLOWER, LEADER
@@ -24,12 +24,14 @@ def is_quiet(raft: Raft) -> bool:
         return True
     live = raft.live
     if raft.role != LEADER:
-        if not raft.voter and raft.role == FOLLOWER:
+        if raft.role == FOLLOWER and not election.may_stand(raft):
             return True
         return raft.role == FOLLOWER and _trusts(raft)
     last = raft.log.last_index
     commit = raft.commit
     if commit != last or raft.transferee or (raft.reads is not None and not raft.reads.idle):
+        return False
+    if (raft.chores and membership.owes(raft)) or (not raft.may_lead and election.heirs(raft)):
         return False
     for node, progress in raft.progress.items():
         if (progress.match != last or progress.commit != commit) and node in live:
@@ -69,8 +71,14 @@ def _tick_leader(raft: Raft) -> None:
     if raft.transferee:
         raft.transfer_ticks += 1
         if raft.transfer_ticks >= limits.election_ticks:
+            # It may not want to lead: when leadership is handed over again, others come first.
+            raft.turned_down = (*raft.turned_down, raft.transferee)
             raft.transferee = 0
             raft.transfer_sent = False
+    elif not raft.may_lead:
+        election.hand_over(raft)
+    if raft.chores:
+        raft.dirty = True
     if raft.reads is not None:
         reads.tick(raft, raft.reads)
     if limits.lazy_commit:

@@ -107,6 +107,7 @@ class Host:
         self.live: set[int] = set()
         self.disk = Disk(network.configuration)
         self.unwritten: list[Ready] = []
+        self.promise = (0, 0)
         self.reads: list[tuple[int, int]] = []
         self.failed_reads: list[int] = []
         self.start()
@@ -128,6 +129,7 @@ class Host:
             encode=encode,
             limits=self.network.limits,
             configuration_index=index,
+            promise=self.promise,
         )
 
     def turn(self) -> None:

@@ -6,14 +6,16 @@ falls silent.
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 
 from logyard.engine.entry import CONFIGURATION, Entry
 from logyard.engine.errors import Busy, NotLeader, Refused
-from logyard.engine.raft.core import Change, Limits
+from logyard.engine.raft.configuration import KINDS
+from logyard.engine.raft.core import LEADER, Change, Limits
 
-from .network import Host, Network
+from .network import Disk, Host, Network
 
 LIMITS = Limits(append_bytes=200, inflight_bytes=400, inflight_messages=3, uncommitted_bytes=4000)
 
@@ -31,6 +33,9 @@ class Chaos(Network):
         self.answered = 0
         self.proposed = 0
         self.seen: dict[int, tuple[int, int]] = {}
+        self.joints = self.forgotten = 0
+        self.gone: dict[int, int] = {}
+        self.admitted: dict[int, int] = {}
 
     def committed(self, host: Host, entry: Entry) -> None:
         super().committed(host, entry)
@@ -83,24 +88,75 @@ class Chaos(Network):
         rng, raft = self.random, host.raft
         dice = rng.random()
         try:
-            if dice < 0.7:
+            if self.membership and rng.random() < 0.15:
+                self.change(host)
+            elif dice < 0.7:
                 self.proposed += 1
                 host.propose(b"%d" % self.proposed * rng.choice((1, 1, 1, 20)))
             elif dice < 0.85:
                 context = len(self.reads) + 1
                 raft.read(context)
                 self.reads[context] = (host.node, max(self.log, default=0))
-            elif dice < 0.92:
+            else:
                 raft.transfer(rng.choice(list(self.hosts)))
-            elif self.membership:
-                kind = rng.choice(("add", "remove", "add_learner", "promote"))
-                raft.propose_membership(Change(kind, rng.choice(list(self.hosts))))
         except (NotLeader, Busy, Refused):
             pass
+
+    def change(self, host: Host) -> None:
+        """One change, or several at once: then the way leads through a joint configuration."""
+        rng, raft = self.random, host.raft
+        if raft.configuration.joint and not raft.configuration.auto_leave:
+            raft.leave_joint()
+            return
+        count = rng.choice((1, 1, 2, 2, 3))
+        changes = []
+        for node in rng.sample(list(self.hosts), count):
+            if node in raft.configuration.voters:
+                fitting: tuple[str, ...] = ("remove", "demote")
+            elif node in raft.configuration.learners:
+                fitting = ("promote", "add_promotable", "remove")
+            else:
+                fitting = ("add", "add_learner", "add_promotable")
+            changes.append(Change(rng.choice(KINDS if rng.random() < 0.1 else fitting), node))
+        raft.propose_membership(changes, auto_leave=rng.random() < 0.7)
+        self.joints += raft.configuration.joint
+
+    def forget(self, host: Host) -> None:
+        """What the directory does when a member that applied a configuration without `host` says so: the replica goes,
+        all but its hard state and how far its log went."""
+        raft = host.raft
+        for teller in self.up():
+            index, told = teller.raft.base
+            if host.node in told.nodes() or host.node in teller.raft.configuration.nodes() or raft.role == LEADER:
+                continue
+            if index <= self.admitted.get(host.node, 0) or index < raft.configuration_index:
+                continue
+            host.write(len(host.unwritten))
+            host.promise = max(host.promise, (raft.log.last_term, raft.log.last_index))
+            self.crash(host.node)
+            host.disk = Disk(self.configuration)
+            host.disk.term, host.disk.vote = raft.term, raft.vote
+            self.gone[host.node] = index
+            self.forgotten += 1
+            return
+
+    def restart(self, node: int) -> None:
+        """A forgotten replica is made anew only when a member's configuration says that it is one again."""
+        least = self.gone.get(node)
+        if least is not None:
+            found = [host.raft for host in self.up() if node in host.raft.configuration.nodes()]
+            index = max((raft.configuration_index for raft in found), default=0)
+            if index <= least:
+                return
+            self.admitted[node] = index
+            del self.gone[node]
+        super().restart(node)
 
     def fault(self, host: Host) -> None:
         rng = self.random
         dice = rng.random()
+        if self.membership and rng.random() < 0.3:
+            self.forget(rng.choice(self.up() or [host]))
         if dice < 0.08:
             self.crash(host.node)
         elif dice < 0.16:
@@ -149,8 +205,14 @@ class Chaos(Network):
             self.restart(node)
         self.heal()
         for _ in range(300):
+            for node in list(self.gone):
+                self.restart(node)
             self.tick()
             leader = self.leader()
+            if leader is not None and leader.configuration.joint and not leader.configuration.auto_leave:
+                with suppress(NotLeader, Refused):
+                    leader.leave_joint()
+                continue
             if leader is not None:
                 # Who was removed and has not heard of it goes on asking, ever more rarely.
                 members = leader.configuration.nodes()
@@ -192,6 +254,17 @@ def test_a_random_history_is_safe_and_ends_in_agreement(count: int, seed: int) -
 @pytest.mark.parametrize("seed", range(25))
 def test_a_random_history_with_membership_changes(seed: int) -> None:
     run(Chaos(5, 1000 + seed, membership=True), 2500)
+
+
+def test_histories_with_membership_changes_are_worth_something() -> None:
+    """Joint configurations are entered and left, and replicas of removed members are forgotten, in them."""
+    joints = forgotten = 0
+    for seed in range(12):
+        network = Chaos(5, 5000 + seed, membership=True)
+        run(network, 2500)
+        joints += network.joints
+        forgotten += network.forgotten
+    assert joints > 5 and forgotten > 2, (joints, forgotten)
 
 
 def test_histories_are_worth_something() -> None:

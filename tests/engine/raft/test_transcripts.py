@@ -104,9 +104,35 @@ class Script:
     def do_change(self, kind: str, node: str) -> list[str]:
         return [f"index {self.core().propose_membership(Change(kind, int(node)))}"]
 
+    def do_joint(self, *steps: str, leave: str = "auto") -> list[str]:
+        """Steps are kind:node or kind:node:target."""
+        parts = [step.split(":") for step in steps]
+        changes = [Change(kind, *map(int, numbers)) for kind, *numbers in parts]
+        return [f"index {self.core().propose_membership(changes, auto_leave=leave == 'auto')}", self.members()]
+
+    def do_leave(self) -> list[str]:
+        return [f"index {self.core().leave_joint()}", self.members()]
+
+    def do_force(self) -> list[str]:
+        return [f"index {self.core().force_shrink()}", self.members()]
+
+    def do_may_lead(self, answer: str) -> None:
+        self.core().may_lead = answer == "yes"
+
+    def do_members(self) -> list[str]:
+        return [self.members()]
+
+    def members(self) -> str:
+        configuration = self.core().configuration
+        parts = [f"voters {configuration.voters}"]
+        for name in ("learners", "outgoing", "promotable", "demoted", "auto_leave"):
+            if value := getattr(configuration, name):
+                parts.append(f"{name} {value}")
+        return " ".join(parts)
+
     def do_step(
         self, kind: str, *, sender: str, term: str, at: str = "0@0", entries: str = "", commit: str = "0",
-        context: str = "0", last: str = "0", reject: str = "", voters: str = "",
+        context: str = "0", last: str = "0", reject: str = "", voters: str = "", outgoing: str = "",
     ) -> None:  # fmt: skip
         index, _, log_term = at.partition("@")
         message = Message(
@@ -116,7 +142,7 @@ class Script:
         if message.kind == APPEND:
             message.entries = entries_of(*numbers(entries), first=message.index + 1)
             if voters:
-                configuration = Configuration(tuple(numbers(voters)))
+                configuration = Configuration(tuple(numbers(voters)), (), tuple(numbers(outgoing)))
                 message.entries.append(encode(message.index + 1, int(term), CONFIGURATION, configuration.encode()))
             message.first = message.index + 1
             message.last = message.index + len(message.entries)
