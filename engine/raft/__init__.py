@@ -49,13 +49,17 @@ what was compacted needs the snapshot.
 False means that it was not needed, and the host keeps what it has. The next `Ready` may carry `truncated` alone:
 write it with the snapshot's index as the log's new start.
 
-**Membership** changes one server at a time: add a learner, wait until it has caught up, promote it. A configuration
-counts from its append on. A removed leader steps down when its removal is committed.
+**Membership.** A list of changes takes effect as one: in a simple step if at most one voter comes or goes, through a
+joint configuration otherwise, which the leader, or a later one, leaves by itself. A configuration counts from its
+append on. Add a learner as `promotable` and the leader makes it a voter when it has caught up. A removed leader steps
+down when its removal is committed. Where a quorum is gone for good, `force_shrink` makes one member the group. A
+replica of a removed member may be deleted when all but (term, vote) and the position of its last entry is forgotten:
+made anew, the member gets these back (`promise`), and so can't help to elect who lacks what it once acknowledged.
 
 Whatever a peer says raises nothing here: malformed, late and misdirected messages are dropped as the network might
 have dropped them. An `AssertionError` is a bug, or a broken promise of the host: stop the group.
 
 Modules: `core` (state and doors) and `dispatch` over the verbs `election`, `replication`, `reads`, `snapshots`,
 `membership`,
-`quiescence`; the parts `raft_log`, `progress`, `quorum`; the nouns `messages`, `ready`, `state`.
+`quiescence`; the parts `raft_log`, `progress`, `quorum`, `configuration`; the nouns `messages`, `ready`, `state`.
 """

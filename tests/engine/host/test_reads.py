@@ -80,6 +80,7 @@ async def test_members_come_and_go(tmp_path: Path) -> None:
         assert (await node.change_members("log", "add_learner", 4))["learners"] == [4]
         await c.applied()
         assert len(await c.read(4)) == 3
+        await until(lambda: c.member(1).raft.progress[4].match == c.member(1).raft.log.last_index)
         assert (await node.change_members("log", "promote", 4))["voters"] == [1, 2, 3, 4]
         assert (await node.change_members("log", "remove", 3))["voters"] == [1, 2, 4]
         with pytest.raises(Refused):
