@@ -161,6 +161,16 @@ class SystemConfig:
     liveness_timeout_ms: int = _limit(
         600, 50, 600_000, "A node without a counted renewal for this long is taken for dead."
     )
+    disk_stall_ms: int = _limit(
+        500,
+        20,
+        600_000,
+        "A sync that takes longer stops this node's renewals, so that its leaderships move to nodes whose disks work; "
+        "slower disks need more.",
+    )
+    disk_probe_ms: int = _limit(
+        500, 20, 60_000, "A disk that nothing is written to proves itself by a small sync this often."
+    )
     handshake_timeout_ms: int = _limit(5000, 100, 60_000, "A connection that has not said who it is by then is closed.")
     reconnect_ms_min: int = _limit(50, 1, 60_000, "First pause before a peer is dialled again; doubles, with jitter.")
     reconnect_ms_max: int = _limit(2000, 10, 600_000, "Longest such pause: how late a returned node may be noticed.")

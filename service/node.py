@@ -294,5 +294,5 @@ def build_peers(config: NodeConfig, system: System) -> PeersPort | Peers:
     addresses = {config.id: config.peer_listen, **config.peers}
     return Peers(
         config.id, config.cluster, system.epoch, addresses, transport, system.inbound,
-        healthy=lambda: system.failure is None,
+        healthy=system.pulse.healthy,
     )  # fmt: skip

@@ -32,6 +32,7 @@ from .durability import Durability
 from .inbound import Inbound
 from .leaderboard import Counters, Leaderboard
 from .member import DROP, RUNNING, Member, Queued, Sink
+from .pulse import Pulse
 from .reader import Reader
 from .scheduler import Scheduler
 from .sender import Sender
@@ -86,6 +87,7 @@ class System:
         self.storage = Storage(self)
         self.directory = Directory(self)
         self.snapshots = Snapshots(self)
+        self.pulse = Pulse(self)
         self.peers: PeersPort
         self.durability: Durability
         self.nursery: trio.Nursery
@@ -128,6 +130,7 @@ class System:
 
     def close(self) -> None:
         """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""
+        self.pulse.close()
         self.storage.close()
 
     def _wal_failed(self, error: LogyardError) -> None:

@@ -1,19 +1,24 @@
 """The one timer of a node: ticks the cores that need it, seals the WAL when writing stops, and looks after storage.
 
-A quiet group is not in `system.active` and costs nothing here (law 10). Called by `system`.
+A quiet group is not in `system.active` and costs nothing here (law 10). While the disk does not answer nobody is
+ticked, because nobody could keep what a campaign promises. Called by `system`.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
 import trio
 
+from ..raft import quiescence
 from .member import RUNNING
 
 if TYPE_CHECKING:
     from .system import System
+
+log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 1.0
 
@@ -23,19 +28,16 @@ async def run(system: System) -> None:
     interval = system.config.tick_ms / 1000
     seal_after = system.config.wal_seal_idle_ms / 1000
     housekeeping = time.monotonic()
+    healthy = True
     while True:
         await trio.sleep(interval)
-        active = system.active
-        if active:
-            for member in list(active):
-                if member.state != RUNNING:
-                    active.discard(member)
-                    continue
-                member.raft.tick()
-                if member.raft.has_ready:
-                    system.scheduler.mark(member)
-                elif member.raft.is_quiet:
-                    active.discard(member)
+        system.pulse.look()
+        if system.pulse.healthy():
+            healthy = True
+            _tick(system)
+        elif healthy:
+            healthy = False
+            _abdicate(system)
         now = time.monotonic()
         if not system.durability.sealed and now - system.durability.last_write >= seal_after:
             system.durability.seal()
@@ -44,3 +46,27 @@ async def run(system: System) -> None:
             system.inbound.forget_asked()
             system.leaderboard.prune(system.names)
             system.storage.look()
+
+
+def _tick(system: System) -> None:
+    active = system.active
+    for member in list(active):
+        if member.state != RUNNING:
+            active.discard(member)
+            continue
+        member.raft.tick()
+        if member.raft.has_ready:
+            system.scheduler.mark(member)
+        elif member.raft.is_quiet:
+            active.discard(member)
+
+
+def _abdicate(system: System) -> None:
+    """The disk hangs: groups that others can lead are theirs now."""
+    log.warning("the disk has not completed a sync for %d ms: leaderships move", system.pulse.stalled_s() * 1000)
+    for member in system.members.values():
+        if member.state == RUNNING:
+            quiescence.abdicate(member.raft)
+            if member.raft.has_ready:
+                system.scheduler.mark(member)
+                system.active.add(member)

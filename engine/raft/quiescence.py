@@ -99,6 +99,15 @@ def _tick_leader(raft: Raft) -> None:
             raft.dirty = True
 
 
+def abdicate(raft: Raft) -> None:
+    """This node's disk does not answer: stop leading while another voter can take over.
+
+    Silence alone would not do: a leader whose word still travels reminds whoever asks for votes that it leads.
+    """
+    if raft.role == LEADER and any(raft.configuration.votes(node) for node in raft.live if node != raft.node):
+        election.step_down(raft, raft.term)
+
+
 def on_liveness(raft: Raft) -> None:
     """The set of live nodes changed: a dead leader is forgotten, who came back is asked where it is."""
     denied, raft.denials = raft.denials, 0

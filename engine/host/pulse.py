@@ -1,0 +1,90 @@
+"""Whether this node's disk still completes syncs: what its renewals to the other nodes depend on (architecture
+section 9).
+
+Invariant: a node whose disk hangs says nothing more than `disk_stall_ms` later, so within that and the liveness timeout
+the others take it for dead and its leaderships move; what it says when the disk comes back is said as a follower. While
+nothing is written, a small file of its own is written and synced instead. Asked by the transport, driven by `ticker`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from .system import System
+
+PROBE = b"logyard".ljust(512, b"\0")
+
+
+class Pulse:
+    """One node's. A WAL write of many batches counts as alive while its batches get done."""
+
+    __slots__ = ("system", "probes", "_batch", "_batch_at", "_probed", "_probing", "_fd")
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.probes = 0
+        self._batch = -1
+        self._batch_at = 0.0
+        self._probed = 0.0
+        # When the probe under way was started; 0.0 when there is none.
+        self._probing = 0.0
+        self._fd = -1
+
+    def stalled_s(self) -> float:
+        """Seconds that the disk has owed the oldest sync; 0.0 while it owes none."""
+        now = time.monotonic()
+        stalled = self.system.durability.stalled_s()
+        if stalled:
+            batch = self.system.wal.position[0]
+            if batch != self._batch:
+                # One write may be many batches, each with a sync of its own.
+                self._batch, self._batch_at = batch, now
+            stalled = min(stalled, now - self._batch_at)
+        return max(stalled, now - self._probing) if self._probing else stalled
+
+    def healthy(self) -> bool:
+        """Whether renewals may be sent."""
+        return self.system.failure is None and self.stalled_s() * 1000 < self.system.config.disk_stall_ms
+
+    def look(self) -> None:
+        """Once a tick: probe the disk when nothing was synced for a while."""
+        if self._probing or self.system.durability.busy:
+            return
+        proved = max(self._probed, self.system.durability.last_write)
+        now = time.monotonic()
+        if (now - proved) * 1000 >= self.system.config.disk_probe_ms:
+            self._probing = now
+            self.system.nursery.start_soon(self._probe)
+
+    async def _probe(self) -> None:
+        """A probe that fails proves nothing, and is made again; the WAL's own next write decides about this node."""
+        while True:
+            try:
+                # A thread that hangs in a sync can't be ended, and must not keep the node from ending.
+                await trio.to_thread.run_sync(self._sync, abandon_on_cancel=True)
+                break
+            except OSError:
+                await trio.sleep(self.system.config.disk_probe_ms / 1000)
+        self._probed = time.monotonic()
+        self._probing = 0.0
+        self.probes += 1
+
+    def _sync(self) -> None:
+        """BLOCKING. The file has no name: nothing of it is left behind."""
+        disk = self.system.disk
+        if self._fd < 0:
+            path = str(self.system.path / "wal" / "probe.tmp")
+            self._fd = disk.create(path)
+            disk.unlink(path)
+        disk.gather_write(self._fd, [PROBE], 0)
+        disk.datasync(self._fd)
+
+    def close(self) -> None:
+        """Give the file back."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self.system.disk.close(fd)

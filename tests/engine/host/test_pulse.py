@@ -1,0 +1,107 @@
+"""A node whose disk hangs is dead to the others, and comes back as a follower; an idle disk proves itself."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import trio
+
+from logyard.engine.disk import Disk, FaultyDisk
+
+from .cluster import Cluster, cluster, until
+
+
+def by_thread(c: Cluster, number: int) -> None:
+    """A node that believes its disk slow leaves syncs to its thread: its loop, which is this test's, does not hang."""
+    c.system(number).durability.sync_seconds = 1.0
+
+
+class HangingDisk(Disk):
+    """Its syncs wait until it is `free`."""
+
+    __slots__ = ("free",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+        self.free.set()
+
+    def datasync(self, fd: int) -> None:
+        self.free.wait()
+        super().datasync(fd)
+
+
+async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: Path) -> None:
+    disks = {number: HangingDisk() for number in (1, 2, 3)}
+    async with cluster(tmp_path, disks=disks, disk_stall_ms=50) as c:
+        await c.lead(1)
+        await c.fill(1, 3, 10)
+        by_thread(c, 1)
+        disks[1].free.clear()
+        try:
+            written = []
+
+            async def write() -> None:
+                written.extend(await c.append(1, [(b"", b"hung")]))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write)
+                begun = trio.current_time()
+                await until(lambda: all(1 not in c.system(number).live for number in (2, 3)), "node 1 is dead")
+                taken = trio.current_time() - begun
+                leader = await c.leader(among=(2, 3))
+                await c.append(leader, [(b"", b"meanwhile")])
+                assert not c.system(1).pulse.healthy() and not c.leads(1)
+                nursery.cancel_scope.cancel()
+            assert taken < 2, "the stall and the liveness timeout, and some patience for a busy machine"
+        finally:
+            disks[1].free.set()
+        await until(lambda: all(len(c.system(number).live) == 3 for number in c.ids), "node 1 is back")
+        await c.applied()
+        assert c.leads(leader) and not c.leads(1), "it follows"
+        bodies = [body for _, body in await c.read(1)]
+        assert bodies[-1] == b"meanwhile" and len(bodies) in (4, 5)
+
+
+async def test_an_idle_node_whose_disk_hangs_is_dead_as_well(tmp_path: Path) -> None:
+    disks = {1: HangingDisk()}
+    async with cluster(tmp_path, disks=disks, disk_stall_ms=50, disk_probe_ms=20) as c:
+        await until(lambda: c.system(1).pulse.probes > 1, "an idle disk is probed")
+        by_thread(c, 1)
+        assert len(c.system(2).live) == 3
+        disks[1].free.clear()
+        try:
+            await until(lambda: all(1 not in c.system(number).live for number in (2, 3)), "node 1 is dead")
+        finally:
+            disks[1].free.set()
+        await until(lambda: all(len(c.system(number).live) == 3 for number in c.ids), "node 1 is back")
+
+
+async def test_a_probe_that_fails_proves_nothing_and_is_made_again(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with cluster(tmp_path, disks={1: disk}, disk_stall_ms=20, disk_probe_ms=100) as c:
+        durability = c.system(1).durability
+        await until(lambda: durability.sealed and not durability.busy, "the WAL has nothing to write any more")
+        disk.fail("datasync", 1, errno.EIO)
+        await until(lambda: not c.system(1).pulse.healthy(), "its word does not count")
+        probes = c.system(1).pulse.probes
+        await until(c.system(1).pulse.healthy, "the next one is good")
+        assert c.system(1).pulse.probes > probes and c.system(1).failure is None
+
+
+async def test_a_write_of_many_batches_is_alive_while_its_batches_get_done(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, disk_stall_ms=50) as c:
+        system = c.system(1)
+        stop = threading.Event()
+
+        def long() -> None:
+            while not stop.wait(0.005):
+                system.wal._number += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(system.durability.exclusive, long)
+            await until(lambda: system.durability.stalled_s() > 0.15)
+            assert system.pulse.healthy() and system.pulse.stalled_s() < 0.05
+            stop.set()
