@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..machine import Context, Effect, Reject, Release
+from ..machine import Context, Effect, Position, Reject, Release
 from .member import Member
 
 if TYPE_CHECKING:
@@ -21,9 +21,18 @@ def perform(system: System, member: Member, context: Context, effects: Sequence[
     """Perform the effects of one entry, in order; called on every member."""
     for effect in effects:
         assert isinstance(effect, Release), effect
-        if member.liveness.release(effect.first, effect.end):
-            member.last_release = context.index
-            system.storage.released(member, effect.first, effect.end)
+        release(system, member, context.index, effect.first, effect.end)
+
+
+def release(system: System, member: Member, index: int, first: Position, end: Position) -> None:
+    """What lives of a range is dead from `index` on; homes book exactly that, or a second release of the same
+    payloads would be counted twice, and a file given up with others in it that live."""
+    died = member.liveness.live_within(first, end)
+    if died:
+        member.liveness.release(first, end)
+        member.last_release = index
+        for one in died:
+            system.storage.released(member, one.first, one.end)
 
 
 def on_system(system: System, member: Member, context: Context, command: list[Any]) -> bytes | Reject:

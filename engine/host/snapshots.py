@@ -296,15 +296,15 @@ class Snapshots:
             snapshot.index, snapshot.term, Configuration.decode(snapshot.configuration)
         ):
             return
-        before = member.liveness.released_before
+        before = member.liveness
         try:
             restore(member, snapshot, system)
         except Exception as error:
             system.stop_member(member, f"{type(error).__name__} while installing a snapshot: {error}")
             return
+        system.storage.replaced(member, before, snapshot.index)
         system.storage.installed(member, snapshot, size, have)
         system.counters.snapshots_installed += 1
-        system.storage.released(member, before, max(before, member.liveness.released_before))
         member.fail_waiting(Unknown("a snapshot replaced this member's log; the command's outcome is unknown"))
         log.info("group %s: snapshot at %d installed", member.spec.name, snapshot.index)
         member.wake()
