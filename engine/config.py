@@ -175,6 +175,24 @@ class SystemConfig:
     reconnect_ms_min: int = _limit(50, 1, 60_000, "First pause before a peer is dialled again; doubles, with jitter.")
     reconnect_ms_max: int = _limit(2000, 10, 600_000, "Longest such pause: how late a returned node may be noticed.")
 
+    # Machines.
+    machine_tick_ms: int = _limit(
+        1000, 10, 3_600_000, "How often the leader calls on_tick of the machines that have it; the others cost nothing."
+    )
+    machine_upgrade_percent: int = _limit(
+        51,
+        51,
+        100,
+        "Of a group's voters, how many must have a newer machine before it comes into force: 51 is a majority (the "
+        "others vote on and wait until they are upgraded), 100 all.",
+    )
+    delivery_queue_bytes: int = _limit(
+        16 * MIB,
+        64 * KIB,
+        GIB,
+        "What may wait for one session's connection; more is dropped, as deliveries are at most once.",
+    )
+
     # Clients and the process.
     poll_bytes_max: int = _limit(8 * MIB, 64 * KIB, GIB, "One answer to a poll; a larger record is answered alone.")
     poll_wait_s_max: int = _limit(60, 1, 3600, "The longest a poll may wait for new records.")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from heapq import nsmallest
 from typing import Any
 
+from logyard.engine.host import effects
 from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
 from logyard.engine.raft.core import LEADER
@@ -92,6 +93,7 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
         row |= {"start": machine.start, "end": machine.end}
     if brief:
         return row
+    row["machine_state"] = effects.describe(member)
     configuration = raft.configuration
     row |= {
         "voters": list(configuration.voters),

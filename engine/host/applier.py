@@ -1,7 +1,7 @@
 """Applies committed entries: metadata only, in index order, one call an entry (law 5).
 
-A `Reject` is a reply. Any other exception of a machine stops that group and no other (law 7). What belongs to a
-session or is the engine's own goes through `sessions` first; effects go to `effects`. Called in the turn by
+A `Reject` is a reply. Any other exception of a machine halts that group (`halt`), and no other (law 7). What belongs
+to a session or is the engine's own goes through `sessions` first; effects go to `effects`. Called in the turn by
 `scheduler`.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..entry import COMMANDS, Entry, frames_of, is_guarded, records_in, timestamp_of, units_of
-from ..errors import LogyardError, NotLeader
-from ..machine import Batch, Context, Effect, Frame, Machine, PayloadRef, Position, Reject, Release
-from . import effects
-from .member import OK, Member, Owed, Queued
-from .sessions import apply_guarded, with_rejects_released
+from ..errors import Corrupt, LogyardError, NotLeader
+from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
+from . import effects, halt
+from .member import HALTED, OK, Member, Owed, Queued
+from .sessions import CommandFault, apply_guarded, with_rejects_released
 
 if TYPE_CHECKING:
     from .system import System
@@ -40,16 +40,22 @@ class Applier:
     def apply(self, member: Member) -> None:
         """Apply what is committed. Entries that left memory (a restart) are read back from segments."""
         raft = member.raft
-        while raft.applied < raft.commit:
-            try:
-                for entry in self.system.reader.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES):
-                    self._entry(member, entry)
-                    raft.on_applied(entry.index)
-            except Exception as error:
-                self.system.stop_member(
-                    member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}"
-                )
+        try:
+            if member.state == HALTED and not halt.resume(self.system, member):
                 return
+            while raft.applied < raft.commit:
+                for entry in self.system.reader.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES):
+                    try:
+                        self._entry(member, entry)
+                    except Corrupt:
+                        raise
+                    except Exception as error:
+                        if not halt.failed(self.system, member, entry, error):
+                            return
+                    raft.on_applied(entry.index)
+        except Exception as error:
+            self.system.stop_member(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
+            return
         member.wake()
         if not raft.is_quiet:
             self.system.active.add(member)
@@ -61,18 +67,21 @@ class Applier:
             owed = _settle(member, entry.index)
             if owed is not None:
                 _fail(owed.frames, NotLeader(member.raft.leader))
+            if entry.index == member.raft.lead_index:
+                effects.on_leading(self.system, member)
             return
-        uid = member.uid
         stamp = timestamp_of(entry.data)
         if stamp > member.log_time:
             member.log_time = stamp
-        machine = member.machine
         frames = list(frames_of(entry.data))
-        context = Context(uid, entry.index, entry.term, stamp, machine.version, records_in(entry.data))
+        context = Context(member.uid, entry.index, entry.term, stamp, member.version, records_in(entry.data))
         if is_guarded(entry.data):
             batch = self._guarded(member, context, entry, frames)
         else:
             batch = run_machine(member, context, entry, frames)
+        self._done(member, context, entry, batch)
+
+    def _done(self, member: Member, context: Context, entry: Entry, batch: Batch) -> None:
         if batch.effects:
             effects.perform(self.system, member, context, batch.effects)
         # Only now: who waits for an entry that its machine could not apply is told so when the group stops.
@@ -88,24 +97,45 @@ class Applier:
             else:
                 queued.sink.reply(queued.request, OK, reply)
 
-    def _guarded(self, member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
+    def apply_again(self, member: Member, entry: Entry) -> None:
+        """Apply an entry of commands anew after a fault, or for a machine that is built anew, without what was
+        skipped; who still waits for it is answered."""
+        stamp = timestamp_of(entry.data)
+        member.log_time = max(member.log_time, stamp)
+        context = Context(member.uid, entry.index, entry.term, stamp, member.version, records_in(entry.data))
+        left_out = (member.left_out or {}).get(entry.index, ())
+        self._done(member, context, entry, self._guarded(member, context, entry, list(frames_of(entry.data)), left_out))
+
+    def try_frame(self, member: Member, entry: Entry, frame: Frame) -> None:
+        """Let a machine that is thrown away afterwards apply one frame: no reply, no effects."""
+        stamp = timestamp_of(entry.data)
+        context = Context(member.uid, entry.index, entry.term, stamp, member.version, records_in(entry.data))
+        self._guarded(member, context, entry, [frame])
+
+    def _guarded(
+        self, member: Member, context: Context, entry: Entry, frames: list[Frame], left_out: Sequence[int] = ()
+    ) -> Batch:
         """An entry with frames of sessions or of the engine's own: the machine sees what it shall apply."""
+        own: list[Effect] = []
         guarded = apply_guarded(
             member.sessions,
             context,
             frames,
             lambda context, shown: run_machine(member, context, entry, shown),
-            lambda context, command: effects.on_system(self.system, member, context, command),
-            session_end_of(member.machine),
+            lambda context, command: effects.on_system(self.system, member, context, command, own),
+            session_end_of(member),
+            left_out,
         )
         member.sessions = guarded.sessions
-        return guarded.batch
+        return Batch(guarded.batch.replies, [*own, *guarded.batch.effects]) if own else guarded.batch
 
 
-def session_end_of(machine: Machine) -> Callable[[Context, int], Sequence[Effect]] | None:
-    """The machine's optional `on_session_end(context, session)`."""
-    hook = getattr(machine, "on_session_end", None)
-    return None if hook is None else lambda context, session: hook(context, session).effects
+def session_end_of(member: Member) -> Callable[[Context, int], Sequence[Effect]] | None:
+    """The machine's optional `on_session_end(context, session)`, called for sessions that it monitors."""
+    hook = getattr(member.machine, "on_session_end", None)
+    if hook is None:
+        return None
+    return lambda context, session: hook(context, session).effects if effects.wants_end(member, session) else ()
 
 
 def run_machine(member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
@@ -158,6 +188,8 @@ def _apply_each(member: Member, context: Context, entry: Entry, frames: list[Fra
                 reply = reject
                 # A refused command's payload is nobody's: it dies at this very index (section 6, "nothing leaks").
                 found.append(Release(Position(context.index, ordinal), Position(context.index, ordinal + 1)))
+            except Exception as error:
+                raise CommandFault(ordinal) from error
             ordinal += 1
         replies.append(reply)
     return Batch(replies, found)

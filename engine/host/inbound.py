@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..entry import verify_bodies
 from ..errors import LogyardError
 from ..raft.messages import Message
-from .member import RUNNING
+from .versions import MACHINE_VERSIONS
 
 if TYPE_CHECKING:
     from .system import System
@@ -54,7 +54,7 @@ class Inbound:
                 if member is None:
                     self._ask(node, message.uid)
                     continue
-                if member.state != RUNNING:
+                if member.raft.stopped:
                     continue
                 entries = message.entries
                 if entries:
@@ -88,6 +88,7 @@ class Inbound:
     def on_link_up(self, node: int) -> None:
         """A fresh link: what was in flight on the old one may be lost."""
         self._reset(node)
+        self.system.versions.on_link_up(node)
 
     def on_link_down(self, node: int) -> None:
         """A link was lost, or dropped messages because its queue was full."""
@@ -98,7 +99,7 @@ class Inbound:
         system = self.system
         for member in system.members.values():
             raft = member.raft
-            if member.state == RUNNING and (node == raft.leader or node in raft.progress):
+            if not member.raft.stopped and (node == raft.leader or node in raft.progress):
                 raft.on_link_reset(node)
                 system.active.add(member)
                 system.scheduler.mark(member)
@@ -110,7 +111,7 @@ class Inbound:
         system.live.update(live)
         system.live.add(system.node_id)
         for member in system.members.values():
-            if member.state == RUNNING:
+            if not member.raft.stopped:
                 member.raft.on_liveness()
                 system.active.add(member)
                 system.scheduler.mark(member)
@@ -120,6 +121,8 @@ class Inbound:
         try:
             if kind < SNAPSHOT_OFFER:
                 self.system.directory.on_blob(node, kind, request, header)
+            elif kind == MACHINE_VERSIONS:
+                self.system.versions.on_blob(node, header)
             else:
                 self.system.snapshots.on_blob(node, kind, request, header, body)
         except LogyardError as error:

@@ -1,7 +1,8 @@
 """A member: one group's replica on this node, as the host sees it. Data and small verbs; the turn that drives it is
 in `scheduler`.
 
-Invariants: applied <= raft.commit; a member whose `state` is not RUNNING takes no frames and sends nothing (law 7);
+Invariants: applied <= raft.commit; a member that is STOPPED or DELETED takes no part (law 7), one that is HALTED runs
+its core and applies nothing; only a RUNNING one takes frames and answers reads;
 `waiting` holds the replies owed for entries this member proposed as leader, by index.
 """
 
@@ -15,12 +16,15 @@ from ..errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_erro
 from ..machine import BatchMachine, Machine
 from ..ports import LivenessPort
 from ..raft.core import Raft
+from .log_time import LogTime
+from .machine_state import MachineState
 from .sessions import Sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 RUNNING = "running"
+HALTED = "halted"
 STOPPED = "stopped"
 DELETED = "deleted"
 OK = 0
@@ -66,6 +70,34 @@ class Owed(NamedTuple):
     frames: list[Queued]
 
 
+class Halt:
+    """Why a member applies nothing from entry `index` on: a failed command in the frame first..first + records
+    (records 0: it is not known which), or, if `version` is not 0, a machine that this process does not know.
+
+    `scanned`: the entries up to here were searched for a skip of it.
+    """
+
+    __slots__ = ("index", "first", "records", "ordinal", "reason", "version", "scanned")
+
+    def __init__(self, index: int, first: int, records: int, ordinal: int, reason: str, version: int = 0) -> None:
+        self.index = index
+        self.first = first
+        self.records = records
+        self.ordinal = ordinal
+        self.reason = reason
+        self.version = version
+        self.scanned = index
+
+    @property
+    def place(self) -> str:
+        """For people: (index, ordinal)."""
+        return f"({self.index}, {self.ordinal if self.records else '?'})"
+
+    def covers(self, index: int, ordinal: int) -> bool:
+        """Whether a skip of (index, ordinal) is one of the frame that failed."""
+        return index == self.index and (not self.records or self.first <= ordinal < self.first + self.records)
+
+
 class SegmentRun(NamedTuple):
     """Entries first..last of a group lie in segment `segment`; their payloads in the WAL file of that number until it
     is migrated."""
@@ -93,7 +125,8 @@ class Member:
         "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "queue", "queue_bytes", "waiting",
         "inflight_bytes", "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term",
         "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
-        "damaged", "snapshot_stored", "sessions", "system_queue",
+        "damaged", "snapshot_stored", "sessions", "system_queue", "kept", "version", "clock", "leading", "halt",
+        "left_out",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort) -> None:
@@ -128,6 +161,16 @@ class Member:
         self.sessions: Sessions | None = None
         # Commands of the engine's own: not in the budget of clients, proposed before them, in entries of their own.
         self.system_queue: list[Queued] | None = None
+        # What the machine asked the engine to keep: timers, follow-ups, monitored sessions.
+        self.kept: MachineState | None = None
+        # The machine version in force (`versions`), and the clock of this member's leadership.
+        self.version = 1
+        self.clock: LogTime | None = None
+        # Leads and has applied everything of earlier leaders: from then on it performs effects.
+        self.leading = False
+        self.halt: Halt | None = None
+        # Ordinals of skipped commands by index: left out again whenever their entry is applied anew.
+        self.left_out: dict[int, tuple[int, ...]] | None = None
         # Asked once: a protocol's instance check costs more than applying a batch.
         self.apply_batch = machine.apply_batch if isinstance(machine, BatchMachine) else None
 
@@ -194,6 +237,28 @@ class Member:
             done(error, 0)
         self.reads = None
         self.wake()
+
+    def suspend(self, halt: Halt) -> None:
+        """Apply nothing more and serve nobody, until a skip or a newer process; the core runs on, but who waits for a
+        newer machine had better not lead."""
+        self.halt = halt
+        self.state = HALTED
+        self.reason = reason = halt.reason
+        if halt.version:
+            self.raft.may_lead = False
+        error = GroupStopped(f"group {self.spec.name!r} is halted: {reason}")
+        self.fail_queue(error)
+        self.fail_waiting(Unknown(f"group {self.spec.name!r} halted while the command was under way: {reason}"))
+        for done in list((self.reads or {}).values()):
+            done(error, 0)
+        self.reads = None
+        self.wake()
+
+    def leave_out(self, index: int, ordinal: int) -> None:
+        """A committed skip names this command."""
+        if self.left_out is None:
+            self.left_out = {}
+        self.left_out[index] = (*self.left_out.get(index, ()), ordinal)
 
     def wake(self) -> None:
         """Call the waiters whose condition holds now (all of them, once the member stopped)."""

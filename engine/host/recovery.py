@@ -26,8 +26,9 @@ from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
 from . import rows
 from .homes import SealedFile, Share
-from .member import STOPPED, Member, SegmentRun, Spec, cut_runs
+from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
 from .snapshots import restore
+from .versions import UnknownVersion
 
 if TYPE_CHECKING:
     from .system import System
@@ -292,7 +293,10 @@ def _member(
         member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
         member.snapshot_stored = snapshot.index
         member.snapshot_bytes = len(snapshot_row.data)
-        restore(member, snapshot, system)
+        try:
+            restore(member, snapshot, system)
+        except UnknownVersion as error:
+            member.suspend(Halt(snapshot.index, 0, 0, -1, f"its snapshot at {snapshot.index} {error}", error.version))
         if snapshot.index > raft.applied:
             raft.on_applied(snapshot.index)
     return member
@@ -416,6 +420,7 @@ def enliven(system: System, member: Member, fresh: bool) -> None:
     so that
     leaders are spread and nobody waits for an election timeout."""
     system.members[member.uid] = member
+    system.versions.learn(member)
     raft = member.raft
     voters = raft.configuration.voters
     alone = voters == (system.node_id,)

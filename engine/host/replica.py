@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ..snapshot.format import Snapshot
+from .machine_state import MachineState
 from .sessions import Sessions
+from .versions import UnknownVersion
 
 if TYPE_CHECKING:
     from .member import Member
@@ -17,11 +20,23 @@ if TYPE_CHECKING:
 SESSIONS = "@sessions"
 
 
+def restore(member: Member, snapshot: Snapshot) -> None:
+    """Machine and engine state as of a snapshot. Raises `UnknownVersion` before anything is changed."""
+    if snapshot.version > member.machine.version:
+        raise UnknownVersion(snapshot.version, member.machine.version)
+    machine, engine = split(snapshot.sections)
+    member.machine.restore(machine)
+    member.version = snapshot.version
+    restore_sections(member, engine)
+
+
 def sections(member: Member) -> dict[str, bytes]:
     """The engine's sections; none for a group that uses nothing of it."""
     found: dict[str, bytes] = {}
     if member.sessions is not None:
         found[SESSIONS] = member.sessions.encode()
+    if member.kept is not None:
+        found |= member.kept.sections()
     return found
 
 
@@ -29,6 +44,7 @@ def restore_sections(member: Member, sections: Mapping[str, bytes]) -> None:
     """Replace the engine's state by a snapshot's; what has no section is empty."""
     data = sections.get(SESSIONS)
     member.sessions = Sessions.decode(data) if data is not None else None
+    member.kept = MachineState.of_sections(sections)
 
 
 def split(sections: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:

@@ -10,22 +10,27 @@ await inside.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
-from ..entry import FRAMES_MAX, build_commands, build_system
+from ..entry import FRAMES_MAX, build_commands, build_system, timestamp_of
 from ..errors import Busy, LogyardError, NotLeader
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
-from .member import RUNNING, Member, Queued
+from . import effects
+from .log_time import LogTime
+from .member import Member, Queued
 
 if TYPE_CHECKING:
     from .system import System
+
+log = logging.getLogger(__name__)
 
 PASSES_MAX = 64
 QUIET_SECONDS = 0.0002
@@ -113,7 +118,7 @@ class Scheduler:
             await trio.sleep(TELL_SECONDS)
             untold, self.untold = self.untold, []
             for member in untold:
-                if member.state == RUNNING and member.raft.tell():
+                if not member.raft.stopped and member.raft.tell():
                     self.mark(member)
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
@@ -135,13 +140,13 @@ class Scheduler:
                 messages: list[Message] = []
                 for member in batch:
                     member.dirty = False
-                    if member.state == RUNNING:
+                    if not member.raft.stopped:
                         self._drain(member, messages)
                 if messages:
                     system.peers.send(messages)
                 system.durability.kick()
                 for member in batch:
-                    if member.raft.commit > member.raft.applied and member.state == RUNNING:
+                    if member.raft.commit > member.raft.applied and not member.raft.stopped:
                         system.applier.apply(member)
             if self._last_words:
                 calls, self._last_words = self._last_words, []
@@ -202,8 +207,7 @@ class Scheduler:
             return
         queue = member.queue
         limit, records_max = self.system.config.entry_bytes_max, self.system.config.entry_records_max
-        # Log time never runs backwards within a group, whatever the clock does.
-        member.log_time = now = max(member.log_time, time.time_ns() // 1_000_000)
+        member.log_time = now = self.log_time(member)
         while queue:
             frames: list[Queued] = []
             size = records = 0
@@ -241,7 +245,7 @@ class Scheduler:
             member.fail_queue(NotLeader(raft.leader))
             return
         queue, member.system_queue = member.system_queue or [], None
-        member.log_time = now = max(member.log_time, time.time_ns() // 1_000_000)
+        member.log_time = now = self.log_time(member)
         for at in range(0, len(queue), FRAMES_MAX):
             frames = queue[at : at + FRAMES_MAX]
             index = raft.log.last_index + 1
@@ -281,9 +285,35 @@ class Scheduler:
         self.system.durability.add(item)
         self.system.durability.kick()
 
+    def log_time(self, member: Member) -> int:
+        """Log time now, in ms, of a group that this member leads."""
+        clock = member.clock
+        if clock is None:
+            clock = member.clock = self._new_clock(member)
+        return max(member.log_time, clock.now(self.system.wall_ns(), self.system.monotonic_ns()))
+
+    def _new_clock(self, member: Member) -> LogTime:
+        """The clock of a leadership goes on where the log ends, also above what is applied here."""
+        raft, last = member.raft, member.log_time
+        before = raft.lead_index - 1
+        if before > raft.applied:
+            try:
+                entries = self.system.reader.log_entries(member, before, before, 1)
+                last = max(last, timestamp_of(entries[0].data))
+            except LogyardError as error:
+                # Apply meets the same damage, and says so.
+                log.warning("group %s: its newest log time can't be read: %s", member.spec.name, error)
+        return LogTime(last, self.system.wall_ns(), self.system.monotonic_ns())
+
     def _role_changed(self, member: Member) -> None:
         self.system.leaderboard.note(member)
-        if member.raft.role != LEADER:
+        if member.leading and (member.raft.role != LEADER or member.raft.applied < member.raft.lead_index):
+            effects.on_following(self.system, member)
+        if member.raft.role == LEADER:
+            if member.raft.applied < member.raft.lead_index:
+                member.clock = self._new_clock(member)
+        else:
+            member.clock = None
             member.fail_queue(NotLeader(member.raft.leader))
             if member.slow_sends:
                 member.slow_sends = None
@@ -295,7 +325,7 @@ class Scheduler:
         for item in items:
             member, after, token = cast(Token, item.token)
             member.unpersisted -= 1
-            if member.state != RUNNING:
+            if member.raft.stopped:
                 continue
             if token is not None:
                 member.raft.on_persisted(*token)

@@ -20,7 +20,7 @@ from ..entry import Entry
 from ..errors import Gone, LogyardError
 from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
-from .member import RUNNING, Member
+from .member import Member
 
 if TYPE_CHECKING:
     from .system import System
@@ -67,7 +67,7 @@ class Sender:
         while queue:
             member, message = queue.popleft()
             try:
-                if member.state == RUNNING and member.raft.role == LEADER and member.raft.term == message.term:
+                if not member.raft.stopped and member.raft.role == LEADER and member.raft.term == message.term:
                     message.entries = await self._load(member, message)
                     if member.raft.term == message.term:
                         self.system.peers.send([message])

@@ -24,6 +24,17 @@ REGISTER = "register"
 EXPIRE = "expire"
 
 Reply: TypeAlias = bytes | Reject
+
+
+class CommandFault(Exception):
+    """What a machine raised for one command, as `__cause__`; `ordinal` is the command's in its entry."""
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__(ordinal)
+        self.ordinal = ordinal
+
+
+SKIPPED = Reject("skipped", "the machine failed at this command, and an operator had it skipped")
 OnSystem: TypeAlias = Callable[[Context, list[Any]], Reply]
 
 
@@ -157,21 +168,28 @@ def apply_guarded(
     run: Callable[[Context, list[Frame]], Batch],
     on_system: OnSystem,
     on_end: Callable[[Context, int], Sequence[Effect]] | None = None,
+    left_out: Sequence[int] = (),
 ) -> Guarded:
     """Apply an entry some of whose frames are the engine's own or belong to sessions.
 
     The engine's own frames go first, so that the machine sees the others in one call. `run` is the machine on the
     frames that it shall see; `on_system` applies what is not about sessions; `on_end` tells the machine of an end.
+    `left_out` are ordinals whose frames an operator had skipped: they are never run.
     """
     replies: list[Reply | None] = [None] * len(frames)
     effects: list[Effect] = []
     for number, frame in enumerate(frames):
         if frame.flags & SYSTEM:
             command = system_command(frame)
-            if command[0] in (REGISTER, EXPIRE):
-                sessions, replies[number] = _change(sessions, context, command, on_end, effects)
-            else:
-                replies[number] = on_system(context, command)
+            try:
+                if left_out and _holds_any(frame, left_out):
+                    replies[number] = SKIPPED
+                elif command[0] in (REGISTER, EXPIRE):
+                    sessions, replies[number] = _change(sessions, context, command, on_end, effects)
+                else:
+                    replies[number] = on_system(context, command)
+            except Exception as error:
+                raise CommandFault(frame.first) from error
     shown: list[Frame] = []
     places: list[int] = []
     copies: dict[int, int] = {}
@@ -192,6 +210,11 @@ def apply_guarded(
                 effects.append(release_of(context, frame))
                 continue
             claimed[key] = number
+        if left_out and _holds_any(frame, left_out):
+            replies[number] = SKIPPED
+            skipped.append((frame.first, frame.records))
+            effects.append(release_of(context, frame))
+            continue
         shown.append(frame)
         places.append(number)
     if shown or skipped:
@@ -227,6 +250,10 @@ def _change(
         if sessions is not None and sessions.expire(session) and on_end is not None:
             effects += on_end(context, session)
     return (sessions if sessions is not None and sessions.by_id else None), b""
+
+
+def _holds_any(frame: Frame, ordinals: Sequence[int]) -> bool:
+    return any(frame.first <= ordinal < frame.first + frame.records for ordinal in ordinals)
 
 
 def release_of(context: Context, frame: Frame) -> Release:

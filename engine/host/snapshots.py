@@ -28,6 +28,7 @@ from . import replica
 from .inbound import SNAPSHOT_DATA, SNAPSHOT_DONE, SNAPSHOT_NEED, SNAPSHOT_OFFER, SNAPSHOT_TAKEN
 from .member import RUNNING, Member
 from .reader import Located, Wanted
+from .versions import UnknownVersion
 
 if TYPE_CHECKING:
     from .system import System
@@ -95,7 +96,7 @@ class Snapshots:
         self._compare(member, index)
         sections = replica.merge(member.machine.snapshot(), replica.sections(member))
         snapshot = Snapshot(
-            member.uid, index, term, raft.configuration_at(index).encode(), member.machine.version, member.last_release,
+            member.uid, index, term, raft.configuration_at(index).encode(), member.version, member.last_release,
             member.log_time, sections, member.liveness.encode_live_set(index),
         )  # fmt: skip
         return member, snapshot, snapshot_format.encode(snapshot)
@@ -115,7 +116,7 @@ class Snapshots:
         try:
             async with self._limit:
                 for _ in range(3):
-                    if member.state != RUNNING or member.raft.role != LEADER:
+                    if member.raft.stopped or member.raft.role != LEADER:
                         break
                     try:
                         index = await self._send(member, node)
@@ -129,7 +130,7 @@ class Snapshots:
         finally:
             if member.transfers is not None:
                 member.transfers.discard(node)
-            if member.state == RUNNING and member.raft.role == LEADER:
+            if not member.raft.stopped and member.raft.role == LEADER:
                 member.raft.snapshot_sent(node, index or member.snapshot_index, bool(index))
                 self.system.active.add(member)
                 self.system.scheduler.mark(member)
@@ -263,9 +264,11 @@ class Snapshots:
 
     async def _take_in(self, node: int, request: int, uid: int, data: bytes, receive: Any) -> None:
         member = self.system.members.get(uid)
-        if member is None or member.state != RUNNING:
+        if member is None or member.raft.stopped:
             raise LogyardError(f"group {uid:016x} does not run on this node")
         snapshot = snapshot_format.decode(data, uid)
+        if snapshot.version > member.machine.version:
+            raise LogyardError(f"{member.spec.name!r} {UnknownVersion(snapshot.version, member.machine.version)}")
         if member.raft.applied >= snapshot.index:
             return
 
@@ -286,7 +289,7 @@ class Snapshots:
         await self.system.storage.store_installed(member, snapshot, data)
         # What the core has to hand out comes first: entries of before and after must not meet in one `Ready`.
         self.system.scheduler.turn()
-        if member.state == RUNNING and member.raft.applied < snapshot.index:
+        if not member.raft.stopped and member.raft.applied < snapshot.index:
             self._install(member, snapshot, len(data), have)
 
     def _install(self, member: Member, snapshot: Snapshot, size: int, have: int) -> None:
@@ -296,15 +299,17 @@ class Snapshots:
             snapshot.index, snapshot.term, Configuration.decode(snapshot.configuration)
         ):
             return
-        before = member.liveness
+        before = member.liveness.released_before
         try:
             restore(member, snapshot, system)
         except Exception as error:
             system.stop_member(member, f"{type(error).__name__} while installing a snapshot: {error}")
             return
-        system.storage.replaced(member, before, snapshot.index)
+        # Whatever this member was halted at lies below: the snapshot's sender got over it.
+        member.state, member.reason, member.halt, member.left_out = RUNNING, "", None, None
         system.storage.installed(member, snapshot, size, have)
         system.counters.snapshots_installed += 1
+        system.storage.released(member, before, max(before, member.liveness.released_before))
         member.fail_waiting(Unknown("a snapshot replaced this member's log; the command's outcome is unknown"))
         log.info("group %s: snapshot at %d installed", member.spec.name, snapshot.index)
         member.wake()
@@ -317,13 +322,11 @@ def _nothing() -> None:
 
 
 def restore(member: Member, snapshot: Snapshot, system: System) -> None:
-    """Machine and liveness as of a snapshot; used at recovery, too."""
-    machine, engine = replica.split(snapshot.sections)
-    member.machine.restore(machine)
-    replica.restore_sections(member, engine)
+    """Machine and liveness as of a snapshot; used at recovery, too. Raises `UnknownVersion`, with liveness restored."""
     member.liveness = system.store.decode_liveness(snapshot.live)
     member.last_release = snapshot.release
     member.log_time = max(member.log_time, snapshot.timestamp)
+    replica.restore(member, snapshot)
 
 
 def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[SourceEntry]:

@@ -21,7 +21,7 @@ from ..errors import LogyardError
 from ..log.segment_writer import build_segment_job, latest_entries, run_segment_job
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..machine import Position
-from ..ports import LivenessPort, SourceEntry
+from ..ports import SourceEntry
 from ..snapshot.format import Snapshot
 from . import rows
 from .books import Books, Captured
@@ -80,10 +80,6 @@ class Storage:
     def released(self, member: Member, first: Position, end: Position) -> None:
         """A release was applied."""
         self.homes.released(member, first, end)
-
-    def replaced(self, member: Member, before: LivenessPort, upto: int) -> None:
-        """A snapshot's live set took the place of `before`."""
-        self.homes.replaced(member, before, upto)
 
     def pin(self, home: tuple[str, int]) -> None:
         """Keep a payload home until `unpin`."""
@@ -204,7 +200,7 @@ class Storage:
             self._hard_states |= hard_states
             raise
         for member in touched:
-            if member.flushed and member.state == RUNNING:
+            if member.flushed and not member.raft.stopped:
                 member.raft.log.release_memory(member.flushed)
                 self._compact_log(member)
         if not file.live:
@@ -331,7 +327,7 @@ class Storage:
         """Snapshots durable first, then the logs below them may go (invariant 3)."""
         stored = await self.books.commit_snapshots(captured)
         for member, snapshot, data in stored:
-            if member.state == RUNNING and snapshot.index > member.snapshot_index:
+            if not member.raft.stopped and snapshot.index > member.snapshot_index:
                 member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
                 member.snapshot_bytes = len(data)
                 self._compact_log(member)

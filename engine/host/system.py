@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from ..raft.state import Limits
 from . import recovery, ticker
 from .applier import Applier
 from .cache import PayloadCache
+from .delivery import Delivery
 from .directory import Directory
 from .durability import Durability
 from .inbound import Inbound
@@ -38,6 +40,7 @@ from .scheduler import Scheduler
 from .sender import Sender
 from .snapshots import Snapshots
 from .storage import Storage
+from .versions import Versions
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +91,14 @@ class System:
         self.directory = Directory(self)
         self.snapshots = Snapshots(self)
         self.pulse = Pulse(self)
+        self.versions = Versions(self)
+        self.delivery = Delivery(self)
+        # Members that lead and have timers or follow-ups pending, and those whose machine wants ticks.
+        self.timed: set[Member] = set()
+        self.ticking: set[Member] = set()
+        # The clocks that log time is made from.
+        self.wall_ns = time.time_ns
+        self.monotonic_ns = time.monotonic_ns
         self.peers: PeersPort
         self.durability: Durability
         self.nursery: trio.Nursery
@@ -195,6 +206,10 @@ class System:
         Arguments are plain values (msgpack). Raises `NotLeader`, `GroupStopped`; nothing was queued then.
         """
         self.check_leader(member)
+        self.queue_own(member, name, *arguments, sink=sink, request=request)
+
+    def queue_own(self, member: Member, name: str, *arguments: object, sink: Sink = DROP, request: int = 0) -> None:
+        """`propose` without its checks: for what a halted leader is allowed."""
         if member.system_queue is None:
             member.system_queue = []
         member.system_queue.append(Queued(encode_system(name, *arguments), sink, request, 1))

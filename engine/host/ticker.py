@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..raft import quiescence
-from .member import RUNNING
+from . import effects
 
 if TYPE_CHECKING:
     from .system import System
@@ -27,7 +27,8 @@ async def run(system: System) -> None:
     """Tick until cancelled."""
     interval = system.config.tick_ms / 1000
     seal_after = system.config.wal_seal_idle_ms / 1000
-    housekeeping = time.monotonic()
+    machine_tick = system.config.machine_tick_ms / 1000
+    housekeeping = machines = time.monotonic()
     healthy = True
     while True:
         await trio.sleep(interval)
@@ -38,7 +39,12 @@ async def run(system: System) -> None:
         elif healthy:
             healthy = False
             _abdicate(system)
+        if system.timed:
+            effects.tick(system)
         now = time.monotonic()
+        if now >= machines:
+            machines = now + machine_tick
+            effects.tick_machines(system)
         if not system.durability.sealed and now - system.durability.last_write >= seal_after:
             system.durability.seal()
         if now - housekeeping >= HOUSEKEEPING_SECONDS:
@@ -46,12 +52,13 @@ async def run(system: System) -> None:
             system.inbound.forget_asked()
             system.leaderboard.prune(system.names)
             system.storage.look()
+            system.versions.look()
 
 
 def _tick(system: System) -> None:
     active = system.active
     for member in list(active):
-        if member.state != RUNNING:
+        if member.raft.stopped:
             active.discard(member)
             continue
         member.raft.tick()
@@ -65,7 +72,7 @@ def _abdicate(system: System) -> None:
     """The disk hangs: groups that others can lead are theirs now."""
     log.warning("the disk has not completed a sync for %d ms: leaderships move", system.pulse.stalled_s() * 1000)
     for member in system.members.values():
-        if member.state == RUNNING:
+        if not member.raft.stopped:
             quiescence.abdicate(member.raft)
             if member.raft.has_ready:
                 system.scheduler.mark(member)

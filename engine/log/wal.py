@@ -415,3 +415,4 @@ class Wal:
     def allocated_bytes(self) -> int:
         """Bytes of disk held, spares included."""
         return self._files.allocated_bytes()
+

@@ -1,0 +1,174 @@
+"""When a machine can not apply a command: the member halts at that entry, and goes on after a replicated skip (law 7).
+
+Invariants: a halted member's core runs on (it votes, acknowledges, may lead) while nothing above the failed entry is
+applied; what is left out is exactly the failed command's frame, on every member, at every replay; an entry that is
+retried meets a machine rebuilt from its snapshot and the log, never one that a fault left half changed. A member that
+waits for a newer machine halts in the same way, and nothing but a newer process lets it go on. Called by `applier`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..entry import COMMANDS, SYSTEM, Entry, Frame, frames_of, is_guarded, system_command
+from ..errors import Corrupt, GroupStopped, NotLeader, Refused
+from ..machine import BatchMachine
+from ..raft.core import LEADER
+from ..snapshot import format as snapshot_format
+from . import replica
+from .member import HALTED, RUNNING, Halt, Member, Sink
+from .sessions import CommandFault
+from .versions import UnknownVersion
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+SCAN_BYTES = 4 * 1024 * 1024
+
+
+def failed(system: System, member: Member, entry: Entry, error: Exception) -> bool:
+    """The machine raised at `entry`. True when committed skips let the entry be applied without what failed; else the
+    member is halted. Raises `Corrupt` for damage found on the way."""
+    while True:
+        halt = _diagnose(system, member, entry, error)
+        if not _skipped(system, member, halt):
+            log.error("group %s halted: %s", member.spec.name, halt.reason)
+            member.suspend(halt)
+            return False
+        try:
+            _retry(system, member, entry)
+            return True
+        except Corrupt:
+            raise
+        except Exception as again:
+            error = again
+
+
+def resume(system: System, member: Member) -> bool:
+    """A halted member looks for a skip of its command in what was committed since; True when it goes on.
+
+    Raises `Corrupt` for damage found on the way.
+    """
+    halt = member.halt
+    assert halt is not None
+    if halt.version or not _skipped(system, member, halt):
+        return False
+    entry = system.reader.log_entries(member, halt.index, halt.index, SCAN_BYTES)[0]
+    member.state, member.reason = RUNNING, ""
+    try:
+        _retry(system, member, entry)
+    except Corrupt:
+        raise
+    except Exception as error:
+        if not failed(system, member, entry, error):
+            return False
+    member.raft.on_applied(entry.index)
+    return True
+
+
+def request(system: System, member: Member, index: int, ordinal: int, sink: Sink) -> None:
+    """Propose the skip of a failed command; `sink` hears when it was applied. Raises `NotLeader`, `Refused`."""
+    if member.state not in (RUNNING, HALTED):
+        raise GroupStopped(f"group {member.spec.name!r} is {member.state}: {member.reason}")
+    if member.raft.role != LEADER:
+        raise NotLeader(member.raft.leader)
+    halt = member.halt
+    if member.state != HALTED or halt is None:
+        raise Refused(f"group {member.spec.name!r} is not halted at any command: there is nothing to skip")
+    if halt.version:
+        raise Refused(f"group {member.spec.name!r} waits for machine version {halt.version}: no command is at fault")
+    if not halt.covers(index, ordinal):
+        raise Refused(f"group {member.spec.name!r} is halted at command {halt.place}, not at ({index}, {ordinal})")
+    system.queue_own(member, "skip", index, ordinal, sink=sink)
+
+
+def _retry(system: System, member: Member, entry: Entry) -> None:
+    rebuild(system, member, entry.index - 1)
+    system.applier.apply_again(member, entry)
+    member.halt = None
+
+
+def _skipped(system: System, member: Member, halt: Halt) -> bool:
+    """Whether a committed skip names what failed; it is then noted in `member.left_out`."""
+    commit = member.raft.commit
+    while halt.scanned < commit:
+        for entry in system.reader.log_entries(member, halt.scanned + 1, commit, SCAN_BYTES):
+            halt.scanned = entry.index
+            if entry.kind != COMMANDS or not is_guarded(entry.data):
+                continue
+            for frame in frames_of(entry.data):
+                if frame.flags & SYSTEM:
+                    name, *arguments = system_command(frame)
+                    if name == "skip" and halt.covers(*arguments):
+                        member.leave_out(*arguments)
+                        return True
+    return False
+
+
+def _diagnose(system: System, member: Member, entry: Entry, error: Exception) -> Halt:
+    """Which command failed, as exactly as the machine lets it be known."""
+    if isinstance(error, CommandFault) and isinstance(error.__cause__, UnknownVersion):
+        error = error.__cause__
+    if isinstance(error, UnknownVersion):
+        return Halt(entry.index, 0, 0, -1, f"entry {entry.index} {error}", error.version)
+    frames = list(frames_of(entry.data))
+    frame: Frame | None = None
+    ordinal = -1
+    cause: BaseException = error
+    if isinstance(error, CommandFault):
+        ordinal = error.ordinal
+        cause = error.__cause__ or error
+        frame = next(one for one in frames if one.first <= ordinal < one.first + one.records)
+    elif len(frames) == 1:
+        frame, ordinal = frames[0], frames[0].first
+    else:
+        frame = _probe(system, member, entry, frames)
+        ordinal = frame.first if frame is not None else -1
+    first, records = (frame.first, frame.records) if frame is not None else (0, 0)
+    place = f"({entry.index}, {ordinal})" if frame is not None else f"{entry.index} (its place is not known)"
+    reason = f"{type(cause).__name__} while applying command {place}: {cause}"
+    return Halt(entry.index, first, records, ordinal, reason)
+
+
+def _probe(system: System, member: Member, entry: Entry, frames: list[Frame]) -> Frame | None:
+    """The first frame of a batch that fails alone, tried one by one on a machine that is thrown away afterwards."""
+    rebuild(system, member, entry.index - 1)
+    for frame in frames:
+        try:
+            system.applier.try_frame(member, entry, frame)
+        except Corrupt:
+            raise
+        except Exception:
+            return frame
+    return None
+
+
+def rebuild(system: System, member: Member, through: int) -> None:
+    """A fresh machine, and what is kept beside it, from the snapshot and the log up to `through`.
+
+    Liveness stays: releases only add up, and those of what is replayed were made already. Nothing leaves the node.
+    """
+    machine = system.create_machine(member.spec.machine, member.spec.arguments)
+    member.machine = machine
+    member.apply_batch = machine.apply_batch if isinstance(machine, BatchMachine) else None
+    member.version = 1
+    member.sessions = None
+    member.kept = None
+    if member.snapshot_index:
+        snapshot = snapshot_format.decode(system.storage.books.snapshot(member.uid), member.uid)
+        replica.restore(member, snapshot)
+    leading, member.leading = member.leading, False
+    try:
+        index = member.snapshot_index + 1
+        while index <= through:
+            for entry in system.reader.log_entries(member, index, through, SCAN_BYTES):
+                if entry.kind == COMMANDS:
+                    system.applier.apply_again(member, entry)
+                index = entry.index + 1
+    finally:
+        member.leading = leading
+    if leading and member.kept is not None:
+        member.kept.lead()

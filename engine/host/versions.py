@@ -1,0 +1,138 @@
+"""Machine versions and rolling upgrade: which version of a machine is in force is replicated state.
+
+Invariant: it starts at 1 and rises by a committed ["upgrade", to] only, which a leader proposes when enough voters'
+nodes have said that they know it. A member whose machine does not know a version waits at that entry (`halt`): it never
+skips it. Called by `inbound` (what nodes say), `ticker`, and `effects` at apply. Ra: `ra_machine` versions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LogyardError
+from ..raft.core import LEADER
+from .member import HALTED, RUNNING, Member
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+
+class UnknownVersion(Exception):
+    """The log asks for a machine version that this process does not have."""
+
+    def __init__(self, version: int, newest: int) -> None:
+        super().__init__(f"needs machine version {version}, this node has {newest}; it waits for a newer logyard")
+        self.version = version
+
+
+class Versions:
+    """What this node and the others know. `own`: newest version by machine kind."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.own: dict[str, int] = {}
+        self.nodes: dict[int, dict[str, int]] = {}
+        self._unsaid: set[int] = set()
+
+    def learn(self, member: Member) -> None:
+        """A member's machine says how new its kind is here; a kind that is new here is told to all nodes."""
+        kind = member.spec.machine
+        if self.own.get(kind) != member.machine.version:
+            self.own[kind] = member.machine.version
+            self._unsaid |= self.system.peers.nodes
+
+    def on_link_up(self, node: int) -> None:
+        """A node that came (back) is told at the next look."""
+        self._unsaid.add(node)
+
+    def on_blob(self, node: int, header: Mapping[str, Any]) -> None:
+        """What another node knows; it replaces what it said before."""
+        self.nodes[node] = {str(kind): int(version) for kind, version in header["machines"].items()}
+
+    def knows(self, node: int, kind: str) -> int:
+        """The newest version of a machine kind on a node; 0 when it has not said."""
+        return self.own.get(kind, 0) if node == self.system.node_id else self.nodes.get(node, {}).get(kind, 0)
+
+    def look(self) -> None:
+        """Once a second: tell who was not told; propose upgrades, or hand over to a node that can. Costs groups only
+        where some node's machine is newer than 1."""
+        if self._unsaid:
+            say, self._unsaid = self._unsaid, set()
+            for node in say:
+                if not self.system.peers.send_blob(node, MACHINE_VERSIONS, 0, {"machines": self.own}):
+                    self._unsaid.add(node)
+        newest = dict(self.own)
+        for known in self.nodes.values():
+            for kind, version in known.items():
+                newest[kind] = max(version, newest.get(kind, 0))
+        moving = {kind for kind, version in newest.items() if version > 1}
+        if moving:
+            for member in list(self.system.members.values()):
+                if member.raft.role == LEADER and member.spec.machine in moving:
+                    self._look_at(member, newest[member.spec.machine])
+
+    def _look_at(self, member: Member, newest: int) -> None:
+        if newest <= member.version and member.state == RUNNING:
+            return
+        raft = member.raft
+        target = self.supported(member)
+        try:
+            if member.state == RUNNING and target <= member.machine.version:
+                if target > member.version and member.leading:
+                    self.system.propose(member, "upgrade", target)
+            elif member.state == RUNNING or (member.halt is not None and member.halt.version):
+                self._hand_over(member)
+        except LogyardError as error:
+            log.info("group %s: its upgrade waits: %s", member.spec.name, error)
+        if raft.has_ready:
+            self.system.scheduler.mark(member)
+
+    def _hand_over(self, member: Member) -> None:
+        """A newer machine can come into force only under a leader that knows it."""
+        raft, kind = member.raft, member.spec.machine
+        if raft.transferring:
+            return
+        able = [node for node in raft.configuration.voters if node in self.system.live and node != raft.node]
+        able = [node for node in able if self.knows(node, kind) > member.machine.version]
+        if able:
+            raft.transfer(max(able, key=lambda node: (self.knows(node, kind), -node)))
+            self.system.active.add(member)
+
+    def supported(self, member: Member) -> int:
+        """The newest version that enough voters know: a majority or `machine_upgrade_percent`, of both sets in a joint
+        configuration."""
+        configuration = member.raft.configuration
+        sets = [configuration.voters, configuration.outgoing]
+        return min((self._of(voters, member.spec.machine) for voters in sets if voters), default=0)
+
+    def _of(self, voters: Sequence[int], kind: str) -> int:
+        known = sorted((self.knows(node, kind) for node in voters), reverse=True)
+        enough = -(-len(known) * self.system.config.machine_upgrade_percent // 100)
+        return known[max(enough, len(known) // 2 + 1) - 1]
+
+
+MACHINE_VERSIONS = 30
+"""Blob kind: {"machines": {kind: newest version}}."""
+
+
+def on_upgrade(member: Member, to: int) -> bytes:
+    """Apply ["upgrade", to]. Raises `UnknownVersion` where the machine is too old."""
+    if to <= member.version:
+        return b""
+    if to > member.machine.version:
+        raise UnknownVersion(to, member.machine.version)
+    upgrade = getattr(member.machine, "upgrade", None)
+    if upgrade is not None:
+        upgrade(member.version, to)
+    member.version = to
+    log.info("group %s: machine version %d is in force", member.spec.name, to)
+    return b""
+
+
+def must_wait(member: Member) -> bool:
+    """Whether a member has stopped applying until its process knows a newer machine."""
+    return member.state == HALTED and member.halt is not None and member.halt.version > 0
