@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from ssl import SSLContext
 
 import trio
 
@@ -20,21 +22,29 @@ from .link import Stream
 from .log import POLL_BYTES, POLL_RECORDS, POLL_WAIT_S, Bounds, body_call, latest_call, poll_call, ranges, truncate_call
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
 from .records import Buffer, Page, Record
+from .tls import TlsConfig, client_context, require_safe
+from .tls_stream import TlsStream
 
 __all__ = ["Log", "PendingAppend", "Yard", "connect"]
 
 
-async def open_socket(host: str, port: int) -> Stream:
-    """A connected TCP socket; raises OSError. The client's only door to the network under trio."""
+async def open_socket(host: str, port: int, context: SSLContext | None = None) -> Stream:
+    """A connected TCP socket, with `context` a TLS connection over one; raises OSError. The client's only door to the
+    network under trio."""
     family, kind, protocol, _, target = (await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM))[0]
-    stream = trio.socket.socket(family, kind, protocol)
+    require_safe(str(target[0]), context is not None)
+    sock = trio.socket.socket(family, kind, protocol)
     try:
-        await stream.connect(target)
-        stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+        await sock.connect(target)
+        sock.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+        if context is None:
+            return sock
+        stream = TlsStream(sock, context, server=False)
+        await stream.handshake()
+        return stream
     except BaseException:
-        stream.close()
+        sock.close()
         raise
-    return stream
 
 
 @asynccontextmanager
@@ -44,15 +54,17 @@ async def connect(
     timeout: float = TIMEOUT_S,
     retry: bool = True,
     window_bytes: int = WINDOW_BYTES,
+    tls: TlsConfig | None = None,
     task_name: str = "logyard client",
 ) -> AsyncIterator[Yard]:
     """A client of the cluster that `servers` ("host:port") belong to; one that answers is enough.
 
     `timeout` (seconds) bounds every verb that is not given its own. `retry=False`: a cut connection raises `Unknown`
     for commands whose outcome it hid. `window_bytes` bounds the payload of unfinished appends. On leaving, what is not
-    acknowledged yet fails with `Unknown`: call `drain` first where that matters.
+    acknowledged yet fails with `Unknown`: call `drain` first where that matters. `tls`: the files of a client's
+    certificate; without it only loopback addresses are dialled.
     """
-    yard = Yard(servers, timeout=timeout, retry=retry, window_bytes=window_bytes)
+    yard = Yard(servers, timeout=timeout, retry=retry, window_bytes=window_bytes, tls=tls)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(yard.serve, name=task_name)
@@ -116,8 +128,11 @@ class Yard(Network):
 
     __slots__ = ("_logs",)
 
-    def __init__(self, servers: Sequence[str], *, timeout: float, retry: bool, window_bytes: int) -> None:
-        super().__init__(servers, open_socket, timeout=timeout, retry=retry, window_bytes=window_bytes)
+    def __init__(
+        self, servers: Sequence[str], *, timeout: float, retry: bool, window_bytes: int, tls: TlsConfig | None = None
+    ) -> None:
+        dial = partial(open_socket, context=client_context(tls))
+        super().__init__(servers, dial, timeout=timeout, retry=retry, window_bytes=window_bytes)
         self._logs: dict[str, Log] = {}
 
     def log(self, name: str) -> Log:

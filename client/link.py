@@ -13,7 +13,9 @@ import trio
 
 from .errors import LogyardError, Unknown
 from .lane import Lane
-from .session import Answer, Channel, Routes, unreachable
+from .session import Answer, Channel, Routes, not_secured, unreachable
+from .tls import TlsError, require_server
+from .tls_stream import TlsStream
 from .wire import Buffer, ProtocolError
 
 CONNECT_S = 5.0
@@ -129,12 +131,16 @@ class Link:
                 channel = self.channel
                 while not channel.greeted:
                     await self._fill()
+                if isinstance(self.socket, TlsStream):
+                    require_server(self.socket.identities, channel.hello)
                 if self.node and channel.hello.node != self.node:
                     raise ProtocolError(f"it is node {channel.hello.node}, not node {self.node}")
                 self.network.routes.greeted(channel.hello, self.address)
                 self.node = channel.hello.node
         except trio.TooSlowError:
             self.fail("no answer in time")
+        except TlsError as error:
+            self.fail(not_secured(self.address, error))
         except (OSError, trio.ClosedResourceError, ProtocolError, LogyardError) as error:
             self.fail(error)
 

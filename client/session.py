@@ -17,6 +17,8 @@ from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, REPLIES, RESULT, Buffer, P
 
 BACKOFF_FIRST = 0.01
 BACKOFF_LAST = 0.25
+TLS_TRIES = 4
+"""Tries after which a failed TLS handshake is told at once: enough to have asked the other nodes."""
 ATTEMPT_S = 0.05
 """No further try begins with less time left: cut short, it would turn a plain refusal into an unknown outcome."""
 
@@ -196,6 +198,11 @@ def unreachable(address: tuple[str, int], why: object) -> LogyardError:
     return LogyardError(f"cannot reach {address[0]}:{address[1]}: {why}", retry="elsewhere")
 
 
+def not_secured(address: tuple[str, int], why: object) -> LogyardError:
+    """No TLS with a server. Another one may do, but asking again and again will not: see `Retry.after`."""
+    return LogyardError(f"no TLS with {address[0]}:{address[1]}: {why}", {"tls": True}, retry="elsewhere")
+
+
 class Retry:
     """When a call may be tried again: until a deadline, with back-off, and only after errors that allow it."""
 
@@ -210,6 +217,9 @@ class Retry:
     def after(self, error: LogyardError, cut: bool, now: float) -> float:
         """Seconds to wait before the next try; raises the error when there is none."""
         wanted = 0.0
+        if "tls" in error.details and self.failures >= TLS_TRIES:
+            # Certificates do not get better by themselves within a caller's patience.
+            raise error
         if error.retry == "never" or (self.pinned and not cut and error.retry == "elsewhere"):
             raise error
         if isinstance(error, Busy):

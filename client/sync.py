@@ -7,11 +7,9 @@ The frames, the answers and the rules of retrying are those of `session`; append
 from __future__ import annotations
 
 import random
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,25 +19,27 @@ from .errors import BadRequest, LogyardError, NotLeader, OutOfRange, Unknown, Un
 from .lane import Frame
 from .log import POLL_BYTES, POLL_RECORDS, POLL_WAIT_S, Bounds, body_call, latest_call, poll_call, ranges, truncate_call
 from .records import Buffer, Page, Record
-from .session import Answer, Channel, Retry, Routes, unreachable
+from .session import Retry, Routes
+from .sync_link import Connection
+from .tls import TlsConfig, client_context
 
 __all__ = ["Log", "Yard", "connect_sync"]
 
 TIMEOUT_S = 30.0
-CONNECT_S = 5.0
-STALL_S = 10.0
-"""No byte for so long while an answer is due: the server hangs, and the connection is given up."""
 IDLE_CONNECTIONS = 8
 """Connections kept for each node when nobody uses them."""
 
 
-def connect_sync(servers: Sequence[str], *, timeout: float = TIMEOUT_S, retry: bool = True) -> Yard:
+def connect_sync(
+    servers: Sequence[str], *, timeout: float = TIMEOUT_S, retry: bool = True, tls: TlsConfig | None = None
+) -> Yard:
     """A client of the cluster that `servers` ("host:port") belong to; one that answers is enough.
 
     Use it in a ``with`` block or `close` it. `timeout` (seconds) bounds every verb that is not given its own.
-    `retry=False`: a cut connection raises `Unknown` for commands whose outcome it hid.
+    `retry=False`: a cut connection raises `Unknown` for commands whose outcome it hid. `tls`: the files of a client's
+    certificate; without it only loopback addresses are dialled.
     """
-    yard = Yard(servers, timeout=timeout, retry=retry)
+    yard = Yard(servers, timeout=timeout, retry=retry, tls=tls)
     try:
         yard.cluster()
     except BaseException:
@@ -48,83 +48,20 @@ def connect_sync(servers: Sequence[str], *, timeout: float = TIMEOUT_S, retry: b
     return yard
 
 
-class Connection:
-    """A blocking socket and its channel; used by one thread at a time."""
-
-    __slots__ = ("address", "channel", "_socket")
-
-    def __init__(self, address: tuple[str, int], deadline: float) -> None:
-        self.address = address
-        self.channel = Channel()
-        try:
-            left = min(CONNECT_S, deadline - time.monotonic())
-            self._socket = socket.create_connection(address, max(0.01, left))
-        except OSError as error:
-            raise unreachable(address, error) from None
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._exchange(lambda: self.channel.greeted, min(deadline, time.monotonic() + CONNECT_S))
-        except (OSError, wire.ProtocolError) as error:
-            self.close()
-            raise unreachable(address, error) from None
-        except BaseException:
-            self.close()
-            raise
-
-    def call(self, method: str, arguments: dict[str, object], deadline: float) -> Answer:
-        """One question and its answer; an answer that did not come is `was_cut`."""
-        answer = Answer()
-        self.channel.call(method, arguments, answer)
-        return self._answered(answer, deadline)
-
-    def command(self, uid: int, frame: list[Buffer], deadline: float) -> Answer:
-        """One command frame and its reply."""
-        answer = Answer()
-        self.channel.append(uid, frame, answer)
-        return self._answered(answer, deadline)
-
-    def _answered(self, answer: Answer, deadline: float) -> Answer:
-        try:
-            self._exchange(lambda: answer.done, deadline)
-        except (OSError, wire.ProtocolError) as error:
-            self.close()
-            self.channel.cut(unreachable(self.address, error))
-        return answer
-
-    def _exchange(self, done: Any, deadline: float) -> None:
-        outgoing = self.channel.outgoing
-        while outgoing.size or not done():
-            self._socket.settimeout(max(0.001, min(STALL_S, deadline - time.monotonic())))
-            if outgoing.size:
-                outgoing.sent(self._socket.sendmsg(outgoing.window()))
-                continue
-            count = self._socket.recv_into(self.channel.receiver.buffer())
-            if not count:
-                raise wire.ProtocolError("the server closed the connection")
-            self.channel.received(count)
-
-    def alive(self) -> bool:
-        """The server has not closed an idle connection meanwhile: what is sent on it is not lost for sure."""
-        try:
-            self._socket.settimeout(0)
-            return bool(self._socket.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        """Close the socket."""
-        with suppress(OSError):
-            self._socket.close()
-
-
 class Yard(SyncVerbs):
     """The cluster as a blocking client sees it; admin verbs are in `admin.SyncVerbs`. Safe to share among threads."""
 
-    __slots__ = ("timeout", "retry", "_routes", "_idle", "_lock", "_chance", "_closed")
+    __slots__ = ("timeout", "retry", "_context", "_routes", "_idle", "_lock", "_chance", "_closed")
 
-    def __init__(self, servers: Sequence[str], *, timeout: float = TIMEOUT_S, retry: bool = True) -> None:
+    def __init__(
+        self,
+        servers: Sequence[str],
+        *,
+        timeout: float = TIMEOUT_S,
+        retry: bool = True,
+        tls: TlsConfig | None = None,
+    ) -> None:
+        self._context = client_context(tls)
         self.timeout = timeout
         self.retry = retry
         self._routes = Routes(servers)
@@ -242,7 +179,7 @@ class Yard(SyncVerbs):
                 if connection.alive():
                     return connection
                 connection.close()
-        connection = Connection(address, deadline)
+        connection = Connection(address, deadline, self._context)
         try:
             with self._lock:
                 self._routes.greeted(connection.channel.hello, address)

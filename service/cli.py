@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import cli_admin, cli_bench, cli_logs
+from . import cli_admin, cli_bench, cli_logs, cli_tls
 from .cli_output import Output, Verbs, json_option
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def serve(config: Path, until_eof: bool) -> None:
 @click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True, help="How many nodes.")
 @click.option("--dir", "directory", type=DIRECTORY, required=True, help="Where the nodes live; kept, used again.")
 @click.option("--port", type=click.IntRange(1024, 65000), default=7001, show_default=True, help="First client port.")
+@click.option("--tls", is_flag=True, help="A new cluster speaks TLS only; certificates are made in DIR/tls.")
 @json_option
-def up(nodes: int, directory: Path, port: int, output: Output) -> None:
+def up(nodes: int, directory: Path, port: int, tls: bool, output: Output) -> None:
     """Run a local cluster for development; Ctrl-C stops it cleanly.
 
     The first node answers clients on --port, the next on the port after it, and so on; peers talk on the ports
@@ -80,12 +81,16 @@ def up(nodes: int, directory: Path, port: int, output: Output) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         # Set before the nodes start, so that a Ctrl-C during the start stops them in order too.
         signal.signal(number, lambda *_: stopping.set())
-    with LocalCluster(directory, nodes, first_port=port) as cluster:
+    with LocalCluster(directory, nodes, first_port=port, tls=tls) as cluster:
         cluster.start()
         for node in cluster.nodes.values():
             assert node.process is not None
             output.say(f"node {node.node_id}  {node.client_address}  pid {node.process.pid}  log {node.log_path}")
         output.say(f"export LOGYARD_SERVERS={','.join(cluster.addresses)}")
+        if cluster.client_tls is not None:
+            files = cluster.client_tls
+            output.say(f"export LOGYARD_TLS_CA={files.ca} LOGYARD_TLS_CERT={files.certificate}")
+            output.say(f"export LOGYARD_TLS_KEY={files.key}")
         output.say("Ctrl-C stops the cluster")
         died: Mapping[int, int] = {}
         while not died and not stopping.wait(0.5):
@@ -169,6 +174,7 @@ def register(verbs: Callable[[], list[click.Command]]) -> None:
 register(cli_logs.commands)
 register(cli_admin.commands)
 register(cli_bench.commands)
+register(cli_tls.commands)
 
 
 def main() -> None:

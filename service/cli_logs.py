@@ -1,7 +1,8 @@
 """The verbs that work with logs of a running cluster: create, list, describe, delete, append, read.
 
 Each opens one blocking client, does one thing and closes it.
-Where the cluster is: --servers, else the environment's LOGYARD_SERVERS, else 127.0.0.1:7001. Used by `service.cli`.
+Where the cluster is: --servers, else the environment's LOGYARD_SERVERS, else 127.0.0.1:7001. TLS: --tls-ca, --tls-cert
+and --tls-key, else LOGYARD_TLS_CA, _CERT and _KEY. Used by `service.cli`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,17 @@ from .cli_output import Output, bytes_text, json_option
 if TYPE_CHECKING:
     from logyard.client.records import Record
     from logyard.client.sync import Yard
+    from logyard.client.tls import TlsConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREVIEW_CHARACTERS = 60
 TIMEOUT = "logyard.timeout"
+TLS = "logyard.tls"
+TLS_HELP = {
+    "ca": "The CA that signed the nodes' certificates; with --tls-cert and --tls-key.",
+    "cert": "This client's certificate.",
+    "key": "The key to it.",
+}
 
 
 def servers_option(command: F) -> F:
@@ -51,6 +59,16 @@ def servers_option(command: F) -> F:
         callback=keep,
         help="Seconds to go on trying.",
     )(command)
+    for name, text in reversed(TLS_HELP.items()):
+        command = click.option(
+            f"--tls-{name}",
+            type=click.Path(dir_okay=False, path_type=Path),
+            envvar=f"LOGYARD_TLS_{name.upper()}",
+            show_envvar=True,
+            expose_value=False,
+            callback=keep_tls,
+            help=text,
+        )(command)
     return click.option(
         "--servers",
         envvar="LOGYARD_SERVERS",
@@ -60,6 +78,25 @@ def servers_option(command: F) -> F:
         callback=split,
         help="Client addresses of some nodes, separated by commas.",
     )(command)
+
+
+def keep_tls(context: click.Context, parameter: click.Parameter, value: Path | None) -> None:
+    """Remember one of the three TLS options for `tls_config`."""
+    assert parameter.name is not None
+    context.meta.setdefault(TLS, {})[parameter.name.removeprefix("tls_")] = value
+
+
+def tls_config() -> TlsConfig | None:
+    """What the three TLS options of the running command add up to."""
+    from logyard.client.tls import TlsConfig
+
+    given: dict[str, Path | None] = click.get_current_context().meta[TLS]
+    ca, certificate, key = (given[name] for name in TLS_HELP)
+    if ca is None and certificate is None and key is None:
+        return None
+    if ca is None or certificate is None or key is None:
+        raise click.UsageError("--tls-ca, --tls-cert and --tls-key go together (LOGYARD_TLS_CA, _CERT and _KEY)")
+    return TlsConfig(ca=ca, certificate=certificate, key=key)
 
 
 def members_option(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
@@ -77,7 +114,7 @@ def opened(servers: Sequence[str]) -> Iterator[Yard]:
     """A blocking client of the cluster."""
     from logyard.client.sync import connect_sync
 
-    with connect_sync(servers, timeout=click.get_current_context().meta[TIMEOUT]) as yard:
+    with connect_sync(servers, timeout=click.get_current_context().meta[TIMEOUT], tls=tls_config()) as yard:
         yield yard
 
 

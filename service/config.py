@@ -1,13 +1,13 @@
 """A node's configuration: node.toml, then the environment, checked as a whole before anything is started.
 
 Every key has one home, the fields of `NodeConfig` and `engine.config.SystemConfig`; docs/config.md is printed from them
-by `python -m logyard.service.config`. Unknown keys are refused with the nearest name. Until TLS is there, every address
-must be a loopback address. Read by `service.cli` for `logyard serve`; errors are `BadRequest` naming the key.
+by `python -m logyard.service.config`. Unknown keys are refused with the nearest name. Without the TLS table of its
+door, an address must be a loopback address. Read by `service.cli` for `logyard serve`; errors are `BadRequest` naming
+the key.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import sys
 import tomllib
@@ -16,13 +16,18 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from logyard.client.tls import TlsConfig, is_loopback
 from logyard.engine.config import GIB, KIB, MIB, SystemConfig, unknown_key
 from logyard.engine.errors import BadRequest
 
 Address: TypeAlias = tuple[str, int]
 """(host, port); a name is not resolved here."""
 
-_TABLES = ("node", "peers", "clients", "limits")
+_TABLES = ("node", "peers", "clients", "tls", "client_tls", "limits")
+_PREFIXES = {"LOGYARD_NODE_TLS_": "tls", **{f"LOGYARD_{name.upper()}_": name for name in _TABLES if name != "tls"}}
+"""Of environment variables, and their tables. LOGYARD_TLS_... is what a client's certificate is given by."""
+_TLS_KEYS = ("ca", "certificate", "key")
+_EVERYWHERE = ("0.0.0.0", "::")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 _NODE_ID_MAX = 2**32 - 1
 
@@ -51,6 +56,8 @@ class NodeConfig:
     )
     peers: Mapping[int, Address] = field(default_factory=dict)
     clients: Mapping[int, Address] = field(default_factory=dict)
+    tls: TlsConfig | None = None
+    client_tls: TlsConfig | None = None
     limits: SystemConfig = field(default_factory=SystemConfig)
 
     def __post_init__(self) -> None:
@@ -70,16 +77,34 @@ class NodeConfig:
                 key = f"{table}.{node}"
                 if not 1 <= node <= _NODE_ID_MAX:
                     raise BadRequest(f"{key}: a node's number is between 1 and {_NODE_ID_MAX}", key=key)
-                if node == self.id:
+                if node == self.id and table == "peers":
                     raise BadRequest(f"{key}: node {node} is this node; name only the others", key=key)
-                _require_loopback(key, address)
-        _require_loopback("node.client_listen", self.client_listen)
-        _require_loopback("node.peer_listen", self.peer_listen)
-        if self.metrics_listen is not None:
-            _require_loopback("node.metrics_listen", self.metrics_listen)
-        strangers = sorted(set(self.clients) - set(self.peers))
+                self._require_safe(key, address, self._door(table))
+        self._require_safe("node.client_listen", self.client_listen, "client_tls")
+        self._require_safe("node.peer_listen", self.peer_listen, "tls")
+        if self.metrics_listen is not None and not is_loopback(self.metrics_listen[0]):
+            key, host = "node.metrics_listen", self.metrics_listen[0]
+            raise BadRequest(
+                f"{key}: {host} is not a loopback address; metrics are plain HTTP, for this machine", key=key
+            )
+        if self.client_listen[0] in _EVERYWHERE and self.id not in self.clients:
+            key = f"clients.{self.id}"
+            raise BadRequest(f"{key} is missing: say where clients find a node that listens on every address", key=key)
+        strangers = sorted(set(self.clients) - {self.id, *self.peers})
         if strangers:
             raise BadRequest(f"clients.{strangers[0]}: there is no such peer", key=f"clients.{strangers[0]}")
+
+    @staticmethod
+    def _door(table: str) -> str:
+        return "tls" if table == "peers" else "client_tls"
+
+    def _require_safe(self, key: str, address: Address, door: str) -> None:
+        if getattr(self, door) is None and not is_loopback(address[0]):
+            raise BadRequest(
+                f"{key}: {address[0]} is not a loopback address; that needs TLS: set ca, certificate and "
+                f"key in [{door}]",
+                key=key,
+            )
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -138,6 +163,8 @@ def build_config(tables: Mapping[str, object], environ: Mapping[str, str], root:
         values[name] = {
             _node_number(name, key): _address(f"{name}.{key}", value) for key, value in merged[name].items()
         }
+    for name in ("tls", "client_tls"):
+        values[name] = _tls(name, merged[name], root) if merged[name] else None
     values["limits"] = SystemConfig.from_mapping(merged["limits"])
     return NodeConfig(**values)
 
@@ -152,8 +179,7 @@ def _required(key: str) -> bool:
 
 def _place_of(variable: str) -> tuple[str, str] | None:
     """LOGYARD_LIMITS_TICK_MS -> ("limits", "tick_ms"). Other LOGYARD_ variables (the client's, say) are not ours."""
-    for table in _TABLES:
-        prefix = f"LOGYARD_{table.upper()}_"
+    for prefix, table in _PREFIXES.items():
         if variable.startswith(prefix):
             return table, variable.removeprefix(prefix).lower()
     return None
@@ -199,17 +225,19 @@ def _address(key: str, value: object, *, listen: bool = False) -> Address:
     return host, number
 
 
-def _require_loopback(key: str, address: Address) -> None:
-    host = address[0]
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
+def _tls(table: str, given: Mapping[str, object], root: Path) -> TlsConfig:
+    """One door's three files; all or none of them."""
+    for key, value in given.items():
+        if key not in _TLS_KEYS:
+            raise unknown_key(key, list(_TLS_KEYS), f"[{table}]")
+        if not isinstance(value, str) or not value:
+            raise BadRequest(f"{table}.{key} = {value!r}: must name a file", key=f"{table}.{key}")
+    missing = [key for key in _TLS_KEYS if key not in given]
+    if missing:
         raise BadRequest(
-            f"{key}: {host} is not a loopback address; TLS is not there yet, so a node serves this machine only",
-            key=key,
+            f"{table}.{missing[0]} is missing: ca, certificate and key go together", key=f"{table}.{missing[0]}"
         )
+    return TlsConfig(**{key: root / Path(str(given[key])).expanduser() for key in _TLS_KEYS})
 
 
 def config_reference() -> str:
@@ -222,8 +250,7 @@ def config_reference() -> str:
         "A node reads one TOML file, `logyard serve --config node.toml`. Each key can also be given by an",
         "environment variable, which wins over the file: `LOGYARD_` + table + `_` + key, in capitals:",
         "`LOGYARD_NODE_ID=2`, `LOGYARD_PEERS_2=127.0.0.1:7102`, `LOGYARD_LIMITS_WAL_FILE_BYTES=16777216`. An unknown",
-        "key, table or variable of these tables is refused. TLS is not there yet, so all addresses must be loopback",
-        "addresses.",
+        "key, table or variable of these tables is refused. Without TLS all addresses must be loopback addresses.",
         "",
         "```toml",
         *_EXAMPLE.strip().splitlines(),
@@ -242,7 +269,21 @@ def config_reference() -> str:
         "## [peers] and [clients]",
         "",
         "One key for each *other* node, its number in quotes: `[peers]` says where this node dials it, `[clients]`",
-        "where clients are sent when that node leads.",
+        "where clients are sent when that node leads. `[clients]` may name this node too, where that is not the",
+        "address it listens on.",
+        "",
+        "## [tls] and [client_tls]",
+        "",
+        "TLS 1.3 with certificates on both sides: `[tls]` for the other nodes, `[client_tls]` for clients. Each has",
+        "three keys, all or none, that name PEM files, relative to the file's own directory; both may name the same.",
+        "Their variables are `LOGYARD_NODE_TLS_CA` and so on, and `LOGYARD_CLIENT_TLS_CA` and so on. SIGHUP reads the",
+        "files again, for new connections ([operating.md](operating.md#tls)).",
+        "",
+        "| key | meaning |",
+        "| --- | --- |",
+        "| `ca` | The CA that the other side's certificate must be signed by. |",
+        "| `certificate` | This node's, with its chain; it names the cluster and the node. |",
+        "| `key` | The key to it, without a password. |",
         "",
         "## [limits]",
         "",

@@ -1,9 +1,9 @@
 """The process of one node: reads its configuration, runs `service.node.serve`, and says when it serves.
 
 The line ``ready client=HOST:PORT pid=N`` is printed on standard output once, when clients are answered. SIGTERM and
-SIGINT stop it cleanly; with `until_eof` the end of standard input does too, so that a node never outlives the process
-that started it. Exit codes: 0 stopped, 1 refused to start, 2 bad configuration, 75 the WAL failed (law 7). Called by
-`logyard serve`.
+SIGINT stop it cleanly, SIGHUP reads the TLS files again; with `until_eof` the end of standard input stops it too, so
+that a node never outlives the process that started it. Exit codes: 0 stopped, 1 refused to start, 2 bad configuration,
+75 the WAL failed (law 7). Called by `logyard serve`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .config import NodeConfig
+    from .node import Node
 
 EXIT_WAL_FAILED = 75
 """EX_TEMPFAIL of sysexits.h: a supervisor may start the node again on a repaired disk."""
@@ -42,9 +43,11 @@ def run_node(path: Path, *, until_eof: bool = False) -> int:
     from logyard.engine.errors import BadRequest, LogyardError, WalFailed
 
     from .config import load_config
+    from .tls import open_doors
 
     try:
         config = load_config(path, os.environ)
+        open_doors(config)
     except BadRequest as error:
         print(f"logyard serve: {error}", file=sys.stderr)
         return 2
@@ -72,6 +75,8 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
     """One trio loop: the node, and one task each for signals and for the end of standard input."""
     import trio
 
+    from logyard.engine.errors import BadRequest
+
     from .node import serve
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -81,13 +86,22 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
             async for _ in signals:
                 stop()
 
+    async def reload_on_signal(node: Node) -> None:
+        with trio.open_signal_receiver(signal.SIGHUP) as signals:
+            async for _ in signals:
+                try:
+                    node.reload_tls()
+                except BadRequest as error:
+                    print(f"logyard serve: the certificates stay as they were: {error}", file=sys.stderr, flush=True)
+
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             stop = nursery.cancel_scope.cancel
             nursery.start_soon(stop_on_signal, stop)
             if until_eof:
                 watch_input(stop)
-            node = await nursery.start(serve, config)
+            node: Node = await nursery.start(serve, config)
+            nursery.start_soon(reload_on_signal, node)
             # Everything alive now lives long: keep it out of every later collection. What comes later is mostly
             # entries that live until their segment is written: looking at them 70 times a megabyte finds nothing.
             gc.set_threshold(GC_ALLOCATIONS, 20, 100)

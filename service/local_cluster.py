@@ -20,10 +20,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from logyard.client.tls import TlsConfig
+
 READY_S = 60.0
 STOP_S = 20.0
 LOG_TAIL_LINES = 8
-NODE_VARIABLES = ("LOGYARD_NODE_", "LOGYARD_PEERS_", "LOGYARD_CLIENTS_")
+NODE_VARIABLES = ("LOGYARD_NODE_", "LOGYARD_PEERS_", "LOGYARD_CLIENTS_", "LOGYARD_CLIENT_TLS_")
+CLUSTER = "local"
+CLIENT = "local"
+"""The name of the client whose certificate a cluster with TLS comes with."""
 
 
 class ClusterFailed(Exception):
@@ -85,8 +90,14 @@ def free_ports(count: int, first: int | None = None) -> list[int]:
             probe.close()
 
 
-def format_config(node: LocalNode, nodes: Sequence[LocalNode], cluster: str, limits: Mapping[str, object]) -> str:
-    """The text of a node's node.toml."""
+def format_config(
+    node: LocalNode,
+    nodes: Sequence[LocalNode],
+    cluster: str,
+    limits: Mapping[str, object],
+    tls: TlsConfig | None = None,
+) -> str:
+    """The text of a node's node.toml. `tls`: the files of both of its doors."""
     others = [other for other in nodes if other is not node]
     lines = [
         "[node]",
@@ -103,10 +114,28 @@ def format_config(node: LocalNode, nodes: Sequence[LocalNode], cluster: str, lim
         "[clients]",
         *(f'"{other.node_id}" = "{other.client_address}"' for other in others),
         "",
+        *(line for table in ("tls", "client_tls") for line in tls_lines(table, tls)),
         "[limits]",
         *(f"{key} = {json.dumps(value)}" for key, value in limits.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def tls_files(directory: Path, stem: str) -> TlsConfig:
+    """Where `certificates.issue` puts a holder's files."""
+    certificate = directory / f"{stem}.pem"
+    return TlsConfig(ca=directory / "ca.pem", certificate=certificate, key=directory / f"{stem}-key.pem")
+
+
+def tls_lines(table: str, tls: TlsConfig | None) -> list[str]:
+    """One door's table."""
+    if tls is None:
+        return []
+    return [
+        f"[{table}]",
+        *(f"{key} = {json.dumps(str(getattr(tls, key)))}" for key in ("ca", "certificate", "key")),
+        "",
+    ]
 
 
 class LocalCluster:
@@ -120,6 +149,7 @@ class LocalCluster:
         first_port: int | None = None,
         limits: Mapping[str, object] | None = None,
         environment: Mapping[str, str] | None = None,
+        tls: bool = False,
     ) -> None:
         assert count >= 1
         self.directory = directory.resolve()
@@ -127,12 +157,19 @@ class LocalCluster:
         self.first_port = first_port
         self.limits = dict(limits or {})
         self.environment = dict(environment or {})
+        self.tls = tls
         self.nodes: dict[int, LocalNode] = {}
 
     @property
     def addresses(self) -> list[str]:
         """Client addresses of all nodes, in order of their ids."""
         return [node.client_address for node in self.nodes.values()]
+
+    @property
+    def client_tls(self) -> TlsConfig | None:
+        """The files of a client, for a cluster whose nodes speak TLS."""
+        files = tls_files(self.directory / "tls", f"client-{CLIENT}")
+        return files if Path(files.certificate).exists() else None
 
     @property
     def pids(self) -> list[int]:
@@ -157,8 +194,13 @@ class LocalCluster:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.nodes[number] = LocalNode(number, directory, f"127.0.0.1:{client}", f"127.0.0.1:{peer}")
         everyone = list(self.nodes.values())
+        if self.tls:
+            from .certificates import issue
+
+            issue(self.directory / "tls", CLUSTER, self.nodes, [CLIENT])
         for node in everyone:
-            node.config_path.write_text(format_config(node, everyone, "local", self.limits), encoding="utf-8")
+            files = tls_files(self.directory / "tls", f"node-{node.node_id}") if self.tls else None
+            node.config_path.write_text(format_config(node, everyone, CLUSTER, self.limits, files), encoding="utf-8")
 
     def read_node(self, directory: Path) -> None:
         """Take a node's id and addresses from its node.toml."""

@@ -37,6 +37,7 @@ from .config import NodeConfig
 from .payload_port import StoreAdapter
 from .rpc import RpcServer
 from .status import board_rows, describe_member, key_metrics, node_status
+from .tls import Door, PeerGuard, open_doors
 
 CHANGES = ("add", "remove", "add_learner", "promote")
 
@@ -50,6 +51,12 @@ class Node:
         self.cluster_id = system.cluster_id
         self.config = system.config
         self.metrics_port = 0
+        self.doors: list[Door] = []
+
+    def reload_tls(self) -> None:
+        """Read the certificates again, for new connections. Raises `BadRequest`: then the old ones stay in use."""
+        for door in self.doors:
+            door.reload()
 
     def submit(self, uid: int, frame: memoryview, sink: Sink, request: int) -> None:
         """Queue a client frame. Raises typed errors; see `System.submit`."""
@@ -261,14 +268,16 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
     Raises `WalFailed` when the disk failed this node, and what `System.open` raises.
     """
     limits = config.limits
+    peer_door, client_door = open_doors(config)
     system = build_system(Path(config.directory), config.id, config.cluster, limits)
     await system.open()
     try:
-        peers = build_peers(config, system)
+        peers = build_peers(config, system, peer_door)
         node = Node(system)
+        node.doors = [door for door in (peer_door, client_door) if door is not None]
         clients = {number: f"{host}:{port}" for number, (host, port) in config.client_addresses.items()}
         host, port = config.client_listen
-        rpc = RpcServer(node, f"{host}:{port}", clients, limits)
+        rpc = RpcServer(node, f"{host}:{port}", clients, limits, client_door)
         async with trio.open_nursery() as nursery:
             await nursery.start(system.run, peers)
             if isinstance(peers, Peers):
@@ -286,13 +295,13 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
         system.close()
 
 
-def build_peers(config: NodeConfig, system: System) -> PeersPort | Peers:
-    """The transport for the configured peers, or none for a node alone."""
+def build_peers(config: NodeConfig, system: System, door: Door | None = None) -> PeersPort | Peers:
+    """The transport for the configured peers, or none for a node alone. `door`: TLS."""
     if not config.peers:
         return NoPeers()
     transport = TransportConfig.of(config.limits)
     addresses = {config.id: config.peer_listen, **config.peers}
     return Peers(
         config.id, config.cluster, system.epoch, addresses, transport, system.inbound,
-        healthy=system.pulse.healthy,
+        healthy=system.pulse.healthy, guard=None if door is None else PeerGuard(door),
     )  # fmt: skip

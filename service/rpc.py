@@ -7,19 +7,25 @@ read); the replies of a turn leave in one frame. Called by `service.node`.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from logyard.client import wire
+from logyard.client.tls import is_loopback
+from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
 from logyard.engine.errors import BadRequest, Busy, LogyardError
 
 from .rpc_calls import Data, SystemPort, error_value, serve_call
+
+if TYPE_CHECKING:
+    from logyard.engine.transport.link import Stream, Write
+
+    from .tls import Door
 
 HANDSHAKE_BUFFER = wire.HEADER_BYTES + wire.HELLO_BYTES_MAX
 CALLS_MAX = 1024
@@ -37,13 +43,14 @@ class Connection:
 
     __slots__ = (
         "server", "socket", "scope", "greeted", "progress", "_replies", "_outgoing", "_receiver", "_bell", "_ringing",
-        "_drained", "_sizes", "_inflight", "_reserved", "_calls", "_nursery", "_paused", "_parked", "_raw",
+        "_drained", "_sizes", "_inflight", "_reserved", "_calls", "_nursery", "_paused", "_parked", "_raw", "_write",
     )  # fmt: skip
 
     def __init__(self, server: RpcServer, raw: socket.socket) -> None:
         self.server = server
-        self.socket = trio.socket.from_stdlib_socket(raw)
+        self.socket: Stream = trio.socket.from_stdlib_socket(raw)
         self._raw = raw
+        self._write: Write = raw.sendmsg
         self.scope = trio.CancelScope()
         self.greeted = False
         self.progress = trio.current_time()
@@ -121,7 +128,7 @@ class Connection:
     async def _handshake(self) -> bool:
         server = self.server
         try:
-            self.socket.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+            secured = await self._secure()
             frames: list[wire.Received] = []
             while not frames:
                 count = await self.socket.recv_into(self._receiver.buffer())
@@ -133,16 +140,32 @@ class Connection:
             hello = wire.decode_hello(frames[0].body)
             if hello.cluster is not None and hello.cluster != server.system.cluster_id:
                 raise wire.ProtocolError(f"this is cluster {server.system.cluster_id}")
-        except wire.ProtocolError as error:
-            refusal = wire.encode_error(0, wire.pack(error_value(BadRequest(str(error)))))
+            if server.door is not None:
+                assert secured is not None
+                server.door.require_client(secured, server.system.cluster_id)
+        except (wire.ProtocolError, LogyardError) as error:
+            server.refusal = str(error)
+            told = error if isinstance(error, LogyardError) else BadRequest(str(error))
+            refusal = wire.encode_error(0, wire.pack(error_value(told)))
             self._outgoing.push((refusal,))
             await self._flush()
             return False
-        except OSError:
+        except OSError as error:
+            server.refusal = str(error)
             return False
         self._outgoing.push((server.hello,))
         self.greeted = True
         return await self._flush()
+
+    async def _secure(self) -> TlsStream | None:
+        """Behind a TLS door, the client's TLS connection takes the place of its socket."""
+        self._raw.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+        if self.server.door is None:
+            return None
+        stream = await self.server.door.accept(trio.socket.from_stdlib_socket(self._raw), self._raw)
+        self.socket = stream
+        self._write = stream.sendmsg_now
+        return stream
 
     async def _receive(self) -> None:
         receiver, sock, system = self._receiver, self.socket, self.server.system
@@ -252,7 +275,7 @@ class Connection:
             replies, self._replies = self._replies, []
             outgoing.push(wire.encode_replies(replies))
         try:
-            outgoing.sent(self._raw.sendmsg(outgoing.window()))
+            outgoing.sent(self._write(outgoing.window()))
         except OSError:
             # Full, or broken: the sender waits, or meets the same error and ends the connection.
             pass
@@ -302,15 +325,23 @@ class Connection:
 class RpcServer:
     """Listens on `address` ("host:port", port 0: any free one) and serves `system` to clients.
 
-    `client_addresses` are told to every client: node -> "host:port". `port` is known once `serve` has started.
+    `client_addresses` are told to every client: node -> "host:port". `port` is known once `serve` has started. `door`
+    is TLS; without it only a loopback address is served. `refusal`: why the last handshake failed.
     """
 
     def __init__(
-        self, system: SystemPort, address: str, client_addresses: Mapping[int, str], config: SystemConfig
+        self,
+        system: SystemPort,
+        address: str,
+        client_addresses: Mapping[int, str],
+        config: SystemConfig,
+        door: Door | None = None,
     ) -> None:
         self.system = system
         self.config = config
-        self.host, self.port = listen_address(address)
+        self.door = door
+        self.refusal = ""
+        self.host, self.port = listen_address(address, secured=door is not None)
         self.client_addresses = dict(client_addresses)
         self.connections: set[Connection] = set()
         self.inflight = 0
@@ -381,16 +412,14 @@ class RpcServer:
                     connection.scope.cancel()
 
 
-def listen_address(text: str) -> tuple[str, int]:
-    """(host, port) of "host:port"; raises `BadRequest` unless it is this machine's loopback: there is no TLS yet."""
+def listen_address(text: str, *, secured: bool = False) -> tuple[str, int]:
+    """(host, port) of "host:port"; raises `BadRequest` unless it is this machine's loopback, or `secured` by TLS."""
     host, colon, port = text.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.strip("[]")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise BadRequest(f"a listening address is HOST:PORT, not {text!r}")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        raise BadRequest(f"a listening address is a numeric one, not {host!r}") from None
-    if not loopback:
-        raise BadRequest(f"{text}: without TLS clients are served on a loopback address only")
+    if not secured and not is_loopback(host):
+        raise BadRequest(
+            f"{text}: without TLS ([client_tls] ca, certificate, key) clients are served on a loopback address only"
+        )
     return host, int(port)

@@ -64,7 +64,9 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "engine/transport/link.py", "engine/transport/listener.py", "service/rpc.py", "client/aio.py",
             "service/metrics_http.py",
-            "client/sync.py",
+            "client/sync_link.py",
+            "client/tls.py",  # ssl without sockets
+            "client/tls_stream.py", "service/tls.py",
             "service/local_cluster.py",  # asks the kernel for free ports, serves nothing
         ),
     ),

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 import trio
 
@@ -35,10 +35,57 @@ from .frame import (
 )
 
 Address = tuple[str, int]
+Write = Callable[[Sequence[Buffer]], int]
+"""A gather-write that never waits: bytes taken, or BlockingIOError. After a short one, the rest comes first."""
 Deliver = Callable[[Header, memoryview, memoryview], None]
 IOV_MAX = 1024
 SEND_BYTES = 4 << 20
 """One gather-write of the sender task takes at most about this many bytes, so that it never builds endless lists."""
+
+
+class Stream(Protocol):
+    """What the loops here use of a connection: trio's socket has it, and so has a TLS connection of the host's."""
+
+    def recv_into(self, buffer: memoryview, /) -> Awaitable[int]:
+        """Bytes received; 0 at the end."""
+        ...
+
+    def recv(self, limit: int, /) -> Awaitable[bytes]:
+        """At most `limit` bytes; none at the end."""
+        ...
+
+    def send(self, data: bytes, /) -> Awaitable[int]:
+        """Bytes sent."""
+        ...
+
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> Awaitable[int]:
+        """Bytes sent, of all buffers in order."""
+        ...
+
+    def close(self) -> None:
+        """Close it; whoever waits on it gets an error."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *found: Any) -> None: ...
+
+
+class Guard(Protocol):
+    """TLS for the lanes, given by the host. Both raise OSError or a `LogyardError` that says what is wrong.
+
+    The function beside the stream raises `WrongIdentity` unless the other side's certificate is that node's.
+    """
+
+    async def dial(
+        self, sock: trio.socket.SocketType, raw: socket.socket
+    ) -> tuple[Stream, Write, Callable[[str, int], None]]:
+        """A connected socket, secured; and its gather-write that never waits."""
+        ...
+
+    async def accept(self, sock: trio.socket.SocketType) -> tuple[Stream, Callable[[str, int], None]]:
+        """An accepted socket, secured."""
+        ...
 
 
 class Link:
@@ -49,7 +96,7 @@ class Link:
 
     __slots__ = (
         "lane", "connected", "lossy", "queued", "dropped", "sent_frames", "sent_bytes", "error",
-        "_limit", "_queue", "_raw", "_scope", "_lot", "_busy", "_on_drained",
+        "_limit", "_queue", "_write", "_scope", "_lot", "_busy", "_on_drained",
     )  # fmt: skip
 
     def __init__(self, lane: int, limit: int, on_drained: Callable[[], None]) -> None:
@@ -63,7 +110,7 @@ class Link:
         self.error = ""
         self._limit = limit
         self._queue: deque[Buffer] = deque()
-        self._raw: socket.socket | None = None
+        self._write: Write | None = None
         self._scope: trio.CancelScope | None = None
         self._lot = trio.lowlevel.ParkingLot()
         self._busy = False
@@ -75,10 +122,10 @@ class Link:
         An idle lane is written at once, in the caller's turn: waking the sender costs more than the write does.
         """
         size = sum(map(len, frame))
-        raw = self._raw
-        if raw is None or self.lossy or (self.queued and self.queued + size > self._limit):
+        write = self._write
+        if write is None or self.lossy or (self.queued and self.queued + size > self._limit):
             self.dropped += 1
-            if raw is not None and not self.lossy:
+            if write is not None and not self.lossy:
                 self._overflow()
             return False
         self.sent_frames += 1
@@ -88,7 +135,7 @@ class Link:
             self.queued += size
             return True
         try:
-            sent = raw.sendmsg(frame[:IOV_MAX])
+            sent = write(frame[:IOV_MAX])
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError:
@@ -120,13 +167,14 @@ class Link:
         else:
             self.lossy = True
 
-    async def run(self, sock: trio.socket.SocketType, raw: socket.socket, attached: Callable[[], None]) -> None:
-        """Send on `sock` (which wraps `raw`) until the connection ends, and close it. `attached()`: it may send now."""
+    async def run(self, sock: Stream, write: Write, attached: Callable[[], None]) -> None:
+        """Send on `sock` until the connection ends, and close it. `write` is its write that never waits, used while
+        `sock` is not being written to; `attached()`: it may send now."""
         with sock:
             try:
                 async with trio.open_nursery() as nursery:
                     self._scope = nursery.cancel_scope
-                    self._raw = raw
+                    self._write = write
                     self.connected = True
                     self.error = ""
                     attached()
@@ -134,11 +182,11 @@ class Link:
                     nursery.start_soon(self._watch, sock)
             finally:
                 self.connected = self.lossy = self._busy = False
-                self._raw = self._scope = None
+                self._write = self._scope = None
                 self._queue.clear()
                 self.queued = 0
 
-    async def _send_loop(self, sock: trio.socket.SocketType) -> None:
+    async def _send_loop(self, sock: Stream) -> None:
         try:
             while True:
                 while not self._queue:
@@ -170,7 +218,7 @@ class Link:
             size += len(buffer)
         return batch
 
-    async def _watch(self, sock: trio.socket.SocketType) -> None:
+    async def _watch(self, sock: Stream) -> None:
         """The other side never sends here: anything that arrives, the end above all, ends the connection at once."""
         try:
             data = await sock.recv(1)
@@ -193,17 +241,19 @@ def _rest(buffers: Sequence[Buffer], sent: int) -> list[Buffer]:
 
 
 def require_loopback(host: str) -> None:
-    """Peers speak in the clear: refuse any address but a loopback one, until TLS guards the lanes."""
+    """Without TLS peers speak in the clear: refuse any address but a loopback one."""
     try:
         safe = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         safe = False
     if not safe:
-        raise Refused(f"peer address {host}: without TLS only loopback addresses (127.0.0.0/8, ::1) are allowed")
+        raise Refused(
+            f"peer address {host}: without TLS ([tls] ca, certificate, key) only loopback addresses are allowed"
+        )
 
 
 def family(host: str) -> socket.AddressFamily:
-    """The family of a loopback address; names are not resolved, so that no dial waits for a name server."""
+    """The family to dial or listen with. A name is looked up within the handshake's time, as an IPv4 address."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
@@ -223,22 +273,28 @@ def prepare(sock: socket.socket | trio.socket.SocketType, config: TransportConfi
 
 
 async def dial(
-    address: Address, hello: Hello, config: TransportConfig, meet: Callable[[Hello], None]
-) -> tuple[trio.socket.SocketType, socket.socket]:
-    """Connect and shake hands; `meet(theirs)` may still refuse. Returns the socket twice: trio's, and the one it wraps.
+    address: Address, hello: Hello, config: TransportConfig, meet: Callable[[Hello], None], guard: Guard | None = None
+) -> tuple[Stream, Write]:
+    """Connect and shake hands; `meet(theirs)` may still refuse. Returns the connection and its write that never waits.
 
-    Raises OSError, trio.TooSlowError, or `WrongIdentity`/`BadRequest`/`Corrupt`.
+    Raises OSError, trio.TooSlowError, or `Refused`/`WrongIdentity`/`BadRequest`/`Corrupt`.
     """
     host, port = address
-    require_loopback(host)
+    if guard is None:
+        require_loopback(host)
     raw = socket.socket(family(host), socket.SOCK_STREAM)
     sock = trio.socket.from_stdlib_socket(raw)
+    stream: Stream = sock
+    write: Write = raw.sendmsg
     try:
         prepare(raw, config)
         with trio.fail_after(config.handshake_timeout_ms / 1000):
             await sock.connect((host, port))
-            await send_exactly(sock, encode_hello(hello))
-            theirs = await read_hello(sock, hello.lane, config)
+            if guard is not None:
+                stream, write, require = await guard.dial(sock, raw)
+                require(hello.cluster, hello.expected)
+            await send_exactly(stream, encode_hello(hello))
+            theirs = await read_hello(stream, hello.lane, config)
         if (theirs.cluster, theirs.node) != (hello.cluster, hello.expected):
             raise WrongIdentity(
                 f"{host}:{port} is node {theirs.node} of cluster {theirs.cluster!r}, "
@@ -248,10 +304,10 @@ async def dial(
     except BaseException:
         sock.close()
         raise
-    return sock, raw
+    return stream, write
 
 
-async def read_hello(sock: trio.socket.SocketType, lane: int, config: TransportConfig) -> Hello:
+async def read_hello(sock: Stream, lane: int, config: TransportConfig) -> Hello:
     """The other side's HELLO, at most about a kilobyte, and not a byte after it."""
     head = await read_exactly(sock, bytearray(HEADER_BYTES))
     header = parse_header(head, lane, config)
@@ -264,7 +320,7 @@ async def read_hello(sock: trio.socket.SocketType, lane: int, config: TransportC
     return decode_hello(section)
 
 
-async def read_exactly(sock: trio.socket.SocketType, into: bytearray, at: int = 0) -> bytearray:
+async def read_exactly(sock: Stream, into: bytearray, at: int = 0) -> bytearray:
     """Fill `into` from `at` on; a connection that ends first is a ConnectionResetError."""
     with memoryview(into) as view:
         while at < len(into):
@@ -275,14 +331,14 @@ async def read_exactly(sock: trio.socket.SocketType, into: bytearray, at: int = 
     return into
 
 
-async def send_exactly(sock: trio.socket.SocketType, data: bytes) -> None:
+async def send_exactly(sock: Stream, data: bytes) -> None:
     """Send all of `data`."""
     at = 0
     while at < len(data):
         at += await sock.send(data[at:])
 
 
-async def receive(sock: trio.socket.SocketType, lane: int, config: TransportConfig, deliver: Deliver) -> None:
+async def receive(sock: Stream, lane: int, config: TransportConfig, deliver: Deliver) -> None:
     """Give every frame to `deliver(header, section, body)` until the connection ends.
 
     `section` is valid only during the call; `body` may be kept. Small frames are read many at a time into one reused
@@ -323,7 +379,7 @@ async def receive(sock: trio.socket.SocketType, lane: int, config: TransportConf
         end += count
 
 
-async def _receive_large(sock: trio.socket.SocketType, header: Header, begun: memoryview, deliver: Deliver) -> None:
+async def _receive_large(sock: Stream, header: Header, begun: memoryview, deliver: Deliver) -> None:
     """A frame that does not fit the reused buffer; `begun` is what of its section and body is there already."""
     section = bytearray(header.section)
     have = min(len(begun), header.section)

@@ -15,29 +15,35 @@ import trio
 from ..errors import LogyardError
 from .config import TransportConfig
 from .frame import CONTROL, Hello, encode_hello, encode_refused
-from .link import Address, family, prepare, read_hello, require_loopback, send_exactly
+from .link import Address, Guard, Stream, family, prepare, read_hello, require_loopback, send_exactly
 
 Admit = Callable[[Hello], Hello]
-Serve = Callable[[Hello, trio.socket.SocketType], Awaitable[None]]
+Serve = Callable[[Hello, Stream], Awaitable[None]]
 
 
 class Listener:
     """Accepts peers on one address.
 
     `admit(theirs)` returns our hello in answer, or raises a `LogyardError` whose message the peer is told.
-    `serve(theirs, sock)` then reads the connection until it ends.
+    `serve(theirs, stream)` then reads the connection until it ends. Without a `guard` (TLS) only a loopback address
+    is listened on. `refused` counts the connections that never said who they are; `refusal` is why the last one was.
     """
 
-    __slots__ = ("address", "waiting", "refused", "_config", "_admit", "_serve")
+    __slots__ = ("address", "waiting", "refused", "refusal", "_config", "_admit", "_serve", "_guard")
 
-    def __init__(self, address: Address, config: TransportConfig, admit: Admit, serve: Serve) -> None:
-        require_loopback(address[0])
+    def __init__(
+        self, address: Address, config: TransportConfig, admit: Admit, serve: Serve, guard: Guard | None = None
+    ) -> None:
+        if guard is None:
+            require_loopback(address[0])
         self.address = address
         self.waiting = 0
         self.refused = 0
+        self.refusal = ""
         self._config = config
         self._admit = admit
         self._serve = serve
+        self._guard = guard
 
     async def run(self, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled; `started` with the bound address (port 0 asks the kernel for one)."""
@@ -66,24 +72,30 @@ class Listener:
 
     async def _welcome(self, sock: trio.socket.SocketType) -> None:
         with sock:
-            theirs: Hello | None = None
+            met: tuple[Hello, Stream] | None = None
             try:
                 with trio.fail_after(self._config.handshake_timeout_ms / 1000):
-                    theirs = await self._shake_hands(sock)
-            except (OSError, trio.TooSlowError, LogyardError):
+                    met = await self._shake_hands(sock)
+            except (OSError, trio.TooSlowError, LogyardError) as error:
                 self.refused += 1
+                self.refusal = str(error) or "the handshake took too long"
             finally:
                 self.waiting -= 1
-            if theirs is not None:
-                await self._serve(theirs, sock)
+            if met is not None:
+                await self._serve(*met)
 
-    async def _shake_hands(self, sock: trio.socket.SocketType) -> Hello:
+    async def _shake_hands(self, sock: trio.socket.SocketType) -> tuple[Hello, Stream]:
         prepare(sock, self._config)
+        stream: Stream = sock
         try:
-            theirs = await read_hello(sock, CONTROL, self._config)
+            if self._guard is not None:
+                stream, require = await self._guard.accept(sock)
+            theirs = await read_hello(stream, CONTROL, self._config)
+            if self._guard is not None:
+                require(theirs.cluster, theirs.node)
             ours = self._admit(theirs)
         except LogyardError as error:
-            await send_exactly(sock, encode_refused(str(error)))
+            await send_exactly(stream, encode_refused(str(error)))
             raise
-        await send_exactly(sock, encode_hello(ours))
-        return theirs
+        await send_exactly(stream, encode_hello(ours))
+        return theirs, stream

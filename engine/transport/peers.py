@@ -33,7 +33,7 @@ from .frame import (
     decode_renewal,
     encode_renewal,
 )
-from .link import Address, Link, dial, receive
+from .link import Address, Guard, Link, Stream, dial, receive
 from .listener import Listener
 from .liveness import Liveness
 
@@ -106,7 +106,8 @@ class Peers:
     `addresses` holds this node's own listening address, too (port 0: the kernel chooses; see `address`). `epoch` is
     this node's, raised and made durable before every start. `healthy()` says whether the WAL's syncs complete: renewals
     are sent only then. `digest(node)` goes with each renewal (see `Liveness.digest_of`). `live` is shared and changed
-    in place. The constructor does no I/O.
+    in place. `guard` secures every connection (TLS); without it only loopback addresses are dialled and listened on.
+    The constructor does no I/O.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Peers:
         healthy: Callable[[], bool] = lambda: True,
         digest: Callable[[int], int] = lambda node: 0,
         draw: random.Random | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
@@ -132,7 +134,8 @@ class Peers:
         self._healthy = healthy
         self._digest = digest
         self._draw = draw or random.Random()
-        self._listener = Listener(addresses[node_id], config, self._admit, self._serve)
+        self._guard = guard
+        self._listener = Listener(addresses[node_id], config, self._admit, self._serve, guard)
         self._nursery: trio.Nursery | None = None
         self._peers: dict[int, _Peer] = {}
         for node, address in addresses.items():
@@ -262,7 +265,7 @@ class Peers:
         wait = config.backoff_min_ms
         while True:
             try:
-                sock, raw = await dial(peer.address, hello, config, self._meet)
+                stream, write = await dial(peer.address, hello, config, self._meet, self._guard)
             except (OSError, trio.TooSlowError, LogyardError) as error:
                 peer.error = f"{LANES[link.lane]}: {str(error) or 'handshake timed out'}"
                 if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
@@ -271,7 +274,7 @@ class Peers:
                 peer.error = ""
                 self.liveness.on_connected(peer.node)
                 begun = trio.current_time()
-                await link.run(sock, raw, lambda: self._refresh(peer))
+                await link.run(stream, write, lambda: self._refresh(peer))
                 now = trio.current_time()
                 self.liveness.on_lost(peer.node, now)
                 self._refresh(peer)
@@ -308,7 +311,7 @@ class Peers:
                 if scope is not None:
                     scope.cancel()
 
-    async def _serve(self, theirs: Hello, sock: trio.socket.SocketType) -> None:
+    async def _serve(self, theirs: Hello, stream: Stream) -> None:
         peer = self._peers.get(theirs.node)
         if peer is None or theirs.epoch != self.liveness.epoch_of(theirs.node):
             return
@@ -324,7 +327,7 @@ class Peers:
             peer.inbound[lane] = scope
             self._refresh(peer)
             try:
-                await receive(sock, lane, self.config, partial(self._deliver, peer))
+                await receive(stream, lane, self.config, partial(self._deliver, peer))
             except (OSError, LogyardError) as error:
                 peer.error = f"{LANES[lane]}: {error}"
         if peer.inbound[lane] is scope:

@@ -18,6 +18,7 @@ from logyard.engine.errors import BadRequest, Busy, Gone, GroupExists, NotLeader
 from logyard.engine.types import Buffer
 from logyard.service.rpc import RpcServer
 from logyard.service.rpc_calls import ReplySink
+from logyard.service.tls import Door
 
 
 class FakeLog:
@@ -256,11 +257,16 @@ async def fake_cluster(count: int = 3, config: SystemConfig | None = None) -> As
 
 
 async def start_node(
-    cluster: FakeCluster, node: int, nursery: trio.Nursery, config: SystemConfig | None = None, port: int = 0
+    cluster: FakeCluster,
+    node: int,
+    nursery: trio.Nursery,
+    config: SystemConfig | None = None,
+    port: int = 0,
+    door: Door | None = None,
 ) -> tuple[RpcServer, trio.CancelScope]:
     """One fake node; its scope ends it."""
     system = cluster.nodes[node] = FakeSystem(cluster, node)
-    server = RpcServer(system, f"127.0.0.1:{port}", {}, config or SystemConfig())
+    server = RpcServer(system, f"127.0.0.1:{port}", {}, config or SystemConfig(), door)
     # One map for all: every node tells clients of every other, also of those that start later.
     server.client_addresses = cluster.addresses
     cluster.addresses.pop(node, None)

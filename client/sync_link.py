@@ -1,0 +1,108 @@
+"""One connection of the blocking client: a socket, or TLS over one, and its channel.
+
+Used by one thread at a time; a question is sent and its answer read in the same call. Used by `sync`.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from contextlib import suppress
+from typing import Any
+
+from . import wire
+from .records import Buffer
+from .session import Answer, Channel, not_secured, unreachable
+from .tls import TlsError, explain, gathered, identities, require_safe, require_server
+
+CONNECT_S = 5.0
+STALL_S = 10.0
+"""No byte for so long while an answer is due: the server hangs, and the connection is given up."""
+
+
+class Connection:
+    """A blocking socket and its channel; used by one thread at a time."""
+
+    __slots__ = ("address", "channel", "_socket", "_tls")
+
+    def __init__(self, address: tuple[str, int], deadline: float, context: ssl.SSLContext | None = None) -> None:
+        self.address = address
+        self.channel = Channel()
+        self._tls: ssl.SSLSocket | None = None
+        try:
+            left = min(CONNECT_S, deadline - time.monotonic())
+            self._socket = socket.create_connection(address, max(0.01, left))
+        except OSError as error:
+            raise unreachable(address, error) from None
+        try:
+            require_safe(self._socket.getpeername()[0], context is not None)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                self._socket = self._tls = context.wrap_socket(self._socket)
+            self._exchange(lambda: self.channel.greeted, min(deadline, time.monotonic() + CONNECT_S))
+            if self._tls is not None:
+                require_server(identities(self._tls.getpeercert()), self.channel.hello)
+        except (ssl.SSLError, TlsError) as error:
+            self.close()
+            raise not_secured(address, explain(error)) from None
+        except (OSError, wire.ProtocolError) as error:
+            self.close()
+            raise unreachable(address, error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, method: str, arguments: dict[str, object], deadline: float) -> Answer:
+        """One question and its answer; an answer that did not come is `was_cut`."""
+        answer = Answer()
+        self.channel.call(method, arguments, answer)
+        return self._answered(answer, deadline)
+
+    def command(self, uid: int, frame: list[Buffer], deadline: float) -> Answer:
+        """One command frame and its reply."""
+        answer = Answer()
+        self.channel.append(uid, frame, answer)
+        return self._answered(answer, deadline)
+
+    def _answered(self, answer: Answer, deadline: float) -> Answer:
+        try:
+            self._exchange(lambda: answer.done, deadline)
+        except (OSError, wire.ProtocolError) as error:
+            self.close()
+            self.channel.cut(unreachable(self.address, error))
+        return answer
+
+    def _exchange(self, done: Any, deadline: float) -> None:
+        outgoing = self.channel.outgoing
+        while outgoing.size or not done():
+            self._socket.settimeout(max(0.001, min(STALL_S, deadline - time.monotonic())))
+            if outgoing.size:
+                window = outgoing.window()
+                # OpenSSL has no gather-write: many small buffers leave as one record.
+                sent = self._socket.sendmsg(window) if self._tls is None else self._tls.send(gathered(window))
+                outgoing.sent(sent)
+                continue
+            count = self._socket.recv_into(self.channel.receiver.buffer())
+            if not count:
+                raise wire.ProtocolError("the server closed the connection")
+            self.channel.received(count)
+
+    def alive(self) -> bool:
+        """The server has not closed an idle connection meanwhile: what is sent on it is not lost for sure."""
+        try:
+            self._socket.settimeout(0)
+            if self._tls is not None:
+                # Between answers a server sends nothing, so whatever can be read is the connection's end.
+                self._tls.recv(1)
+                return False
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the socket."""
+        with suppress(OSError):
+            self._socket.close()

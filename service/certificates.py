@@ -1,0 +1,156 @@
+"""Certificates to start with: a CA, one certificate for each node and one for each client, as PEM files.
+
+Elliptic keys (P-256), good for `DAYS`; each names its holder as `client.tls` reads it. The CA's key stays in the
+directory, for `logyard tls init` to add nodes and clients later: move it to a safe place. Nothing that is there is ever
+written again. Needs the extra `tls` (cryptography). Called by `cli_tls` and `local_cluster`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logyard.engine.errors import BadRequest
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+DAYS = 825
+CA_DAYS = 3650
+BACKDATED = datetime.timedelta(minutes=5)
+"""Clocks of other machines may be a little behind."""
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
+
+
+class Authority:
+    """A CA in `directory`: ca.pem and ca-key.pem, made if they are not there. Raises `BadRequest`."""
+
+    __slots__ = ("directory", "cluster", "certificate", "_key")
+
+    def __init__(self, directory: Path, cluster: str) -> None:
+        if not _NAME.fullmatch(cluster):
+            raise BadRequest(f"{cluster!r} is no cluster's name: letters, digits, dots, dashes, underscores")
+        try:
+            from cryptography import x509
+            from cryptography.hazmat.primitives import serialization
+        except ModuleNotFoundError:
+            raise BadRequest("making certificates needs the extra: pip install 'logyard[tls]'") from None
+        self.directory = directory
+        self.cluster = cluster
+        self._key: ec.EllipticCurvePrivateKey
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.ca.exists():
+            try:
+                self.certificate = x509.load_pem_x509_certificate(self.ca.read_bytes())
+                key = serialization.load_pem_private_key((directory / "ca-key.pem").read_bytes(), None)
+            except (OSError, ValueError, TypeError) as error:
+                raise BadRequest(f"{directory}: can't use the CA that is there: {error}") from None
+            self._key = key  # type: ignore[assignment]  # what `_issue` once wrote
+            return
+        self._key = new_key()
+        self.certificate = self._issue(f"logyard CA of {cluster}", None, self._key, CA_DAYS)
+        write(directory / "ca-key.pem", key_pem(self._key), secret=True)
+        write(self.ca, certificate_pem(self.certificate))
+
+    @property
+    def ca(self) -> Path:
+        """The CA's certificate, which everyone needs."""
+        return self.directory / "ca.pem"
+
+    def node(self, node: int, *, days: int = DAYS) -> Path:
+        """The certificate of a node, made if it is not there; its key beside it."""
+        return self._holder(f"node-{node}", f"logyard://{self.cluster}/node/{node}", days)
+
+    def client(self, name: str, *, days: int = DAYS) -> Path:
+        """The certificate of a client, made if it is not there; its key beside it."""
+        if not _NAME.fullmatch(name):
+            raise BadRequest(f"{name!r} is no client's name: letters, digits, dots, dashes, underscores")
+        return self._holder(f"client-{name}", f"logyard://{self.cluster}/client/{name}", days)
+
+    def _holder(self, stem: str, uri: str, days: int) -> Path:
+        path = self.directory / f"{stem}.pem"
+        if not path.exists():
+            key = new_key()
+            certificate = self._issue(stem, uri, key, days)
+            write(key_path(path), key_pem(key), secret=True)
+            write(path, certificate_pem(certificate))
+        return path
+
+    def _issue(self, name: str, uri: str | None, key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+        """Sign one certificate; without `uri` the CA's own."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.x509.oid import ExtendedKeyUsageOID
+
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject if uri is None else self.certificate.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - BACKDATED + min(datetime.timedelta(0), datetime.timedelta(days=days)))
+            .not_valid_after(now + datetime.timedelta(days=days))
+            .add_extension(x509.BasicConstraints(ca=uri is None, path_length=0 if uri is None else None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+        )
+        usage = dict.fromkeys(
+            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign",
+             "encipher_only", "decipher_only"), False
+        )  # fmt: skip
+        usage |= {"digital_signature": uri is not None, "key_cert_sign": uri is None}
+        builder = builder.add_extension(x509.KeyUsage(**usage), critical=True)
+        if uri is not None:
+            both = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+            names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+            builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
+            builder = builder.add_extension(names, critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+
+def key_path(certificate: Path) -> Path:
+    """Where the key to a certificate of ours lies."""
+    return certificate.with_name(f"{certificate.stem}-key.pem")
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """A fresh P-256 key."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """PKCS 8, not encrypted."""
+    from cryptography.hazmat.primitives import serialization
+
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    """One certificate as PEM."""
+    from cryptography.hazmat.primitives import serialization
+
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def write(path: Path, data: bytes, *, secret: bool = False) -> None:
+    """A new file; a secret one is its owner's alone from its first byte on."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def issue(directory: Path, cluster: str, nodes: Iterable[int], clients: Iterable[str]) -> list[Path]:
+    """A CA and these certificates, as far as they are not there; returns all certificates' paths, the CA's first."""
+    authority = Authority(directory, cluster)
+    return [authority.ca, *(authority.node(node) for node in nodes), *(authority.client(name) for name in clients)]

@@ -1,0 +1,49 @@
+"""The verb that makes certificates: `logyard tls init`. Registered by `service.cli`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .cli_logs import members_option
+from .cli_output import Output, json_option
+
+
+@click.group()
+def tls() -> None:
+    """Certificates for a cluster's TLS.
+
+    \b
+    Example:
+      logyard tls init ./certificates --cluster orders
+    """
+
+
+@tls.command()
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--cluster", default="logyard", show_default=True, help="The cluster's name, as in node.toml.")
+@click.option("--nodes", callback=members_option, default="1,2,3", show_default=True, help="Node numbers.")
+@click.option("--clients", default="", help="Names of clients, separated by commas.")
+@json_option
+def init(directory: Path, cluster: str, nodes: list[int], clients: str, output: Output) -> None:
+    """Make a CA and certificates for nodes and clients in DIR; what is there already is kept.
+
+    Keys are readable by their owner alone. DIR/ca-key.pem signs further certificates: keep it in a safe place.
+
+    \b
+    Example:
+      logyard tls init ./certificates --cluster orders --nodes 1,2,3 --clients alice
+    """
+    from .certificates import issue
+
+    names = [name.strip() for name in clients.split(",") if name.strip()]
+    paths = [str(path) for path in issue(directory, cluster, nodes, names)]
+    for path in paths:
+        output.say(path)
+    output.result({"ok": True, "cluster": cluster, "certificates": paths})
+
+
+def commands() -> list[click.Command]:
+    """The verbs of this module."""
+    return [tls]
