@@ -115,6 +115,10 @@ class LivenessPort(Protocol):
         """What is not dead up to and with an index, as rising, disjoint ranges."""
         ...
 
+    def live_within(self, first: tuple[int, int], end: tuple[int, int]) -> Sequence[PayloadRange]:
+        """What is not dead of a range, rising and disjoint."""
+        ...
+
     def encode_live_set(self, upto: int) -> bytes:
         """The exact live set at or below an index, checksummed."""
         ...

@@ -23,13 +23,15 @@ def stretch_end(bits: BitMap | BitMap64, at: int) -> int:
     return at
 
 
-def stretches(bits: BitMap64 | None) -> Iterator[tuple[int, int]]:
-    """(first, end) of each row of ones."""
+def stretches(bits: BitMap64 | None, low: int = 0, high: int | None = None) -> Iterator[tuple[int, int]]:
+    """(first, end) of each row of ones, or of what of it lies from `low` on, as long as it begins before `high`."""
     if not bits:
         return
-    end, highest = 0, bits.max()
-    while end <= highest:
+    end, highest = low, bits.max()
+    while end <= highest and (high is None or end < high):
         first = bits.next_set_bit(end)
+        if high is not None and first >= high:
+            return
         end = stretch_end(bits, first)
         yield first, end
 

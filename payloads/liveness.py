@@ -229,6 +229,38 @@ class Liveness:
         if at < stop:
             yield PayloadRange(at, stop)
 
+    def live_within(self, first: tuple[int, int], end: tuple[int, int]) -> list[PayloadRange]:
+        """What is not dead from `first` up to, but without, `end`: what a release of that range kills. Its cost is in
+        the exceptions within the range."""
+        at, stop = max(Position(*first), self.released_before), Position(*end)
+        found = []
+        for low, high in self._dead_within(at, stop):
+            if at < low:
+                found.append(PayloadRange(at, low))
+            at = max(at, high)
+        if at < stop:
+            found.append(PayloadRange(at, stop))
+        return found
+
+    def _dead_within(self, first: Position, end: Position) -> list[tuple[Position, Position]]:
+        """The exceptions that overlap a range, rising."""
+        found: list[tuple[Position, Position]] = []
+        if first >= end or (self._entries is None and self._tails is None and self._parts is None):
+            return found
+        for low, high in stretches(self._entries, first.index, end.index + 1):
+            found.append((Position(low, 0), Position(high, 0)))
+        for low, high in stretches(self._parts, first.index << 32, end.index << 32 | end.ordinal):
+            found.append((Position(low >> 32, low & 0xFFFFFFFF), Position(high >> 32, high & 0xFFFFFFFF)))
+        tails = self._tails or {}
+        one = range(first.index, first.index + 1) if first.index == end.index else tails
+        found += (
+            (Position(index, tails[index]), Position(index + 1, 0))
+            for index in one
+            if index in tails and first.index <= index <= end.index
+        )
+        found.sort()
+        return found
+
     def _dead_ranges(self) -> list[tuple[Position, Position]]:
         """The exceptions behind the prefix, rising."""
         found = [(Position(first, 0), Position(end, 0)) for first, end in stretches(self._entries)]

@@ -24,6 +24,7 @@ from ..machine import (
     Deliver,
     Effect,
     Monitor,
+    Position,
     Reject,
     Release,
     Send,
@@ -47,9 +48,7 @@ def perform(system: System, member: Member, context: Context, effects: Sequence[
     outside: list[Effect] = []
     for effect in effects:
         if type(effect) is Release:
-            if member.liveness.release(effect.first, effect.end):
-                member.last_release = context.index
-                system.storage.released(member, effect.first, effect.end)
+            release(system, member, context.index, effect.first, effect.end)
         elif isinstance(effect, REPLICATED):
             _keep(system, member, context, effect)
         elif isinstance(effect, Send | Deliver | Aux | Checkpoint):
@@ -58,6 +57,17 @@ def perform(system: System, member: Member, context: Context, effects: Sequence[
             raise TypeError(f"{effect!r} is no effect")
     if outside and member.leading and context.term == member.raft.term and context.index > member.floor:
         _act(system, member, context.index, outside)
+
+
+def release(system: System, member: Member, index: int, first: Position, end: Position) -> None:
+    """What lives of a range is dead from `index` on; homes book exactly that, or a second release of the same
+    payloads would be counted twice, and a file given up with others in it that live."""
+    died = member.liveness.live_within(first, end)
+    if died:
+        member.liveness.release(first, end)
+        member.last_release = index
+        for one in died:
+            system.storage.released(member, one.first, one.end)
 
 
 def _keep(system: System, member: Member, context: Context, effect: Effect) -> None:

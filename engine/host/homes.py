@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..entry import Entry, units_of
+from ..entry import Entry, records_in, units_of
 from ..machine import Position
-from ..ports import HomePort
+from ..ports import HomePort, LivenessPort
 from .member import Member
 
 if TYPE_CHECKING:
@@ -117,25 +117,41 @@ class Homes:
             act()
 
     def released(self, member: Member, first: Position, end: Position) -> None:
-        """Book a release: `first` up to, but without, `end` died just now."""
+        """Book a release: `first` up to, but without, `end` lived until just now, all of it, and is dead."""
         uid = member.uid
+        # What lies in between died whole; of the two at the ends some records may live, or have died before.
+        low, high = first.index + (first.ordinal > 0), end.index - 1
+        ends = [index for index, cut in ((first.index, first.ordinal), (end.index, end.ordinal)) if cut]
         for run in member.segments:
             file = self.files.get(run.segment)
             share = file.shares.get(uid) if file is not None else None
-            # An entry counts as dead here when its last record is.
-            if file is None or share is None or end.index <= share.first or first.index > share.last:
+            if file is None or share is None or end <= (share.first, 0) or first.index > share.last:
                 continue
-            if end.index > share.last and first.index <= share.first:
+            if end.index > share.last and first <= (share.first, 0):
                 file.remove(uid)
-            else:
-                low, high = max(first.index, share.first), min(end.index - 1, share.last)
-                file.reduce(uid, min(share.live, self._bytes(member, file, low, high)))
+                continue
+            size = self._bytes(member, file, max(low, share.first), min(high, share.last))
+            for index in dict.fromkeys(ends):
+                if share.first <= index <= share.last:
+                    size += self._died(member, file, index, first, end)
+            file.reduce(uid, min(share.live, size))
         # Also before anything of the group was migrated: what is being copied just now has no home yet, and must be
         # dead in its copy.
-        store = self.system.store
-        store.mark_dead(uid, (first.index, 0), (end.index, 0))
-        if end.ordinal:
-            self._part(member, end)
+        if low <= high:
+            self.system.store.mark_dead(uid, (low, 0), (high + 1, 0))
+        for index in dict.fromkeys(ends):
+            self._part(member, index)
+
+    def replaced(self, member: Member, old: LivenessPort, upto: int) -> None:
+        """A snapshot's live set took the place of `old`: book what died by it up to and with an index."""
+        for lived in old.live_ranges(upto):
+            at = lived.first
+            for lives in member.liveness.live_within(lived.first, lived.end):
+                if at < lives.first:
+                    self.released(member, at, lives.first)
+                at = lives.end
+            if at < lived.end:
+                self.released(member, at, lived.end)
 
     def cut(self, member: Member, last: int) -> None:
         """Above `last`, a group's payloads have no home in sealed files any more: overwritten, or stored anew with a
@@ -147,7 +163,7 @@ class Homes:
             if share.first > last:
                 file.remove(member.uid)
                 continue
-            gone = self._bytes(member, file, last + 1, share.last)
+            gone = self._bytes(member, file, last + 1, share.last, living=True)
             share.last = last
             file.reduce(member.uid, min(share.live, gone))
 
@@ -168,21 +184,31 @@ class Homes:
             )
             file.reduce(member.uid, min(share.live, gone))
 
-    def _part(self, member: Member, end: Position) -> None:
-        """A release that ends inside an entry: units whose records are all below it die."""
-        found = next(self.system.reader.payload_entries(member, end.index, end.index), None)
-        if found is None or found.index != end.index:
+    def _part(self, member: Member, index: int) -> None:
+        """Some records of an entry died: units whose records are all dead die with them."""
+        found = next(self.system.reader.payload_entries(member, index, index), None)
+        if found is None or found.index != index:
             return
         units = units_of(found.data)
-        live = member.liveness.live_units(
-            end.index, [(unit.number, unit.first_ordinal, unit.records) for unit in units]
-        )
+        live = member.liveness.live_units(index, [(unit.number, unit.first_ordinal, unit.records) for unit in units])
         for unit in units:
             if unit.number not in live:
-                self.system.store.mark_dead(member.uid, (end.index, unit.number), (end.index, unit.number + 1))
+                self.system.store.mark_dead(member.uid, (index, unit.number), (index, unit.number + 1))
 
-    def _bytes(self, member: Member, file: SealedFile, low: int, high: int) -> int:
-        """Payload bytes of a group's entries low..high in a sealed file, but for those at home in a generation."""
+    def _died(self, member: Member, file: SealedFile, index: int, first: Position, end: Position) -> int:
+        """Payload bytes of an entry at an end of a release: an entry counts as dead when its last living record dies.
+        Positions behind its last record never existed, so nothing died with them."""
+        entries = self.system.storage.segments.reader(file.file).entries(member.uid, index, index, SCAN_BYTES)
+        if not entries or entries[0].tombstone or self.system.store.home(member.uid, index) is not None:
+            return 0
+        entry = entries[0]
+        begin = first.ordinal if first.index == index else 0
+        stop = end.ordinal if end.index == index else records_in(entry.data)
+        return entry.body_bytes if begin < min(stop, records_in(entry.data)) and member.is_dead(entry) else 0
+
+    def _bytes(self, member: Member, file: SealedFile, low: int, high: int, living: bool = False) -> int:
+        """Payload bytes of a group's entries low..high in a sealed file, but for those at home in a generation; of
+        the `living` ones only."""
         if high < low:
             return 0
         size = 0
@@ -195,7 +221,9 @@ class Homes:
             size += sum(
                 entry.body_bytes
                 for entry in entries
-                if not entry.tombstone and home(member.uid, entry.index) is None
+                if not entry.tombstone
+                and home(member.uid, entry.index) is None
+                and not (living and member.is_dead(entry))
             )
             low = entries[-1].index + 1
         return size
@@ -203,13 +231,13 @@ class Homes:
     def share_of(self, member: Member, file: SealedFile, first: int, last: int, size: int) -> Share:
         """A freshly sealed run's share: `size` payload bytes, less what was released, or stored in a generation, before
         it was booked."""
-        dead = member.liveness.released_before.index
-        if dead > last:
+        lives = member.liveness.live_within((first, 0), (last + 1, 0))
+        if not lives:
             size = 0
-        elif any(home.first <= last and home.last >= first for home in self.system.store.homes(member.uid)):
-            size = self._bytes(member, file, max(first, dead), last)
-        elif dead > first:
-            size -= min(size, self._bytes(member, file, first, dead - 1))
+        elif lives != [((first, 0), (last + 1, 0))] or any(
+            home.first <= last and home.last >= first for home in self.system.store.homes(member.uid)
+        ):
+            size = self._bytes(member, file, first, last, living=True)
         return Share(first, last, size)
 
     def holds(self, entry: Entry | None) -> bool:

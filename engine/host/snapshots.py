@@ -299,7 +299,7 @@ class Snapshots:
             snapshot.index, snapshot.term, Configuration.decode(snapshot.configuration)
         ):
             return
-        before = member.liveness.released_before
+        before = member.liveness
         try:
             restore(member, snapshot, system)
         except Exception as error:
@@ -307,9 +307,9 @@ class Snapshots:
             return
         # Whatever this member was halted at lies below: the snapshot's sender got over it.
         member.state, member.reason, member.halt, member.left_out = RUNNING, "", None, None
+        system.storage.replaced(member, before, snapshot.index)
         system.storage.installed(member, snapshot, size, have)
         system.counters.snapshots_installed += 1
-        system.storage.released(member, before, max(before, member.liveness.released_before))
         member.fail_waiting(Unknown("a snapshot replaced this member's log; the command's outcome is unknown"))
         log.info("group %s: snapshot at %d installed", member.spec.name, snapshot.index)
         member.wake()

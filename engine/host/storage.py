@@ -21,7 +21,7 @@ from ..errors import LogyardError
 from ..log.segment_writer import build_segment_job, latest_entries, run_segment_job
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..machine import Position
-from ..ports import SourceEntry
+from ..ports import LivenessPort, SourceEntry
 from ..snapshot.format import Snapshot
 from . import rows
 from .books import Books, Captured
@@ -80,6 +80,10 @@ class Storage:
     def released(self, member: Member, first: Position, end: Position) -> None:
         """A release was applied."""
         self.homes.released(member, first, end)
+
+    def replaced(self, member: Member, before: LivenessPort, upto: int) -> None:
+        """A snapshot's live set took the place of `before`."""
+        self.homes.replaced(member, before, upto)
 
     def pin(self, home: tuple[str, int]) -> None:
         """Keep a payload home until `unpin`."""

@@ -192,9 +192,7 @@ class MetaStore:
     def _reconcile(self, one: dict[bytes, bytes], two: dict[bytes, bytes]) -> None:
         """Give both environments the better copy of each row, in one commit each."""
         rows = (one, two)
-        newest = [
-            _commit_of(side[COMMIT]) if COMMIT in side and _holds(COMMIT, side[COMMIT]) else 0 for side in rows
-        ]
+        newest = [_commit_of(side[COMMIT]) if COMMIT in side and _holds(COMMIT, side[COMMIT]) else 0 for side in rows]
         self._commit = max(newest)
         fixes: tuple[list[tuple[bytes, bytes | None]], list[tuple[bytes, bytes | None]]] = ([], [])
         for key, raw in one.items():

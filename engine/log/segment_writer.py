@@ -96,9 +96,7 @@ def build_segment_job(
     return SegmentJob(segment, path, directory, sealed.file, sealed.epoch, sealed.length, tuple(runs))
 
 
-def run_segment_job(
-    disk: Disk, job: SegmentJob, entries: Sequence[tuple[int, Entry]] | None = None
-) -> SegmentInfo:
+def run_segment_job(disk: Disk, job: SegmentJob, entries: Sequence[tuple[int, Entry]] | None = None) -> SegmentInfo:
     """Write the job's segment; durable on return. Without `entries` (another process) they are read from the WAL file.
 
     Raises `Corrupt` when the file no longer holds an entry the job names: then memory, or a peer, has to give it.

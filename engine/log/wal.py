@@ -415,4 +415,3 @@ class Wal:
     def allocated_bytes(self) -> int:
         """Bytes of disk held, spares included."""
         return self._files.allocated_bytes()
-

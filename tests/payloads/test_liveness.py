@@ -185,3 +185,18 @@ def test_portions_cover_every_byte_once_in_bounded_requests(lengths: list[int], 
     for index, length in enumerate(lengths):
         assert asked[index][0][0] == 0 and asked[index][-1][1] == length
         assert all(left[1] == right[0] for left, right in zip(asked[index], asked[index][1:], strict=False))
+
+
+@given(releases, positions, positions)
+def test_what_lives_within_a_range_is_what_a_release_of_it_kills(
+    calls: list[tuple[tuple[int, int], tuple[int, int]]], one: tuple[int, int], other: tuple[int, int]
+) -> None:
+    found = Liveness()
+    for first, end in calls:
+        found.release(first, end)
+    first, end = min(one, other), max(one, other)
+    lives = found.live_within(first, end)
+    wanted = {at for at in UNIVERSE if first <= at < end} - dead_by(calls)
+    assert {at for at in UNIVERSE if inside(lives, at)} == wanted
+    assert all(left.end < right.first for left, right in itertools.pairwise(lives))
+    assert found.release(first, end) is bool(lives)
