@@ -89,6 +89,26 @@ class SystemConfig:
         256 * MIB, MIB, 64 * GIB, "All groups of this node; the bulk of its memory under load."
     )
 
+    apply_lag_bytes_max: int = _limit(
+        64 * MIB,
+        64 * KIB,
+        4 * GIB,
+        "Committed and not applied, one group: above it the machine is given time to follow.",
+    )
+    node_memory_bytes: int = _limit(
+        GIB,
+        32 * MIB,
+        1024 * GIB,
+        "Everything that entries and frames hold in memory: the payload cache gives way first, then clients wait.",
+    )
+    reserved_ratio: float = _limit(
+        0.1,
+        0.01,
+        0.5,
+        "Of each of these limits; kept for truncations, deletions, configurations and the engine's own commands, so "
+        "that a full node can be emptied.",
+    )
+
     # Replication.
     append_bytes_max: int = _limit(
         MIB, 4 * KIB, 64 * MIB, "Entries in one append message; a larger entry travels alone."
@@ -97,6 +117,13 @@ class SystemConfig:
         8 * MIB, 64 * KIB, GIB, "Sent to one follower of one group and not answered; a few round trips of a fast link."
     )
     append_inflight_messages: int = _limit(64, 1, 4096, "The same window in messages, for small entries.")
+    follower_inflight_bytes: int = _limit(
+        64 * MIB,
+        MIB,
+        4 * GIB,
+        "Sent to one node and not acknowledged, all groups together; above it that node is served as it answers, "
+        "from disk where need be, and the leader holds nothing for it.",
+    )
     uncommitted_bytes_max: int = _limit(
         64 * MIB,
         MIB,
@@ -214,6 +241,8 @@ class SystemConfig:
         self._not_above("wal_file_bytes", "wal_unflushed_bytes_max")
         self._not_above("group_inflight_bytes", "node_inflight_bytes")
         self._not_above("append_bytes_max", "append_inflight_bytes")
+        self._not_above("append_bytes_max", "follower_inflight_bytes")
+        self._not_above("payload_cache_bytes", "node_memory_bytes")
         self._not_above("append_bytes_max", "peer_frame_bytes")
         self._not_above("peer_frame_bytes", "peer_queue_bytes")
         self._not_above("generation_transaction_bytes", "generation_bytes")

@@ -20,7 +20,7 @@ from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import FRAME_BYTES
-from logyard.engine.errors import BadRequest, Busy, LogyardError, NotLeader
+from logyard.engine.errors import BadRequest, LogyardError, NotLeader
 from logyard.engine.host.member import Member, Sink
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine
@@ -63,11 +63,7 @@ class Node:
         if len(frame) > FRAME_BYTES and frame[FRAME_BYTES] == TRUNCATE:
             # Its position must be the offset's; a wrong one would serve wrong records for good.
             raise BadRequest("a truncation is a call of its own: the server finds its position")
-        try:
-            self.system.submit(uid, frame, sink, request)
-        except Busy as error:
-            self.system.counters.refused(error.cause)
-            raise
+        self.system.submit(uid, frame, sink, request)
 
     def receiving(self) -> None:
         """Bytes of a connection are about to be handled: their commands share a turn."""
@@ -137,19 +133,20 @@ class Node:
             await self.system.read_index(member)
         before = min(before, machine.end) if before <= machine.end else before
         position = log_reader.position_of(self.system, member, min(before, machine.end))
-        reply = await self.command(member, truncate_command(before, position))
+        reply = await self.command(member, truncate_command(before, position), reserved=True)
         start: int = TRUNCATE_REPLY.unpack(reply)[0]
         return start
 
-    async def command(self, member: Member, command: bytes) -> bytes:
-        """Commit one command without payload and return the machine's reply."""
+    async def command(self, member: Member, command: bytes, *, reserved: bool = False) -> bytes:
+        """Commit one command without payload and return the machine's reply. `reserved`: it frees space."""
         (frame,) = encode_frame([(b"", None)], command=command)
-        return await self.commit(member, [frame])
+        return await self.commit(member, [frame], reserved=reserved)
 
-    async def commit(self, member: Member, frame: Sequence[Buffer]) -> bytes:
+    async def commit(self, member: Member, frame: Sequence[Buffer], *, reserved: bool = False) -> bytes:
         """Commit one frame from inside this process. Raises what the frame's reply says."""
         sink = Reply()
-        self.system.submit(member.uid, memoryview(frame[0] if len(frame) == 1 else b"".join(frame)), sink, 0)
+        whole = memoryview(frame[0] if len(frame) == 1 else b"".join(frame))
+        self.system.submit(member.uid, whole, sink, 0, reserved=reserved)
         return await sink.wait()
 
     async def snapshot(self, names: Sequence[str] | None = None) -> dict[str, Any]:

@@ -65,6 +65,8 @@ def node_status(system: System) -> dict[str, Any]:
         ],
         "cache_bytes": system.cache.bytes,
         "memory_rss": _resident_bytes(),
+        "budget": system.budget.status(),
+        "followers": system.sender.status(),
         "peers": [one._asdict() for one in system.peers.status()],
     }
 

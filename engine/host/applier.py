@@ -154,6 +154,7 @@ def _settle(member: Member, index: int) -> Owed | None:
     owed = member.waiting.pop(index, None) if member.waiting else None
     if owed is not None:
         member.inflight_bytes -= owed.size
+        member.budget.settle(owed.size)
     return owed
 
 

@@ -40,6 +40,14 @@ class PayloadCache:
         if self.bytes > self.bytes_max:
             self._shrink()
 
+    def shrink_by(self, size: int) -> int:
+        """Let the oldest `size` bytes go, or as much of that as is written; bytes that left the books."""
+        before, limit = self.bytes, self.bytes_max
+        self.bytes_max = max(0, min(limit, before - size))
+        self._shrink()
+        self.bytes_max = limit
+        return before - self.bytes
+
     def _shrink(self) -> None:
         now = self._clock()
         unwritten, entries = self._unwritten, self._entries

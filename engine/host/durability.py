@@ -13,11 +13,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import trio
 
+from ..entry import Entry
 from ..errors import LogyardError, WalFailed
 from ..log.wal import Rolled, Wal, WalItem
 
@@ -26,6 +27,13 @@ log = logging.getLogger(__name__)
 
 INLINE_BYTES = 48 * 1024
 INLINE_SECONDS = 0.001
+ENTRY_OVERHEAD = 256
+"""Bytes of an entry in memory beside its metadata: its object, its bytes' header, its places in lists."""
+
+
+def metadata_bytes(entries: Iterable[Entry]) -> int:
+    """What entries without their payloads hold in memory."""
+    return sum(len(entry.data) + ENTRY_OVERHEAD for entry in entries)
 
 
 class Durability:
@@ -44,6 +52,8 @@ class Durability:
         self.failed = failed
         self.items: list[WalItem] = []
         self.bytes = 0
+        # Of all entries that came by, with what their objects cost; whoever keeps them gives back.
+        self.metadata_bytes = 0
         self.writing_bytes = 0
         self.busy = False
         self.sync_seconds = 0.001
@@ -77,7 +87,9 @@ class Durability:
         """Queue one member's records for the next batch."""
         self.items.append(item)
         for entry in item.entries:
-            self.bytes += len(entry.data) + entry.body_bytes
+            size = len(entry.data)
+            self.bytes += size + entry.body_bytes
+            self.metadata_bytes += size + ENTRY_OVERHEAD
 
     def kick(self) -> None:
         """Write what is queued, unless a batch is under way (then its end does)."""

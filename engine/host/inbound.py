@@ -69,6 +69,9 @@ class Inbound:
                         if entry.body_bytes and not entry.tombstone and raft.log.entry(entry.index) is entry:
                             keep(entry)
                 mark(member)
+            window = system.windows.get(node)
+            if window is not None and window.waiting and window.bytes < window.limit:
+                system.sender.resume(node)
         finally:
             scheduler.release()
 

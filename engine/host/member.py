@@ -16,6 +16,7 @@ from ..errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_erro
 from ..machine import BatchMachine, Machine
 from ..ports import LivenessPort
 from ..raft.core import Raft
+from .budget import Budget
 from .log_time import LogTime
 from .machine_state import MachineState
 from .sessions import Sessions
@@ -126,11 +127,14 @@ class Member:
         "inflight_bytes", "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term",
         "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
         "damaged", "snapshot_stored", "sessions", "system_queue", "kept", "version", "clock", "leading", "halt",
-        "left_out",
+        "left_out", "budget", "urgent",
     )  # fmt: skip
 
-    def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort) -> None:
+    def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, budget: Budget) -> None:
         self.spec = spec
+        self.budget = budget
+        # Something that waits may use the reserved share of the budgets.
+        self.urgent = False
         self.raft = raft
         self.machine = machine
         self.liveness = liveness
@@ -204,7 +208,9 @@ class Member:
     def fail_queue(self, error: LogyardError) -> None:
         """Nothing queued was proposed: every frame may be sent again."""
         queue, self.queue = self.queue, None
+        self.budget.settle(self.queue_bytes)
         self.queue_bytes = 0
+        self.urgent = False
         own, self.system_queue = self.system_queue, None
         for queued in (*(own or ()), *(queue or ())):
             queued.fail(error)
@@ -222,6 +228,7 @@ class Member:
         for index in [index for index in self.waiting if index >= first]:
             owed = self.waiting.pop(index)
             self.inflight_bytes -= owed.size
+            self.budget.settle(owed.size)
             for queued in owed.frames:
                 queued.fail(error)
 

@@ -226,7 +226,9 @@ def _limits(system: System) -> Limits:
         append_bytes=config.append_bytes_max,
         inflight_bytes=config.append_inflight_bytes,
         inflight_messages=config.append_inflight_messages,
+        follower_bytes=config.follower_inflight_bytes,
         uncommitted_bytes=config.uncommitted_bytes_max,
+        uncommitted_reserve=int(config.uncommitted_bytes_max * config.reserved_ratio),
         lazy_commit=True,
     )
 
@@ -283,9 +285,11 @@ def _member(
         spec.uid, system.node_id, base, raft_log,
         term=term, vote=vote, commit=max(commit, snapshot.index if snapshot else 0),
         live=system.live, draw=system.draw, encode=_encoder(system, spec.uid), limits=_shared_limits(system),
+        windows=system.windows,
         configuration_index=base_index, configurations=configurations,
     )  # fmt: skip
-    member = Member(spec, raft, system.create_machine(spec.machine, spec.arguments), system.store.new_liveness())
+    machine = system.create_machine(spec.machine, spec.arguments)
+    member = Member(spec, raft, machine, system.store.new_liveness(), system.budget)
     member.segments = segments
     member.flushed = flushed
     member.floor = max(state.floor, recovered.floor)

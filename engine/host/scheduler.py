@@ -227,8 +227,9 @@ class Scheduler:
             index = raft.log.last_index + 1
             entry = build_commands(member.uid, index, raft.term, now, [queued.frame for queued in frames])
             try:
-                raft.propose(entry)
+                raft.propose(entry, member.urgent)
             except LogyardError as error:
+                member.budget.settle(size)
                 if isinstance(error, Busy):
                     self.system.counters.refused(error.cause)
                 for queued in frames:
@@ -237,6 +238,7 @@ class Scheduler:
             member.owe(index, raft.term, size, frames)
             self.system.cache.keep(entry)
         member.queue = None
+        member.urgent = False
 
     def _propose_own(self, member: Member) -> None:
         """Commands of the engine's own: entries without payload."""
@@ -251,7 +253,7 @@ class Scheduler:
             index = raft.log.last_index + 1
             entry = build_system(index, raft.term, now, [queued.frame for queued in frames])
             try:
-                raft.propose(entry)
+                raft.propose(entry, True)
             except LogyardError as error:
                 for queued in frames:
                     queued.fail(error)

@@ -10,9 +10,10 @@ Called in the turn by `scheduler`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from .system import System
 
 log = logging.getLogger(__name__)
+
+RESUMED_MAX = 64
+"""Groups that try again at one answer: the first few fill the window, so a thousand need not be looked at."""
 
 
 class Sender:
@@ -51,7 +55,44 @@ class Sender:
                 return self._defer(member, message)
         return True
 
+    def resume(self, node: int) -> None:
+        """Room in the window of `node`: groups that wait for it try again, those that waited longest first. Whoever
+        finds it full again waits behind the others."""
+        window = self.system.windows[node]
+        waiting = window.waiting
+        for uid in list(itertools.islice(waiting, RESUMED_MAX)):
+            if window.bytes >= window.limit:
+                return
+            del waiting[uid]
+            member = self.system.members.get(uid)
+            if member is not None and member.raft.role == LEADER:
+                member.raft.dirty = True
+                self.system.scheduler.mark(member)
+
+    def resume_all(self) -> None:
+        """Once a tick: room that no answer made, such as a leadership's end."""
+        for node, window in self.system.windows.items():
+            if window.waiting and window.bytes < window.limit:
+                self.resume(node)
+
+    def status(self) -> list[dict[str, Any]]:
+        """A row a follower's node: bytes sent and not acknowledged, groups that wait for room, messages that wait for
+        the disk. One that pulls is served only as it answers."""
+        return [
+            {
+                "node": node,
+                "inflight_bytes": window.bytes,
+                "limit_bytes": window.limit,
+                "pulling": bool(window.waiting) or window.bytes >= window.limit,
+                "waiting_groups": len(window.waiting),
+                "waiting_messages": len(self._queues.get(node, ())),
+            }
+            for node, window in sorted(self.system.windows.items())
+        ]
+
     def _defer(self, member: Member, message: Message) -> bool:
+        # Loaded when it is its turn: it must not keep in memory what it waits for.
+        message.entries = None
         if member.slow_sends is None:
             member.slow_sends = {}
         member.slow_sends[message.to] = member.slow_sends.get(message.to, 0) + 1

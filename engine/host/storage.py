@@ -25,6 +25,7 @@ from ..ports import LivenessPort, SourceEntry
 from ..snapshot.format import Snapshot
 from . import rows
 from .books import Books, Captured
+from .durability import metadata_bytes
 from .homes import Homes, SealedFile
 from .member import RUNNING, Member, SegmentRun, Spec, cut_runs
 from .migration import Migration
@@ -209,6 +210,7 @@ class Storage:
                 self._compact_log(member)
         if not file.live:
             await self.migration.migrate(file)
+        self.system.durability.metadata_bytes -= metadata_bytes(entry for _, entry in sealed.entries)
 
     def _adopt_segment(
         self, file: SealedFile, found: dict[int, tuple[int, int, int, int]], touched: set[Member]

@@ -20,17 +20,19 @@ import trio
 from ..config import SystemConfig
 from ..disk import Disk
 from ..entry import check_frame, encode_system
-from ..errors import BadRequest, Busy, GroupStopped, LogyardError, NotLeader, Refused, UnknownGroup, WalFailed
+from ..errors import BadRequest, GroupStopped, LogyardError, NotLeader, Refused, UnknownGroup, WalFailed
 from ..machine import Machine
 from ..ports import PeersPort, StorePort
 from ..raft.core import LEADER
+from ..raft.progress import Window
 from ..raft.state import Limits
 from . import recovery, ticker
 from .applier import Applier
+from .budget import Budget
 from .cache import PayloadCache
 from .delivery import Delivery
 from .directory import Directory
-from .durability import Durability
+from .durability import Durability, metadata_bytes
 from .inbound import Inbound
 from .leaderboard import Counters, Leaderboard
 from .member import DROP, RUNNING, Member, Queued, Sink
@@ -43,8 +45,6 @@ from .storage import Storage
 from .versions import Versions
 
 log = logging.getLogger(__name__)
-
-RETRY_SECONDS = 0.05
 
 
 class System:
@@ -78,7 +78,8 @@ class System:
         self.live: set[int] = {node_id}
         self.active: set[Member] = set()
         self.epoch = 0
-        self.inflight_bytes = 0
+        self.windows: dict[int, Window] = {}
+        self.budget = Budget(self)
         self.cache = PayloadCache(config.payload_cache_bytes)
         self.leaderboard = Leaderboard()
         self.counters = Counters()
@@ -111,6 +112,7 @@ class System:
         """Lock the directory, recover everything from it. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
         await trio.to_thread.run_sync(recovery.open_directory, self)
         self.durability = Durability(self.wal, self.scheduler.persisted, self.storage.rolled, self._wal_failed)
+        self.durability.metadata_bytes = metadata_bytes(entry for _, entry in self.storage.unsealed())
 
     @property
     def wal(self) -> Any:
@@ -169,8 +171,9 @@ class System:
             raise UnknownGroup(f"no group {name!r} on node {self.node_id}", name=name)
         return member
 
-    def submit(self, uid: int, frame: memoryview, sink: Sink, request: int) -> None:
-        """Queue a client frame; its reply goes to `sink` when it is committed and applied.
+    def submit(self, uid: int, frame: memoryview, sink: Sink, request: int, *, reserved: bool = False) -> None:
+        """Queue a client frame; its reply goes to `sink` when it is committed and applied. `reserved` ones free space:
+        they may use all of every budget.
 
         Raises `BadRequest`, `UnknownGroup`, `NotLeader`, `Busy`, `GroupStopped`; nothing was queued then.
         """
@@ -185,14 +188,9 @@ class System:
         if records > self.config.entry_records_max:
             raise BadRequest(f"{records} records in one frame; send at most {self.config.entry_records_max}")
         size = len(frame)
-        if member.inflight_bytes + member.queue_bytes + size > self.config.group_inflight_bytes and (
-            member.inflight_bytes or member.queue_bytes
-        ):
-            raise Busy("the group's byte budget", RETRY_SECONDS)
-        if self.durability.bytes > self.config.wal_queue_bytes_max:
-            raise Busy("the write-ahead log's queue", RETRY_SECONDS)
-        if self.storage.backlog_files * self.config.wal_file_bytes > self.config.wal_unflushed_bytes_max:
-            raise Busy("the write-ahead log without segments", RETRY_SECONDS)
+        self.budget.admit(member, size, reserved)
+        if reserved:
+            member.urgent = True
         queue = member.queue
         if queue is None:
             queue = member.new_queue()

@@ -41,6 +41,8 @@ async def run(system: System) -> None:
             _abdicate(system)
         if system.timed:
             effects.tick(system)
+        system.budget.look()
+        system.sender.resume_all()
         now = time.monotonic()
         if now >= machines:
             machines = now + machine_tick

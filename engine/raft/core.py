@@ -15,7 +15,7 @@ from ..errors import Busy, NotLeader
 from . import dispatch, election, membership, quiescence, reads, replication, snapshots
 from .membership import Change, Configuration
 from .messages import APPEND, APPEND_REPLY, CONFIRM, Message
-from .progress import PROBE, Progress
+from .progress import PROBE, Progress, Window
 from .raft_log import RaftLog
 from .ready import Ready
 from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, ROLE_NAMES, Limits
@@ -41,7 +41,7 @@ class Raft:
     entries.
     `configuration` is the one set at `configuration_index` (0: at creation, or by the snapshot), at or below
     `commit`; later ones are found in the entries in memory; those in segments, if any, are given as `configurations`,
-    ascending.
+    ascending. `windows`, one a node, are shared by all cores of this process.
     `promise` is (term, index) of the last entry that an earlier replica of this member held here: a member that was
     removed, forgot its log and was added again votes as if it had it still, and is not a candidate before it has.
     `may_lead` False: it never campaigns, and hands leadership over (a member of an older machine version, say). Who
@@ -50,7 +50,7 @@ class Raft:
 
     __slots__ = (
         # identity and what is injected
-        "uid", "node", "live", "draw", "encode", "limits", "may_lead", "promise",
+        "uid", "node", "live", "draw", "encode", "limits", "windows", "may_lead", "promise",
         # durable: handed out as hard state and entries
         "term", "vote", "log",
         # volatile: every member
@@ -81,6 +81,7 @@ class Raft:
         draw: Draw,
         encode: Encode,
         limits: Limits,
+        windows: dict[int, Window] | None = None,
         configuration_index: int = 0,
         configurations: Sequence[tuple[int, Configuration]] = (),
         promise: tuple[int, int] = (0, 0),
@@ -93,6 +94,7 @@ class Raft:
         self.limits = limits
         self.may_lead = True
         self.promise = promise
+        self.windows = {} if windows is None else windows
         # A snapshot may be durable before the term that came with it.
         self.term = max(term, log.last_term)
         self.vote = vote if self.term == term else 0
@@ -169,8 +171,9 @@ class Raft:
 
     # ---- in: the host's requests
 
-    def propose(self, entry: Entry) -> None:
-        """Append `entry`, encoded by the host for index last_index + 1 and the current term.
+    def propose(self, entry: Entry, urgent: bool = False) -> None:
+        """Append `entry`, encoded by the host for index last_index + 1 and the current term. `urgent` ones may use the
+        reserve of uncommitted bytes, too.
 
         Raises `NotLeader`, or `Busy` while leadership is being transferred or too many bytes wait for a quorum. Both
         leave the log unchanged.
@@ -183,7 +186,12 @@ class Raft:
         size = len(entry.data) + entry.body_bytes
         waiting = self.uncommitted_bytes
         # One entry always moves, however large; a no-op is never held up (pitfall 36).
-        if waiting and waiting + size > self.limits.uncommitted_bytes and entry.kind != NOOP:
+        if (
+            waiting
+            and waiting + size > self.limits.uncommitted_bytes
+            and entry.kind != NOOP
+            and not (urgent and waiting + size <= self.limits.uncommitted_bytes + self.limits.uncommitted_reserve)
+        ):
             raise Busy("the group's budget of uncommitted bytes", UNCOMMITTED_RETRY_SECONDS)
         self.log.push(entry)
         self.uncommitted_bytes = waiting + size
@@ -205,6 +213,13 @@ class Raft:
         """Make this member the group's only voter, whatever the others say; return the entry's index. See
         `election.force`."""
         return election.force(self)
+
+    def window(self, node: int) -> Window:
+        """What all groups together may have under way to `node`."""
+        found = self.windows.get(node)
+        if found is None:
+            found = self.windows[node] = Window(self.limits.follower_bytes)
+        return found
 
     def read(self, context: int) -> None:
         """Ask for a linearizable read index under any `context`. Raises `NotLeader`."""

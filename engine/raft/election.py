@@ -71,6 +71,8 @@ def step_down(raft: Raft, term: int) -> None:
 
 def _drop_leadership(raft: Raft) -> None:
     reads.fail_all(raft)
+    for progress in raft.progress.values():
+        progress.forget()
     raft.progress = {}
     raft.pair = None
     raft.transferee = 0

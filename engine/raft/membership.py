@@ -65,10 +65,10 @@ def track(raft: Raft) -> None:
     nodes.discard(raft.node)
     progress = raft.progress
     for node in [node for node in progress if node not in nodes]:
-        del progress[node]
+        progress.pop(node).forget()
     for node in sorted(nodes):
         if node not in progress:
-            progress[node] = Progress(raft.log.last_index + 1)
+            progress[node] = Progress(raft.log.last_index + 1, raft.window(node))
     if raft.transferee not in raft.configuration.voters:
         raft.transferee = 0
     voters = raft.configuration.voters

@@ -16,17 +16,38 @@ SNAPSHOTTING: Final = 2
 STATE_NAMES: Final = ("probe", "replicate", "snapshot")
 
 
+class Window:
+    """Bytes sent to one node and not acknowledged, all groups of this node together, against their `limit`.
+
+    `waiting` holds the uids of groups that have more to send, in the order in which they found the window full: its
+    owner lets them try again when `bytes` has fallen. Exact: each `Progress` takes and gives back what is its own.
+    """
+
+    __slots__ = ("bytes", "limit", "waiting")
+
+    def __init__(self, limit: int) -> None:
+        self.bytes = 0
+        self.limit = limit
+        self.waiting: dict[int, None] = {}
+
+
 class Progress:
     """`inflight` holds (last index, bytes) of each APPEND sent and not acknowledged; `waited` counts ticks without an
     answer.
 
     `told` is the commit index that was sent last, `commit` the one the follower says it has. `hollow`: the next probe
-    carries no entries, because nothing says that the last ones were lost.
+    carries no entries, because nothing says that the last ones were lost. `probed` is what the probe under way carries,
+    in bytes; `window` is shared by all groups with a member on that node.
     """
 
-    __slots__ = ("match", "next", "state", "paused", "hollow", "waited", "told", "commit", "inflight", "inflight_bytes")
+    __slots__ = (
+        "match", "next", "state", "paused", "hollow", "waited", "told", "commit", "inflight", "inflight_bytes",
+        "probed", "window",
+    )  # fmt: skip
 
-    def __init__(self, next_index: int) -> None:
+    def __init__(self, next_index: int, window: Window) -> None:
+        self.window = window
+        self.probed = 0
         self.match = 0
         self.next = next_index
         self.state: int = PROBE
@@ -46,8 +67,24 @@ class Progress:
         self.hollow = hollow
         self.waited = 0
         self.told = 0
+        if hollow:
+            # Nothing says that it is lost: it is counted until the answer tells.
+            self.probed += self.inflight_bytes
+            self.inflight = []
+            self.inflight_bytes = 0
+        else:
+            self.forget()
+
+    def forget(self) -> None:
+        """Nothing is under way any more, or nobody here waits for it."""
+        self.window.bytes -= self.inflight_bytes + self.probed
         self.inflight = []
-        self.inflight_bytes = 0
+        self.inflight_bytes = self.probed = 0
+
+    def take_probe(self, size: int) -> None:
+        """The probe under way carries `size` bytes."""
+        self.window.bytes += size - self.probed
+        self.probed = size
 
     def replicate(self, next_index: int) -> None:
         """The logs agree below `next_index`: send ahead."""
@@ -55,19 +92,29 @@ class Progress:
         self.next = next_index
         self.paused = False
         self.waited = 0
+        self.take_probe(0)
+
+    def take(self, last: int, size: int) -> None:
+        """Entries up to `last`, `size` bytes of them, are under way."""
+        self.inflight.append((last, size))
+        self.inflight_bytes += size
+        self.window.bytes += size
 
     def free(self, match: int) -> None:
         """Everything up to `match` arrived."""
         inflight = self.inflight
         if inflight[-1][0] <= match:
             inflight.clear()
+            self.window.bytes -= self.inflight_bytes
             self.inflight_bytes = 0
             return
-        count = 0
+        count = size = 0
         while inflight[count][0] <= match:
-            self.inflight_bytes -= inflight[count][1]
+            size += inflight[count][1]
             count += 1
         del inflight[:count]
+        self.inflight_bytes -= size
+        self.window.bytes -= size
 
     def __repr__(self) -> str:
         return (

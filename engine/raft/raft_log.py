@@ -103,6 +103,12 @@ class RaftLog:
             total += size
         return found, total
 
+    def bytes_of(self, first: int, last: int) -> int:
+        """Bytes of entries first..last; of those that left memory only the mean is known."""
+        below = max(0, min(self.memory_first, last + 1) - first)
+        found = self.window(max(first, self.memory_first), last, 1 << 62) if last >= self.memory_first else None
+        return below * self.mean_bytes + (found[1] if found is not None else 0)
+
     def segment_last(self, first: int, max_bytes: int) -> int:
         """The last entry to ask of segments together with `first`: about `max_bytes`, going by what left memory so
         far."""

@@ -36,6 +36,10 @@ def feed(raft: Raft) -> None:
     for node, progress in raft.progress.items():
         if progress.state == REPLICATE:
             while progress.next <= last:
+                window = progress.window
+                if window.bytes >= window.limit:
+                    window.waiting[raft.uid] = None
+                    break
                 if (
                     len(progress.inflight) >= limits.inflight_messages
                     or progress.inflight_bytes >= limits.inflight_bytes
@@ -106,8 +110,7 @@ def _send_run(raft: Raft, node: int, progress: Progress, last: int) -> bool:
     end = first + len(entries) - 1
     _send(raft, node, progress, first - 1, prev_term, entries, end)
     progress.next = end + 1
-    progress.inflight.append((end, size))
-    progress.inflight_bytes += size
+    progress.take(end, size)
     return True
 
 
@@ -125,13 +128,18 @@ def send_probe(raft: Raft, node: int, progress: Progress) -> None:
             Message(SNAPSHOT, raft.uid, node, raft.node, raft.term, log.snapshot_index, log.snapshot_term, raft.commit)
         )
         return
-    if progress.hollow or first > log.last_index:
+    window = progress.window
+    if progress.hollow or first > log.last_index or window.bytes >= window.limit:
+        # While the window is full it finds out what it can without entries.
         _send(raft, node, progress, first - 1, prev_term, NOTHING, first - 1)
         return
-    entries = log.slice(first, log.last_index, raft.limits.append_bytes)
-    if entries is None:
+    found = log.window(first, log.last_index, raft.limits.append_bytes)
+    if found is None:
+        progress.take_probe(raft.limits.append_bytes)
         _send(raft, node, progress, first - 1, prev_term, None, log.segment_last(first, raft.limits.append_bytes))
         return
+    entries, size = found
+    progress.take_probe(size)
     _send(raft, node, progress, first - 1, prev_term, entries, first + len(entries) - 1)
 
 
@@ -201,7 +209,11 @@ def on_append_reply(raft: Raft, m: Message) -> None:
     state = progress.state
     if state != REPLICATE and (state == PROBE or progress.match >= log.snapshot_index):
         # What the follower holds but has not synced is not sent again.
-        progress.replicate(max(progress.match, min(m.last, last)) + 1)
+        held = max(progress.match, min(m.last, last))
+        progress.replicate(held + 1)
+        if held > progress.match:
+            # It is under way until it is acknowledged: a follower whose disk hangs must not be sent more and more.
+            progress.take(held, log.bytes_of(progress.match + 1, held))
         raft.dirty = True
     elif progress.next <= last or progress.told < raft.commit:
         raft.dirty = True

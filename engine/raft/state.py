@@ -32,12 +32,16 @@ class Limits:
     """Bytes sent to one follower and not acknowledged: what a slow follower may pin in buffers."""
     inflight_messages: int = 64
     """APPENDs sent to one follower and not acknowledged."""
+    follower_bytes: int = 64 << 20
+    """Bytes sent to one node and not acknowledged, all groups together."""
     uncommitted_bytes: int = 64 << 20
     """Bytes proposed and not committed: a leader without a quorum must not grow without bound (etcd
     MaxUncommittedEntriesSize)."""
     lazy_commit: bool = False
     """The host asks for commit messages (`Raft.tell`) instead of getting one a follower with every `Ready`: entries
     that follow soon carry the commit index for nothing."""
+    uncommitted_reserve: int = 4 << 20
+    """Beyond that, for urgent entries only: what frees space must not wait for what fills it."""
     probe_ticks: int = 5
     """Ticks without an answer before a follower is asked again. There is no heartbeat that would notice a lost
     message."""

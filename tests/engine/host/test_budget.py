@@ -4,38 +4,201 @@ the leader nothing."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trio
 
-from .cluster import KIB, cluster, until
+from logyard.client.wire import encode_frame
+from logyard.engine.errors import Busy
+from logyard.engine.host import budget
+from logyard.engine.host.budget import Drain
+from logyard.machines.command import APPEND
+from logyard.service.node import Reply
+
+from .cluster import KIB, MIB, Cluster, cluster, until
 from .slow_disk import SlowDisk
+
+
+def push(c: Cluster, size: int, name: str = "log", number: int = 1) -> Reply:
+    """Submit one record of about `size` bytes without waiting; raises `Busy`."""
+    sink = Reply()
+    frame = b"".join(encode_frame([(b"", bytes(size))], command=APPEND))
+    c.system(number).submit(c.member(number, name).uid, memoryview(frame), sink, 0)
+    return sink
+
+
+async def at_rest(c: Cluster) -> None:
+    """Until nothing is being written."""
+    durability = c.system(1).durability
+    await until(lambda: not durability.busy and durability.sealed and not durability.items, "the log is at rest")
 
 
 async def test_a_hanging_sync_is_seen_from_outside(tmp_path: Path) -> None:
     disk = SlowDisk()
     async with cluster(tmp_path, 1, disks={1: disk}) as c:
         durability = c.system(1).durability
-        await until(lambda: not durability.busy and durability.sealed, "the log is at rest")
+        await at_rest(c)
         assert durability.stalled_s() == 0.0
         # Above what is written in place: the loop goes on while the WAL's thread hangs.
         disk.gate.clear()
-        done = trio.Event()
-
-        async def append() -> None:
-            await c.append(1, [(b"", bytes(64 * KIB))])
-            done.set()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(append)
-            try:
-                await until(lambda: durability.stalled_s() > 0.05, "the hanging sync shows")
-                assert not done.is_set()
-                status = durability.status()
-                assert status["stalled_ms"] >= 50 and status["queued_bytes"] >= 64 * KIB
-            finally:
-                disk.gate.set()
-            await done.wait()
+        try:
+            sink = push(c, 64 * KIB)
+            await until(lambda: durability.stalled_s() > 0.05, "the hanging sync shows")
+            status = durability.status()
+            assert status["stalled_ms"] >= 50 and status["queued_bytes"] >= 64 * KIB
+        finally:
+            disk.gate.set()
+        await sink.wait()
         await until(lambda: not durability.busy, "the batch is done")
         assert durability.stalled_s() == 0.0
         status = c.nodes[1].status()["wal"]
-        assert status["sync_ms_max"] >= 50 and status["written_bytes"] >= 64 * KIB and status["queued_bytes"] == 0
+        assert status["sync_ms_max"] >= 20 and status["written_bytes"] >= 64 * KIB and status["queued_bytes"] == 0
+
+
+STAGES: list[tuple[str, dict[str, Any], int]] = [
+    (budget.GROUP, {"group_inflight_bytes": MIB}, MIB),
+    (budget.NODE, {"group_inflight_bytes": MIB, "node_inflight_bytes": MIB}, MIB),
+    (budget.WAL_QUEUE, {"wal_queue_bytes_max": MIB}, MIB),
+    (budget.MEMORY, {"node_memory_bytes": 32 * MIB, "payload_cache_bytes": 0}, 32 * MIB),
+]
+
+
+@pytest.mark.parametrize(("cause", "limits", "bound"), STAGES, ids=[stage[0] for stage in STAGES])
+async def test_a_full_stage_names_itself_and_can_be_emptied(
+    tmp_path: Path, cause: str, limits: dict[str, Any], bound: int
+) -> None:
+    disk = SlowDisk()
+    limits = {"group_inflight_bytes": 64 * MIB, "wal_queue_bytes_max": 64 * MIB, **limits}
+    async with cluster(tmp_path, 1, disks={1: disk}, **limits) as c:
+        if cause == budget.NODE:
+            await c.create("other")
+        await c.fill(1, 3, KIB)
+        await at_rest(c)
+        books = c.system(1).budget
+        disk.gate.clear()
+        try:
+            # One on its way to the disk; what is marked in this turn waits behind it.
+            first = push(c, 64 * KIB)
+            await until(lambda: c.system(1).durability.busy, "the write is under way")
+            taken: list[Reply] = [first]
+            if cause == budget.NODE:
+                taken.append(push(c, 300 * KIB, "other"))
+            busy = None
+            while busy is None:
+                some, busy = await filled_in_turns(c, 100 * KIB)
+                taken += some
+            assert busy.cause == cause and 0 < busy.retry_after <= budget.RETRY_S_MAX
+            assert c.system(1).counters.busy == {cause: 1}
+            assert bound * 0.6 < books.memory() and books.inflight <= bound + 200 * KIB
+            # A truncation is let in where an append is not.
+            truncated: list[int] = []
+            async with trio.open_nursery() as nursery:
+
+                async def truncate() -> None:
+                    truncated.append(await c.nodes[1].truncate("log", 2))
+
+                nursery.start_soon(truncate)
+                await until(lambda: c.system(1).durability.items, "the truncation is queued")
+                disk.gate.set()
+        finally:
+            disk.gate.set()
+        assert truncated == [2]
+        for sink in taken:
+            await sink.wait()
+        assert books.inflight == 0 and c.member(1).inflight_bytes == c.member(1).queue_bytes == 0
+        await c.append(1, [(b"", bytes(100 * KIB))])
+
+
+async def filled_in_turns(c: Cluster, size: int) -> tuple[list[Reply], Busy | None]:
+    """One frame, and a turn of the loop that proposes it."""
+    try:
+        sink = push(c, size)
+    except Busy as busy:
+        return [], busy
+    await trio.lowlevel.checkpoint()
+    return [sink], None
+
+
+async def test_what_is_larger_than_a_budget_goes_alone(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"group_inflight_bytes": 64 * KIB, "node_inflight_bytes": MIB, "wal_queue_bytes_max": MIB}
+    async with cluster(tmp_path, 1, **limits) as c:
+        await c.append(1, [(b"", bytes(3 * MIB))])
+        assert len((await c.read(1))[0][1] or b"") == 3 * MIB
+
+
+async def test_a_deposed_leader_gives_its_bytes_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        c.partition(1)
+        taken = [push(c, 10 * KIB) for _ in range(10)]
+        assert c.system(1).budget.inflight > 100 * KIB
+        await c.leader(among=(2, 3))
+        c.network.heal()
+        await c.applied()
+        for sink in taken:
+            with pytest.raises(Exception, match="lead"):
+                await sink.wait()
+        assert c.system(1).budget.inflight == 0
+        await until(lambda: all(not window.bytes for window in c.system(1).windows.values()), "windows are given back")
+
+
+def test_the_wait_is_what_the_rate_and_the_others_ask_for() -> None:
+    now = 0.0
+    drain = Drain(now)
+    assert drain.retry("stage", 1000, 1000, now) == budget.RETRY_S_UNKNOWN
+    total = 0
+    for _ in range(50):
+        now += 0.1
+        total += 100_000
+        drain.sample(total, now)
+    assert drain.rate == pytest.approx(1_000_000, rel=0.01)
+    waits = [drain.retry("stage", 50_000, 100_000, now) for _ in range(5)]
+    # Each comes back when the room of those before it has gone by.
+    assert waits == pytest.approx([0.05, 0.15, 0.25, 0.35, 0.45], rel=0.01)
+    assert drain.retry("other", 50_000, 1, now) == pytest.approx(0.05, rel=0.01)
+    assert drain.retry("stage", 1 << 40, 1, now) == budget.RETRY_S_MAX
+    assert drain.retry("other", 1, 1, now + 10) == budget.RETRY_S_MIN
+    for _ in range(20):
+        now += 0.1
+        drain.sample(total, now)
+    assert drain.rate < 10 and drain.retry("stage", 50_000, 1, now) == budget.RETRY_S_MAX
+
+
+async def test_a_stopped_follower_costs_its_leader_nothing(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    limits: dict[str, Any] = {
+        "follower_inflight_bytes": 2 * MIB, "payload_cache_bytes": MIB, "append_bytes_max": 256 * KIB,
+        "node_memory_bytes": 32 * MIB, "liveness_timeout_ms": 60_000,
+    }  # fmt: skip
+    async with cluster(tmp_path, disks={3: disk}, group="", **limits) as c:
+        await until(lambda: all(len(one.system.live) == 3 for one in c.nodes.values()), "all are live")
+        names = [f"log-{number}" for number in range(8)]
+        for name in names:
+            await c.create(name)
+            await c.lead(1, name)
+        system = c.system(1)
+        window = system.windows[3]
+        disk.gate.clear()
+        try:
+            # 24 MiB in turns over eight groups: each alone would fill a window of its own.
+            most = 0
+            for round_ in range(48):
+                for name in names:
+                    await c.append(1, [(b"", b"%8d" % round_ + bytes(64 * KIB))], name)
+                most = max(most, system.budget.memory() - system.durability.metadata_bytes)
+                assert window.bytes <= 2 * MIB + 512 * KIB
+            row = next(row for row in c.nodes[1].status()["followers"] if row["node"] == 3)
+            assert row["pulling"] and row["waiting_groups"] == len(names)
+            # The window, the cache, and what is on its way to the follower that keeps up.
+            assert most < 2 * MIB + 512 * KIB + MIB + 2 * MIB
+            held = [entry for name in names for entry in c.member(1, name).raft.log.entries if entry.bodies]
+            assert sum(entry.body_bytes for entry in held) < 3 * MIB, "bodies left memory although one is behind"
+        finally:
+            disk.gate.set()
+        for name in names:
+            await c.applied(name)
+            assert len(await c.read(3, name=name)) == 48
+        assert window.bytes == 0 and not window.waiting
+        row = next(row for row in c.nodes[1].status()["followers"] if row["node"] == 3)
+        assert not row["pulling"]
