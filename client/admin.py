@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from .errors import BadRequest, LogyardError, UnknownGroup
+from .errors import BadRequest, LogyardError, NotLeader, UnknownGroup
 
 T = TypeVar("T")
 CREATE_GROUPS = 256
 """Groups of one create call: its arguments are bounded, and one slow call should not hold thousands of them."""
+CHANGES = ("add", "remove", "add_learner", "promote")
 BOARD_ROWS = 2000
 """Rows of one board answer; a node has more groups than fit into one."""
 STATUS_PATIENCE_S = 3.0
@@ -104,11 +105,22 @@ def create_calls(specs: Iterable[Mapping[str, object]]) -> list[Call[Any]]:
     ]
 
 
-def members_call(name: str, change: str, node: int) -> Call[Any]:
-    """Add or remove a member."""
-    if change not in ("add", "remove"):
-        raise BadRequest(f"a membership change is add or remove, not {change!r}")
-    return call_leader("members", name, change=change, node=node)
+def members_call(name: str, changes: Sequence[tuple[str, int]]) -> Call[Any]:
+    """Change members: (kind, node) pairs that take effect together."""
+    for kind, _ in changes:
+        if kind not in CHANGES:
+            raise BadRequest(f"a membership change is one of {', '.join(CHANGES)}, not {kind!r}")
+    if len(changes) == 1:
+        return call_leader("members", name, change=changes[0][0], node=changes[0][1])
+    return call_leader("members", name, changes=[list(change) for change in changes])
+
+
+def leaders_view(value: Any) -> dict[str, Any]:
+    """A describe answer, if its leader gave it; another member's may be old. Raises `NotLeader`."""
+    found: dict[str, Any] = value
+    if found["role"] != "leader":
+        raise NotLeader(f"{found['name']}: node {found['node']} does not lead it", {"leader": found["leader"]})
+    return found
 
 
 def merge_groups(rows_by_node: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -235,11 +247,19 @@ class AsyncVerbs(ABC):
 
     async def add_member(self, name: str, node: int) -> None:
         """Make `node` a member of the group."""
-        await self.run(members_call(name, "add", node))
+        await self.run(members_call(name, [("add", node)]))
 
     async def remove_member(self, name: str, node: int) -> None:
         """Remove `node` from the group."""
-        await self.run(members_call(name, "remove", node))
+        await self.run(members_call(name, [("remove", node)]))
+
+    async def change_members(self, name: str, changes: Sequence[tuple[str, int]]) -> None:
+        """Change members: (add, remove, add_learner or promote; node) pairs; several take effect together."""
+        await self.run(members_call(name, changes))
+
+    async def leader_view(self, name: str) -> dict[str, Any]:
+        """`describe`, by the group's leader and by nobody else."""
+        return await self.run(Call("describe", {"name": name}, leaders_view, group=name))
 
     async def transfer(self, name: str, to: int) -> None:
         """Hand the group's leadership to node `to`."""
@@ -364,11 +384,11 @@ class SyncVerbs(ABC):
 
     def add_member(self, name: str, node: int) -> None:
         """See `AsyncVerbs.add_member`."""
-        self.run(members_call(name, "add", node))
+        self.run(members_call(name, [("add", node)]))
 
     def remove_member(self, name: str, node: int) -> None:
         """See `AsyncVerbs.remove_member`."""
-        self.run(members_call(name, "remove", node))
+        self.run(members_call(name, [("remove", node)]))
 
     def transfer(self, name: str, to: int) -> None:
         """See `AsyncVerbs.transfer`."""

@@ -1,9 +1,12 @@
-"""The verbs that look after a running cluster: snapshot, truncate, compact, members, transfer, status.
+"""The verbs that look after a running cluster: snapshot, truncate, compact, transfer, status, leaders.
 
 Like those of `service.cli_logs` they open one blocking client each. Registered by `service.cli`.
 """
 
 from __future__ import annotations
+
+import time
+from collections import Counter
 
 import click
 
@@ -61,37 +64,6 @@ def compact(servers: list[str], output: Output) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--add", type=click.IntRange(min=1), help="Add this node as a member.")
-@click.option("--remove", type=click.IntRange(min=1), help="Remove this member.")
-@servers_option
-@json_option
-def members(name: str, add: int | None, remove: int | None, servers: list[str], output: Output) -> None:
-    """Show the members of a log, or add or remove one.
-
-    \b
-    Examples:
-      logyard members orders
-      logyard members orders --add 4
-    """
-    if add is not None and remove is not None:
-        raise click.UsageError("one change at a time: --add or --remove")
-    with opened(servers) as yard:
-        if add is not None:
-            yard.add_member(name, add)
-        elif remove is not None:
-            yard.remove_member(name, remove)
-        found = yard.members(name)
-        if add is not None or remove is not None:
-            # A member that was removed may never hear of it: what counts is the leader's view.
-            described = yard.describe(name)
-            found["members"] = [*described["voters"], *described["learners"]]
-            found["leader"] = described["leader"]
-    text = f"{name}: members {', '.join(map(str, found['members']))}; leader {found['leader'] or 'unknown'}"
-    output.result({"ok": True, "name": name, **found}, text)
-
-
-@click.command()
-@click.argument("name")
 @click.option("--to", "target", type=click.IntRange(min=1), required=True, help="The node that shall lead.")
 @servers_option
 @json_option
@@ -134,6 +106,46 @@ def status(node: int | None, servers: list[str], output: Output) -> None:
     output.result({"ok": not missing, "nodes": list(found.values()), "missing": missing})
 
 
+@click.command()
+@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.option("--node", type=click.IntRange(min=1), help="Only logs that this node leads.")
+@click.option("--rows", type=click.IntRange(min=0), default=50, show_default=True, help="Logs shown; all with --json.")
+@servers_option
+@json_option
+def leaders(names: tuple[str, ...], node: int | None, rows: int, servers: list[str], output: Output) -> None:
+    """Which node leads which logs and since when, from the nodes' own tables. Exit 1 if a node does not answer.
+
+    \b
+    Example:
+      logyard leaders --node 2
+    """
+    with opened(servers) as yard:
+        board, missing = yard.leaders()
+    # A dead node's own leaderships are its followers' last news until they elect another.
+    counts = Counter(row.leader for row in board)
+    shown = [row for row in board if (not names or row.name in names) and node in (None, row.leader)]
+    for each in missing:
+        output.say(f"node {each} does not answer")
+    output.table(
+        "leaderships", ("node", "logs"), [(each or "unknown", count) for each, count in sorted(counts.items())]
+    )
+    cells = [(row.name, row.leader or "unknown", row.term, age_text(row.since_ms), row.state) for row in shown[:rows]]
+    output.table("leaders", ("log", "leader", "term", "since", "state"), cells)
+    if len(shown) > rows:
+        output.say(f"... and {len(shown) - rows} more: --rows, or --json for all")
+    groups = [{**row._asdict(), "members": row.members} for row in shown]
+    output.result({"ok": not missing, "leaders": dict(sorted(counts.items())), "groups": groups, "missing": missing})
+
+
+def age_text(since_ms: int) -> str:
+    """How long ago a wall-clock time was; "" for never."""
+    seconds = max(0, int(time.time() - since_ms / 1000)) if since_ms else -1
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s" if seconds >= 0 else ""
+
+
 def size_text(value: object) -> str:
     """A byte count for the table; "" where the node did not say."""
     return bytes_text(value) if isinstance(value, (int, float)) else ""
@@ -141,4 +153,4 @@ def size_text(value: object) -> str:
 
 def commands() -> list[click.Command]:
     """The verbs of this module."""
-    return [snapshot, truncate, compact, members, transfer, status]
+    return [snapshot, truncate, compact, transfer, status, leaders]

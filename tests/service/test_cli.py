@@ -18,7 +18,7 @@ from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_port
 
 VERBS = {
     "serve", "up", "demo", "check", "bench", "create", "list", "describe", "delete", "append", "read", "snapshot",
-    "truncate", "compact", "members", "transfer", "status", "tls",
+    "truncate", "compact", "members", "transfer", "status", "leaders", "drain", "tls",
 }  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def test_every_verb_but_serve_speaks_json(path: tuple[str, ...]) -> None:
         assert isinstance(command, click.Group)
         command = command.commands[name]
     options = {option for parameter in command.params for option in parameter.opts}
-    assert ("--json" in options) == (path not in {("serve",), ("bench",), ("tls",)})
+    assert ("--json" in options) == (path not in {("serve",), ("bench",), ("members",), ("tls",)})
 
 
 @pytest.mark.parametrize(
