@@ -54,9 +54,14 @@ def by_key(key: str) -> Read:
     return lambda status: [((name,), float(value)) for name, value in sorted(status[key].items())]
 
 
-def by_peer(key: str) -> Read:
+def of_budget(key: str) -> Read:
+    """One column of the budget's stages."""
+    return lambda status: [((stage,), float(value)) for stage, value in sorted(status["budget"][key].items())]
+
+
+def by_peer(key: str, table: str = "peers") -> Read:
     """One column of the peers' rows; their number is the label."""
-    return lambda status: [((str(row["node"]),), float(row[key])) for row in status["peers"]]
+    return lambda status: [((str(row["node"]),), float(row[key])) for row in status[table]]
 
 
 def live_bytes(status: Mapping[str, Any]) -> Samples:
@@ -81,7 +86,8 @@ def top_groups(status: Mapping[str, Any]) -> Samples:
 METRICS = (
     Metric("groups", "gauge", "Groups with a member on this node.", field("groups")),
     Metric("groups_led", "gauge", "Members of this node that lead.", field("led")),
-    Metric("groups_stopped", "gauge", "Members that damage or an exception stopped.", field("stopped")),
+    Metric("groups_stopped", "gauge", "Members that damage or an exception stopped or halted.", field("stopped")),
+    Metric("groups_halted", "gauge", "Of them, those that wait for an operator's skip.", field("halted")),
     Metric("groups_active", "gauge", "Members that need the clock; the others are quiet.", field("active")),
     Metric("elections_won", "counter", "Leaderships that members of this node won.", field("elections")),
     Metric("leaderships_lost", "counter", "Leaderships of this node that ended.", field("leaderships_lost")),
@@ -100,6 +106,8 @@ METRICS = (
            field("wal", "queued_bytes")),
     Metric("wal_files", "gauge", "Files of the write-ahead log, spare ones included.", field("wal", "files")),
     Metric("wal_allocated_bytes", "gauge", "Their allocated bytes.", field("wal", "allocated_bytes")),
+    Metric("budget_bytes", "gauge", "Held by a stage of back-pressure.", of_budget("bytes"), ("stage",)),
+    Metric("budget_limit_bytes", "gauge", "What that stage may hold.", of_budget("limits"), ("stage",)),
     Metric("inflight_bytes", "gauge", "Commands received and not answered, all groups.", field("inflight_bytes")),
     Metric("busy", "counter", "Commands refused with busy, by the budget that was full.", by_key("busy"), ("cause",)),
     Metric("snapshots_taken", "counter", "Snapshots of groups taken here.", field("snapshots_taken")),
@@ -125,6 +133,10 @@ METRICS = (
     Metric("peer_sent_bytes", "counter", "Sent to that node.", by_peer("sent_bytes"), ("peer",)),
     Metric("peer_dropped", "counter", "Messages to that node that a full queue dropped.", by_peer("dropped"),
            ("peer",)),
+    Metric("follower_inflight_bytes", "gauge", "Entries sent to that node and not acknowledged, all groups.",
+           by_peer("inflight_bytes", "followers"), ("peer",)),
+    Metric("follower_pulling", "gauge", "1: that node is served only as it answers.",
+           by_peer("pulling", "followers"), ("peer",)),
     Metric("group_bytes", "gauge", f"Of the {TOP_GROUPS} largest groups: live payload bytes in sealed WAL files (wal),"
            " the newest snapshot (snapshot), commands not yet answered (pending).", top_groups, ("group", "kind")),
 )  # fmt: skip

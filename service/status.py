@@ -9,7 +9,7 @@ from heapq import nsmallest
 from typing import Any
 
 from logyard.engine.host import effects
-from logyard.engine.host.member import Member
+from logyard.engine.host.member import HALTED, Member
 from logyard.engine.host.system import System
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.state import ROLE_NAMES
@@ -31,6 +31,7 @@ def node_status(system: System) -> dict[str, Any]:
         "groups": len(members),
         "led": sum(1 for member in members if member.raft.role == LEADER),
         "stopped": sum(1 for member in members if member.state != "running"),
+        "halted": sum(1 for member in members if member.state == HALTED),
         "active": len(system.active),
         "live_nodes": sorted(system.live),
         "fdatasyncs": disk.fdatasyncs,
