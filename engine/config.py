@@ -220,6 +220,20 @@ class SystemConfig:
         "What may wait for one session's connection; more is dropped, as deliveries are at most once.",
     )
 
+    # Sessions. Asked only when one is opened: what is replicated never depends on one node's configuration.
+    sessions_max: int = _limit(
+        10_000, 1, 1_000_000, "Sessions of one group; each costs its window of 64 replies in memory and snapshots."
+    )
+    session_reply_bytes_max: int = _limit(
+        64 * MIB, 64 * KIB, 4 * GIB, "Kept replies of one group's sessions; above it no further session is opened."
+    )
+    session_ttl_ms_max: int = _limit(
+        86_400_000,
+        1000,
+        2_592_000_000,
+        "The longest a silent client's session may be kept; bounds what a crash leaves.",
+    )
+
     # Clients and the process.
     poll_bytes_max: int = _limit(8 * MIB, 64 * KIB, GIB, "One answer to a poll; a larger record is answered alone.")
     poll_wait_s_max: int = _limit(60, 1, 3600, "The longest a poll may wait for new records.")

@@ -43,6 +43,9 @@ UNIT_BYTES = UNIT.size
 FRAME = struct.Struct("<BBHIIIQQQ")
 """version, flags, large bodies, records, command bytes, pack bytes, large bytes, session, first sequence."""
 FRAME_BYTES = FRAME.size
+FRAME_SESSION = struct.Struct("<QQ")
+"""session, sequence: the end of a frame's head."""
+FRAME_SESSION_AT = FRAME_BYTES - FRAME_SESSION.size
 FRAME_VERSION = 1
 UNIFORM = 1
 SYSTEM = 2
@@ -191,15 +194,15 @@ def table_of(pack: Buffer, records: int) -> tuple[int, ...]:
     return struct.unpack_from(f"<{2 * records}I", pack)
 
 
-def check_frame(frame: memoryview) -> tuple[int, int, int, int]:
-    """Bounds-check a whole frame; return (records, end of the heads, end of the pack, large bodies).
+def check_frame(frame: memoryview) -> tuple[int, int, int, int, int]:
+    """Bounds-check a whole frame; return (records, end of the heads, end of the pack, large bodies, session).
 
     Raises `BadRequest` for anything that does not add up, before any of it is kept.
     """
     size = len(frame)
     if size < FRAME_BYTES:
         raise BadRequest(f"a frame of {size} bytes is shorter than its {FRAME_BYTES}-byte head")
-    version, flags, large, records, command_bytes, pack_bytes, large_bytes, _, _ = FRAME.unpack_from(frame)
+    version, flags, large, records, command_bytes, pack_bytes, large_bytes, session, _ = FRAME.unpack_from(frame)
     if version != FRAME_VERSION:
         raise BadRequest(f"frame version {version} is not {FRAME_VERSION}; update the client")
     if flags & ~UNIFORM:
@@ -232,7 +235,7 @@ def check_frame(frame: memoryview) -> tuple[int, int, int, int]:
             raise BadRequest("a frame's commands do not add up")
         if 4 * records + sum(struct.unpack_from(f"<{records}I", frame, FRAME_BYTES)) != command_bytes:
             raise BadRequest("a frame's commands do not add up")
-    return records, pack_at, pack_end, large
+    return records, pack_at, pack_end, large, session
 
 
 def unit_seed(uid: int, index: int, term: int, unit: int) -> int:

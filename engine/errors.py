@@ -148,3 +148,22 @@ def encode_error(error: LogyardError) -> bytes:
         {"code": error.code, "message": str(error), "retry": error.retry, "details": details}
     )
     return encoded
+
+
+def decode_error(data: bytes) -> LogyardError:
+    """The error of a wire form, as its own class where there is one: for callers in this process."""
+    found = msgpack.unpackb(data)
+    pending: list[type[LogyardError]] = [LogyardError]
+    while pending:
+        kind = pending.pop()
+        pending += kind.__subclasses__()
+        if kind.code == found["code"]:
+            error = kind.__new__(kind)
+            Exception.__init__(error, found["message"])
+            error.details = found["details"]
+            if isinstance(error, NotLeader):
+                error.leader = int(found["details"].get("leader", 0))
+            return error
+    error = LogyardError(found["message"], **found["details"])
+    error.code = found["code"]
+    return error

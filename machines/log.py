@@ -8,7 +8,7 @@ counts the records of append frames from there (`machines.log.locate`). Applied 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -63,8 +63,9 @@ class AppendLog:
         self.entries_since = 0
         self.bytes_since = 0
         self.last_index = 0
-        # Frames of an entry that were not shown: (index, first ordinal). Their records have no offset.
-        self.holes: list[tuple[int, int]] = []
+        # Frames that are in the log and not in the state (duplicates, refusals), whose payloads are released: (index,
+        # first ordinal, records; 0: the whole entry).
+        self.holes: list[tuple[int, int, int]] = []
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
         """One entry: every frame gets a reply; a truncation releases what lies before it."""
@@ -78,9 +79,13 @@ class AppendLog:
                 self.end += frame.records
                 size += frame.pack_bytes + frame.large_bytes
             else:
-                replies.append(self._other(context.index, frame, effects))
+                reply = self._other(context.index, frame, effects)
+                replies.append(reply)
+                if isinstance(reply, Reject):
+                    self._hole(context, frame.first, frame.records)
         if context.skipped:
-            self.holes += ((context.index, ordinal) for ordinal, _ in context.skipped)
+            for ordinal, records in context.skipped:
+                self._hole(context, ordinal, records)
         if self.end != first:
             self._anchor(context.index, first, size)
         self.last_index = context.index
@@ -94,6 +99,9 @@ class AppendLog:
         if isinstance(reply, Reject):
             raise reply
         return Applied(reply, batch.effects)
+
+    def _hole(self, context: Context, ordinal: int, records: int) -> None:
+        insort(self.holes, (context.index, ordinal, 0 if records == context.records else records))
 
     def _anchor(self, index: int, offset: int, size: int) -> None:
         # The anchor stands before the entry, so a lookup never has to go back.
@@ -122,7 +130,7 @@ class AppendLog:
             self.start, self.start_position = offset, position
             keep = max(0, bisect_right(self.anchors, (offset, index)) - 1)
             del self.anchors[:keep]
-            del self.holes[: bisect_left(self.holes, position)]
+            del self.holes[: bisect_left(self.holes, (*position, 0))]
         return TRUNCATE_REPLY.pack(self.start)
 
     def snapshot(self) -> Sections:
@@ -137,22 +145,23 @@ class AppendLog:
         self.anchors = [(offset, index) for offset, index in anchors]
         self.entries_since, self.bytes_since, self.last_index = entries, size, last
         # A snapshot of the first release has none.
-        self.holes = [(index, ordinal) for index, ordinal in rest[0]] if rest else []
+        self.holes = [(index, ordinal, records) for index, ordinal, records in rest[0]] if rest else []
 
     def live_refs(self) -> Iterable[PayloadRange]:
         """Everything from the start on. (A truncation's own empty pack counts as live until the start passes it.)"""
-        return (PayloadRange(self.start_position, Position(self.last_index + 1, 0)),)
+        first, end = self.start_position, Position(self.last_index + 1, 0)
+        for index, ordinal, records in self.holes:
+            if Position(index, ordinal) > first:
+                yield PayloadRange(first, Position(index, ordinal))
+            first = max(first, Position(index, ordinal + records) if records else Position(index + 1, 0))
+        yield PayloadRange(first, max(first, end))
 
     def holes_of(self, index: int) -> Collection[int]:
         """The first ordinals of the frames of entry `index` that were not applied."""
         if not self.holes:
             return ()
-        at = bisect_left(self.holes, (index, 0))
-        found = set()
-        while at < len(self.holes) and self.holes[at][0] == index:
-            found.add(self.holes[at][1])
-            at += 1
-        return found
+        low, high = bisect_left(self.holes, (index, 0, 0)), bisect_left(self.holes, (index + 1, 0, 0))
+        return {ordinal for _, ordinal, _ in self.holes[low:high]}
 
     def anchor(self, offset: int) -> tuple[int, Position]:
         """The (offset, position) from which to count towards `offset`. Raises `OutOfRange`."""

@@ -7,14 +7,16 @@ architecture section 5 (snapshot and log meet, terms never fall, no gap). Called
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from logyard.engine.entry import COMMANDS, Entry, frames_of, timestamp_of
+from logyard.engine.entry import COMMANDS, Entry, frames_of, is_guarded, records_in, timestamp_of
 from logyard.engine.errors import WrongIdentity
+from logyard.engine.host import replica
 from logyard.engine.host.member import Spec
 from logyard.engine.host.recovery import Recovered
+from logyard.engine.host.sessions import Sessions, apply_guarded, run_batch
 from logyard.engine.log.meta_rows import Run, StateRow
-from logyard.engine.machine import BatchMachine, Context, Machine, Release
+from logyard.engine.machine import Batch, BatchMachine, Context, Frame, Machine, Release
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.snapshot.format import Snapshot
 from logyard.machines.registry import create_machine
@@ -37,7 +39,7 @@ class GroupLog:
 
     __slots__ = (
         "spec", "state", "snapshot", "base", "base_term", "flushed", "runs", "terms", "entries", "last", "term",
-        "floor", "whole", "alone", "live", "live_at_end",
+        "floor", "whole", "alone", "live", "live_at_end", "sessions",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, state: StateRow) -> None:
@@ -56,6 +58,7 @@ class GroupLog:
         self.alone = False
         self.live = Liveness()
         self.live_at_end = Liveness()
+        self.sessions: Sessions | None = None
 
     @property
     def name(self) -> str:
@@ -218,7 +221,9 @@ def _apply(group: GroupLog, facts: Facts, segments: Segments, homes: Sequence[Ho
     with report.guarded("machine", group=group.name):
         machine = create_machine(group.spec.machine, group.spec.arguments)
         if group.snapshot is not None:
-            machine.restore(group.snapshot.sections)
+            sections, engine = replica.split(group.snapshot.sections)
+            machine.restore(sections)
+            group.sessions = replica.sessions_of(engine)
     applied = group.snapshot.index if group.snapshot is not None else 0
     holes: list[Hole] = []
     expected, before = group.base + 1, group.base_term
@@ -281,8 +286,23 @@ def _command(group: GroupLog, machine: Machine, entry: Entry) -> None:
     if not isinstance(machine, BatchMachine):
         group.whole = False
         return
-    context = Context(group.spec.uid, entry.index, entry.term, timestamp_of(entry.data), machine.version)
-    for effect in machine.apply_batch(context, list(frames_of(entry.data))).effects:
+    uid, data = group.spec.uid, entry.data
+    context = Context(uid, entry.index, entry.term, timestamp_of(data), machine.version, records_in(data))
+    batch_of, frames = machine.apply_batch, list(frames_of(data))
+
+    def run(context: Context, shown: list[Frame]) -> Batch:
+        return run_batch(batch_of, context, shown)
+
+    def own(context: Context, command: list[Any]) -> bytes:
+        # What it does is not known here, so what is missing below may be its doing.
+        group.whole = False
+        return b""
+
+    if is_guarded(data):
+        group.sessions, batch = apply_guarded(group.sessions, context, frames, run, own)
+    else:
+        batch = run(context, frames)
+    for effect in batch.effects:
         if isinstance(effect, Release):
             group.live_at_end.release(effect.first, effect.end)
 

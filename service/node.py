@@ -20,8 +20,10 @@ from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import FRAME_BYTES
-from logyard.engine.errors import BadRequest, LogyardError, NotLeader
+from logyard.engine.errors import BadRequest
+from logyard.engine.host.answer import Answer
 from logyard.engine.host.member import Member, Sink
+from logyard.engine.host.sessions import EXPIRE
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers, PeersPort
@@ -144,10 +146,24 @@ class Node:
 
     async def commit(self, member: Member, frame: Sequence[Buffer], *, reserved: bool = False) -> bytes:
         """Commit one frame from inside this process. Raises what the frame's reply says."""
-        sink = Reply()
+        sink = Answer()
         whole = memoryview(frame[0] if len(frame) == 1 else b"".join(frame))
         self.system.submit(member.uid, whole, sink, 0, reserved=reserved)
         return await sink.wait()
+
+    # Sessions
+
+    async def open_session(self, name: str, session: int, client: int, ttl_ms: int) -> None:
+        """Begin a session of `client` in a group; an equal one may exist. On the leader; raises `NotLeader`, `Busy`."""
+        await self.system.heartbeats.open(self.system.member(name), session, client, ttl_ms)
+
+    async def close_session(self, name: str, session: int) -> None:
+        """End a session; one that ended already is no error. On the leader; raises `NotLeader`."""
+        await self.system.commit(self.system.member(name), EXPIRE, session)
+
+    def heartbeat(self, client: int) -> None:
+        """A client is alive: all of its sessions in groups that this node leads go on. Raises `Busy`."""
+        self.system.heartbeats.heard(client)
 
     async def snapshot(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Snapshot the named groups' members on this node (all of them by default); returns counts and bytes."""
@@ -199,48 +215,6 @@ class Node:
         elif consistency != "local":
             raise BadRequest(f"consistency {consistency!r} is not one of local, leader, linearizable")
         return member
-
-
-class Reply:
-    """A sink for one frame of this process."""
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-        self._status = 0
-        self._data = b""
-
-    def reply(self, request: int, status: int, data: bytes) -> None:
-        """Called once, in a turn."""
-        self._status, self._data = status, data
-        self._event.set()
-
-    async def wait(self) -> bytes:
-        """The machine's reply. Raises the error that came instead."""
-        await self._event.wait()
-        if self._status:
-            raise decode_error(self._data)
-        return self._data
-
-
-def decode_error(data: bytes) -> LogyardError:
-    """An engine error from its wire form, for callers in this process."""
-    import msgpack
-
-    found = msgpack.unpackb(data)
-    pending: list[type[LogyardError]] = [LogyardError]
-    while pending:
-        kind = pending.pop()
-        pending += kind.__subclasses__()
-        if kind.code == found["code"]:
-            error = kind.__new__(kind)
-            Exception.__init__(error, found["message"])
-            error.details = found["details"]
-            if isinstance(error, NotLeader):
-                error.leader = int(found["details"].get("leader", 0))
-            return error
-    error = LogyardError(found["message"], **found["details"])
-    error.code = found["code"]
-    return error
 
 
 def build_system(

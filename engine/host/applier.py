@@ -7,28 +7,21 @@ to a session or is the engine's own goes through `sessions` first; effects go to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..entry import COMMANDS, Entry, frames_of, is_guarded, records_in, timestamp_of, units_of
 from ..errors import Corrupt, LogyardError, NotLeader
 from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
 from . import effects, halt
+from .intake import answer
 from .member import HALTED, OK, Member, Owed, Queued
-from .sessions import CommandFault, apply_guarded, with_rejects_released
+from .sessions import CommandFault, OnEnd, apply_guarded, run_batch
 
 if TYPE_CHECKING:
     from .system import System
 
 APPLY_BYTES = 4 * 1024 * 1024
-
-
-class CommandRejected(LogyardError):
-    """A machine's own, committed refusal; `code` is the machine's."""
-
-    def __init__(self, reject: Reject) -> None:
-        super().__init__(reject.message)
-        self.code = reject.code
 
 
 class Applier:
@@ -59,7 +52,8 @@ class Applier:
         member.wake()
         if not raft.is_quiet:
             self.system.active.add(member)
-        if raft.has_ready:
+        # Frames of sessions wait until this leader has applied what was there before it.
+        if raft.has_ready or member.guarded:
             self.system.scheduler.mark(member)
 
     def _entry(self, member: Member, entry: Entry) -> None:
@@ -93,7 +87,7 @@ class Applier:
             return
         for queued, reply in zip(owed.frames, batch.replies, strict=True):
             if isinstance(reply, Reject):
-                queued.fail(CommandRejected(reply))
+                answer(queued, reply)
             else:
                 queued.sink.reply(queued.request, OK, reply)
 
@@ -126,11 +120,13 @@ class Applier:
             session_end_of(member),
             left_out,
         )
+        if guarded.sessions is not None and member.sessions is None:
+            self.system.heartbeats.began(member)
         member.sessions = guarded.sessions
         return Batch(guarded.batch.replies, [*own, *guarded.batch.effects]) if own else guarded.batch
 
 
-def session_end_of(member: Member) -> Callable[[Context, int], Sequence[Effect]] | None:
+def session_end_of(member: Member) -> OnEnd | None:
     """The machine's optional `on_session_end(context, session)`, called for sessions that it monitors."""
     hook = getattr(member.machine, "on_session_end", None)
     if hook is None:
@@ -142,11 +138,7 @@ def run_machine(member: Member, context: Context, entry: Entry, frames: list[Fra
     """What the machine says to frames of one entry; what it refuses is released at that index."""
     if member.apply_batch is None:
         return _apply_each(member, context, entry, frames)
-    batch = member.apply_batch(context, frames)
-    for reply in batch.replies:
-        if type(reply) is not bytes:
-            return with_rejects_released(context, frames, batch)
-    return batch
+    return run_batch(member.apply_batch, context, frames)
 
 
 def _settle(member: Member, index: int) -> Owed | None:

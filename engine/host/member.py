@@ -63,6 +63,25 @@ class Queued(NamedTuple):
         self.sink.reply(self.request, FAILED, encode_error(error))
 
 
+class Shared:
+    """The sink of a session's frame that is proposed: its outcome goes to everybody who sent it meanwhile."""
+
+    __slots__ = ("member", "key", "targets")
+
+    def __init__(self, member: Member, key: tuple[int, int], first: Queued) -> None:
+        self.member = member
+        self.key = key
+        # Without their frames: the copies' bytes are let go of.
+        self.targets = [(first.sink, first.request)]
+
+    def reply(self, request: int, status: int, data: bytes) -> None:
+        """The one outcome."""
+        if self.member.under_way is not None:
+            self.member.under_way.pop(self.key, None)
+        for sink, number in self.targets:
+            sink.reply(number, status, data)
+
+
 class Owed(NamedTuple):
     """The replies owed when an index is applied; `term` says whose entry it was."""
 
@@ -127,7 +146,7 @@ class Member:
         "inflight_bytes", "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term",
         "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
         "damaged", "snapshot_stored", "sessions", "system_queue", "kept", "version", "clock", "leading", "halt",
-        "left_out", "budget", "urgent",
+        "left_out", "budget", "urgent", "guarded", "under_way", "lead_since",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, budget: Budget) -> None:
@@ -163,6 +182,11 @@ class Member:
         self.slow_sends: dict[int, int] | None = None
         self.log_time = 0
         self.sessions: Sessions | None = None
+        # Frames of sessions are queued, and which of them are proposed and not answered (`intake`).
+        self.guarded = False
+        self.under_way: dict[tuple[int, int], Shared] | None = None
+        # When this member began to lead, by the clock of `heartbeats`.
+        self.lead_since = 0.0
         # Commands of the engine's own: not in the budget of clients, proposed before them, in entries of their own.
         self.system_queue: list[Queued] | None = None
         # What the machine asked the engine to keep: timers, follow-ups, monitored sessions.
@@ -211,6 +235,7 @@ class Member:
         self.budget.settle(self.queue_bytes)
         self.queue_bytes = 0
         self.urgent = False
+        self.guarded = False
         own, self.system_queue = self.system_queue, None
         for queued in (*(own or ()), *(queue or ())):
             queued.fail(error)

@@ -42,9 +42,14 @@ def sections(member: Member) -> dict[str, bytes]:
 
 def restore_sections(member: Member, sections: Mapping[str, bytes]) -> None:
     """Replace the engine's state by a snapshot's; what has no section is empty."""
-    data = sections.get(SESSIONS)
-    member.sessions = Sessions.decode(data) if data is not None else None
+    member.sessions = sessions_of(sections)
     member.kept = MachineState.of_sections(sections)
+
+
+def sessions_of(sections: Mapping[str, bytes]) -> Sessions | None:
+    """The sessions' table; None for a group without any."""
+    data = sections.get(SESSIONS)
+    return Sessions.decode(data) if data is not None else None
 
 
 def split(sections: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:

@@ -23,7 +23,7 @@ from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
-from . import effects
+from . import effects, intake
 from .log_time import LogTime
 from .member import Member, Queued
 
@@ -205,6 +205,8 @@ class Scheduler:
         if raft.role != LEADER:
             member.fail_queue(NotLeader(raft.leader))
             return
+        if member.guarded and not intake.admit(self.system, member):
+            return
         queue = member.queue
         limit, records_max = self.system.config.entry_bytes_max, self.system.config.entry_records_max
         member.log_time = now = self.log_time(member)
@@ -314,6 +316,7 @@ class Scheduler:
         if member.raft.role == LEADER:
             if member.raft.applied < member.raft.lead_index:
                 member.clock = self._new_clock(member)
+            self.system.heartbeats.leads(member)
         else:
             member.clock = None
             member.fail_queue(NotLeader(member.raft.leader))

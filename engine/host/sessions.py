@@ -36,6 +36,7 @@ class CommandFault(Exception):
 
 SKIPPED = Reject("skipped", "the machine failed at this command, and an operator had it skipped")
 OnSystem: TypeAlias = Callable[[Context, list[Any]], Reply]
+OnEnd: TypeAlias = Callable[[Context, int], Sequence[Effect]]
 
 
 class Session:
@@ -167,7 +168,7 @@ def apply_guarded(
     frames: Sequence[Frame],
     run: Callable[[Context, list[Frame]], Batch],
     on_system: OnSystem,
-    on_end: Callable[[Context, int], Sequence[Effect]] | None = None,
+    on_end: OnEnd | None = None,
     left_out: Sequence[int] = (),
 ) -> Guarded:
     """Apply an entry some of whose frames are the engine's own or belong to sessions.
@@ -238,7 +239,7 @@ def _change(
     sessions: Sessions | None,
     context: Context,
     command: list[Any],
-    on_end: Callable[[Context, int], Sequence[Effect]] | None,
+    on_end: OnEnd | None,
     effects: list[Effect],
 ) -> tuple[Sessions | None, Reply]:
     name, *arguments = command
@@ -263,7 +264,18 @@ def release_of(context: Context, frame: Frame) -> Release:
     return Release(Position(context.index, frame.first), Position(context.index, frame.first + frame.records))
 
 
-def with_rejects_released(context: Context, frames: Sequence[Frame], batch: Batch) -> Batch:
+def run_batch(
+    apply_batch: Callable[[Context, Sequence[Frame]], Batch], context: Context, frames: Sequence[Frame]
+) -> Batch:
+    """A batch machine on frames of one entry; what it refuses is released at that index."""
+    batch = apply_batch(context, frames)
+    for reply in batch.replies:
+        if type(reply) is not bytes:
+            return _with_rejects_released(context, frames, batch)
+    return batch
+
+
+def _with_rejects_released(context: Context, frames: Sequence[Frame], batch: Batch) -> Batch:
     """A batch whose refused frames release their payloads."""
     refused = [
         release_of(context, frame)

@@ -10,6 +10,7 @@ state and every live payload are durable (invariant 5). One task a transfer, whi
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import trio
 
 from ..entry import Unit, parse_entry, units_of
 from ..errors import Corrupt, Gone, LogyardError, Unknown
-from ..machine import Position
+from ..machine import PayloadRange, Position
 from ..ports import SourceEntry
 from ..raft.core import LEADER
 from ..raft.membership import Configuration
@@ -84,7 +85,8 @@ class Snapshots:
         live = list(member.liveness.live_ranges(index))
         for needed in member.machine.live_refs():
             first, end = max(needed.first, Position(1, 0)), min(needed.end, Position(index + 1, 0))
-            if first < end and not any(one.first <= first and end <= one.end for one in live):
+            at = bisect_right(live, first, key=_first) - 1
+            if first < end and (at < 0 or end > live[at].end):
                 self.mismatches += 1
                 log.error("group %s: the machine needs %s..%s, some of which it released", member.spec.name, first, end)
 
@@ -315,6 +317,10 @@ class Snapshots:
         member.wake()
         system.active.add(member)
         system.scheduler.mark(member)
+
+
+def _first(one: PayloadRange) -> Position:
+    return one.first
 
 
 def _nothing() -> None:

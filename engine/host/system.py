@@ -27,12 +27,14 @@ from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
 from . import recovery, ticker
+from .answer import Answer
 from .applier import Applier
 from .budget import Budget
 from .cache import PayloadCache
 from .delivery import Delivery
 from .directory import Directory
 from .durability import Durability, metadata_bytes
+from .heartbeats import Heartbeats
 from .inbound import Inbound
 from .leaderboard import Counters, Leaderboard
 from .member import DROP, RUNNING, Member, Queued, Sink
@@ -100,6 +102,7 @@ class System:
         # The clocks that log time is made from.
         self.wall_ns = time.time_ns
         self.monotonic_ns = time.monotonic_ns
+        self.heartbeats = Heartbeats(self)
         self.peers: PeersPort
         self.durability: Durability
         self.nursery: trio.Nursery
@@ -184,7 +187,7 @@ class System:
             member.check_running()
         if member.raft.role != LEADER:
             raise NotLeader(member.raft.leader)
-        records = check_frame(frame)[0]
+        records, _, _, _, session = check_frame(frame)
         if records > self.config.entry_records_max:
             raise BadRequest(f"{records} records in one frame; send at most {self.config.entry_records_max}")
         size = len(frame)
@@ -195,6 +198,8 @@ class System:
         if queue is None:
             queue = member.new_queue()
         queue.append(Queued(frame, sink, request, records))
+        if session:
+            member.guarded = True
         member.queue_bytes += size
         self.scheduler.mark(member)
 
@@ -212,6 +217,12 @@ class System:
             member.system_queue = []
         member.system_queue.append(Queued(encode_system(name, *arguments), sink, request, 1))
         self.scheduler.mark(member)
+
+    async def commit(self, member: Member, name: str, *arguments: object) -> bytes:
+        """A command of the engine's own, committed and applied; its reply. Raises what refuses it."""
+        answer = Answer()
+        self.propose(member, name, *arguments, sink=answer)
+        return await answer.wait()
 
     async def wait(self, member: Member, condition: Callable[[], bool]) -> None:
         """Until `condition` holds after some apply of `member`. Raises `GroupStopped`."""

@@ -53,6 +53,7 @@ async def run(system: System) -> None:
             housekeeping = now
             system.inbound.forget_asked()
             system.leaderboard.prune(system.names)
+            system.heartbeats.look()
             system.storage.look()
             system.versions.look()
 

@@ -3,6 +3,7 @@ command."""
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +73,35 @@ def test_refusals_change_nothing() -> None:
         replies, effects = applied(log, 4, frame)
         assert isinstance(replies[0], Reject) and not effects
     assert [reply.code for reply in (applied(log, 4, one)[0][0] for one in bad[:2])] == ["out_of_range", "bad_request"]  # type: ignore[attr-defined]
+    # What was refused is no part of the log, and its payload is nobody's.
+    assert {index for index, _, _ in log.holes} == {4}
+    log.holes.clear()
     assert log.snapshot() == before
+
+
+def test_frames_that_were_not_shown_have_no_offsets() -> None:
+    log = AppendLog()
+    frames = [append(2), append(3), append(1)]
+    firsts = [0, 2, 5]
+    shown = [frames[0]._replace(first=0), frames[2]._replace(first=5)]
+    entry = Context(1, 3, 1, 0, 1, 6, skipped=((2, 3),))
+    assert list(log.apply_batch(entry, shown).replies) == [APPEND_REPLY.pack(0, 2), APPEND_REPLY.pack(2, 1)]
+    log.apply_batch(Context(1, 4, 1, 0, 1, 3, skipped=((0, 3),)), [])
+    log.apply_batch(Context(1, 5, 1, 0, 1, 1), [append(1)])
+    copy = AppendLog()
+    copy.restore(log.snapshot())
+    for one in (log, copy):
+        assert one.holes == [(3, 2, 3), (4, 0, 0)] and set(one.holes_of(3)) == {2} and not one.holes_of(5)
+        found, offset = slices(
+            [a._replace(first=b) for a, b in zip(frames, firsts, strict=True)], 0, 0, one.holes_of(3)
+        )
+        assert found == [Slice(0, 0, 0, 0, 2), Slice(2, 2, 5, 0, 1)] and offset == 3
+        assert [tuple(live) for live in one.live_refs()] == [((0, 0), (3, 2)), ((3, 5), (4, 0)), ((5, 0), (6, 0))]
+    applied(log, 6, truncate(3, 5, 0))
+    assert log.holes == []
+    old = msgpack.unpackb(copy.snapshot()["log"])[:-1]
+    copy.restore({"log": msgpack.packb(old)})
+    assert copy.holes == [], "a snapshot of the first release has none"
 
 
 def test_a_refusal_in_a_batch_leaves_the_other_frames_alone() -> None:

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from logyard.engine import errors
-from logyard.engine.errors import BadRequest, Busy, Corrupt, LogyardError, NotLeader, UnknownGroup, encode_error
-from logyard.service.node import decode_error
+from logyard.engine.errors import (
+    BadRequest,
+    Busy,
+    Corrupt,
+    LogyardError,
+    NotLeader,
+    UnknownGroup,
+    decode_error,
+    encode_error,
+)
 from tests.engine.host.cluster import KIB, cluster, until
 
 

@@ -12,17 +12,17 @@ import trio
 from logyard.client.wire import encode_frame
 from logyard.engine.errors import Busy
 from logyard.engine.host import budget
+from logyard.engine.host.answer import Answer
 from logyard.engine.host.budget import Drain
 from logyard.machines.command import APPEND
-from logyard.service.node import Reply
 
 from .cluster import KIB, MIB, Cluster, cluster, until
 from .slow_disk import SlowDisk
 
 
-def push(c: Cluster, size: int, name: str = "log", number: int = 1) -> Reply:
+def push(c: Cluster, size: int, name: str = "log", number: int = 1) -> Answer:
     """Submit one record of about `size` bytes without waiting; raises `Busy`."""
-    sink = Reply()
+    sink = Answer()
     frame = b"".join(encode_frame([(b"", bytes(size))], command=APPEND))
     c.system(number).submit(c.member(number, name).uid, memoryview(frame), sink, 0)
     return sink
@@ -81,7 +81,7 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
             # One on its way to the disk; what is marked in this turn waits behind it.
             first = push(c, 64 * KIB)
             await until(lambda: c.system(1).durability.busy, "the write is under way")
-            taken: list[Reply] = [first]
+            taken: list[Answer] = [first]
             if cause == budget.NODE:
                 taken.append(push(c, 300 * KIB, "other"))
             busy = None
@@ -110,7 +110,7 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
         await c.append(1, [(b"", bytes(100 * KIB))])
 
 
-async def filled_in_turns(c: Cluster, size: int) -> tuple[list[Reply], Busy | None]:
+async def filled_in_turns(c: Cluster, size: int) -> tuple[list[Answer], Busy | None]:
     """One frame, and a turn of the loop that proposes it."""
     try:
         sink = push(c, size)

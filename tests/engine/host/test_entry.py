@@ -79,7 +79,7 @@ def unpack(frame: bytes) -> list[tuple[bytes, bytes | None]]:
 @given(frames())
 def test_a_frame_says_what_it_was_made_of(made: tuple[bytes, list[tuple[bytes, bytes | None]], list[bytes]]) -> None:
     frame, wanted, _ = made
-    count, pack_at, pack_end, large = check_frame(memoryview(frame))
+    count, pack_at, pack_end, large, _ = check_frame(memoryview(frame))
     assert unpack(frame) == wanted and count == len(wanted)
     assert large == sum(1 for _, body in wanted if body is not None and len(body) >= LARGE)
     assert FRAME_BYTES <= pack_at <= pack_end <= len(frame)
@@ -102,7 +102,7 @@ def test_a_frame_that_was_tampered_with_is_refused_or_adds_up(
             case _:
                 frame += data.draw(st.binary(max_size=9))
     try:
-        count, _, _, large = check_frame(memoryview(frame))
+        count, _, _, large, _ = check_frame(memoryview(frame))
     except BadRequest:
         return
     found = unpack(bytes(frame))

@@ -1,0 +1,493 @@
+"""Sessions: a frame is applied once, however often it is sent, to whomever, and its reply is the same each time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.client.wire import encode_frame
+from logyard.engine.entry import UNIFORM, Frame, encode_system
+from logyard.engine.errors import BadRequest, Busy, LogyardError, NotLeader, SessionExpired, Unknown
+from logyard.engine.host.answer import Answer
+from logyard.engine.host.sessions import REPLY_BYTES, WINDOW, Sessions, apply_guarded, run_batch
+from logyard.engine.machine import Batch, Context, Position, Reject, Release
+from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.machines.log import AppendLog
+from logyard.service.check import check_directory
+
+from .cluster import Cluster, cluster, payload_books, until
+
+CLIENT = 77
+SESSION = 4242
+TTL = 60_000
+
+
+def frame(body: bytes, session: int = SESSION, sequence: int = 1, records: int = 1) -> memoryview:
+    many = [(b"m", body)] * records
+    return memoryview(b"".join(encode_frame(many, command=APPEND, session=session, sequence=sequence)))
+
+
+async def send(run: Cluster, number: int, sent: memoryview, name: str = "log") -> range:
+    """A frame to a leader; the offsets of its records."""
+    reply = await send_raw(run, number, sent, name)
+    first, count = APPEND_REPLY.unpack(reply)
+    return range(first, first + count)
+
+
+async def resend(run: Cluster, sent: memoryview, number: int) -> range:
+    return await send(run, number, sent)
+
+
+async def send_raw(run: Cluster, number: int, sent: memoryview, name: str = "log") -> bytes:
+    answer = Answer()
+    system = run.system(number)
+    system.submit(run.member(number, name).uid, sent, answer, 1)
+    with trio.fail_after(20):
+        return await answer.wait()
+
+
+async def insist(run: Cluster, work: Callable[[int], Awaitable[Any]]) -> Any:
+    """As a client does: again, elsewhere, until there is an answer."""
+    while True:
+        leader = await run.leader()
+        try:
+            return await work(leader)
+        except (NotLeader, Unknown, Busy):
+            await trio.sleep(0.002)
+
+
+# The rule itself
+
+
+def shown(context: Context, frames: list[Frame]) -> Batch:
+    return Batch([f.commands for f in frames])
+
+
+def plain(session: int, sequence: int, first: int, command: bytes = b"x", records: int = 1) -> Frame:
+    return Frame(UNIFORM, 0, records, len(command), 0, 0, session, sequence, command, first)
+
+
+def own(first: int, name: str, *arguments: object) -> Frame:
+    packed = encode_system(name, *arguments)
+    return Frame(UNIFORM | 2, 0, 1, 0, 0, 0, 0, 0, bytes(packed[40:]), first)
+
+
+def entry_of(sessions: Sessions | None, index: int, *frames: Frame) -> tuple[Sessions | None, Batch, list[Frame]]:
+    seen: list[Frame] = []
+
+    def run(context: Context, some: list[Frame]) -> Batch:
+        seen.extend(some)
+        return shown(context, some)
+
+    context = Context(1, index, 1, 0, 1, sum(one.records for one in frames))
+    after, batch = apply_guarded(sessions, context, frames, run, lambda _, command: repr(command).encode())
+    return after, batch, seen
+
+
+def table() -> Sessions:
+    found, _, _ = entry_of(None, 1, own(0, "register", SESSION, CLIENT, TTL))
+    assert found is not None
+    return found
+
+
+def code(reply: bytes | Reject) -> str:
+    assert isinstance(reply, Reject)
+    return reply.code
+
+
+def test_a_duplicate_gets_the_first_reply_and_its_payload_is_released() -> None:
+    sessions, batch, seen = entry_of(table(), 5, plain(SESSION, 1, 0, b"one"), plain(SESSION, 1, 1, b"again", 3))
+    assert batch.replies == [b"one", b"one"] and len(seen) == 1
+    assert list(batch.effects) == [Release(Position(5, 1), Position(5, 4))]
+    _, batch, seen = entry_of(sessions, 6, plain(SESSION, 1, 0, b"later"), plain(0, 0, 1, b"free"))
+    assert batch.replies == [b"one", b"free"] and [one.first for one in seen] == [1]
+    assert list(batch.effects) == [Release(Position(6, 0), Position(6, 1))]
+    _, batch, _ = entry_of(sessions, 7, plain(SESSION, 1, 0, b"alone", 2))
+    assert list(batch.effects) == [Release(Position(7, 0), Position(8, 0))], "the whole entry is dead"
+
+
+def test_the_edges_of_the_window() -> None:
+    sessions: Sessions | None = table()
+    for sequence in (0, WINDOW + 1):
+        _, batch, seen = entry_of(sessions, 2, plain(SESSION, sequence, 0))
+        assert code(batch.replies[0]) in ("sequence_out_of_window", "stale_sequence") and not seen
+    sessions, batch, seen = entry_of(sessions, 3, plain(SESSION, WINDOW, 0, b"64"), plain(SESSION, 1, 1, b"1"))
+    assert batch.replies == [b"64", b"1"] and len(seen) == 2, "the window's first one may come last"
+    sessions, batch, _ = entry_of(sessions, 4, plain(SESSION, 1, 0), plain(SESSION, 2 * WINDOW, 1, b"far"))
+    assert batch.replies == [b"1", b"far"]
+    sessions, batch, seen = entry_of(sessions, 5, plain(SESSION, WINDOW, 0), plain(SESSION, WINDOW + 1, 1, b"65"))
+    assert code(batch.replies[0]) == "stale_sequence" and batch.replies[1] == b"65", "64 is as far back as it goes"
+    assert sessions is not None and sorted(sessions.by_id[SESSION].replies) == [WINDOW + 1, 2 * WINDOW]
+    assert sessions.bytes == 5
+
+
+def test_more_frames_of_one_entry_than_the_window_holds() -> None:
+    frames = [plain(SESSION, number, number - 1, b"%d" % number) for number in range(1, 3 * WINDOW)]
+    sessions, batch, seen = entry_of(table(), 2, *frames)
+    assert len(seen) == len(frames) and batch.replies[-1] == b"%d" % (3 * WINDOW - 1)
+    assert sessions is not None and len(sessions.by_id[SESSION].replies) == WINDOW
+    assert sessions.bytes == sum(len(b"%d" % number) for number in range(2 * WINDOW, 3 * WINDOW))
+
+
+def test_sessions_begin_once_and_end_for_good() -> None:
+    sessions = table()
+    _, batch, _ = entry_of(sessions, 2, own(0, "register", SESSION, CLIENT, TTL), own(1, "register", SESSION, 1, TTL))
+    assert batch.replies[0] == b"" and code(batch.replies[1]) == "refused"
+    _, batch, seen = entry_of(sessions, 3, plain(99, 1, 0))
+    assert code(batch.replies[0]) == "session_expired" and not seen
+    # The engine's own commands go first, wherever they stand in the entry.
+    after, batch, seen = entry_of(sessions, 4, plain(SESSION, 1, 0), own(1, "expire", SESSION, 5), own(2, "timer", 3))
+    assert code(batch.replies[0]) == "session_expired" and list(batch.replies[1:]) == [b"", b"['timer', 3]"]
+    assert after is None and not seen, "a group without sessions has no table"
+
+
+def test_a_machines_refusal_is_kept_and_a_long_reply_is_not() -> None:
+    sessions = table()
+    context = Context(1, 2, 1, 0, 1, 2)
+    replies: list[bytes | Reject] = [Reject("full", "no"), b"r" * (REPLY_BYTES + 1)]
+    frames = [plain(SESSION, 1, 0), plain(SESSION, 2, 1)]
+    apply_guarded(sessions, context, frames, lambda *_: Batch(replies), lambda *_: b"")
+    copy = Sessions.decode(sessions.encode())
+    for found in (sessions, copy):
+        _, batch, _ = entry_of(found, 3, *frames)
+        assert [code(reply) for reply in batch.replies] == ["full", "reply_not_kept"]
+    assert copy.encode() == sessions.encode() and copy.bytes == sessions.bytes
+
+
+def test_what_a_batch_machine_refuses_is_released() -> None:
+    log = AppendLog()
+    context = Context(1, 3, 1, 0, 1, 3)
+    batch = run_batch(log.apply_batch, context, [plain(0, 0, 0, APPEND, 2), plain(0, 0, 2, b"nonsense")])
+    assert list(batch.effects) == [Release(Position(3, 2), Position(3, 3))]
+    assert [tuple(one) for one in log.live_refs()] == [((0, 0), (3, 2)), ((3, 3), (4, 0))]
+
+
+# A cluster
+
+
+async def test_the_same_frame_twice_to_one_leader(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as run:
+        leader = await run.leader()
+        await run.nodes[leader].open_session("log", SESSION, CLIENT, TTL)
+        assert await send(run, leader, frame(b"a" * 9000)) == range(1)
+        last = run.member(leader).raft.log.last_index
+        for _ in range(3):
+            assert await send(run, leader, frame(b"a" * 9000)) == range(1)
+        assert run.member(leader).raft.log.last_index == last, "a duplicate of what is applied is not proposed"
+        assert await send(run, leader, frame(b"b", sequence=2, records=3)) == range(1, 4)
+        await run.applied()
+        for number in run.ids:
+            assert run.log(number).end == 4
+            sessions = run.member(number).sessions
+            assert sessions is not None and sessions.by_id[SESSION].highest == 2
+
+
+async def test_a_storm_of_copies_under_way_has_one_outcome(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as run:
+        leader = await run.leader()
+        await run.nodes[leader].open_session("log", SESSION, CLIENT, TTL)
+        found: list[range] = []
+
+        async def one(sequence: int) -> None:
+            found.append(await send(run, leader, frame(b"%d" % sequence, sequence=sequence)))
+
+        before = run.member(leader).raft.log.last_index
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                for sequence in range(1, 11):
+                    nursery.start_soon(one, sequence)
+        assert len(found) == 200 and sorted({one.start for one in found}) == list(range(10))
+        assert run.log(leader).end == 10 and not run.member(leader).under_way
+        assert run.member(leader).raft.log.last_index - before <= 10, "copies are not in the log"
+        assert run.member(leader).queue_bytes == run.member(leader).inflight_bytes == 0
+
+
+async def test_a_duplicate_to_the_next_leader(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as run:
+        leader = await run.leader()
+        await run.nodes[leader].open_session("log", SESSION, CLIENT, TTL)
+        assert await send(run, leader, frame(b"once")) == range(1)
+        await run.crash(leader)
+        assert await insist(run, lambda number: send(run, number, frame(b"once"))) == range(1)
+        assert await insist(run, lambda number: send(run, number, frame(b"two", sequence=2))) == range(1, 2)
+        await run.start(leader)
+        await run.applied()
+        assert await run.read(leader) == [(b"m", b"once"), (b"m", b"two")]
+
+
+async def test_a_new_leader_holds_frames_back_until_it_knows_what_was_applied(tmp_path: Path) -> None:
+    """The entry that holds the first copy is in the new leader's log, not committed: a second one must wait for it."""
+    async with cluster(tmp_path) as run:
+        leader = await run.leader()
+        await run.nodes[leader].open_session("log", SESSION, CLIENT, TTL)
+        await run.applied()
+        others = [number for number in run.ids if number != leader]
+        last = run.member(leader).raft.log.last_index
+        # The old leader's entry reaches another one, and nobody hears that it is committed.
+        answer = Answer()
+        run.system(leader).submit(run.member(leader).uid, frame(b"first"), answer, 1)
+        await until(lambda: any(run.member(number).raft.log.last_index > last for number in others), "it arrives")
+        await run.crash(leader)
+        assert await insist(run, lambda number: send(run, number, frame(b"first"))) == range(1)
+        assert [run.log(number).end for number in others if run.leads(number)] == [1]
+
+
+async def test_pitfall_37_cached_replies_survive_snapshot_restore_and_a_new_leader(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as run:
+        leader = await run.leader()
+        await run.nodes[leader].open_session("log", SESSION, CLIENT, TTL)
+        offsets = [await send(run, leader, frame(b"%d" % n, sequence=n)) for n in range(1, 11)]
+        await run.applied()
+        for number in run.ids:
+            await run.nodes[number].snapshot()
+        for number in run.ids:
+            await run.restart(number)
+        for _ in range(3):
+            leader = await run.leader()
+            for n, offset in enumerate(offsets, 1):
+                again = frame(b"%d" % n, sequence=n)
+                assert await insist(run, partial(resend, run, again)) == offset
+            await run.lead(leader % 3 + 1)
+        assert run.log(await run.leader()).end == 10
+
+
+async def test_a_laggard_gets_the_sessions_with_the_snapshot(tmp_path: Path) -> None:
+    async with cluster(tmp_path, snapshot_entries=16) as run:
+        leader = await run.leader()
+        await run.nodes[leader].open_session("log", SESSION, CLIENT, TTL)
+        away = next(number for number in run.ids if number != leader)
+        await run.crash(away)
+        for n in range(1, 41):
+            await send(run, leader, frame(b"%d" % n, sequence=n))
+        for number in run.nodes:
+            await run.nodes[number].snapshot()
+            await run.roll(number)
+        await run.start(away)
+        await run.applied()
+        there, here = run.member(away).sessions, run.member(leader).sessions
+        assert there is not None and here is not None and there.encode() == here.encode()
+
+
+async def test_an_unknown_session_is_a_committed_refusal_that_leaves_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as run:
+        leader = await run.leader()
+        with pytest.raises(SessionExpired):
+            await send(run, leader, frame(b"x" * 5000))
+        await run.append(leader, [(b"", b"kept")])
+        with pytest.raises(SessionExpired):
+            await send(run, leader, frame(b"y" * 5000, session=9))
+        await run.applied()
+        for number in run.ids:
+            assert run.log(number).end == 1 and not run.system(number).snapshots.mismatches
+            await run.nodes[number].snapshot()
+            assert not run.system(number).snapshots.mismatches
+            assert await run.read(number) == [(b"", b"kept")]
+
+
+async def test_copies_that_reach_the_log_leak_nothing_and_keep_offsets_right(tmp_path: Path) -> None:
+    """The leader's memory is bypassed: what the rule at apply alone makes of duplicates."""
+    async with cluster(tmp_path, machines=_machines) as run:
+        leader = await run.leader()
+        await run.nodes[leader].open_session("log", SESSION, CLIENT, TTL)
+        await run.nodes[leader].open_session("log", SESSION + 1, CLIENT, TTL)
+        member = run.member(leader)
+        answers = [Answer() for _ in range(7)]
+        sent = [
+            frame(b"a" * 5000), frame(b"a" * 5000), frame(b"b" * 6000, sequence=2, records=2), frame(b"a" * 5000),
+            frame(b"c" * 7000, session=SESSION + 1), frame(b"b" * 6000, sequence=2, records=2), frame(b"d", sequence=3),
+        ]  # fmt: skip
+        for one, answer in zip(sent, answers, strict=True):
+            run.system(leader).submit(member.uid, one, answer, 1)
+        member.guarded = False
+        replies = [APPEND_REPLY.unpack(await answer.wait()) for answer in answers]
+        assert replies == [(0, 1), (0, 1), (1, 2), (0, 1), (3, 1), (1, 2), (4, 1)]
+        await run.append(leader, [(b"m", b"e" * 4500)])
+        await run.applied()
+        want = [b"a" * 5000, b"b" * 6000, b"b" * 6000, b"c" * 7000, b"d", b"e" * 4500]
+        for number in run.ids:
+            assert [body for _, body in await run.read(number)] == want
+            for offset, body in enumerate(want):
+                assert [found for _, found in await run.read(number, offset, 1)] == [body]
+            await run.nodes[number].snapshot()
+            assert not run.system(number).snapshots.mismatches
+        for number in run.ids:
+            await run.restart(number)
+        leader = await run.leader()
+        await run.applied()
+        for number in run.ids:
+            assert [body for _, body in await run.read(number)] == want
+        leader = await run.leader()
+        assert await run.nodes[leader].truncate("log", 5) == 5
+        assert run.log(leader).holes == [], "what was truncated is forgotten"
+        await run.close()
+        for number in run.ids:
+            report = await trio.to_thread.run_sync(check_directory, tmp_path / f"node-{number}")
+            assert not report["findings"], report
+
+
+async def test_dead_copies_between_living_records_are_counted_once(tmp_path: Path) -> None:
+    """Released before and after their file was sealed, across a restart, and then with everything around them."""
+    async with cluster(tmp_path, 1) as run:
+        await run.nodes[1].open_session("log", SESSION, CLIENT, TTL)
+
+        async def copy(size: int) -> None:
+            answer = Answer()
+            run.system(1).submit(run.member(1).uid, frame(b"a" * size), answer, 1)
+            run.member(1).guarded = False
+            await answer.wait()
+
+        def live() -> int:
+            return sum(payload_books(run.system(1))["wal"].values())
+
+        table = 3 * (8 + 2)
+        await copy(5000)
+        await copy(6000)
+        await run.fill(1, 1, 7000)
+        await run.roll(1)
+        assert 12_000 <= live() <= 12_000 + table
+        await copy(8000)
+        await run.fill(1, 1, 9000)
+        await run.roll(1)
+        assert 21_000 <= live() <= 21_000 + 2 * table
+        await run.restart(1)
+        await run.leader()
+        assert 21_000 <= live() <= 21_000 + 2 * table
+        assert await run.nodes[1].truncate("log", 1) == 1
+        assert 16_000 <= live() <= 16_000 + 2 * table
+        assert [len(body or b"") for _, body in await run.read(1, 1)] == [7000, 9000]
+        assert await run.nodes[1].truncate("log", 2) == 2
+        assert 9000 <= live() <= 9000 + table
+        assert await run.nodes[1].truncate("log", 3) == 3
+        assert live() <= table
+        await run.close()
+        report = await trio.to_thread.run_sync(check_directory, tmp_path / "node-1")
+        assert not report["findings"], report
+
+
+def _machines(kind: str, arguments: dict[str, Any]) -> AppendLog:
+    return AppendLog()
+
+
+async def test_clients_make_no_frames_of_the_engine(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1) as run:
+        raw = bytearray(frame(b"x"))
+        raw[1] |= 2
+        with pytest.raises(BadRequest):
+            await send_raw(run, 1, memoryview(bytes(raw)))
+
+
+# Ends
+
+
+async def test_a_session_ends_only_by_its_clients_silence(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, tick_ms=5) as run:
+        system = run.system(1)
+        await run.nodes[1].open_session("log", SESSION, CLIENT, 10_000)
+        await run.nodes[1].open_session("log", SESSION + 1, CLIENT + 1, 10_000)
+        beats = system.heartbeats
+
+        def sleep(seconds: float) -> None:
+            """The clock moves on by itself only in the test's hand."""
+            for _ in range(int(seconds)):
+                beats.clock += 1.0
+                beats.look()
+
+        for _ in range(5):
+            sleep(9)
+            run.nodes[1].heartbeat(CLIENT)
+            assert await send(run, 1, frame(b"z", session=SESSION + 1, sequence=1)) == range(1), "frames are life, too"
+        table = run.member(1).sessions
+        assert table is not None and len(table.by_id) == 2
+        sleep(9)
+        run.nodes[1].heartbeat(CLIENT)
+        sleep(3)
+        await until(lambda: set(table.by_id) == {SESSION}, "the silent one ends")
+        with pytest.raises(SessionExpired):
+            await send(run, 1, frame(b"q", session=SESSION + 1, sequence=2))
+        sleep(12)
+        await until(lambda: run.member(1).sessions is None, "then the other one")
+
+
+async def test_a_new_leader_and_a_node_that_slept_give_the_whole_time_again(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as run:
+        await run.lead(1)
+        await run.nodes[1].open_session("log", SESSION, CLIENT, 10_000)
+        await run.applied()
+        for number in run.ids:
+            run.system(number).heartbeats.clock += 1000.0
+        await run.lead(2)
+        beats = run.system(2).heartbeats
+        assert run.member(2).lead_since >= 1000.0
+        last = run.member(2).raft.log.last_index
+        beats.look()
+        assert run.member(2).system_queue is None and run.member(2).raft.log.last_index == last
+        # The process stood still for an hour: that is no silence of the client's.
+        beats._looked -= 3600
+        before = beats.clock
+        beats.look()
+        assert beats.clock - before <= 2.0 and run.member(2).system_queue is None
+        beats.clock += 11.0
+        beats.look()
+        await until(lambda: all(run.member(number).sessions is None for number in run.ids), "silence ends it")
+
+
+async def test_sessions_are_limited_where_they_are_opened(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, sessions_max=2, session_ttl_ms_max=5000) as run:
+        node = run.nodes[1]
+        with pytest.raises(BadRequest):
+            await node.open_session("log", 1, CLIENT, 6000)
+        for session in (1, 2, 2):
+            await node.open_session("log", session, CLIENT, 5000)
+        with pytest.raises(Busy):
+            await node.open_session("log", 3, CLIENT, 5000)
+        with pytest.raises(LogyardError):
+            await node.open_session("log", 2, CLIENT + 1, 5000)
+        await node.close_session("log", 2)
+        await node.close_session("log", 2)
+        await node.open_session("log", 3, CLIENT, 5000)
+
+
+async def test_a_random_history_with_crashed_leaders_appends_each_exactly_once(tmp_path: Path) -> None:
+    draw = random.Random(20)
+    async with cluster(tmp_path) as run:
+        want: dict[int, list[bytes]] = {}
+
+        async def client(number: int) -> None:
+            session = 1000 + number
+            await insist(run, lambda leader: run.nodes[leader].open_session("log", session, number, TTL))
+            for sequence in range(1, 26):
+                body = b"%d:%d" % (number, sequence)
+                sent = frame(body, session, sequence)
+                while True:
+                    leader = await run.leader()
+                    try:
+                        # Impatience makes copies: the first one may still be under way.
+                        with trio.move_on_after(draw.choice((0.001, 0.01, 1.0))):
+                            await send(run, leader, sent)
+                            want.setdefault(number, []).append(body)
+                            break
+                    except (NotLeader, Unknown, Busy, KeyError):
+                        await trio.sleep(0.002)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(1, 7):
+                nursery.start_soon(client, number)
+            for _ in range(4):
+                await trio.sleep(draw.random() / 10)
+                leader = await run.leader()
+                await run.crash(leader)
+                await run.leader()
+                await run.start(leader)
+        await run.applied()
+        for node in run.ids:
+            bodies = [body or b"" for _, body in await run.read(node)]
+            assert len(bodies) == len(set(bodies)) == 6 * 25, "each of them, once"
+            for number, sent_bodies in want.items():
+                mine = [body for body in bodies if body.startswith(b"%d:" % number)]
+                assert mine == sent_bodies, "in the order in which they were acknowledged"
