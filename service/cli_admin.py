@@ -5,13 +5,19 @@ Like those of `service.cli_logs` they open one blocking client each. Registered 
 
 from __future__ import annotations
 
+import contextlib
+import json
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import click
 
+from . import status_watch
 from .cli_logs import opened, servers_option
-from .cli_output import Output, bytes_text, json_option
+from .cli_output import EXIT_FAILED, Output, json_option, plain
 
 
 @click.command()
@@ -81,29 +87,67 @@ def transfer(name: str, target: int, servers: list[str], output: Output) -> None
 
 @click.command()
 @click.option("--node", type=click.IntRange(min=1), help="Only this node.")
+@click.option("--watch", is_flag=True, help="Look again and again, with rates; Ctrl-C ends it.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--count", type=click.IntRange(min=1), help="With --watch: end after so many looks.")
 @servers_option
 @json_option
-def status(node: int | None, servers: list[str], output: Output) -> None:
+def status(
+    node: int | None, watch: bool, interval: float, count: int | None, servers: list[str], output: Output
+) -> None:
     """What every node holds and does: groups, leaders, bytes, syncs. Exit 1 if a node does not answer.
 
+    With --watch and --json each look is one line, a JSON object.
+
     \b
-    Example:
+    Examples:
       logyard status
+      logyard status --watch --interval 1
     """
     with opened(servers) as yard:
-        found = yard.statuses() if node is None else {node: yard.status(node)}
-    missing = [each for each, row in found.items() if "error" in row]
-    for each in missing:
+
+        def look() -> dict[int, dict[str, Any]]:
+            return yard.statuses() if node is None else {node: yard.status(node)}
+
+        if watch:
+            watch_status(look, interval, count, output)
+            return
+        found = look()
+    gone = status_watch.missing(found)
+    for each in gone:
         output.say(f"node {each} does not answer: {found[each]['message']}")
-    sizes = ("wal_bytes_live", "generations_bytes_live", "payload_disk_bytes", "snapshot_bytes", "memory_rss")
-    counts = ("pid", "groups", "led", "fdatasyncs")
-    rows = [
-        [each, *(row.get(key, "") for key in counts), *(size_text(row.get(key)) for key in sizes)]
-        for each, row in sorted(found.items())
-        if each not in missing
-    ]
-    output.table("nodes", ("node", *counts, *sizes), rows)
-    output.result({"ok": not missing, "nodes": list(found.values()), "missing": missing})
+    output.table("nodes", ("node", *status_watch.COUNTS, *status_watch.SIZES), status_watch.rows(found))
+    output.result({"ok": not gone, "nodes": list(found.values()), "missing": gone})
+
+
+def watch_status(
+    look: Callable[[], dict[int, dict[str, Any]]], interval: float, count: int | None, output: Output
+) -> None:
+    """Look until `count` or Ctrl-C; ends as the last look says."""
+    from rich.live import Live
+
+    wait = threading.Event().wait
+    before: dict[int, dict[str, Any]] = {}
+    seen_at, ok, looks = 0.0, True, 0
+    screen = contextlib.nullcontext() if output.json_wanted else Live(console=output.console, auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), screen as live:
+        while True:
+            found, now = look(), time.monotonic()
+            rate = status_watch.rates(before, found, now - seen_at)
+            gone = status_watch.missing(found)
+            ok, before, seen_at, looks = not gone, found, now, looks + 1
+            if live is not None:
+                live.update(status_watch.screen(found, rate), refresh=True)
+            else:
+                line = {"ok": ok, "nodes": list(found.values()), "rates": rate, "missing": gone}
+                click.echo(json.dumps(line, default=plain))
+            if looks == count:
+                break
+            wait(interval)
+    if not ok:
+        raise click.exceptions.Exit(EXIT_FAILED)
 
 
 @click.command()
@@ -144,11 +188,6 @@ def age_text(since_ms: int) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s" if seconds >= 0 else ""
-
-
-def size_text(value: object) -> str:
-    """A byte count for the table; "" where the node did not say."""
-    return bytes_text(value) if isinstance(value, (int, float)) else ""
 
 
 def commands() -> list[click.Command]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -175,6 +176,23 @@ def test_leaders_without_asking_a_group(ask: Ask, yard: Yard) -> None:
     remove_all(yard, names)
 
 
+def test_watching(cluster: LocalCluster, ask: Ask) -> None:
+    words = ["status", "--watch", "--interval", "0.1", "--servers", cluster.addresses[0]]
+    done = CliRunner().invoke(cli, [*words, "--count", "3", "--json"])
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["ok"] for line in lines] == [True] * 3
+    assert not lines[0]["rates"] and lines[2]["rates"]["1"]["fdatasyncs_per_s"] >= 0
+    shown = CliRunner().invoke(cli, [*words, "--count", "2"])
+    assert shown.exit_code == 0 and "rates" in shown.stdout
+    # Ctrl-C is the usual end, and no failure.
+    process = subprocess.Popen([*COMMAND, *words, "--json"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and json.loads(process.stdout.readline())["ok"]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
 def test_a_dead_node_is_replaced(cluster: LocalCluster, ask: Ask, yard: Yard) -> None:
     names = make(yard, "dead", 10)
     for name in names[:5]:
@@ -184,6 +202,8 @@ def test_a_dead_node_is_replaced(cluster: LocalCluster, ask: Ask, yard: Yard) ->
         assert reach(lambda: all(row.leader not in (0, 3) for row in board(yard, "dead").values()))
         found = ask("members", "replace", "--node", "3", "--with", "4")
         assert (found["done"], found["missing"]) == (10, [3])
+        assert ask("leaders", code=1)["missing"] == [3]
+        assert ask("status", "--watch", "--count", "1", code=1)["missing"] == [3]
         assert voters(yard, "dead") == {(1, 2, 4)}
         for name in names:
             assert yard.log(name).append(b"", b"more") == 1
