@@ -19,6 +19,7 @@ from logyard.client.tls import is_loopback
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
 from logyard.engine.errors import BadRequest, Busy, LogyardError
+from logyard.engine.transport.eager import EagerReads
 
 from .rpc_calls import Data, SystemPort, error_value, serve_call
 
@@ -169,6 +170,7 @@ class Connection:
 
     async def _receive(self) -> None:
         receiver, sock, system = self._receiver, self.socket, self.server.system
+        reads = EagerReads(sock) if isinstance(sock, trio.socket.SocketType) else sock
         try:
             while True:
                 wanted = receiver.wanted
@@ -178,7 +180,7 @@ class Connection:
                 if wanted:
                     # Counted from the moment it is allocated; as a request from the moment it is complete.
                     self._reserve(wanted)
-                count = await sock.recv_into(receiver.buffer())
+                count = await reads.recv_into(receiver.buffer())
                 if not count:
                     return
                 self.progress = trio.current_time()

@@ -19,6 +19,7 @@ from ..errors import BadRequest, Refused, WrongIdentity
 from ..types import Buffer
 from .codec import NO_BODY, SECTION, check_messages
 from .config import TransportConfig
+from .eager import EagerReads
 from .frame import (
     CONTROL,
     HEADER_BYTES,
@@ -345,6 +346,7 @@ async def receive(sock: Stream, lane: int, config: TransportConfig, deliver: Del
     buffer and their bodies copied out once; a large frame gets memory of exactly its size and no copy. A bad frame
     raises `Corrupt` or `BadRequest`, an end within a frame ConnectionResetError.
     """
+    reads = EagerReads(sock) if isinstance(sock, trio.socket.SocketType) else sock
     buffer = memoryview(bytearray(config.receive_bytes))
     large = config.receive_bytes // 2
     start = end = 0
@@ -371,7 +373,7 @@ async def receive(sock: Stream, lane: int, config: TransportConfig, deliver: Del
             # At most half of the buffer moves, and only when a frame straddles two reads.
             buffer[: end - start] = bytes(buffer[start:end])
             start, end = 0, end - start
-        count = await sock.recv_into(buffer[end:])
+        count = await reads.recv_into(buffer[end:])
         if not count:
             if end:
                 raise ConnectionResetError(f"closed by the peer within a frame, after {end} bytes")
