@@ -224,6 +224,8 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
         row = SnapshotRow.unpack(key, value)
         facts.snapshots[row.uid] = row
 
+    left: set[int] = set()
+
     def file(key: bytes, value: bytes) -> None:
         row = FileRow.unpack(key, value)
         if row.kind == "wal":
@@ -236,6 +238,9 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     take(SnapshotRow.PREFIX, snapshot)
     take(FileRow.PREFIX, file)
     take(rows.DELETED, lambda key, _: facts.deleted.add(int.from_bytes(key[1:], "big")))
+    take(rows.DEPARTED, lambda key, _: left.add(int.from_bytes(key[1:], "big")))
+    # A group that was left has rows again when this node is a member again.
+    facts.deleted |= left - facts.groups.keys()
     take(rows.STORE, lambda key, value: facts.store.append((key[1:], value)))
     for key, value in store.scan(rows.DAMAGED):
         text = f"an earlier start stopped this group: {value.decode('utf-8', 'replace')}"

@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import trio
 
@@ -20,14 +20,15 @@ from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import FRAME_BYTES
-from logyard.engine.errors import BadRequest
+from logyard.engine.errors import BadRequest, GroupStopped
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.member import Member, Sink
 from logyard.engine.host.sessions import EXPIRE
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers, PeersPort
-from logyard.engine.raft.membership import Change
+from logyard.engine.raft.configuration import KINDS, Change
+from logyard.engine.raft.core import LEADER
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers
 from logyard.engine.types import Buffer
@@ -40,8 +41,6 @@ from .payload_port import StoreAdapter
 from .rpc import RpcServer
 from .status import board_rows, describe_member, key_metrics, node_status
 from .tls import Door, PeerGuard, open_doors
-
-CHANGES = ("add", "remove", "add_learner", "promote")
 
 
 class Node:
@@ -84,9 +83,16 @@ class Node:
         found = await self.system.directory.create(specs)
         return [{"name": spec.name, "uid": spec.uid, "members": list(spec.voters)} for spec in found]
 
-    async def delete_group(self, name: str) -> None:
-        """Delete a group on all of its members' nodes."""
-        await self.system.directory.delete([self.system.member(name).uid])
+    async def delete_group(self, name: str, force: bool = False) -> None:
+        """Delete a group: a command, on its leader; members that are away learn of it when they speak. `force`: tell
+        the nodes one by one instead, from any member's, for a group without a quorum. Raises `NotLeader`."""
+        member = self.system.member(name)
+        if force:
+            await self.system.directory.delete([member.uid])
+            return
+        sink = Answer()
+        self.system.propose(member, "delete", sink=sink)
+        await sink.wait()
 
     def groups(self) -> list[dict[str, Any]]:
         """A row a group."""
@@ -178,20 +184,59 @@ class Node:
         """Move leadership."""
         await self.system.transfer(name, to)
 
-    async def change_members(self, name: str, change: str, node: int) -> dict[str, Any]:
-        """Add or remove one member; returns when the configuration is committed. Raises `Refused` with the reason."""
-        if change not in CHANGES:
-            raise BadRequest(f"{change!r} is no membership change; use one of {', '.join(CHANGES)}")
-        if change != "remove" and node != self.node_id and node not in self.system.peers.nodes:
-            raise BadRequest(f"node {node} is not one of this cluster's: its address is not configured here")
+    async def change_members(self, name: str, change: str, node: int, target: int = 0) -> dict[str, Any]:
+        """One change; see `change_membership`."""
+        return await self.change_membership(name, [(change, node, target)])
+
+    async def change_membership(
+        self, name: str, changes: Sequence[Sequence[Any]], auto_leave: bool = True
+    ) -> dict[str, Any]:
+        """Changes (kind, node, target or nothing) that take effect as one; on the leader. Kinds: see
+        `engine.raft.configuration.Change`. Returns the configuration when it is committed, and, unless `auto_leave`
+        is False, a joint one is left. Raises `NotLeader`, `BadRequest`, `Refused` with the reason."""
+        steps = [Change(str(kind), int(node), *map(int, rest)) for kind, node, *rest in changes]
+        for kind, node, _ in steps:
+            if kind not in KINDS:
+                raise BadRequest(f"{kind!r} is no membership change; use one of {', '.join(KINDS)}")
+            if kind != "remove" and node != self.node_id and node not in self.system.peers.nodes:
+                raise BadRequest(f"node {node} is not one of this cluster's: its address is not configured here")
         member = self.system.member(name)
         self.system.check_leader(member)
-        index = member.raft.propose_membership(Change(cast(Any, change), node))
-        self.system.active.add(member)
-        self.system.scheduler.mark(member)
-        await self.system.wait(member, lambda: member.raft.applied >= index)
-        configuration = member.raft.configuration
-        return {"voters": list(configuration.voters), "learners": list(configuration.learners), "index": index}
+        index = member.raft.propose_membership(steps, auto_leave=auto_leave)
+        return await self._configured(member, index, auto_leave)
+
+    async def leave_joint(self, name: str) -> dict[str, Any]:
+        """End a joint configuration that was entered without `auto_leave`; on the leader."""
+        member = self.system.member(name)
+        self.system.check_leader(member)
+        return await self._configured(member, member.raft.leave_joint(), True)
+
+    async def _configured(self, member: Member, index: int, left: bool) -> dict[str, Any]:
+        """When the entry at `index` is committed, and, if `left`, the configuration is joint no more."""
+        system, raft = self.system, member.raft
+        system.active.add(member)
+        system.scheduler.mark(member)
+        try:
+            await system.wait(member, lambda: raft.applied >= index)
+            if left:
+                await system.wait(member, lambda: not raft.applied_configuration.joint or raft.role != LEADER)
+        except GroupStopped:
+            # A leader that removed itself may be told, and gone, before this task goes on.
+            if raft.applied < index:
+                raise
+        found = raft.configuration
+        return {
+            "voters": list(found.voters), "learners": list(found.learners), "outgoing": list(found.outgoing),
+            "promotable": [list(pair) for pair in found.promotable], "index": index,
+        }  # fmt: skip
+
+    def campaign(self, name: str) -> None:
+        """Let this node's member ask to lead."""
+        self.system.campaign(name)
+
+    async def force_shrink(self, name: str) -> int:
+        """Make this node's member the only one of a group that lost its quorum for good; see `System.force_shrink`."""
+        return await self.system.force_shrink(name)
 
     def board(self, after: str, limit: int) -> list[list[Any]]:
         """Who leads what, as this node's tables have it; never waits."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..entry import COMMANDS, Entry, frames_of, is_guarded, records_in, timestamp_of, units_of
+from ..entry import COMMANDS, CONFIGURATION, Entry, frames_of, is_guarded, records_in, timestamp_of, units_of
 from ..errors import Corrupt, LogyardError, NotLeader
 from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
 from . import effects, halt
@@ -45,7 +45,12 @@ class Applier:
                     except Exception as error:
                         if not halt.failed(self.system, member, entry, error):
                             return
-                    raft.on_applied(entry.index)
+                    if entry.kind == CONFIGURATION:
+                        before = raft.base[1].nodes()
+                        raft.on_applied(entry.index)
+                        self.system.departures.applied(member, before)
+                    else:
+                        raft.on_applied(entry.index)
         except Exception as error:
             self.system.stop_member(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
             return

@@ -82,9 +82,9 @@ class Books:
 
         await self.commit(build, store=True)
 
-    async def store_specs(self, specs: Sequence[Spec]) -> None:
-        """Register groups, all in one commit."""
-        await self.commit(lambda: map(rows.group, specs))
+    async def store_specs(self, specs: Sequence[Spec], more: Sequence[rows.Put] = ()) -> None:
+        """Register groups, all in one commit, with `more` rows that belong to them."""
+        await self.commit(lambda: [*map(rows.group, specs), *more])
 
     async def commit_snapshots(self, captured: Sequence[Captured]) -> list[Captured]:
         """Commit those that are newer than what is stored: the log may have started over above a stored one."""

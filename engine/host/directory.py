@@ -13,13 +13,17 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from ..errors import BadRequest, Busy, GroupExists, LogyardError
+from ..raft.messages import LEADER_GONE
+from . import rows
+from .departures import REMOVED_GROUPS
 from .inbound import DEFINE_GROUPS, DEFINED, DELETE_GROUPS, UNKNOWN_GROUPS
-from .member import DELETED, Spec
+from .member import DELETED, RUNNING, Member, Spec
 
 if TYPE_CHECKING:
     from .system import System
@@ -138,26 +142,33 @@ class Directory:
                 return False
         return True
 
-    async def _store(self, specs: Sequence[Spec]) -> None:
+    async def _store(self, specs: Sequence[Spec], admitted: Mapping[int, int] = MappingProxyType({})) -> None:
         """Durable first, then alive. Raises `GroupExists` when a name is another group's here.
 
-        One at a time: a definition that comes twice is answered when the first one is durable.
+        `admitted`: by uid, the configuration that makes this node a member (see `departures`). One at a time: a
+        definition that comes twice is answered when the first one is durable.
         """
         async with self._storing:
-            await self._store_alone(specs)
+            await self._store_alone(specs, admitted)
 
-    async def _store_alone(self, specs: Sequence[Spec]) -> None:
+    async def _store_alone(self, specs: Sequence[Spec], admitted: Mapping[int, int]) -> None:
         system = self.system
         fresh = []
         for spec in specs:
             known = system.names.get(spec.name)
             if known is not None and known != spec.uid:
                 raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
-            if known is None and spec.uid not in self.deleted and spec.uid not in self.barred:
+            if (
+                known is None
+                and spec.uid not in self.deleted
+                and spec.uid not in self.barred
+                and system.departures.admits(spec.uid, admitted)
+            ):
                 system.names[spec.name] = spec.uid
                 fresh.append(spec)
         try:
-            await system.storage.books.store_specs(fresh)
+            more = await system.departures.readmit([spec.uid for spec in fresh], admitted)
+            await system.storage.books.store_specs(fresh, more)
         except BaseException:
             for spec in fresh:
                 if spec.uid not in system.members:
@@ -182,41 +193,71 @@ class Directory:
         nodes = {node for member in found for node in (*member.spec.voters, *member.raft.configuration.nodes())}
         self.deleted.update(uids)
         for member in found:
-            member.stop("deleted", DELETED)
-            system.active.discard(member)
-            system.members.pop(member.uid, None)
-            if system.names.get(member.spec.name) == member.uid:
-                del system.names[member.spec.name]
-        await system.storage.forget(found, uids)
+            self.detach(member, "deleted")
+        for uid in uids:
+            system.departures.departed.pop(uid, None)
+        await system.storage.forget(found, lambda: (put for uid in uids for put in rows.deleted(uid)))
         if tell:
             for node in nodes - {system.node_id}:
                 system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": list(uids)})
+
+    def detach(self, member: Member, reason: str) -> None:
+        """This node has no such replica any more; what it led is told so. Its rows are the caller's business."""
+        system = self.system
+        running = member.state == RUNNING
+        member.stop(reason, DELETED)
+        ready = member.raft.ready() if running else None
+        if ready is not None and ready.messages:
+            # Nothing but farewells: whoever trusts in this leader would else sleep for good.
+            system.peers.send([message for message in ready.messages if message.kind == LEADER_GONE])
+        system.active.discard(member)
+        system.members.pop(member.uid, None)
+        if system.names.get(member.spec.name) == member.uid:
+            del system.names[member.spec.name]
+
+    def on_delete(self, member: Member, index: int) -> bytes:
+        """The replicated `delete` was applied: the group is gone on every member that gets here, and on every other as
+        soon as it speaks or is told. Returns the reply.
+
+        Not at once: the turn that applies it has to answer the client first.
+        """
+        log.info("group %s is deleted by entry %d", member.spec.name, index)
+        self.system.nursery.start_soon(self.delete, [member.uid])
+        return b""
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
         """Definitions, questions for them, and deletions from other nodes."""
         system = self.system
         if kind == DEFINE_GROUPS:
             specs = [_spec_from(row) for row in header["specs"]]
-            system.nursery.start_soon(self._defined_by, node, request, specs, bool(header.get("last", True)))
+            admitted = {int(uid): int(index) for uid, index in header.get("admitted", ())}
+            last = bool(header.get("last", True))
+            system.nursery.start_soon(self._defined_by, node, request, specs, last, admitted)
         elif kind == DEFINED:
             round_ = self._requests.get(request)
             if round_ is not None:
                 round_.answer(node, header.get("error"))
         elif kind == UNKNOWN_GROUPS:
             gone = [uid for uid in header["uids"] if uid in self.deleted]
-            known = [system.members[uid].spec for uid in header["uids"] if uid in system.members]
-            known = [spec for spec in known if node in system.members[spec.uid].raft.configuration.nodes()]
-            if known:
-                system.peers.send_blob(node, DEFINE_GROUPS, 0, {"specs": [list(spec) for spec in known]})
+            members = [system.members[uid] for uid in header["uids"] if uid in system.members]
+            members = [member for member in members if node in member.raft.configuration.nodes()]
+            if members:
+                known = [list(member.spec) for member in members]
+                admission = [[member.uid, member.raft.configuration_index] for member in members]
+                system.peers.send_blob(node, DEFINE_GROUPS, 0, {"specs": known, "admitted": admission})
             if gone:
                 system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": gone})
+        elif kind == REMOVED_GROUPS:
+            system.departures.on_blob(header)
         elif kind == DELETE_GROUPS:
             system.nursery.start_soon(self.delete, list(header["uids"]), False)
 
-    async def _defined_by(self, node: int, request: int, specs: Sequence[Spec], last: bool) -> None:
+    async def _defined_by(
+        self, node: int, request: int, specs: Sequence[Spec], last: bool, admitted: Mapping[int, int]
+    ) -> None:
         error = None
         try:
-            await self._store(specs)
+            await self._store(specs, admitted)
         except LogyardError as refused:
             error = str(refused)
         if request and (last or error):

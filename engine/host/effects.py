@@ -241,6 +241,8 @@ def on_system(
             return versions.on_upgrade(member, *arguments)
         if name == "skip":
             return _on_skip(member, *arguments)
+        if name == "delete":
+            return system.directory.on_delete(member, context.index)
     except Reject as reject:
         return reject
     return Reject("unknown_command", f"this version of the engine knows no command {name!r}")

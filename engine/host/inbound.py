@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..entry import verify_bodies
 from ..errors import LogyardError
-from ..raft.messages import Message
+from ..raft.core import LEADER
+from ..raft.messages import APPEND, Message
 from .versions import MACHINE_VERSIONS
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ class Inbound:
                         if entry.body_bytes and not entry.tombstone:
                             verify_bodies(message.uid, entry)
                 raft = member.raft
+                if (
+                    node not in raft.progress
+                    if raft.role == LEADER
+                    else message.kind < APPEND and node not in raft.configuration.nodes()
+                ):
+                    system.departures.tell(node, member)
                 raft.step(message)
                 if entries:
                     # Not what was sent twice: no log holds it, so it is never written.

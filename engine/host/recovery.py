@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgpack
+
 from ..entry import Entry, build_plain
 from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
@@ -25,6 +27,7 @@ from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
 from . import rows
+from .departures import Departed
 from .homes import SealedFile, Share
 from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
 from .snapshots import restore
@@ -131,6 +134,9 @@ def _open(system: System) -> None:
     system.store.open()
     system.store.restore((key[1:], value) for key, value in meta.scan(rows.STORE))
     system.directory.deleted = {int.from_bytes(key[1:], "big") for key, _ in meta.scan(rows.DELETED)}
+    system.departures.departed = {
+        int.from_bytes(key[1:], "big"): Departed(*msgpack.unpackb(value)) for key, value in meta.scan(rows.DEPARTED)
+    }
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
     sink = Collector()
     result = replay(disk, str(path / "wal"), sink, flushed)
@@ -264,6 +270,10 @@ def _member(
         commit = max(commit, newer[2])
         if (newer[0], newer[1]) >= (term, vote):
             term, vote = newer[0], newer[1]
+    left = system.departures.departed.get(spec.uid)
+    if left is not None and term <= left.term:
+        # Of the replica that was here before: what it promised holds (see `departures`).
+        term, vote = left.term, vote if term == left.term and vote else left.vote
     raft_log, segments, flushed = _log(spec, state, snapshot, recovered)
     term_in_log = raft_log.last_term
     # An installed snapshot may be durable before the term that came with it; the core takes that over from the log.
@@ -287,6 +297,7 @@ def _member(
         live=system.live, draw=system.draw, encode=_encoder(system, spec.uid), limits=_shared_limits(system),
         windows=system.windows,
         configuration_index=base_index, configurations=configurations,
+        promise=(left.last_term, left.last_index) if left is not None else (0, 0),
     )  # fmt: skip
     machine = system.create_machine(spec.machine, spec.arguments)
     member = Member(spec, raft, machine, system.store.new_liveness(), system.budget)

@@ -6,8 +6,10 @@ is written before they go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+import msgpack
 
 from ..log import meta_rows
 from ..raft.membership import Configuration
@@ -26,6 +28,8 @@ DELETED = b"d"
 DAMAGED = b"x"
 """Prefix of the uids of groups that lost records here, with the reason: they stay stopped when the damaged file is
 long gone."""
+DEPARTED = b"r"
+"""Prefix of the uids of groups that this node was removed from: the promises of the replica that went."""
 EPOCH = b"e"
 """The node's epoch: raised and synced before its first frame of each start."""
 
@@ -99,11 +103,28 @@ def snapshot(uid: int, index: int, term: int, data: bytes) -> Put:
 def deleted(uid: int) -> list[Put]:
     """All of a group's rows go, its uid is remembered."""
     return [
+        *_without(uid),
+        (DEPARTED + meta_rows.KEY.pack(uid), None),
+        (DELETED + meta_rows.KEY.pack(uid), b""),
+    ]
+
+
+def departed(uid: int, left: Sequence[int]) -> list[Put]:
+    """All of a group's rows go, the promises of its replica stay."""
+    return [*_without(uid), departed_row(uid, left)]
+
+
+def departed_row(uid: int, left: Sequence[int]) -> Put:
+    """What is kept of a replica that went: the fields of `departures.Departed`."""
+    return DEPARTED + meta_rows.KEY.pack(uid), msgpack.packb(list(left))
+
+
+def _without(uid: int) -> list[Put]:
+    return [
         (meta_rows.group_key(uid), None),
         (meta_rows.state_key(uid), None),
         (meta_rows.snapshot_key(uid), None),
         (DAMAGED + meta_rows.KEY.pack(uid), None),
-        (DELETED + meta_rows.KEY.pack(uid), b""),
     ]
 
 

@@ -369,8 +369,8 @@ class Storage:
         # When the file with the marks is sealed, the checkpoint has to say what they say.
         self._hard_states.add(member)
 
-    async def forget(self, members: Sequence[Member], uids: Sequence[int]) -> None:
-        """Groups are deleted: their rows go, their uids are remembered as gone, their payloads are dead."""
+    async def forget(self, members: Sequence[Member], build: Callable[[], Iterable[rows.Put]]) -> None:
+        """Replicas go: `build` gives the rows that say so, their payloads are dead."""
         for member in members:
             self._hard_states.discard(member)
             self.system.store.delete_group(member.uid)
@@ -379,7 +379,7 @@ class Storage:
                 file = self.homes.files.get(run.segment)
                 if file is not None:
                     file.remove(member.uid)
-        await self.books.commit(lambda: (put for uid in uids for put in rows.deleted(uid)), store=True)
+        await self.books.commit(build, store=True)
         for member in members:
             for run in member.segments:
                 self.segments.leave(member, run.segment)

@@ -32,6 +32,7 @@ from .applier import Applier
 from .budget import Budget
 from .cache import PayloadCache
 from .delivery import Delivery
+from .departures import Departures
 from .directory import Directory
 from .durability import Durability, metadata_bytes
 from .heartbeats import Heartbeats
@@ -92,6 +93,7 @@ class System:
         self.inbound = Inbound(self)
         self.storage = Storage(self)
         self.directory = Directory(self)
+        self.departures = Departures(self)
         self.snapshots = Snapshots(self)
         self.pulse = Pulse(self)
         self.versions = Versions(self)
@@ -283,6 +285,29 @@ class System:
         )
         if raft.leader != node:
             raise Refused(f"group {name!r}: node {node} did not take over in time; node {raft.leader} leads")
+
+    def campaign(self, name: str) -> None:
+        """Let this node's member ask to lead, now. Who knows a live leader denies it (see `transfer`). Raises
+        `UnknownGroup`, `GroupStopped`."""
+        member = self.member(name)
+        member.check_running()
+        member.raft.campaign()
+        self.active.add(member)
+        self.scheduler.mark(member)
+
+    async def force_shrink(self, name: str) -> int:
+        """Make this node's member the only voter of a group whose quorum is gone for good; returns the index of the
+        configuration when it is committed. What is lost: see `engine.raft.election.force`. Raises `Refused`."""
+        member = self.member(name)
+        member.check_running()
+        if not member.resolves:
+            raise Refused(f"group {name!r}: this member lacks payloads that the others were to bring")
+        index = member.raft.force_shrink()
+        log.warning("group %s: node %d made itself the only voter, entry %d", name, self.node_id, index)
+        self.active.add(member)
+        self.scheduler.mark(member)
+        await self.wait(member, lambda: member.raft.applied >= index)
+        return index
 
     def check_leader(self, member: Member) -> None:
         """Raise unless this node leads the group."""

@@ -52,6 +52,7 @@ async def run(system: System) -> None:
         if now - housekeeping >= HOUSEKEEPING_SECONDS:
             housekeeping = now
             system.inbound.forget_asked()
+            system.departures.forget_told()
             system.leaderboard.prune(system.names)
             system.heartbeats.look()
             system.storage.look()

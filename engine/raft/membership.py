@@ -69,8 +69,9 @@ def track(raft: Raft) -> None:
     for node in sorted(nodes):
         if node not in progress:
             progress[node] = Progress(raft.log.last_index + 1, raft.window(node))
-    if raft.transferee not in raft.configuration.voters:
+    if raft.transferee and raft.transferee not in raft.configuration.voters:
         raft.transferee = 0
+        raft.changed = True
     voters = raft.configuration.voters
     others = [progress[node] for node in voters if node != raft.node]
     simple = len(voters) == 3 and len(others) == 2 and not raft.configuration.outgoing
@@ -200,6 +201,8 @@ def is_stranger(raft: Raft, node: int) -> bool:
     configuration = raft.configuration
     return (
         configuration.voters == (raft.node,)
+        # A replica made anew begins with the group's first configuration, which says nothing yet.
+        and (raft.log.last_term, raft.log.last_index) >= raft.promise
         and raft.configuration_index <= raft.log.stable
         and node != raft.leader
         and node not in configuration.nodes()

@@ -75,6 +75,8 @@ def _tick_leader(raft: Raft) -> None:
             raft.turned_down = (*raft.turned_down, raft.transferee)
             raft.transferee = 0
             raft.transfer_sent = False
+            # Who waits for the outcome is told.
+            raft.changed = raft.dirty = True
     elif not raft.may_lead:
         election.hand_over(raft)
     if raft.chores:

@@ -120,7 +120,9 @@ async def test_a_damaged_record_stops_its_group_alone_and_for_good(tmp_path: Pat
             await c.leader("other")
         with pytest.raises(GroupStopped):
             await c.nodes[1].bounds("log")
-        await c.nodes[1].delete_group("log")
+        with pytest.raises(GroupStopped):
+            await c.nodes[1].delete_group("log")
+        await c.nodes[1].delete_group("log", force=True)
         await c.create("log", [1])
         assert c.member(1).raft.term <= term and await c.append(1, [(b"", b"new")]) == range(0, 1)
         await c.restart(1)

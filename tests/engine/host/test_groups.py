@@ -108,7 +108,7 @@ async def test_a_group_created_anew_reads_nothing_old(tmp_path: Path) -> None:
         await c.fill(leader, 3, 40 * KIB, tag=b"old")
         await c.applied()
         old = c.member(1).uid
-        await c.nodes[2].delete_group("log")
+        await c.nodes[leader].delete_group("log")
         await until(lambda: not any("log" in c.system(number).names for number in c.ids))
         await until(lambda: all(old in c.system(number).directory.deleted for number in c.ids))
         for number in c.ids:
@@ -136,7 +136,7 @@ async def test_a_node_that_was_away_learns_of_a_deletion(tmp_path: Path) -> None
         await c.append(await c.leader(), [(b"", b"x")])
         await c.applied()
         await c.crash(3)
-        await c.nodes[1].delete_group("log")
+        await c.nodes[await c.leader()].delete_group("log")
         await until(lambda: not c.system(2).members)
         await c.start(3)
         assert "log" in c.system(3).names

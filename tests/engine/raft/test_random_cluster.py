@@ -126,10 +126,19 @@ class Chaos(Network):
         all but its hard state and how far its log went."""
         raft = host.raft
         for teller in self.up():
-            index, told = teller.raft.base
-            if host.node in told.nodes() or host.node in teller.raft.configuration.nodes() or raft.role == LEADER:
+            index, known = teller.raft.applied, raft.configuration_index
+            if host.node in teller.raft.base[1].nodes() or host.node in teller.raft.configuration.nodes():
                 continue
-            if index <= self.admitted.get(host.node, 0) or index < raft.configuration_index:
+            if index <= self.admitted.get(host.node, 0) or not teller.raft.base[0]:
+                continue
+            term = teller.raft.log.term(index) or 0
+            if raft.role == LEADER:
+                out = term > raft.term
+            elif raft.log.term(known) is None:
+                out = index > known
+            else:
+                out = (term, index) > (raft.log.term(known), known)
+            if not out:
                 continue
             host.write(len(host.unwritten))
             host.promise = max(host.promise, (raft.log.last_term, raft.log.last_index))

@@ -1,0 +1,142 @@
+"""Members that left: how a node learns that its replica is none any more, drops it, and is let in again.
+
+A leader stops sending to a member as soon as its removal is appended, so the member itself mostly never hears of it.
+Who has applied the configuration without it says so: when that is applied, and whenever the member speaks.
+Invariants: a replica goes only when its node is not in the configuration at a *committed* position beyond the newest
+configuration it knows (if it leads: of a term beyond its own); of what goes, (term, vote) and the position of the last
+entry stay for good, and a replica made anew votes by them (`Raft.promise`), so that dropping one is, for elections, as
+if it were still there; a new one is made only when a member's configuration above has it again. Called by `inbound`,
+`applier` and `directory`.
+
+Why the position matters: two of three may leave in one joint change. With their logs forgotten they would help the
+third, which has heard of nothing, to be elected by the old configuration, and committed entries would be taken back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..log.wal import WalItem
+from ..raft.core import LEADER
+from . import rows
+from .member import RUNNING, Member
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+REMOVED_GROUPS = 5
+"""The kind of the blob that tells: header {"groups": [[uid, index, term], ...]}: at this committed index, whose entry
+has this term, the receiver was no member."""
+
+
+class Departed(NamedTuple):
+    """What is kept of a replica that went. `removed_at`: a committed index where this node was no member; `admitted`:
+    that of a configuration above it that has it again (0: none yet)."""
+
+    term: int
+    vote: int
+    last_term: int
+    last_index: int
+    removed_at: int
+    admitted: int = 0
+
+
+class Departures:
+    """Who left this node, by uid; filled by recovery from the meta store."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.departed: dict[int, Departed] = {}
+        self._told: set[tuple[int, int]] = set()
+
+    def forget_told(self) -> None:
+        """Tell again who still speaks: called by the ticker every second."""
+        self._told.clear()
+
+    # Telling others
+
+    def tell(self, node: int, member: Member) -> None:
+        """`node` speaks for a group whose configuration here lacks it: say so if that is committed."""
+        raft = member.raft
+        if not raft.base[0] or node in raft.base[1].nodes() or node in raft.configuration.nodes():
+            return
+        if (node, member.uid) in self._told:
+            return
+        self._told.add((node, member.uid))
+        index = raft.applied
+        self.system.peers.send_blob(
+            node, REMOVED_GROUPS, 0, {"groups": [[member.uid, index, raft.log.term(index) or 0]]}
+        )
+
+    def applied(self, member: Member, before: Iterable[int]) -> None:
+        """A configuration was applied here; `before` are the members under the one before it."""
+        nodes = member.raft.configuration.nodes()
+        if self.system.node_id in nodes:
+            for node in {*before} - nodes:
+                self._told.discard((node, member.uid))
+                self.tell(node, member)
+
+    # Being told
+
+    def on_told(self, groups: Sequence[Sequence[int]]) -> None:
+        """Another member has applied configurations without this node."""
+        for uid, index, term in groups:
+            member = self.system.members.get(uid)
+            if member is not None and member.state == RUNNING and self._is_out(member, index, term):
+                self.system.nursery.start_soon(self._drop, member, index)
+
+    def _is_out(self, member: Member, index: int, term: int) -> bool:
+        raft = member.raft
+        left = self.departed.get(member.uid)
+        if left is not None and index <= left.admitted:
+            return False
+        if raft.role == LEADER:
+            # Whatever is committed up to its own term it has. Above that it was deposed, or its lineage ended in a
+            # `force_shrink`.
+            return term > raft.term
+        known = raft.configuration_index
+        # None: compacted here, so committed; else an entry of an earlier term can't stand above a committed one of a
+        # later term: it will be overwritten.
+        known_term = raft.log.term(known)
+        here, there = (0 if known_term is None else known_term, known), (0 if known_term is None else term, index)
+        return there > here or (there == here and self.system.node_id not in raft.configuration.nodes())
+
+    async def _drop(self, member: Member, index: int) -> None:
+        if member.state != RUNNING:
+            return
+        raft = member.raft
+        log.info("group %s: node %d is no member since index %d", member.spec.name, self.system.node_id, index)
+        last = max((raft.log.last_term, raft.log.last_index), raft.promise)
+        left = self.departed[member.uid] = Departed(raft.term, raft.vote, *last, index)
+        self.system.directory.detach(member, f"this node is no member of the group any more (index {index})")
+        await self.system.storage.forget([member], lambda: rows.departed(member.uid, left))
+
+    # Coming back
+
+    def admits(self, uid: int, admitted: Mapping[int, int]) -> bool:
+        """Whether a definition may make a replica: this node never left, or `admitted` names a configuration that has
+        it again."""
+        left = self.departed.get(uid)
+        return left is None or admitted.get(uid, 0) > left.removed_at
+
+    async def readmit(self, uids: Iterable[int], admitted: Mapping[int, int]) -> list[rows.Put]:
+        """Before replicas of groups that this node left are made anew: what the WAL has of the old ones is void from
+        here on. Returns the rows to store with their definitions."""
+        back = [uid for uid in uids if uid in self.departed]
+        if not back:
+            return []
+        system = self.system
+        rolled = await system.durability.exclusive(lambda: system.wal.write([WalItem(uid, truncate=1) for uid in back]))
+        if rolled is not None:
+            system.storage.rolled(rolled)
+        for uid in back:
+            self.departed[uid] = self.departed[uid]._replace(admitted=admitted[uid])
+        return [rows.departed_row(uid, self.departed[uid]) for uid in back]
+
+    def on_blob(self, header: Mapping[str, Any]) -> None:
+        """A `REMOVED_GROUPS` blob."""
+        self.on_told([(int(uid), int(index), int(term)) for uid, index, term in header["groups"]])

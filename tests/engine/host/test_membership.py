@@ -1,0 +1,340 @@
+"""Who is in a group, on real engines: joint changes under load, members that leave and come back, groups that lost
+their quorum, and deletion as a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from logyard.engine.entry import CONFIGURATION
+from logyard.engine.errors import BadRequest, LogyardError, NotLeader, Refused
+from logyard.engine.raft.configuration import Configuration
+from logyard.engine.raft.core import LEADER
+
+from .cluster import KIB, Cluster, cluster, payload_books, until
+
+
+async def all_live(c: Cluster) -> None:
+    await until(lambda: all(len(one.system.live) == len(c.nodes) for one in c.nodes.values()), "all are live")
+
+
+async def test_two_of_three_members_are_replaced_under_load(tmp_path: Path) -> None:
+    """One joint change; every acknowledged record is on the new members, and the old ones' replicas go."""
+    async with cluster(tmp_path, 5, group="") as c:
+        await all_live(c)
+        await c.create("log", [1, 2, 3])
+        await c.lead(1)
+        written: list[bytes] = []
+        replaced = trio.Event()
+
+        async def load() -> None:
+            while not replaced.is_set() or len(written) < 50:
+                body = (b"%06d" % len(written)).ljust(2 * KIB, b".")
+                await c.append(1, [(b"", body)])
+                written.append(body)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load)
+            await until(lambda: len(written) > 10)
+            changes = [("add", 4), ("add", 5), ("remove", 2), ("remove", 3)]
+            found = await c.nodes[1].change_membership("log", changes)
+            assert found["voters"] == [1, 4, 5] and not found["outgoing"]
+            replaced.set()
+        await c.applied(among=[1, 4, 5])
+        for number in (4, 5):
+            assert [body for _, body in await c.read(number)] == written
+        await until(lambda: not c.system(2).members and not c.system(3).members, "the old replicas go")
+        await c.crash(2)
+        await c.crash(3)
+        await c.append(1, [(b"", b"goes on")])
+        await c.lead(4)
+
+
+async def test_an_explicit_joint_change_waits_to_be_left(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 4, group="") as c:
+        await all_live(c)
+        await c.create("log", [1, 2, 3])
+        await c.lead(1)
+        node = c.nodes[1]
+        found = await node.change_membership("log", [("add", 4), ("demote", 3)], auto_leave=False)
+        assert found["outgoing"] == [1, 2, 3] and found["voters"] == [1, 2, 4]
+        with pytest.raises(Refused, match="joint"):
+            await node.change_members("log", "add", 3)
+        for number in c.ids:
+            await c.restart(number)
+        leader = await c.leader()
+        assert c.member(leader).raft.configuration.joint
+        with pytest.raises(NotLeader):
+            await c.nodes[next(one for one in c.ids if one != leader)].leave_joint("log")
+        found = await c.nodes[leader].leave_joint("log")
+        assert found["voters"] == [1, 2, 4] and found["learners"] == [3] and not found["outgoing"]
+        with pytest.raises(BadRequest):
+            await c.nodes[leader].change_membership("log", [("swap", 3)])
+
+
+async def test_a_promotable_learner_becomes_a_voter_when_it_has_caught_up(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 4, group="") as c:
+        await all_live(c)
+        await c.create("log", [1, 2, 3])
+        await c.lead(1)
+        await c.fill(1, 20, KIB)
+        await c.crash(4)
+        await until(lambda: 4 not in c.system(1).live)
+        found = await c.nodes[1].change_members("log", "add_promotable", 4)
+        assert found["learners"] == [4] and found["promotable"][0][0] == 4
+        with pytest.raises(Refused, match="stored 0 of"):
+            await c.nodes[1].change_members("log", "promote", 4)
+        await c.crash(1)
+        leader = await c.leader()
+        await c.start(4)
+        await until(lambda: c.member(leader).raft.configuration.voters == (1, 2, 3, 4), "another leader promotes it")
+        await c.applied(among=[2, 3, 4])
+        assert len(await c.read(4)) == 20
+
+
+async def test_one_of_three_makes_itself_the_group_when_the_others_are_gone(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        leader = await c.leader()
+        bodies = await c.fill(leader, 5, 5 * KIB)
+        await c.applied()
+        await c.crash(2)
+        await c.crash(3)
+        await until(lambda: c.system(1).live == {1})
+        await until(lambda: c.member(1).raft.role != LEADER)
+        await c.nodes[1].force_shrink("log")
+        assert c.member(1).raft.configuration == Configuration((1,))
+        await c.append(await c.leader(), [(b"", b"alone")])
+        await c.restart(1)
+        await c.leader()
+        want = [*bodies, b"alone"]
+        assert [body for _, body in await c.read(1)] == want
+        # The others come back with the old configuration: they are told, and their replicas go.
+        await c.start(2)
+        await c.start(3)
+        await until(lambda: not c.system(2).members and not c.system(3).members)
+        await all_live(c)
+        await c.nodes[1].change_membership("log", [("add_promotable", 2), ("add_promotable", 3)])
+        await until(lambda: c.member(1).raft.configuration.voters == (1, 2, 3))
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == want
+        await c.crash(1)
+        await c.append(await c.leader(), [(b"", b"without the survivor")])
+
+
+async def test_a_removed_replica_goes_and_a_new_one_comes(tmp_path: Path) -> None:
+    """Also when the node was away while it was removed; and what the old replica promised holds for the new one."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 10, 6 * KIB)
+        await c.applied()
+        for away in (False, True):
+            before = c.member(3).raft
+            if away:
+                await c.crash(3)
+                await until(lambda: 3 not in c.system(1).live)
+            await c.nodes[1].change_members("log", "remove", 3)
+            bodies += await c.fill(1, 3, 6 * KIB)
+            if away:
+                await c.start(3)
+            await until(lambda: not c.system(3).members and not c.system(3).names, "the replica goes")
+            books = payload_books(c.system(3))
+            assert not books["wal"] and not any(books["generations"].values())
+            left = c.system(3).departures.departed[c.member(1).uid]
+            assert left.term >= before.term and (left.last_term, left.last_index) >= (1, 10)
+            await c.restart(3)
+            assert not c.system(3).members
+            assert c.system(3).departures.departed[c.member(1).uid] == left
+            await all_live(c)
+            # The node that was removed has no say, whoever asks.
+            await c.nodes[1].change_members("log", "add", 3)
+            await until(lambda: c.replica(3) is not None)
+            assert c.member(3).raft.promise == (left.last_term, left.last_index)
+            await c.applied()
+            assert [body for _, body in await c.read(3)] == bodies
+            await c.restart(3)
+            await all_live(c)
+            await c.applied()
+            assert [body for _, body in await c.read(3)] == bodies
+        await c.roll(3)
+        await c.restart(3)
+        await all_live(c)
+        await c.lead(3)
+        assert [body for _, body in await c.read(3)] == bodies
+        await c.append(3, [(b"", b"as a leader")])
+
+
+async def test_a_node_that_was_removed_makes_no_replica_for_those_who_have_not_heard(tmp_path: Path) -> None:
+    """2 and 3 leave in one joint change while 1 hears nothing; their logs are gone. 1 asks with the old configuration:
+    it must neither win nor make them make replicas."""
+    async with cluster(tmp_path, 5, group="") as c:
+        await all_live(c)
+        await c.create("log", [1, 2, 3])
+        await c.lead(2)
+        await c.applied()
+        c.partition(1)
+        await until(lambda: 1 not in c.system(2).live)
+        await c.append(2, [(b"", b"committed without one")])
+        changes = [("add", 4), ("add", 5), ("remove", 2), ("remove", 3)]
+        await c.nodes[2].change_membership("log", changes)
+        await until(lambda: not c.system(2).members and not c.system(3).members)
+        for number in (4, 5):
+            await c.crash(number)
+        c.network.heal()
+        await until(lambda: c.system(1).live >= {1, 2, 3})
+        asked = c.member(1).raft.term
+        for _ in range(5):
+            c.nodes[1].campaign("log")
+            await trio.testing.wait_all_tasks_blocked()
+        await until(lambda: c.member(1).raft.elapsed >= 1 or c.member(1).raft.term > asked)
+        assert not c.system(2).members and not c.system(3).members and not c.leads(1)
+        await c.start(4)
+        await c.start(5)
+        leader = await c.leader(among=[4, 5])
+        await c.applied(among=[1, 4, 5])
+        assert (await c.read(1))[-1] == (b"", b"committed without one") and leader in (4, 5)
+
+
+async def test_a_definition_or_a_word_of_a_stale_member_changes_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.nodes[1].change_members("log", "remove", 3)
+        await until(lambda: not c.system(3).members)
+        uid = c.member(1).uid
+        directory, departures = c.system(3).directory, c.system(3).departures
+        # Of a member that has not heard of the removal, as in `test_a_node_that_was_removed_...`.
+        await directory._store([c.member(1).spec], {uid: departures.departed[uid].removed_at})
+        await directory._store([c.member(1).spec])
+        assert not c.system(3).members
+        await c.nodes[1].change_members("log", "add", 3)
+        await c.applied()
+        removed = departures.departed[uid].removed_at
+        term = c.member(3).raft.term
+        departures.on_told([(uid, removed, term)])
+        departures.on_told([(uid, c.member(3).raft.configuration_index - 1, term)])
+        await trio.testing.wait_all_tasks_blocked()
+        assert uid in c.system(3).members
+        departures = c.system(1).departures
+        departures.on_told([(uid, 1 << 40, c.member(1).raft.term)])
+        await trio.testing.wait_all_tasks_blocked()
+        assert uid in c.system(1).members, "a leader knows better"
+
+
+async def test_a_removed_leader_hands_in_its_replica(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.fill(1, 3, KIB)
+        found = await c.nodes[1].change_members("log", "remove", 1)
+        assert found["voters"] == [2, 3]
+        leader = await c.leader(among=[2, 3])
+        await until(lambda: not c.system(1).members)
+        await c.append(leader, [(b"", b"on")])
+
+
+async def test_deletion_is_a_command_and_reaches_who_was_away(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.append(1, [(b"", b"x")])
+        await c.applied()
+        uid = c.member(1).uid
+        with pytest.raises(NotLeader):
+            await c.nodes[2].delete_group("log")
+        await c.crash(3)
+        await until(lambda: 3 not in c.system(1).live)
+        await c.nodes[1].delete_group("log")
+        await until(lambda: not c.system(1).members and not c.system(2).members)
+        with pytest.raises(LogyardError):
+            await c.append(1, [(b"", b"late")])
+        await c.start(3)
+        await until(lambda: not c.system(3).members)
+        for number in c.ids:
+            assert uid in c.system(number).directory.deleted
+            await c.restart(number)
+            assert not c.system(number).members
+
+
+async def test_a_deletion_that_only_a_follower_applied_is_finished_by_the_next_leader(tmp_path: Path) -> None:
+    """The leader dies after its command is committed and before anybody is told."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.applied()
+        told: list[int] = []
+
+        def silent(node: int, *_: object, **__: object) -> bool:
+            told.append(node)
+            return False
+
+        c.system(1).peers.send_blob = silent  # type: ignore[method-assign]
+        await c.nodes[1].delete_group("log")
+        await until(lambda: sorted(told) == [2, 3])
+        await c.crash(1)
+        await until(lambda: not c.system(2).members and not c.system(3).members)
+        await c.start(1)
+        await until(lambda: not c.system(1).members)
+
+
+async def test_without_a_quorum_a_group_is_deleted_by_force_only(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.leader()
+        for number in (2, 3):
+            await c.crash(number)
+        await until(lambda: c.system(1).live == {1} and c.member(1).raft.role != LEADER)
+        with pytest.raises(NotLeader):
+            await c.nodes[1].delete_group("log")
+        await c.nodes[1].delete_group("log", force=True)
+        assert not c.system(1).members
+        await c.start(2)
+        await until(lambda: not c.system(2).members)
+
+
+async def test_a_transfer_waits_for_the_target_and_ends_in_time(tmp_path: Path) -> None:
+    async with cluster(tmp_path, election_ticks=40) as c:
+        await c.lead(1)
+        await c.fill(1, 20, 20 * KIB)
+        c.network.delay(1, 3, 4)
+        await c.fill(1, 20, 20 * KIB)
+        with trio.fail_after(10):
+            await c.nodes[1].transfer("log", 3)
+        assert c.leads(3) or c.member(3).raft.role == LEADER
+        await c.append(await c.leader(), [(b"", b"x")])
+        # One that may not lead does not take over: the transfer ends with a reason, and the group goes on.
+        leader = await c.leader()
+        target = next(number for number in c.ids if number != leader)
+        c.member(target).raft.may_lead = False
+        with trio.fail_after(10), pytest.raises(Refused, match="did not take over"):
+            await c.nodes[leader].transfer("log", target)
+        await c.append(leader, [(b"", b"y")])
+
+
+async def test_a_member_asks_to_lead_when_told_to(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.crash(1)
+        await until(lambda: 1 not in c.system(2).live)
+        c.nodes[2].campaign("log")
+        await c.append(await c.leader(), [(b"", b"x")])
+        with pytest.raises(LogyardError):
+            c.nodes[2].campaign("no such")
+
+
+async def test_configurations_survive_the_log(tmp_path: Path) -> None:
+    """A joint configuration and a promotable learner, in checkpoints and in snapshots."""
+    async with cluster(tmp_path, 4, group="") as c:
+        await all_live(c)
+        await c.create("log", [1, 2, 3])
+        await c.lead(1)
+        await c.fill(1, 5, KIB)
+        await c.crash(4)
+        await c.nodes[1].change_membership("log", [("add_promotable", 4, 1 << 40), ("demote", 3)], auto_leave=False)
+        want = c.member(1).raft.configuration
+        assert want.joint and want.promotable
+        await c.applied(among=[1, 2, 3])
+        await c.nodes[1].snapshot(["log"])
+        await c.roll(1)
+        await c.roll(2)
+        for number in (1, 2, 3):
+            await c.restart(number)
+            assert c.member(number).raft.configuration == want
+        entry = next((one for one in c.member(3).raft.log.entries if one.kind == CONFIGURATION), None)
+        assert entry is not None
