@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from . import rows
-from .member import RUNNING, Member
+from .member import Member
 
 if TYPE_CHECKING:
     from .system import System
@@ -86,7 +86,7 @@ class Departures:
         """Another member has applied configurations without this node."""
         for uid, index, term in groups:
             member = self.system.members.get(uid)
-            if member is not None and member.state == RUNNING and self._is_out(member, index, term):
+            if member is not None and not member.raft.stopped and self._is_out(member, index, term):
                 self.system.nursery.start_soon(self._drop, member, index)
 
     def _is_out(self, member: Member, index: int, term: int) -> bool:
@@ -106,7 +106,7 @@ class Departures:
         return there > here or (there == here and self.system.node_id not in raft.configuration.nodes())
 
     async def _drop(self, member: Member, index: int) -> None:
-        if member.state != RUNNING:
+        if member.raft.stopped:
             return
         raft = member.raft
         log.info("group %s: node %d is no member since index %d", member.spec.name, self.system.node_id, index)

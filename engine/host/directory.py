@@ -23,7 +23,7 @@ from ..raft.messages import LEADER_GONE
 from . import rows
 from .departures import REMOVED_GROUPS
 from .inbound import DEFINE_GROUPS, DEFINED, DELETE_GROUPS, UNKNOWN_GROUPS
-from .member import DELETED, RUNNING, Member, Spec
+from .member import DELETED, Member, Spec
 
 if TYPE_CHECKING:
     from .system import System
@@ -204,7 +204,7 @@ class Directory:
     def detach(self, member: Member, reason: str) -> None:
         """This node has no such replica any more; what it led is told so. Its rows are the caller's business."""
         system = self.system
-        running = member.state == RUNNING
+        running = not member.raft.stopped
         member.stop(reason, DELETED)
         ready = member.raft.ready() if running else None
         if ready is not None and ready.messages:

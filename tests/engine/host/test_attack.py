@@ -278,7 +278,7 @@ async def test_invariant_6_a_group_deleted_while_its_definition_is_stored_does_n
         store = system.storage.books.store_specs
         spec = Spec(77, "log", "log", {}, (1,), 0)
 
-        async def store_slowly(specs: Sequence[Spec]) -> None:
+        async def store_slowly(specs: Sequence[Spec], more: Any = ()) -> None:
             await store(specs)
             # Another node refused the name, and its creator took the group back.
             await system.directory.delete([one.uid for one in specs], tell=False)
