@@ -294,6 +294,7 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
         clients = {number: f"{host}:{port}" for number, (host, port) in config.client_addresses.items()}
         host, port = config.client_listen
         rpc = RpcServer(node, f"{host}:{port}", clients, limits, client_door)
+        system.budget.receiving = rpc.buffered
         async with trio.open_nursery() as nursery:
             await nursery.start(system.run, peers)
             if isinstance(peers, Peers):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -21,6 +21,7 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.errors import BadRequest, Busy, LogyardError
 from logyard.engine.transport.eager import EagerReads
 
+from .room import Room
 from .rpc_calls import Data, SystemPort, error_value, serve_call
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Connection:
 
     __slots__ = (
         "server", "socket", "scope", "greeted", "progress", "_replies", "_outgoing", "_receiver", "_bell", "_ringing",
-        "_drained", "_sizes", "_inflight", "_reserved", "_calls", "_nursery", "_paused", "_parked", "_raw", "_write",
+        "_drained", "_sizes", "_inflight", "_reserved", "_answered", "_calls", "_nursery", "_paused", "_parked", "_raw",
+        "_write",
     )  # fmt: skip
 
     def __init__(self, server: RpcServer, raw: socket.socket) -> None:
@@ -63,7 +65,9 @@ class Connection:
         self._drained = trio.lowlevel.ParkingLot()
         self._sizes: dict[int, int] = {}
         self._inflight = 0
+        # Of the large frame that is being received: its bytes are counted, and not a request's yet.
         self._reserved = 0
+        self._answered = trio.lowlevel.ParkingLot()
         self._calls = 0
         self._nursery: trio.Nursery | None = None
         self._paused = False
@@ -77,35 +81,35 @@ class Connection:
             self._replies.append((request, status, data))
             self._ring()
 
+    @property
+    def reserved(self) -> int:
+        """Bytes of the large frame that is being received."""
+        return self._reserved
+
     # Budgets: looked at before each receive, so what one receive brings may be above them.
 
-    def _charge(self, request: int, size: int) -> None:
+    def _charge(self, request: int, size: int, held: int) -> None:
+        """Count a request; `held` bytes of it were counted when its memory was taken."""
         if request in self._sizes:
+            self._reserved = held
             raise wire.ProtocolError(f"request {request} is open already")
         self._sizes[request] = size
-        self._inflight += size
-        self.server.inflight += size
+        self._inflight += size - held
+        self.server.room.count(size - held)
 
     def _release(self, request: int) -> bool:
         size = self._sizes.pop(request, None)
         if size is None:
             return False
         self._inflight -= size
-        self.server.inflight -= size
-        if self.server.room:
-            self.server.room.unpark_all()
+        self.server.room.give(size)
+        if self._answered:
+            self._answered.unpark_all()
         return True
 
-    def _reserve(self, size: int) -> None:
-        self.server.inflight += size - self._reserved
-        self._inflight += size - self._reserved
-        self._reserved = size
-
     def _over_budget(self, wanted: int) -> bool:
-        mine, all_bytes, config = self._inflight, self.server.inflight, self.server.config
-        return (mine > 0 and mine + wanted > config.client_inflight_bytes) or (
-            all_bytes > 0 and all_bytes + wanted > config.node_inflight_bytes
-        )
+        mine = self._inflight
+        return mine > 0 and mine + wanted > self.server.config.client_inflight_bytes
 
     # Its life.
 
@@ -121,7 +125,7 @@ class Connection:
                         await self._receive()
                         nursery.cancel_scope.cancel()
         finally:
-            self._reserve(0)
+            self.server.room.give(self._reserved)
             for request in list(self._sizes):
                 self._release(request)
             self.socket.close()
@@ -174,25 +178,18 @@ class Connection:
         try:
             while True:
                 wanted = receiver.wanted
-                # In the middle of a large frame its bytes are counted already: it goes on.
-                if not self._reserved and self._over_budget(wanted):
-                    await self._room(wanted)
-                if wanted:
-                    # Counted from the moment it is allocated; as a request from the moment it is complete.
-                    self._reserve(wanted)
+                # In the middle of a large frame its bytes are counted already: it goes on. A connection that waits for
+                # no answer is read even when this node is full, so that it can be asked, and emptied.
+                full = self._inflight and (self.server.room.full or self._over_budget(0))
+                if not self._reserved and (wanted or full):
+                    await self._wait_for_room(wanted)
                 count = await reads.recv_into(receiver.buffer())
                 if not count:
                     return
                 self.progress = trio.current_time()
                 system.receiving()
                 try:
-                    for frame in receiver.received(count):
-                        if self._reserved:
-                            self._reserve(0)
-                        if frame.type == wire.APPEND:
-                            self._append(frame.request, frame.body)
-                        else:
-                            self._call(frame.request, frame.body)
+                    self._take(receiver.received(count))
                 finally:
                     system.received()
         except (wire.ProtocolError, OSError) as error:
@@ -201,16 +198,32 @@ class Connection:
             # A bug of ours in what one client's bytes led to: loud, but not the end of the other clients.
             self.server.log.exception("connection closed by an unexpected error")
 
-    async def _room(self, wanted: int) -> None:
+    def _take(self, frames: Sequence[wire.Received]) -> None:
+        """Nothing of a frame may outlive this call here: a waiting connection must not hold its last one."""
+        for frame in frames:
+            held, self._reserved = self._reserved, 0
+            if frame.type == wire.APPEND:
+                self._append(frame.request, frame.body, held)
+            else:
+                self._call(frame.request, frame.body, held)
+
+    async def _wait_for_room(self, wanted: int) -> None:
         self._paused = True
         while self._over_budget(wanted):
-            await self.server.room.park()
+            await self._answered.park()
+        if wanted:
+            # Counted from before it is allocated; as a request from the moment it is complete.
+            await self.server.room.take(wanted)
+            self._reserved = wanted
+            self._inflight += wanted
+        else:
+            await self.server.room.wait_small()
         self._paused = False
         self.progress = trio.current_time()
 
-    def _append(self, request: int, body: bytes | memoryview) -> None:
+    def _append(self, request: int, body: bytes | memoryview, held: int) -> None:
         size = len(body)
-        self._charge(request, size)
+        self._charge(request, size, held)
         if size < wire.UID.size:
             raise wire.ProtocolError("an APPEND begins with a group's uid")
         try:
@@ -218,9 +231,9 @@ class Connection:
         except LogyardError as error:
             self.reply(request, 1, wire.pack(error_value(error)))
 
-    def _call(self, request: int, body: bytes | memoryview) -> None:
+    def _call(self, request: int, body: bytes | memoryview, held: int) -> None:
         method, arguments = wire.decode_call(body)
-        self._charge(request, len(body))
+        self._charge(request, len(body), held)
         assert self._nursery is not None
         if self._calls >= CALLS_MAX:
             self._answer(request, [wire.encode_error(request, wire.pack(error_value(Busy("the call limit", 0.05))))])
@@ -346,9 +359,18 @@ class RpcServer:
         self.host, self.port = listen_address(address, secured=door is not None)
         self.client_addresses = dict(client_addresses)
         self.connections: set[Connection] = set()
-        self.inflight = 0
-        self.room = trio.lowlevel.ParkingLot()
+        self.room = Room(config.node_inflight_bytes, config.reserved_ratio)
         self.log = logging.getLogger("logyard.rpc")
+
+    @property
+    def inflight(self) -> int:
+        """Bytes received, or about to be, and not answered."""
+        return self.room.used
+
+    def buffered(self) -> int:
+        """Bytes at this door that the engine does not count: frames that are not complete, receive buffers."""
+        begun = sum(connection.reserved for connection in self.connections)
+        return begun + len(self.connections) * wire.RECEIVE_BYTES
 
     @property
     def hello(self) -> bytes:

@@ -110,8 +110,8 @@ class Drain:
 
 
 class Budget:
-    """The books of one node. `inflight` counts what is queued or proposed and not answered, all groups; `receiving`
-    what the client door has allocated for frames that are not complete."""
+    """The books of one node. `inflight` counts what is queued or proposed and not answered, all groups; `receiving()`
+    gives what the client door has allocated for frames that are not complete; who opens a door sets it."""
 
     __slots__ = (
         "inflight", "settled", "receiving", "full", "_system", "_most", "_whole", "_admitted",
@@ -122,7 +122,7 @@ class Budget:
         config = system.config
         self.inflight = 0
         self.settled = 0
-        self.receiving = 0
+        self.receiving: Callable[[], int] = _nothing
         # The memory is full, as of the last look.
         self.full = False
         self._system = system
@@ -171,7 +171,7 @@ class Budget:
         books, frames of clients, what is on its way to peers. Bytes that two of them share count twice."""
         system = self._system
         on_the_way = sum(window.bytes for window in system.windows.values())
-        return system.durability.metadata_bytes + system.cache.bytes + self.inflight + self.receiving + on_the_way
+        return system.durability.metadata_bytes + system.cache.bytes + self.inflight + self.receiving() + on_the_way
 
     def look(self) -> None:
         """Once a tick: the rate, and the memory."""
@@ -206,10 +206,14 @@ class Budget:
         return {
             "bytes": held,
             "limits": {name: getattr(self._whole, name) for name in held},
-            "receiving": self.receiving,
+            "receiving": self.receiving(),
             "metadata": durability.metadata_bytes,
             "drain_bytes_s": round(self._drain.rate),
         }
+
+
+def _nothing() -> int:
+    return 0
 
 
 def apply_lag(member: Member) -> int:
