@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from .errors import BadRequest
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 BLOCK = struct.Struct("<QIIQQqIIQ")
@@ -18,6 +20,12 @@ BLOCK = struct.Struct("<QIIQQqIIQ")
 BLOCK_BYTES = BLOCK.size
 BODIES = 1
 """Block flag: the bodies are there."""
+LONG = 2
+"""Block flag: one record, whose payload came in pieces. Its row says `ABSENT`; instead of the bodies come its size
+(u64) and, with `BODIES`, its bytes."""
+LEFT_OUT = 4
+"""Block flag: the payload was asked for and does not fit into the answer."""
+SIZE = struct.Struct("<Q")
 ABSENT = 0xFFFFFFFF
 """As a body length: this record has no payload at all."""
 
@@ -46,13 +54,22 @@ class Record:
     """One record. `metadata` is a copy; `payload` copies on access, `view` does not.
 
     `size` is the body's length in bytes even where bodies were left away; `payload` is None for a record without one
-    and for a read without bodies. `timestamp` is the leader's log time in milliseconds since 1970.
+    and for a read without bodies. `timestamp` is the leader's log time in milliseconds since 1970. `left_out`: the
+    payload was asked for and is too long for a poll's answer; `payload` raises then, `Log.body_pieces` streams it.
     """
 
-    __slots__ = ("offset", "metadata", "size", "index", "term", "timestamp", "view")
+    __slots__ = ("offset", "metadata", "size", "index", "term", "timestamp", "view", "left_out")
 
     def __init__(
-        self, offset: int, metadata: bytes, size: int, index: int, term: int, timestamp: int, view: memoryview | None
+        self,
+        offset: int,
+        metadata: bytes,
+        size: int,
+        index: int,
+        term: int,
+        timestamp: int,
+        view: memoryview | None,
+        left_out: bool = False,
     ) -> None:
         self.offset = offset
         self.metadata = metadata
@@ -61,10 +78,16 @@ class Record:
         self.term = term
         self.timestamp = timestamp
         self.view = view
+        self.left_out = left_out
 
     @property
     def payload(self) -> bytes | None:
-        """The body as bytes, or None."""
+        """The body as bytes, or None. Raises `BadRequest` for one that is too long to come along: never None."""
+        if self.left_out:
+            raise BadRequest(
+                f"the payload of record {self.offset} has {self.size} bytes and did not come with the page: "
+                "read it with read_body or body_pieces, or ask for a larger page"
+            )
         return None if self.view is None else bytes(self.view)
 
     def __repr__(self) -> str:
@@ -96,6 +119,23 @@ def encode_block(
     return [b"".join((head, struct.pack(f"<{2 * count}I", *table), *heads)), *(bodies or ())]
 
 
+def encode_long(
+    offset: int,
+    index: int,
+    term: int,
+    timestamp: int,
+    head: Buffer,
+    size: int,
+    body: Sequence[Buffer] | None,
+    left_out: bool,
+) -> list[Buffer]:
+    """Buffers of the block of one record whose payload of `size` bytes came in pieces: with its bytes, or without."""
+    flags = LONG | (LEFT_OUT if left_out else 0) | (0 if body is None else BODIES)
+    rest = SIZE.size + sum(map(len, body or ()))
+    header = BLOCK.pack(offset, 1, flags, index, term, timestamp, 8, len(head), rest)
+    return [b"".join((header, struct.pack("<2I", len(head), ABSENT), head, SIZE.pack(size))), *(body or ())]
+
+
 def split_blocks(data: Buffer) -> list[Block]:
     """The blocks in `data`; raises `BlockError` when lengths do not add up, before anything is decoded."""
     view = memoryview(data)
@@ -113,7 +153,14 @@ def split_blocks(data: Buffer) -> list[Block]:
             raise BlockError("a record block's lengths do not add up")
         lengths = struct.unpack_from(f"<{2 * count}I", view, table_at)
         present = sum(length for length in lengths[1::2] if length != ABSENT)
-        if sum(lengths[::2]) != heads or (present if flags & BODIES else 0) != bodies:
+        if flags & LONG:
+            if count != 1 or bodies < SIZE.size:
+                raise BlockError("the block of a long record does not add up")
+            whole: int = SIZE.unpack_from(view, bodies_at)[0]
+            present, with_size = (whole, SIZE.size) if flags & BODIES else (0, SIZE.size)
+        else:
+            present, with_size = present if flags & BODIES else 0, 0
+        if sum(lengths[::2]) != heads or present + with_size != bodies:
             raise BlockError("a record block's table does not add up")
         found.append(Block(first, count, flags, index, term, timestamp, view, table_at, heads_at, bodies_at, at))
     return found
@@ -124,12 +171,20 @@ def records_of(block: Block) -> Iterator[Record]:
     view = block.data
     lengths = struct.unpack_from(f"<{2 * block.records}I", view, block.table_at)
     head_at, body_at = block.heads_at, block.bodies_at
+    body: memoryview | None
     with_bodies = block.flags & BODIES
+    if block.flags & LONG:
+        size = SIZE.unpack_from(view, body_at)[0]
+        body = view[body_at + SIZE.size : block.end] if with_bodies else None
+        left_out = bool(block.flags & LEFT_OUT)
+        place = (block.first, bytes(view[head_at:body_at]), size, block.raft_index, block.term, block.timestamp)
+        yield Record(*place, body, left_out)
+        return
     for number in range(block.records):
         head, size = lengths[2 * number], lengths[2 * number + 1]
         metadata = bytes(view[head_at : head_at + head])
         head_at += head
-        body: memoryview | None = None
+        body = None
         if size == ABSENT:
             size = 0
         elif with_bodies:

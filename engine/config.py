@@ -89,6 +89,13 @@ class SystemConfig:
         256 * MIB, MIB, 64 * GIB, "All groups of this node; the bulk of its memory under load."
     )
 
+    group_upload_bytes: int = _limit(
+        16 * GIB,
+        MIB,
+        1024 * GIB,
+        "Pieces of one group's large payloads that no record owns yet; a payload of 4 GiB must fit, and what clients "
+        "leave behind is kept until their sessions end.",
+    )
     apply_lag_bytes_max: int = _limit(
         64 * MIB,
         64 * KIB,

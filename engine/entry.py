@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 import msgpack
 import xxhash
 
+from logyard.payloads.reference import PayloadRef
+
 from .errors import BadRequest, Corrupt
 from .types import Bodies, Buffer
 
@@ -51,6 +53,17 @@ UNIFORM = 1
 SYSTEM = 2
 """A frame's flag: its one command is the engine's own (sessions, timers, versions ...); no machine and no client ever
 makes or sees one."""
+PIECE = 4
+"""A frame's flag: its one body is a piece of a large payload, or it has none and gives the upload up (`PIECED`)."""
+BINDS = 8
+"""A frame's flag: its one record's payload is the upload that the beginning of its command names (`PIECED`)."""
+PIECED = struct.Struct("<QQ")
+"""upload (the client's number for it within its session), and a piece's byte offset, or the payload's size in a frame
+that binds. It stands before the machine's command."""
+PIECE_BYTES_MAX = (1 << 20) - 4096
+"""A piece with its table and its head fits into an entry of `entry_bytes_max` as it is by default."""
+PAYLOAD_BYTES_MAX = 4 << 30
+"""The largest payload. Fixed, as all that decides about a committed entry: every member must come to the same."""
 GUARDED = 1
 """An entry's flag: a frame of it belongs to a session or is the engine's own, so it is not shown to the machine
 unseen. An entry without it costs apply nothing more than one look."""
@@ -107,6 +120,12 @@ class Frame(NamedTuple):
     first: int = 0
     """The ordinal of its first record. A machine is not shown frames that the engine answers itself (duplicates, its
     own commands): their ordinals are gaps."""
+    upload: int = 0
+    extent: int = 0
+    """Of a piece: its upload and byte offset. Of a frame that binds: its upload and the payload's size."""
+    pieces: tuple[PayloadRef, ...] = ()
+    """The payload of a frame that binds, in the order of its bytes: what the machine keeps or releases with its
+    record. They lie before this entry, so a release of all that does must leave out those it still needs."""
 
     @property
     def uniform(self) -> bool:
@@ -206,7 +225,7 @@ def check_frame(frame: memoryview) -> tuple[int, int, int, int, int]:
     if version != FRAME_VERSION:
         raise BadRequest(f"frame version {version} is not {FRAME_VERSION}; update the client")
     if flags & ~UNIFORM:
-        raise BadRequest(f"a client's frame has no flags {flags & ~UNIFORM:#x}")
+        _check_pieced(flags, records, command_bytes, session)
     pack_at = FRAME_BYTES + command_bytes
     pack_end = pack_at + pack_bytes
     if not records or pack_end + large_bytes != size or pack_bytes < 8 * records:
@@ -235,7 +254,19 @@ def check_frame(frame: memoryview) -> tuple[int, int, int, int, int]:
             raise BadRequest("a frame's commands do not add up")
         if 4 * records + sum(struct.unpack_from(f"<{records}I", frame, FRAME_BYTES)) != command_bytes:
             raise BadRequest("a frame's commands do not add up")
+    if flags & PIECE and (table[0] or not (table[1] == ABSENT or 0 < table[1] <= PIECE_BYTES_MAX)):
+        raise BadRequest(f"a piece has no metadata and 1 to {PIECE_BYTES_MAX} bytes, or none to give its upload up")
+    if flags & BINDS and table[1] != ABSENT:
+        raise BadRequest("the payload of a record that binds an upload is that upload, and nothing else")
     return records, pack_at, pack_end, large, session
+
+
+def _check_pieced(flags: int, records: int, command_bytes: int, session: int) -> None:
+    """Flags that a client's frame has only with one record, one command and a session."""
+    if flags not in (UNIFORM | PIECE, UNIFORM | BINDS):
+        raise BadRequest(f"a client's frame has no flags {flags & ~UNIFORM:#x}")
+    if records != 1 or command_bytes < PIECED.size or (flags & PIECE and command_bytes != PIECED.size) or not session:
+        raise BadRequest("a frame of an upload has one record, belongs to a session and names its upload")
 
 
 def unit_seed(uid: int, index: int, term: int, unit: int) -> int:
@@ -344,6 +375,11 @@ def frames_of(data: bytes) -> Iterator[Frame]:
             data, at
         )
         at += FRAME_BYTES
+        end = at + command_bytes
+        upload = extent = 0
+        if flags & (PIECE | BINDS):
+            upload, extent = PIECED.unpack_from(data, at)
+            at += PIECED.size
         yield Frame(
             flags,
             large,
@@ -353,10 +389,12 @@ def frames_of(data: bytes) -> Iterator[Frame]:
             large_bytes,
             session,
             sequence,
-            data[at : at + command_bytes],
+            data[at:end],
             first,
+            upload,
+            extent,
         )
-        at += command_bytes
+        at = end
         first += records
 
 

@@ -8,8 +8,10 @@ counts the records of append frames from there (`machines.log.locate`). Applied 
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgpack
@@ -46,13 +48,29 @@ class Slice(NamedTuple):
     records: int
 
 
+class Long(NamedTuple):
+    """The payload of one record that came in pieces: `size` in bytes; `runs` of pieces in the order of their bytes, as
+    (index of the first, bytes of each, pieces): one an entry, at ordinal 0."""
+
+    size: int
+    runs: tuple[tuple[int, int, int], ...]
+
+    @property
+    def first(self) -> int:
+        """The lowest index of a piece."""
+        return min(index for index, _, _ in self.runs)
+
+
 class AppendLog:
     """A log of records with dense offsets. Offsets start at 0 and are never reused.
 
     Commands: see `machines.command`. Replies: APPEND -> (first offset, records); TRUNCATE -> (start).
     """
 
-    __slots__ = ("start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index", "holes")
+    __slots__ = (
+        "start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index", "holes",
+        "long", "_ahead", "_behind",
+    )  # fmt: skip
     version = 1
 
     def __init__(self) -> None:
@@ -66,6 +84,11 @@ class AppendLog:
         # Frames that are in the log and not in the state (duplicates, refusals), whose payloads are released: (index,
         # first ordinal, records; 0: the whole entry).
         self.holes: list[tuple[int, int, int]] = []
+        # Payloads that came in pieces, by offset. Pieces lie before their record: `_ahead` is a heap of (first piece,
+        # offset) of those behind the start, `_behind` holds the records some of whose pieces lie before it.
+        self.long: dict[int, Long] = {}
+        self._ahead: list[tuple[int, int]] = []
+        self._behind: set[int] = set()
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
         """One entry: every frame gets a reply; a truncation releases what lies before it."""
@@ -76,10 +99,12 @@ class AppendLog:
         for frame in frames:
             if frame.commands == APPEND:
                 replies.append(APPEND_REPLY.pack(self.end, frame.records))
+                if frame.pieces:
+                    self._keep(self.end, frame)
                 self.end += frame.records
                 size += frame.pack_bytes + frame.large_bytes
             else:
-                reply = self._other(context.index, frame, effects)
+                reply = self._other(context.index, frame, frames, effects)
                 replies.append(reply)
                 if isinstance(reply, Reject):
                     self._hole(context, frame.first, frame.records)
@@ -112,9 +137,50 @@ class AppendLog:
         self.entries_since += 1
         self.bytes_since += size
 
-    def _other(self, at: int, frame: Frame, effects: list[Effect]) -> bytes | Reject:
+    def _keep(self, offset: int, frame: Frame) -> None:
+        """A record whose payload came in pieces. It gets an anchor of its own: the way to it leads past all of them."""
+        self.long[offset] = found = Long(frame.extent, _runs(frame.pieces))
+        heapq.heappush(self._ahead, (found.first, offset))
+        self.bytes_since = max(self.bytes_since, ANCHOR_BYTES)
+
+    def _cut(self, offset: int, position: Position, frames: Sequence[Frame], effects: list[Effect]) -> None:
+        """Release what lies before `position`, but for pieces of records that stay; and pieces of records that go,
+        although they lie before the old start."""
+        while self._ahead and self._ahead[0][0] < position.index:
+            self._behind.add(heapq.heappop(self._ahead)[1])
+        kept: list[tuple[int, int, int]] = []
+        for at in sorted(self._behind):
+            if at < offset:
+                self._behind.discard(at)
+                effects += (
+                    Release(Position(first, 0), Position(first + count, 0)) for first, _, count in self.long[at].runs
+                )
+            else:
+                kept += self.long[at].runs
+        for frame in frames:
+            # A record of this very entry that was not reached yet.
+            kept += _runs(frame.pieces)
+        for at in list(takewhile(lambda at: at < offset, self.long)):
+            del self.long[at]
+        first = self.start_position
+        for index, _, count in sorted(kept):
+            if position <= (index, 0):
+                break
+            if first < (index, 0):
+                effects.append(Release(first, Position(index, 0)))
+            first = max(first, Position(index + count, 0))
+        if first < position:
+            effects.append(Release(first, position))
+
+    def _other(self, at: int, frame: Frame, frames: Sequence[Frame], effects: list[Effect]) -> bytes | Reject:
         command = frame.commands
-        if not frame.uniform or not command or command[0] != TRUNCATE or len(command) != TRUNCATE_COMMAND.size:
+        if (
+            not frame.uniform
+            or not command
+            or command[0] != TRUNCATE
+            or len(command) != TRUNCATE_COMMAND.size
+            or frame.pieces
+        ):
             return Reject("bad_request", "the append log knows append and truncate only")
         _, offset, index, ordinal = TRUNCATE_COMMAND.unpack(command)
         if offset > self.end:
@@ -126,7 +192,7 @@ class AppendLog:
             if position > Position(at, 0):
                 # Records that are not written yet would be released with the others, and lost when they come.
                 return Reject("bad_request", f"position {tuple(position)} lies behind entry {at}, which names it")
-            effects.append(Release(self.start_position, position))
+            self._cut(offset, position, frames, effects)
             self.start, self.start_position = offset, position
             keep = max(0, bisect_right(self.anchors, (offset, index)) - 1)
             del self.anchors[:keep]
@@ -136,7 +202,7 @@ class AppendLog:
     def snapshot(self) -> Sections:
         """One section, a few bytes plus 2 numbers an anchor."""
         state = (self.start, self.end, tuple(self.start_position), self.anchors, self.entries_since, self.bytes_since)
-        return {"log": msgpack.packb((*state, self.last_index, self.holes))}
+        return {"log": msgpack.packb((*state, self.last_index, self.holes, list(self.long.items())))}
 
     def restore(self, sections: Sections) -> None:
         """Replace the state."""
@@ -146,8 +212,13 @@ class AppendLog:
         self.entries_since, self.bytes_since, self.last_index = entries, size, last
         # A snapshot of the first release has none.
         self.holes = [(index, ordinal, records) for index, ordinal, records in rest[0]] if rest else []
+        self.long = {at: Long(total, tuple(map(tuple, runs))) for at, (total, runs) in rest[1]} if rest[1:] else {}
+        behind = position[0]
+        self._behind = {at for at, one in self.long.items() if one.first < behind}
+        self._ahead = [(one.first, at) for at, one in self.long.items() if at not in self._behind]
+        heapq.heapify(self._ahead)
 
-    def live_refs(self) -> Iterable[PayloadRange]:
+    def live_refs(self) -> Iterator[PayloadRange]:
         """Everything from the start on. (A truncation's own empty pack counts as live until the start passes it.)"""
         first, end = self.start_position, Position(self.last_index + 1, 0)
         for index, ordinal, records in self.holes:
@@ -155,6 +226,9 @@ class AppendLog:
                 yield PayloadRange(first, Position(index, ordinal))
             first = max(first, Position(index, ordinal + records) if records else Position(index + 1, 0))
         yield PayloadRange(first, max(first, end))
+        for at in self._behind:
+            for piece, _, count in self.long[at].runs:
+                yield PayloadRange(Position(piece, 0), Position(piece + count, 0))
 
     def holes_of(self, index: int) -> Collection[int]:
         """The first ordinals of the frames of entry `index` that were not applied."""
@@ -178,6 +252,18 @@ class AppendLog:
         if found < 0 or self.anchors[found][0] <= self.start:
             return self.start, self.start_position
         return self.anchors[found][0], Position(self.anchors[found][1], 0)
+
+
+def _runs(pieces: Sequence[PayloadRef]) -> tuple[tuple[int, int, int], ...]:
+    """Pieces in entries that follow one another, of one size, as runs."""
+    found: list[tuple[int, int, int]] = []
+    for piece in pieces:
+        first, size, count = found[-1] if found else (0, 0, 0)
+        if count and piece.index == first + count and piece.size == size:
+            found[-1] = (first, size, count + 1)
+        else:
+            found.append((piece.index, piece.size, 1))
+    return tuple(found)
 
 
 def _offset(anchor: tuple[int, int]) -> int:

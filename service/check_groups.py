@@ -15,6 +15,7 @@ from logyard.engine.host import replica
 from logyard.engine.host.member import Spec
 from logyard.engine.host.recovery import Recovered
 from logyard.engine.host.sessions import Sessions, apply_guarded, run_batch
+from logyard.engine.host.uploads import Uploads
 from logyard.engine.log.meta_rows import Run, StateRow
 from logyard.engine.machine import Batch, BatchMachine, Context, Frame, Machine, Release
 from logyard.engine.snapshot import format as snapshot_format
@@ -39,7 +40,7 @@ class GroupLog:
 
     __slots__ = (
         "spec", "state", "snapshot", "base", "base_term", "flushed", "runs", "terms", "entries", "last", "term",
-        "floor", "whole", "alone", "live", "live_at_end", "sessions",
+        "floor", "whole", "alone", "live", "live_at_end", "sessions", "uploads",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, state: StateRow) -> None:
@@ -59,6 +60,7 @@ class GroupLog:
         self.live = Liveness()
         self.live_at_end = Liveness()
         self.sessions: Sessions | None = None
+        self.uploads: Uploads | None = None
 
     @property
     def name(self) -> str:
@@ -224,6 +226,7 @@ def _apply(group: GroupLog, facts: Facts, segments: Segments, homes: Sequence[Ho
             sections, engine = replica.split(group.snapshot.sections)
             machine.restore(sections)
             group.sessions = replica.sessions_of(engine)
+            group.uploads = replica.uploads_of(group.spec.uid, engine)
     applied = group.snapshot.index if group.snapshot is not None else 0
     holes: list[Hole] = []
     expected, before = group.base + 1, group.base_term
@@ -299,12 +302,14 @@ def _command(group: GroupLog, machine: Machine, entry: Entry) -> None:
         return b""
 
     if is_guarded(data):
-        group.sessions, batch = apply_guarded(group.sessions, context, frames, run, own)
+        guarded = apply_guarded(group.sessions, context, frames, run, own, uploads=group.uploads, data=data)
+        group.sessions, batch, group.uploads = guarded
     else:
         batch = run(context, frames)
     for effect in batch.effects:
         if isinstance(effect, Release):
-            group.live_at_end.release(effect.first, effect.end)
+            for first, end in group.uploads.spared(*effect) if group.uploads is not None else (effect,):
+                group.live_at_end.release(first, end)
 
 
 def _extend(holes: list[Hole], first: int, last: int, segment: int) -> None:

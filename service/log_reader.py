@@ -7,24 +7,28 @@ Only applied records are visible, so only committed ones. Every answer is built 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import trio
 
-from logyard.client.records import ABSENT, encode_block
+from logyard.client.records import ABSENT, encode_block, encode_long
 from logyard.engine.entry import LARGE, Unit, frames_of, table_of, timestamp_of, units_of
 from logyard.engine.errors import BadRequest, Busy, Corrupt, Gone, OutOfRange
 from logyard.engine.host.member import Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
+from logyard.engine.host.uploads import TABLE_BYTES
 from logyard.engine.types import Buffer
-from logyard.machines.log import AppendLog, Slice, slices
+from logyard.machines.log import AppendLog, Long, Slice, slices
 from logyard.payloads.reference import Position
 
 
 class Piece(NamedTuple):
-    """Records to answer from one frame: `skip` of them are left out at its front; `large` are the bodies wanted."""
+    """Records to answer from one frame: `skip` of them are left out at its front; `large` are the bodies wanted.
+
+    `long`: it is one record whose payload came in pieces; `parts` are the bytes of it that go along.
+    """
 
     located: Located
     offset: int
@@ -33,6 +37,8 @@ class Piece(NamedTuple):
     pack: Unit
     large: list[Unit]
     frame_records: int
+    long: Long | None = None
+    parts: Sequence[Wanted] = ()
 
 
 def append_log(member: Member) -> AppendLog:
@@ -57,17 +63,22 @@ async def poll(
         machine = append_log(member)
     if offset != machine.end or offset < machine.start:
         machine.anchor(offset)
-    pieces = _plan(system, member, machine, offset, max_records, max_bytes) if offset < machine.end else []
+    pieces = _plan(system, member, machine, offset, max_records, max_bytes, bodies) if offset < machine.end else []
     bounds = {"start": machine.start, "end": machine.end, "node": system.node_id}
     wanted = []
     for piece in pieces:
         wanted.append(Wanted(piece.located, piece.pack, 0, piece.pack.length))
         if bodies:
             wanted += (Wanted(piece.located, unit, 0, unit.length) for unit in piece.large)
+            wanted += piece.parts
     data = iter(await system.reader.read(member, wanted))
     blocks: list[Buffer] = []
     for piece in pieces:
         pack = memoryview(next(data))
+        if piece.long is not None:
+            body = [next(data) for _ in piece.parts] if bodies else []
+            blocks += _long_block(piece, pack, body, bodies)
+            continue
         large = [next(data) for _ in piece.large] if bodies else []
         blocks += _block(piece, pack, large, bodies)
     return bounds, blocks
@@ -81,6 +92,14 @@ async def read_body(system: System, member: Member, offset: int, start: int, sto
     if not plan:
         raise Gone(f"log {member.spec.name!r} on this node has not caught up with a release yet; ask another member")
     piece = plan[0]
+    if piece.long is not None:
+        stop = _range(offset, start, stop, piece.long.size)
+        if stop - start > system.config.record_bytes_max:
+            raise BadRequest(
+                f"{stop - start} bytes at once are too many; read at most {system.config.record_bytes_max}"
+            )
+        read = await system.reader.read(member, long_parts(system, member, piece.long, start, stop))
+        return read[0] if len(read) == 1 else b"".join(read)
     if piece.large:
         size = piece.large[0].length
         stop = _range(offset, start, stop, size)
@@ -151,18 +170,59 @@ class _Walk:
 
 
 def _plan(
-    system: System, member: Member, machine: AppendLog, offset: int, max_records: int, max_bytes: int
+    system: System,
+    member: Member,
+    machine: AppendLog,
+    offset: int,
+    max_records: int,
+    max_bytes: int,
+    bodies: bool = False,
 ) -> list[Piece]:
-    """What to read for records from `offset` on: at least one, then whole frames while they fit. Raises `Corrupt`."""
+    """What to read for records from `offset` on: at least one, then whole frames while they fit; a payload that came
+    in pieces only if it fits. Raises `Corrupt`."""
     walk = _Walk(system, member, machine, offset)
-    pieces = _collect(walk, offset, max_records, max_bytes)
+    pieces = _collect(walk, offset, max_records, max_bytes, bodies)
     walk.verify()
+    if bodies:
+        pieces = [
+            piece._replace(parts=long_parts(system, member, piece.long, 0, piece.long.size))
+            if piece.long is not None and piece.long.size <= max_bytes
+            else piece
+            for piece in pieces
+        ]
     if not pieces and member.resolves:
         raise Corrupt(f"log {member.spec.name}", offset, "a record", "nothing at its place")
     return pieces
 
 
-def _collect(walk: _Walk, offset: int, max_records: int, max_bytes: int) -> list[Piece]:
+def long_parts(system: System, member: Member, long: Long, start: int, stop: int) -> list[Wanted]:
+    """The units that hold bytes `start`..`stop` of a payload that came in pieces. Raises `Corrupt`."""
+    found: list[Wanted] = []
+    at = 0
+    for first, size, count in long.runs:
+        skipped = min(count, max(0, start - at) // size)
+        at += skipped * size
+        needed = min(count - skipped, max(0, -(-(stop - at) // size)))
+        index = first + skipped
+        for located in system.reader.payload_entries(member, index, index + needed - 1) if needed else ():
+            if located.index != index:
+                break
+            unit = units_of(located.data)[-1]
+            # A small piece lies in its pack, behind the one row of its table.
+            base = TABLE_BYTES if unit.records else 0
+            if unit.length - base != size:
+                break
+            low, high = max(start - at, 0), min(stop - at, size)
+            found.append(Wanted(located, unit, base + low, base + high))
+            index += 1
+            at += size
+        if index != first + skipped + needed:
+            raise Corrupt(f"log {member.spec.name}", at, f"a piece of {size} bytes at entry {index}", "none")
+        at += (count - skipped - needed) * size
+    return found
+
+
+def _collect(walk: _Walk, offset: int, max_records: int, max_bytes: int, bodies: bool) -> list[Piece]:
     pieces: list[Piece] = []
     left_bytes, left_records = max_bytes, max(1, max_records)
     for located, found in walk:
@@ -175,11 +235,16 @@ def _collect(walk: _Walk, offset: int, max_records: int, max_bytes: int) -> list
             back = max(0, offset - piece.offset)
             pack, large = packs[piece.frame]
             taken, size = _fit(pack, large, piece.skip + back, piece.records - back, left_records, left_bytes)
+            long = walk.machine.long.get(piece.offset)
+            if long is not None and bodies and long.size <= max_bytes:
+                size += long.size
             if size > left_bytes and pieces:
                 return pieces
             first = pack.first_ordinal + piece.skip + back
             wanted = [unit for unit in large if first <= unit.first_ordinal < first + taken]
-            pieces.append(Piece(located, piece.offset + back, piece.skip + back, taken, pack, wanted, pack.records))
+            pieces.append(
+                Piece(located, piece.offset + back, piece.skip + back, taken, pack, wanted, pack.records, long)
+            )
             left_records -= taken
             left_bytes -= size
             if left_records <= 0 or left_bytes <= 0 or taken < piece.records - back:
@@ -240,6 +305,15 @@ def _block(piece: Piece, pack: memoryview, large: list[Buffer], bodies: bool) ->
                     smalls_at += size
     stamp = timestamp_of(piece.located.data)
     return encode_block(piece.offset, piece.located.index, piece.located.term, stamp, part, [heads], found)
+
+
+def _long_block(piece: Piece, pack: memoryview, body: list[Buffer], bodies: bool) -> list[Buffer]:
+    assert piece.long is not None
+    head = pack[TABLE_BYTES : TABLE_BYTES + table_of(pack, 1)[0]]
+    left_out = bodies and not body
+    stamp = timestamp_of(piece.located.data)
+    place = (piece.offset, piece.located.index, piece.located.term, stamp)
+    return encode_long(*place, head, piece.long.size, body or None, left_out)
 
 
 def _small_body(table: tuple[int, ...], record: int) -> tuple[int, int]:

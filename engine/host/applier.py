@@ -124,10 +124,12 @@ class Applier:
             lambda context, command: effects.on_system(self.system, member, context, command, own),
             session_end_of(member),
             left_out,
+            member.uploads,
+            entry.data,
         )
         if guarded.sessions is not None and member.sessions is None:
             self.system.heartbeats.began(member)
-        member.sessions = guarded.sessions
+        member.sessions, member.uploads = guarded.sessions, guarded.uploads
         return Batch(guarded.batch.replies, [*own, *guarded.batch.effects]) if own else guarded.batch
 
 
@@ -179,7 +181,7 @@ def _apply_each(member: Member, context: Context, entry: Entry, frames: list[Fra
             size, digest = hashes.get(ordinal, (0, pack_hash))
             ref = PayloadRef(context.uid, context.index, ordinal, context.term, size, digest)
             try:
-                applied = member.machine.apply(context, command, (ref,))
+                applied = member.machine.apply(context, command, (ref, *frame.pieces))
                 reply = applied.reply
                 found.extend(applied.effects)
             except Reject as reject:

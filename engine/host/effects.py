@@ -48,7 +48,11 @@ def perform(system: System, member: Member, context: Context, effects: Sequence[
     outside: list[Effect] = []
     for effect in effects:
         if type(effect) is Release:
-            release(system, member, context.index, effect.first, effect.end)
+            if member.uploads is None:
+                release(system, member, context.index, effect.first, effect.end)
+            else:
+                for first, end in member.uploads.spared(effect.first, effect.end):
+                    release(system, member, context.index, first, end)
         elif isinstance(effect, REPLICATED):
             _keep(system, member, context, effect)
         elif isinstance(effect, Send | Deliver | Aux | Checkpoint):

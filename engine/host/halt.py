@@ -155,7 +155,7 @@ def rebuild(system: System, member: Member, through: int) -> None:
     member.machine = machine
     member.apply_batch = machine.apply_batch if isinstance(machine, BatchMachine) else None
     member.version = 1
-    member.sessions = None
+    member.sessions = member.uploads = None
     member.kept = None
     if member.snapshot_index:
         snapshot = snapshot_format.decode(system.storage.books.snapshot(member.uid), member.uid)

@@ -20,6 +20,7 @@ from .budget import Budget
 from .log_time import LogTime
 from .machine_state import MachineState
 from .sessions import Sessions
+from .uploads import Uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,7 +147,7 @@ class Member:
         "inflight_bytes", "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term",
         "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
         "damaged", "snapshot_stored", "sessions", "system_queue", "kept", "version", "clock", "leading", "halt",
-        "left_out", "budget", "urgent", "guarded", "under_way", "lead_since",
+        "uploads", "left_out", "budget", "urgent", "guarded", "under_way", "lead_since",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, budget: Budget) -> None:
@@ -187,6 +188,8 @@ class Member:
         self.under_way: dict[tuple[int, int], Shared] | None = None
         # When this member began to lead, by the clock of `heartbeats`.
         self.lead_since = 0.0
+        # Large payloads whose pieces no record owns yet.
+        self.uploads: Uploads | None = None
         # Commands of the engine's own: not in the budget of clients, proposed before them, in entries of their own.
         self.system_queue: list[Queued] | None = None
         # What the machine asked the engine to keep: timers, follow-ups, monitored sessions.

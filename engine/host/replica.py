@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from ..snapshot.format import Snapshot
 from .machine_state import MachineState
 from .sessions import Sessions
+from .uploads import Uploads
 from .versions import UnknownVersion
 
 if TYPE_CHECKING:
     from .member import Member
 
 SESSIONS = "@sessions"
+UPLOADS = "@uploads"
 
 
 def restore(member: Member, snapshot: Snapshot) -> None:
@@ -35,6 +37,11 @@ def sections(member: Member) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     if member.sessions is not None:
         found[SESSIONS] = member.sessions.encode()
+    if member.uploads is not None:
+        if member.uploads.forget(member.liveness.released_before):
+            member.uploads = None
+        else:
+            found[UPLOADS] = member.uploads.encode()
     if member.kept is not None:
         found |= member.kept.sections()
     return found
@@ -43,6 +50,7 @@ def sections(member: Member) -> dict[str, bytes]:
 def restore_sections(member: Member, sections: Mapping[str, bytes]) -> None:
     """Replace the engine's state by a snapshot's; what has no section is empty."""
     member.sessions = sessions_of(sections)
+    member.uploads = uploads_of(member.uid, sections)
     member.kept = MachineState.of_sections(sections)
 
 
@@ -50,6 +58,12 @@ def sessions_of(sections: Mapping[str, bytes]) -> Sessions | None:
     """The sessions' table; None for a group without any."""
     data = sections.get(SESSIONS)
     return Sessions.decode(data) if data is not None else None
+
+
+def uploads_of(uid: int, sections: Mapping[str, bytes]) -> Uploads | None:
+    """The table of unfinished uploads; None for a group without any."""
+    data = sections.get(UPLOADS)
+    return Uploads.decode(uid, data) if data is not None else None
 
 
 def split(sections: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:

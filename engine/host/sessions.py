@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 
-from ..entry import SYSTEM, Frame, system_command
+from ..entry import BINDS, PIECE, SYSTEM, Frame, system_command
 from ..machine import Batch, Context, Effect, Position, Reject, Release
+from .uploads import Uploads
 
 WINDOW = 64
 """Sequences of a session whose replies are kept; its client has at most so many frames under way."""
@@ -156,10 +157,11 @@ def reply_bytes(reply: Reply) -> int:
 
 
 class Guarded(NamedTuple):
-    """What an entry did: the table afterwards (None: no sessions), and a reply for each of its frames."""
+    """What an entry did: the tables afterwards (None: no sessions, no uploads), and a reply for each of its frames."""
 
     sessions: Sessions | None
     batch: Batch
+    uploads: Uploads | None = None
 
 
 def apply_guarded(
@@ -170,12 +172,14 @@ def apply_guarded(
     on_system: OnSystem,
     on_end: OnEnd | None = None,
     left_out: Sequence[int] = (),
+    uploads: Uploads | None = None,
+    data: bytes = b"",
 ) -> Guarded:
     """Apply an entry some of whose frames are the engine's own or belong to sessions.
 
     The engine's own frames go first, so that the machine sees the others in one call. `run` is the machine on the
     frames that it shall see; `on_system` applies what is not about sessions; `on_end` tells the machine of an end.
-    `left_out` are ordinals whose frames an operator had skipped: they are never run.
+    `left_out` are ordinals whose frames an operator had skipped: they are never run. `data` is the entry's metadata.
     """
     replies: list[Reply | None] = [None] * len(frames)
     effects: list[Effect] = []
@@ -187,6 +191,8 @@ def apply_guarded(
                     replies[number] = SKIPPED
                 elif command[0] in (REGISTER, EXPIRE):
                     sessions, replies[number] = _change(sessions, context, command, on_end, effects)
+                    if uploads is not None and command[0] == EXPIRE:
+                        effects += uploads.end(command[1:])
                 else:
                     replies[number] = on_system(context, command)
             except Exception as error:
@@ -216,13 +222,23 @@ def apply_guarded(
             skipped.append((frame.first, frame.records))
             effects.append(release_of(context, frame))
             continue
+        if frame.flags & (PIECE | BINDS):
+            uploads = uploads or Uploads()
+            found = uploads.take(context, frame, data, effects, skipped)
+            if not isinstance(found, Frame):
+                replies[number] = found
+                continue
+            frame = found
         shown.append(frame)
         places.append(number)
     if shown or skipped:
         batch = run(context._replace(skipped=tuple(skipped)) if skipped else context, shown)
         effects += batch.effects
-        for number, reply in zip(places, batch.replies, strict=True):
+        for number, frame, reply in zip(places, shown, batch.replies, strict=True):
             replies[number] = reply
+            if frame.pieces and isinstance(reply, Reject):
+                assert uploads is not None
+                effects += uploads.discard(frame.pieces)
     for (session, sequence), number in claimed.items():
         assert sessions is not None
         kept = replies[number]
@@ -232,7 +248,7 @@ def apply_guarded(
         replies[number] = replies[first]
     answers = [reply for reply in replies if reply is not None]
     assert len(answers) == len(frames)
-    return Guarded(sessions, Batch(answers, effects))
+    return Guarded(sessions, Batch(answers, effects), uploads)
 
 
 def _change(

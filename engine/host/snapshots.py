@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -83,7 +83,7 @@ class Snapshots:
     def _compare(self, member: Member, index: int) -> None:
         """Count and report a machine that still needs what it released (section 8): a bug of the machine's."""
         live = list(member.liveness.live_ranges(index))
-        for needed in member.machine.live_refs():
+        for needed in claims_of(member):
             first, end = max(needed.first, Position(1, 0)), min(needed.end, Position(index + 1, 0))
             at = bisect_right(live, first, key=_first) - 1
             if first < end and (at < 0 or end > live[at].end):
@@ -321,6 +321,15 @@ class Snapshots:
 
 def _first(one: PayloadRange) -> Position:
     return one.first
+
+
+def claims_of(member: Member) -> Iterator[PayloadRange]:
+    """What the machine needs, but for pieces of uploads that ended before it heard of them."""
+    for needed in member.machine.live_refs():
+        if member.uploads is None:
+            yield needed
+        else:
+            yield from member.uploads.claims(needed)
 
 
 def _nothing() -> None:

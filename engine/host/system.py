@@ -19,8 +19,8 @@ import trio
 
 from ..config import SystemConfig
 from ..disk import Disk
-from ..entry import check_frame, encode_system
-from ..errors import BadRequest, GroupStopped, LogyardError, NotLeader, Refused, UnknownGroup, WalFailed
+from ..entry import PIECE, PIECE_BYTES_MAX, check_frame, encode_system
+from ..errors import BadRequest, Busy, GroupStopped, LogyardError, NotLeader, Refused, UnknownGroup, WalFailed
 from ..machine import Machine
 from ..ports import PeersPort, StorePort
 from ..raft.core import LEADER
@@ -48,6 +48,10 @@ from .storage import Storage
 from .versions import Versions
 
 log = logging.getLogger(__name__)
+
+
+UPLOADS_FULL_S = 0.5
+"""Until unfinished uploads may have ended: seconds, as they are of many pieces each."""
 
 
 class System:
@@ -193,6 +197,8 @@ class System:
         if records > self.config.entry_records_max:
             raise BadRequest(f"{records} records in one frame; send at most {self.config.entry_records_max}")
         size = len(frame)
+        if frame[1] & PIECE:
+            records = self.admit_piece(member, size)
         self.budget.admit(member, size, reserved)
         if reserved:
             member.urgent = True
@@ -204,6 +210,14 @@ class System:
             member.guarded = True
         member.queue_bytes += size
         self.scheduler.mark(member)
+
+    def admit_piece(self, member: Member, size: int) -> int:
+        """The records that a piece counts in the queue: as many as an entry may have, so that it is alone in its own.
+        Raises `Busy` while the group has too many bytes of unfinished uploads."""
+        held = member.uploads.bytes if member.uploads is not None else 0
+        if held + size > self.config.group_upload_bytes and size > PIECE_BYTES_MAX // 1024:
+            raise Busy("the group's unfinished uploads", UPLOADS_FULL_S)
+        return self.config.entry_records_max
 
     def propose(self, member: Member, name: str, *arguments: object, sink: Sink = DROP, request: int = 0) -> None:
         """Queue a command of the engine's own, applied by `sessions` or `effects.on_system`; `sink` gets its reply.

@@ -1,0 +1,217 @@
+"""Payloads that come in pieces: which pieces of which upload are committed and belong to no record yet.
+
+Pure and replicated: every member, a replay and the offline check come to the same table. Invariant: a piece lives from
+its own entry on until its upload is given up, ends with its session, or is bound; bound, it is the machine's to
+release. Called by `sessions` at apply, by `effects` (releases spare what is here) and by `replica`.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgpack
+
+from ..entry import BINDS, PAYLOAD_BYTES_MAX, PIECE_BYTES_MAX, Frame, units_of
+from ..machine import Context, Effect, PayloadRange, PayloadRef, Position, Reject, Release
+
+PIECES_MAX = 2 * (PAYLOAD_BYTES_MAX // PIECE_BYTES_MAX + 1)
+"""Pieces of one upload: clients send full ones, so the largest payload needs half of this; a million tiny ones would
+only fill the table."""
+TABLE_BYTES = 8
+"""What a small piece's bytes stand behind in their pack: its one row of lengths."""
+_PIECE = struct.Struct("<QQQI16s")
+"""offset, index, term, size, hash."""
+
+
+class Upload:
+    """One upload: its pieces by byte offset, and their bytes."""
+
+    __slots__ = ("pieces", "bytes")
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, PayloadRef] = {}
+        self.bytes = 0
+
+
+class Uploads:
+    """The unfinished uploads of one group, by (session, upload). `bytes`: of all their pieces.
+
+    A piece is alone in its entry, so an index names it. `indexes` are those of all unbound pieces, rising.
+    `discarded` are pieces that died unbound: the machine never heard of them, so what it claims may hold them.
+    """
+
+    __slots__ = ("open", "bytes", "indexes", "discarded")
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[int, int], Upload] = {}
+        self.bytes = 0
+        self.indexes: list[int] = []
+        self.discarded: list[tuple[int, int]] = []
+
+    def add(self, key: tuple[int, int], offset: int, ref: PayloadRef) -> Reject | None:
+        """Take a piece; or say why it must not be."""
+        found = self.open.get(key)
+        if offset + ref.size > PAYLOAD_BYTES_MAX:
+            return Reject("payload_too_large", f"a payload has at most {PAYLOAD_BYTES_MAX} bytes")
+        if found is not None and (offset in found.pieces or len(found.pieces) >= PIECES_MAX):
+            return Reject("bad_piece", f"upload {key[1]} has a piece at {offset} already, or too many of them")
+        if found is None:
+            found = self.open[key] = Upload()
+        found.pieces[offset] = ref
+        found.bytes += ref.size
+        self.bytes += ref.size
+        self.indexes.append(ref.index)
+        return None
+
+    def bind(self, key: tuple[int, int], size: int) -> tuple[PayloadRef, ...] | Reject:
+        """Hand a complete upload over: its pieces from byte 0 to `size`. One that is not complete stays."""
+        found = self.open.get(key)
+        if found is None:
+            return Reject("unknown_upload", f"there is no upload {key[1]}: it ended, or never began")
+        at, pieces = 0, []
+        for offset, ref in sorted(found.pieces.items()):
+            if offset != at:
+                break
+            pieces.append(ref)
+            at += ref.size
+        if at != size or len(pieces) != len(found.pieces):
+            return Reject("incomplete_upload", f"upload {key[1]} is whole up to byte {at}, and not one of {size}")
+        self._remove(key)
+        return tuple(pieces)
+
+    def take(
+        self, context: Context, frame: Frame, data: bytes, effects: list[Effect], skipped: list[tuple[int, int]]
+    ) -> Frame | bytes | Reject:
+        """Apply a frame of an upload: its reply, or for one that binds the frame with its pieces, to be shown to the
+        machine. What is not kept is released; what of it the machine would count as its own is `skipped`."""
+        key = (frame.session, frame.upload)
+        if frame.flags & BINDS:
+            bound = self.bind(key, frame.extent)
+            if not isinstance(bound, Reject):
+                return frame._replace(pieces=bound)
+            # Who binds what is not whole has lost count.
+            effects += self.give_up(key)
+        elif context.records == 1:
+            return self._piece(key, context, frame.extent, data, effects)
+        else:
+            bound = Reject("bad_piece", "a piece stands alone in its entry")
+        skipped.append((frame.first, frame.records))
+        end = (context.index, frame.first + frame.records) if context.records > 1 else (context.index + 1, 0)
+        effects.append(Release(Position(context.index, frame.first), Position(*end)))
+        return bound
+
+    def _piece(
+        self, key: tuple[int, int], context: Context, offset: int, data: bytes, effects: list[Effect]
+    ) -> bytes | Reject:
+        ref = _ref(context, data)
+        refused: Reject | None = None
+        if ref.size:
+            refused = self.add(key, offset, ref)
+            if refused is None:
+                return b""
+        else:
+            effects += self.give_up(key)
+        effects += self.discard([ref])
+        return refused or b""
+
+    def give_up(self, key: tuple[int, int]) -> list[Release]:
+        """An upload ends unbound: its pieces are dead."""
+        return self.discard(self._remove(key)) if key in self.open else []
+
+    def end(self, sessions: Collection[int]) -> list[Release]:
+        """Sessions ended: so do their uploads."""
+        found = []
+        for key in [key for key in self.open if key[0] in sessions]:
+            found += self.give_up(key)
+        return found
+
+    def discard(self, refs: Iterable[PayloadRef]) -> list[Release]:
+        """Releases of pieces that no machine took, remembered as such."""
+        releases = []
+        for first, end in runs(sorted(ref.index for ref in refs)):
+            insort(self.discarded, (first, end))
+            releases.append(Release(Position(first, 0), Position(end, 0)))
+        return releases
+
+    def _remove(self, key: tuple[int, int]) -> list[PayloadRef]:
+        found = self.open.pop(key)
+        self.bytes -= found.bytes
+        gone = {ref.index for ref in found.pieces.values()}
+        self.indexes = [index for index in self.indexes if index not in gone]
+        return list(found.pieces.values())
+
+    def spared(self, first: Position, end: Position) -> Iterator[tuple[Position, Position]]:
+        """A machine's release without the pieces it can't know of."""
+        stop = bisect_left(self.indexes, end.index + (end.ordinal > 0))
+        for index in self.indexes[bisect_left(self.indexes, first.index) : stop]:
+            if first < (index, 0):
+                yield first, Position(index, 0)
+            first = max(first, Position(index + 1, 0))
+        if first < end:
+            yield first, end
+
+    def claims(self, needed: PayloadRange) -> Iterator[PayloadRange]:
+        """What a machine says it needs, without the pieces that died before it heard of them."""
+        at, end = needed
+        for low, high in self.discarded[max(0, bisect_left(self.discarded, (at.index, 0)) - 1) :]:
+            if (low, 0) >= end:
+                break
+            if at < (low, 0):
+                yield PayloadRange(at, Position(low, 0))
+            at = max(at, Position(high, 0))
+        if at < end:
+            yield PayloadRange(at, end)
+
+    def forget(self, before: Position) -> bool:
+        """Drop what only a machine that claims dead payloads could ask for; True when nothing at all is left."""
+        self.discarded = [run for run in self.discarded if run[1] > before.index]
+        return not self.open and not self.discarded
+
+    def encode(self) -> bytes:
+        """The snapshot section: msgpack ``[[[session, upload, pieces], ...], [[first, end], ...]]``; a piece is
+        `_PIECE`, joined."""
+        rows = [
+            (*key, b"".join(_PIECE.pack(at, one.index, one.term, one.size, one.hash) for at, one in found))
+            for key, found in ((key, upload.pieces.items()) for key, upload in self.open.items())
+        ]
+        encoded: bytes = msgpack.packb((rows, self.discarded))
+        return encoded
+
+    @classmethod
+    def decode(cls, uid: int, data: bytes) -> Uploads:
+        """From `encode`."""
+        table = cls()
+        rows, discarded = msgpack.unpackb(data)
+        for session, number, pieces in rows:
+            upload = table.open[session, number] = Upload()
+            for offset, index, term, size, digest in _PIECE.iter_unpack(pieces):
+                upload.pieces[offset] = PayloadRef(uid, index, 0, term, size, digest)
+                upload.bytes += size
+                table.indexes.append(index)
+            table.bytes += upload.bytes
+        table.indexes.sort()
+        table.discarded = [(first, end) for first, end in discarded]
+        return table
+
+
+def runs(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first, end) of each unbroken stretch of rising numbers."""
+    first = end = -1
+    for index in indexes:
+        if index != end:
+            if first >= 0:
+                yield first, end
+            first = index
+        end = index + 1
+    if first >= 0:
+        yield first, end
+
+
+def _ref(context: Context, data: bytes) -> PayloadRef:
+    """The payload of the entry that a piece is alone in; of size 0 in a frame that gives its upload up."""
+    pack, *large = units_of(data)
+    one = large[0] if large else pack
+    size = one.length if large else pack.length - TABLE_BYTES
+    return PayloadRef(context.uid, context.index, 0, context.term, size, one.hash)
