@@ -86,7 +86,7 @@ def entry_of(sessions: Sessions | None, index: int, *frames: Frame) -> tuple[Ses
         return shown(context, some)
 
     context = Context(1, index, 1, 0, 1, sum(one.records for one in frames))
-    after, batch = apply_guarded(sessions, context, frames, run, lambda _, command: repr(command).encode())
+    after, batch, _ = apply_guarded(sessions, context, frames, run, lambda _, command: repr(command).encode())
     return after, batch, seen
 
 
