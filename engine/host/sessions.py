@@ -190,9 +190,7 @@ def apply_guarded(
                 if left_out and _holds_any(frame, left_out):
                     replies[number] = SKIPPED
                 elif command[0] in (REGISTER, EXPIRE):
-                    sessions, replies[number] = _change(sessions, context, command, on_end, effects)
-                    if uploads is not None and command[0] == EXPIRE:
-                        effects += uploads.end(command[1:])
+                    sessions, replies[number] = _change(sessions, uploads, context, command, on_end, effects)
                 else:
                     replies[number] = on_system(context, command)
             except Exception as error:
@@ -239,20 +237,27 @@ def apply_guarded(
             if frame.pieces and isinstance(reply, Reject):
                 assert uploads is not None
                 effects += uploads.discard(frame.pieces)
+    return Guarded(sessions, Batch(_keep(sessions, claimed, copies, replies), effects), uploads)
+
+
+def _keep(
+    sessions: Sessions | None, claimed: dict[tuple[int, int], int], copies: dict[int, int], replies: list[Reply | None]
+) -> list[Reply]:
+    """The replies of an entry's frames, those of sessions kept."""
     for (session, sequence), number in claimed.items():
-        assert sessions is not None
         kept = replies[number]
-        assert kept is not None
+        assert sessions is not None and kept is not None
         sessions.keep(session, sequence, kept)
     for number, first in copies.items():
         replies[number] = replies[first]
     answers = [reply for reply in replies if reply is not None]
-    assert len(answers) == len(frames)
-    return Guarded(sessions, Batch(answers, effects), uploads)
+    assert len(answers) == len(replies)
+    return answers
 
 
 def _change(
     sessions: Sessions | None,
+    uploads: Uploads | None,
     context: Context,
     command: list[Any],
     on_end: OnEnd | None,
@@ -263,6 +268,8 @@ def _change(
         table = sessions or Sessions()
         reply = table.register(*arguments)
         return (table if table.by_id else None), reply
+    if uploads is not None:
+        effects += uploads.end(arguments)
     for session in arguments:
         if sessions is not None and sessions.expire(session) and on_end is not None:
             effects += on_end(context, session)
