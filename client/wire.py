@@ -37,7 +37,21 @@ RESULT = 5
 ERROR = 6
 DATA = 7
 
+REPLY_MODE = 3
+"""The bits of an APPEND's flags that say when it is answered."""
+REPLY_CONSENSUS = 0
+REPLY_APPEND = 1
+"""When the leader has it on disk: with where (index, term)."""
+REPLY_NONE = 2
+"""Never."""
+REPLY_MODES = (REPLY_CONSENSUS, REPLY_APPEND, REPLY_NONE)
+LOW_PRIORITY = 4
+"""A flag of an APPEND: it waits until no other command of its group does."""
+APPEND_FLAGS = REPLY_MODE | LOW_PRIORITY
+
 UID = struct.Struct("<Q")
+PLACE = struct.Struct("<QQ")
+"""index, term: the answer to an APPEND with the mode REPLY_APPEND."""
 ITEM = struct.Struct("<QBI")
 """request, status (0: the machine's reply, 1: an error), length: one item of a REPLIES frame; the bytes follow it."""
 REPLY = struct.Struct("<QI")
@@ -47,6 +61,9 @@ LENGTH = struct.Struct("<I")
 FRAME = struct.Struct("<BBHIIIQQQ")
 """version, flags, large bodies, records, command bytes, pack bytes, large bytes, session, first sequence."""
 FRAME_BYTES = FRAME.size
+FRAME_SESSION = struct.Struct("<QQ")
+FRAME_SESSION_AT = FRAME_BYTES - FRAME_SESSION.size
+"""Where a frame names its session and its sequence."""
 FRAME_VERSION = 1
 UNIFORM = 1
 LARGE = 4096

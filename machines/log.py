@@ -237,6 +237,20 @@ class AppendLog:
         low, high = bisect_left(self.holes, (index, 0, 0)), bisect_left(self.holes, (index + 1, 0, 0))
         return {ordinal for _, ordinal, _ in self.holes[low:high]}
 
+    def query(self, request: bytes) -> bytes:
+        """``["bounds"]`` -> ``[start, end]``, ``["anchors"]`` -> how many there are; msgpack. Raises `Reject`."""
+        try:
+            asked = msgpack.unpackb(request)
+        except (ValueError, msgpack.UnpackException):
+            asked = None
+        if asked == ["bounds"]:
+            answer: bytes = msgpack.packb((self.start, self.end))
+        elif asked == ["anchors"]:
+            answer = msgpack.packb(len(self.anchors))
+        else:
+            raise Reject("bad_request", "the append log answers bounds and anchors")
+        return answer
+
     def anchor(self, offset: int) -> tuple[int, Position]:
         """The (offset, position) from which to count towards `offset`. Raises `OutOfRange`."""
         if not self.start <= offset < self.end:

@@ -20,12 +20,13 @@ from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import FRAME_BYTES
-from logyard.engine.errors import BadRequest, GroupStopped
+from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, Refused
 from logyard.engine.host.answer import Answer
+from logyard.engine.host.intake import CommandRejected
 from logyard.engine.host.member import Member, Sink
 from logyard.engine.host.sessions import EXPIRE
 from logyard.engine.host.system import System
-from logyard.engine.machine import Machine
+from logyard.engine.machine import Machine, Reject
 from logyard.engine.ports import NoPeers, PeersPort
 from logyard.engine.raft.configuration import KINDS, Change
 from logyard.engine.raft.core import LEADER
@@ -41,6 +42,9 @@ from .payload_port import StoreAdapter
 from .rpc import RpcServer
 from .status import board_rows, describe_member, key_metrics, node_status
 from .tls import Door, PeerGuard, open_doors
+
+RETRY_S = 0.02
+"""When a client asks again for what this member has not applied yet: it has waited here already."""
 
 
 class Node:
@@ -59,12 +63,14 @@ class Node:
         for door in self.doors:
             door.reload()
 
-    def submit(self, uid: int, frame: memoryview, sink: Sink, request: int) -> None:
+    def submit(
+        self, uid: int, frame: memoryview, sink: Sink, request: int, *, early: bool = False, low: bool = False
+    ) -> None:
         """Queue a client frame. Raises typed errors; see `System.submit`."""
         if len(frame) > FRAME_BYTES and frame[FRAME_BYTES] == TRUNCATE:
             # Its position must be the offset's; a wrong one would serve wrong records for good.
             raise BadRequest("a truncation is a call of its own: the server finds its position")
-        self.system.submit(uid, frame, sink, request)
+        self.system.submit(uid, frame, sink, request, early=early, low=low)
 
     def receiving(self) -> None:
         """Bytes of a connection are about to be handled: their commands share a turn."""
@@ -170,6 +176,60 @@ class Node:
     def heartbeat(self, client: int) -> None:
         """A client is alive: all of its sessions in groups that this node leads go on. Raises `Busy`."""
         self.system.heartbeats.heard(client)
+
+    async def session_reply(self, name: str, session: int, sequence: int, wait_s: float) -> bytes:
+        """What came of a session's frame, once this member itself has applied it. Raises `Busy` after `wait_s`, and
+        what the frame was refused with."""
+        member = self.system.member(name)
+
+        def known() -> bytes | Reject | None:
+            return member.sessions.known(session, sequence) if member.sessions is not None else None
+
+        await self._until(member, lambda: known() is not None, wait_s)
+        reply = known()
+        if reply is None:
+            raise Busy("the way to the command", RETRY_S)
+        if isinstance(reply, Reject):
+            raise CommandRejected(reply)
+        return reply
+
+    async def wait_applied(self, name: str, index: int, term: int = 0, wait_s: float = 0.0) -> int:
+        """Until this member has applied `index`; what it has applied then. Raises `Busy` after `wait_s`; with a `term`
+        `Refused` when that entry was overwritten by another leader's, `Gone` when nobody can tell any more."""
+        member = self.system.member(name)
+        member.check_running()
+        await self._until(member, lambda: member.raft.applied >= index, wait_s)
+        if member.raft.applied < index:
+            raise Busy("the way to the index", RETRY_S)
+        if term:
+            found = member.raft.log.term(index)
+            if found is None:
+                raise Gone(f"group {name!r}: which term wrote entry {index} is not known any more")
+            if found != term:
+                raise Refused(f"group {name!r}: entry {index} of term {term} was overwritten in term {found}")
+        return member.raft.applied
+
+    async def query(self, name: str, request: bytes, consistency: str = "leader", index: int = 0) -> bytes:
+        """Ask a machine something: its own `query` method answers. `index`: not before this member has applied it.
+
+        `consistency` as in `poll`. Raises `BadRequest` for a machine without queries, what a `Reject` says, `Busy`.
+        """
+        member = await self._consistent(name, consistency)
+        if index:
+            await self.wait_applied(name, index, wait_s=self.config.poll_wait_s_max)
+        member.check_running()
+        ask = getattr(member.machine, "query", None)
+        if ask is None:
+            raise BadRequest(f"a {member.spec.machine} answers no queries")
+        try:
+            answer: bytes = ask(request)
+        except Reject as reject:
+            raise CommandRejected(reject) from None
+        return answer
+
+    async def _until(self, member: Member, condition: Callable[[], bool], wait_s: float) -> None:
+        with trio.move_on_after(min(wait_s, self.config.poll_wait_s_max)):
+            await self.system.wait(member, condition)
 
     async def snapshot(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Snapshot the named groups' members on this node (all of them by default); returns counts and bytes."""

@@ -22,7 +22,7 @@ from logyard.engine.errors import BadRequest, Busy, LogyardError
 from logyard.engine.transport.eager import EagerReads
 
 from .room import Room
-from .rpc_calls import Data, SystemPort, error_value, serve_call
+from .rpc_calls import Data, SystemPort, error_value, serve_call, submit_command
 
 if TYPE_CHECKING:
     from logyard.engine.transport.link import Stream, Write
@@ -203,7 +203,7 @@ class Connection:
         for frame in frames:
             held, self._reserved = self._reserved, 0
             if frame.type == wire.APPEND:
-                self._append(frame.request, frame.body, held)
+                self._append(frame.request, frame.flags, frame.body, held)
             else:
                 self._call(frame.request, frame.body, held)
 
@@ -221,15 +221,9 @@ class Connection:
         self._paused = False
         self.progress = trio.current_time()
 
-    def _append(self, request: int, body: bytes | memoryview, held: int) -> None:
-        size = len(body)
-        self._charge(request, size, held)
-        if size < wire.UID.size:
-            raise wire.ProtocolError("an APPEND begins with a group's uid")
-        try:
-            self.server.system.submit(wire.UID.unpack_from(body)[0], memoryview(body)[wire.UID.size :], self, request)
-        except LogyardError as error:
-            self.reply(request, 1, wire.pack(error_value(error)))
+    def _append(self, request: int, flags: int, body: bytes | memoryview, held: int) -> None:
+        self._charge(request, len(body), held)
+        submit_command(self.server.system, self, self._release, request, flags, body)
 
     def _call(self, request: int, body: bytes | memoryview, held: int) -> None:
         method, arguments = wire.decode_call(body)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from logyard.client import wire
 from logyard.engine.errors import BadRequest, LogyardError, UnknownGroup
 from logyard.engine.types import Buffer
 
@@ -29,14 +30,47 @@ class ReplySink(Protocol):
         """Status 0: the machine's reply; 1: a packed error. Called once, in a turn of the loop."""
 
 
+class Quiet:
+    """The sink of a command that its client wants no answer to: `settled` only gives its bytes back."""
+
+    __slots__ = ("_settled",)
+
+    def __init__(self, settled: Callable[[int], object]) -> None:
+        self._settled = settled
+
+    def reply(self, request: int, status: int, data: Buffer) -> None:
+        """Nobody is told."""
+        self._settled(request)
+
+
 class SystemPort(Protocol):
     """What the client door needs of a node; `service.node.Node` has it."""
 
     node_id: int
     cluster_id: str
 
-    def submit(self, uid: int, frame: memoryview, sink: ReplySink, request: int) -> None:
+    def submit(
+        self, uid: int, frame: memoryview, sink: ReplySink, request: int, *, early: bool = False, low: bool = False
+    ) -> None:
         """Queue a client frame; raises a `LogyardError` when it was not queued."""
+
+    async def open_session(self, name: str, session: int, client: int, ttl_ms: int) -> object:
+        """Begin a client's session in a group."""
+
+    async def close_session(self, name: str, session: int) -> object:
+        """End it."""
+
+    def heartbeat(self, client: int) -> object:
+        """A client is alive."""
+
+    async def session_reply(self, name: str, session: int, sequence: int, wait_s: float) -> bytes:
+        """What came of a session's frame, as this member applied it."""
+
+    async def wait_applied(self, name: str, index: int, term: int, wait_s: float) -> int:
+        """Until this member has applied an index."""
+
+    async def query(self, name: str, request: bytes, consistency: str, index: int) -> bytes:
+        """Ask a group's machine something."""
 
     def receiving(self) -> None:
         """Bytes of a connection are about to be handled."""
@@ -98,6 +132,28 @@ class SystemPort(Protocol):
         """Roles, indexes and sizes of groups."""
 
 
+def submit_command(
+    system: SystemPort, sink: ReplySink, settled: Callable[[int], object], request: int, flags: int, body: Buffer
+) -> None:
+    """An APPEND's body, as its flags want it. Raises `ProtocolError` for what is none; a refusal goes to its sink."""
+    if len(body) < wire.UID.size:
+        raise wire.ProtocolError("an APPEND begins with a group's uid")
+    uid, frame = wire.UID.unpack_from(body)[0], memoryview(body)[wire.UID.size :]
+    try:
+        if not flags:
+            system.submit(uid, frame, sink, request)
+            return
+        mode = flags & wire.REPLY_MODE
+        if flags & ~wire.APPEND_FLAGS or mode not in wire.REPLY_MODES:
+            raise wire.ProtocolError(f"an APPEND has no flags {flags:#x}")
+        if mode == wire.REPLY_NONE:
+            sink = Quiet(settled)
+        low = bool(flags & wire.LOW_PRIORITY)
+        system.submit(uid, frame, sink, request, early=mode == wire.REPLY_APPEND, low=low)
+    except LogyardError as error:
+        sink.reply(request, 1, wire.pack(error_value(error)))
+
+
 class Data(NamedTuple):
     """An answer with raw bytes."""
 
@@ -144,6 +200,13 @@ class Asked:
         if isinstance(value, bool):
             return value
         raise BadRequest(f"{key} is true or false")
+
+    def raw(self, key: str) -> bytes:
+        """Bytes."""
+        value = self._values.get(key)
+        if isinstance(value, bytes):
+            return value
+        raise BadRequest(f"{key} is bytes")
 
     def names(self, key: str) -> list[str]:
         """A list of group names."""
@@ -231,6 +294,34 @@ async def _truncate(system: SystemPort, asked: Asked) -> object:
     return await system.truncate(asked.text("name"), asked.number("before"))
 
 
+async def _session_open(system: SystemPort, asked: Asked) -> object:
+    session, client = asked.number("session", least=1), asked.number("client", least=1)
+    return await system.open_session(asked.text("name"), session, client, asked.number("ttl_ms", least=1))
+
+
+async def _session_close(system: SystemPort, asked: Asked) -> object:
+    return await system.close_session(asked.text("name"), asked.number("session", least=1))
+
+
+async def _heartbeat(system: SystemPort, asked: Asked) -> object:
+    return system.heartbeat(asked.number("client", least=1))
+
+
+async def _session_reply(system: SystemPort, asked: Asked) -> object:
+    session, sequence = asked.number("session", least=1), asked.number("sequence", least=1)
+    return await system.session_reply(asked.text("name"), session, sequence, asked.seconds("wait_s"))
+
+
+async def _wait_applied(system: SystemPort, asked: Asked) -> object:
+    index, term = asked.number("index"), asked.number("term", 0)
+    return await system.wait_applied(asked.text("name"), index, term, asked.seconds("wait_s"))
+
+
+async def _query(system: SystemPort, asked: Asked) -> object:
+    consistency, index = asked.text("consistency", "leader"), asked.number("index", 0)
+    return await system.query(asked.text("name"), asked.raw("request"), consistency, index)
+
+
 async def _snapshot(system: SystemPort, asked: Asked) -> object:
     return await system.snapshot(asked.optional_names("names"))
 
@@ -272,6 +363,12 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "read_body": _read_body,
         "latest": _latest,
         "truncate": _truncate,
+        "session_open": _session_open,
+        "session_close": _session_close,
+        "heartbeat": _heartbeat,
+        "session_reply": _session_reply,
+        "wait_applied": _wait_applied,
+        "query": _query,
         "snapshot": _snapshot,
         "compact": _compact,
         "members": _members,

@@ -148,6 +148,7 @@ class Member:
         "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
         "damaged", "snapshot_stored", "sessions", "system_queue", "kept", "version", "clock", "leading", "halt",
         "uploads", "left_out", "budget", "urgent", "guarded", "under_way", "lead_since",
+        "low", "low_waited", "early",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, budget: Budget) -> None:
@@ -186,6 +187,10 @@ class Member:
         # Frames of sessions are queued, and which of them are proposed and not answered (`intake`).
         self.guarded = False
         self.under_way: dict[tuple[int, int], Shared] | None = None
+        # Frames of low priority, and how many turns they have waited; frames to be answered when they are on disk here.
+        self.low: deque[Queued] | None = None
+        self.low_waited = 0
+        self.early: list[tuple[int, int, Queued]] | None = None
         # When this member began to lead, by the clock of `heartbeats`.
         self.lead_since = 0.0
         # Large payloads whose pieces no record owns yet.
@@ -240,7 +245,8 @@ class Member:
         self.urgent = False
         self.guarded = False
         own, self.system_queue = self.system_queue, None
-        for queued in (*(own or ()), *(queue or ())):
+        low, self.low = self.low, None
+        for queued in (*(own or ()), *(queue or ()), *(low or ())):
             queued.fail(error)
 
     def overwritten(self, index: int) -> None:

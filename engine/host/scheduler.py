@@ -160,6 +160,8 @@ class Scheduler:
         raft = member.raft
         if member.system_queue:
             self._propose_own(member)
+        if member.low:
+            intake.let_low(self.system, member)
         if member.queue:
             self._propose(member)
         ready = raft.ready()
@@ -238,6 +240,8 @@ class Scheduler:
                     queued.fail(error)
                 continue
             member.owe(index, raft.term, size, frames)
+            if member.early is not None:
+                intake.proposed(member, index, raft.term, frames)
             self.system.cache.keep(entry)
         member.queue = None
         member.urgent = False
@@ -334,6 +338,8 @@ class Scheduler:
                 continue
             if token is not None:
                 member.raft.on_persisted(*token)
+                if member.early:
+                    intake.durable(member)
             if after:
                 messages.extend(after)
             self.mark(member)

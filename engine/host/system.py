@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from .directory import Directory
 from .durability import Durability, metadata_bytes
 from .heartbeats import Heartbeats
 from .inbound import Inbound
+from .intake import Early
 from .leaderboard import Counters, Leaderboard
 from .member import DROP, RUNNING, Member, Queued, Sink
 from .pulse import Pulse
@@ -180,9 +182,20 @@ class System:
             raise UnknownGroup(f"no group {name!r} on node {self.node_id}", name=name)
         return member
 
-    def submit(self, uid: int, frame: memoryview, sink: Sink, request: int, *, reserved: bool = False) -> None:
+    def submit(
+        self,
+        uid: int,
+        frame: memoryview,
+        sink: Sink,
+        request: int,
+        *,
+        reserved: bool = False,
+        early: bool = False,
+        low: bool = False,
+    ) -> None:
         """Queue a client frame; its reply goes to `sink` when it is committed and applied. `reserved` ones free space:
-        they may use all of every budget.
+        they may use all of every budget. `early`: answered with (index, term) when it is on this node's disk. `low`:
+        it waits until no other frame of its group does.
 
         Raises `BadRequest`, `UnknownGroup`, `NotLeader`, `Busy`, `GroupStopped`; nothing was queued then.
         """
@@ -205,6 +218,11 @@ class System:
         queue = member.queue
         if queue is None:
             queue = member.new_queue()
+        if early:
+            sink = Early(sink)
+            member.early = member.early or []
+        if low:
+            member.low = queue = member.low or deque()
         queue.append(Queued(frame, sink, request, records))
         if session:
             member.guarded = True

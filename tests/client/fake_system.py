@@ -89,7 +89,9 @@ class FakeSystem:
             self.submitted += count
         return wire.REPLY.pack(first, count)
 
-    def submit(self, uid: int, frame: memoryview, sink: ReplySink, request: int) -> None:
+    def submit(
+        self, uid: int, frame: memoryview, sink: ReplySink, request: int, *, early: bool = False, low: bool = False
+    ) -> None:
         log = self.cluster.by_uid.get(uid)
         if log is None:
             raise UnknownGroup(f"no group {uid}")
