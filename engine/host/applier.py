@@ -15,7 +15,7 @@ from ..errors import Corrupt, LogyardError, NotLeader
 from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
 from . import effects, halt
 from .intake import answer
-from .member import HALTED, OK, Member, Owed, Queued
+from .member import DELETED, OK, RUNNING, Member, Owed, Queued
 from .sessions import CommandFault, OnEnd, apply_guarded, run_batch
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Applier:
         """Apply what is committed. Entries that left memory (a restart) are read back from segments."""
         raft = member.raft
         try:
-            if member.state == HALTED and not halt.resume(self.system, member):
+            if member.state != RUNNING and (member.state == DELETED or not halt.resume(self.system, member)):
                 return
             while raft.applied < raft.commit:
                 for entry in self.system.reader.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES):
@@ -51,6 +51,9 @@ class Applier:
                         self.system.departures.applied(member, before)
                     else:
                         raft.on_applied(entry.index)
+                        if member.state == DELETED:
+                            # What was proposed after its deletion is answered when the replica goes.
+                            return
         except Exception as error:
             self.system.stop_member(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
             return

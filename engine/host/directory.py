@@ -219,8 +219,9 @@ class Directory:
         """The replicated `delete` was applied: the group is gone on every member that gets here, and on every other as
         soon as it speaks or is told. Returns the reply.
 
-        Not at once: the turn that applies it has to answer the client first.
+        Nothing after it is applied; the replica goes when the turn that applies it has answered the client.
         """
+        member.state = DELETED
         log.info("group %s is deleted by entry %d", member.spec.name, index)
         self.system.nursery.start_soon(self.delete, [member.uid])
         return b""

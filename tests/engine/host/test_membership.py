@@ -255,6 +255,31 @@ async def test_deletion_is_a_command_and_reaches_who_was_away(tmp_path: Path) ->
             assert not c.system(number).members
 
 
+async def test_nothing_is_done_after_a_deletion(tmp_path: Path) -> None:
+    """A command of the same turn, behind the deletion: it must not be answered as done."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        outcomes: list[str] = []
+
+        async def append() -> None:
+            try:
+                await c.append(1, [(b"", b"late")])
+                outcomes.append("done")
+            except LogyardError as error:
+                outcomes.append(error.code)
+
+        system, member = c.system(1), c.member(1)
+        system.scheduler.hold()
+        system.propose(member, "delete")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(append)
+            await trio.testing.wait_all_tasks_blocked()
+            system.scheduler.release()
+        assert outcomes in (["unknown"], ["group_stopped"])
+        assert member.machine.end == 0  # type: ignore[attr-defined]
+        await until(lambda: not any(c.system(number).members for number in c.ids))
+
+
 async def test_a_deletion_that_only_a_follower_applied_is_finished_by_the_next_leader(tmp_path: Path) -> None:
     """The leader dies after its command is committed and before anybody is told."""
     async with cluster(tmp_path) as c:
