@@ -158,6 +158,8 @@ class Directory:
             known = system.names.get(spec.name)
             if known is not None and known != spec.uid:
                 raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
+            if known is None and spec.uid in system.members:
+                raise GroupExists(f"the number of {spec.name!r} is another group's", name=spec.name)
             if (
                 known is None
                 and spec.uid not in self.deleted
@@ -258,11 +260,25 @@ class Directory:
     ) -> None:
         error = None
         try:
+            for spec in specs:
+                self._check_foreign(spec)
             await self._store(specs, admitted)
         except LogyardError as refused:
             error = str(refused)
         if request and (last or error):
             self.system.peers.send_blob(node, DEFINED, request, {"error": error})
+
+    def _check_foreign(self, spec: Spec) -> None:
+        """Raise a `LogyardError` unless this node can make the group of another node's definition. Once it is durable
+        it is too late: no start would get past a machine that cannot be made."""
+        if not spec.voters or len(set(spec.voters)) < len(spec.voters) or not all(0 < n < 1 << 32 for n in spec.voters):
+            raise BadRequest(f"group {spec.name!r} has no sound list of members: {list(spec.voters)}")
+        try:
+            self.system.create_machine(spec.machine, spec.arguments)
+        except LogyardError:
+            raise
+        except Exception as error:
+            raise BadRequest(f"group {spec.name!r}: its machine cannot be made: {error!r}") from error
 
     def _round(self, nodes: set[int]) -> _Round:
         self._next += 1

@@ -15,6 +15,7 @@ from ..entry import verify_bodies
 from ..errors import LogyardError
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, Message
+from .blob_shapes import check_shape
 from .versions import MACHINE_VERSIONS
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Inbound:
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
         """Typed requests beside the consensus stream: group definitions and snapshot transfers."""
+        check_shape(kind, header)
         try:
             if kind < SNAPSHOT_OFFER:
                 self.system.directory.on_blob(node, kind, request, header)

@@ -251,6 +251,9 @@ class Snapshots:
             log.warning("node %d sent more of snapshot transfer %d than was agreed", node, request)
 
     async def _receive(self, node: int, request: int, header: Mapping[str, Any], data: bytes | memoryview) -> None:
+        if (node, -request) in self._channels:
+            log.warning("node %d offered snapshot transfer %d twice", node, request)
+            return
         send, receive = trio.open_memory_channel[tuple[int, Mapping[str, Any], bytes | memoryview]](64)
         self._channels[node, -request] = send
         error = ""

@@ -155,7 +155,7 @@ class Raft:
                 return
             if kind == APPEND:
                 if self.role != FOLLOWER:
-                    assert self.role != LEADER, f"two leaders in term {m.term}: {self.node} and {m.sender}"
+                    dispatch.doubt_sender(self, m)
                     election.follow(self, m.term, m.sender)
                 replication.on_append(self, m)
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errors import BadRequest
 from . import election, membership, reads, replication
 from .messages import (
     APPEND,
@@ -63,7 +64,7 @@ def settle(raft: Raft, m: Message) -> None:
         replication.on_append(raft, m)
     elif kind == READ:
         if raft.role != FOLLOWER:
-            assert raft.role != LEADER, f"two leaders in term {m.term}: {raft.node} and {m.sender}"
+            doubt_sender(raft, m)
             election.follow(raft, term, m.sender)
         reads.on_read(raft, m)
     elif kind == READ_REPLY:
@@ -73,6 +74,15 @@ def settle(raft: Raft, m: Message) -> None:
         election.on_timeout_now(raft)
     elif kind == LEADER_GONE:
         election.on_leader_gone(raft, m)
+
+
+def doubt_sender(raft: Raft, m: Message) -> None:
+    """Before `m.sender` is followed: raise `BadRequest` if another node leads this term, which only a lie explains.
+
+    The host closes the connection that the message came by; nothing has been changed yet.
+    """
+    if raft.leader and raft.leader != m.sender:
+        raise BadRequest(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
 
 
 def _stale(raft: Raft, m: Message) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import NotLeader
+from ..errors import BadRequest, NotLeader
 from .messages import READ, READ_REPLY, Message
 from .quorum import has_quorum
 from .state import LEADER
@@ -98,7 +98,8 @@ def tick(raft: Raft, reads: Reads) -> None:
 def on_read(raft: Raft, m: Message) -> None:
     """A follower confirms that it knows of no later term."""
     if raft.leader != m.sender:
-        assert not raft.leader, f"two leaders in term {m.term}: {raft.leader} and {m.sender}"
+        if raft.leader:
+            raise BadRequest(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
         raft.leader = m.sender
         raft.changed = raft.dirty = True
     raft.elapsed = 0

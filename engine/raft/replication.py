@@ -302,7 +302,8 @@ def on_append(raft: Raft, m: Message) -> None:
     elif m.last > prev:
         return
     if raft.leader != m.sender:
-        assert not raft.leader, f"two leaders in term {m.term}: {raft.leader} and {m.sender}"
+        if raft.leader:
+            raise BadRequest(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
         raft.leader = m.sender
         raft.transfer_sent = False
         raft.changed = raft.dirty = True
@@ -377,7 +378,9 @@ def _reconcile(raft: Raft, m: Message, prev: int, end: int) -> Sequence[Entry] |
 def overwrite(raft: Raft, from_index: int) -> None:
     """Drop entries >= `from_index`: another leader's take their place. What is under way to the disk of them counts
     for nothing."""
-    assert from_index > raft.commit, f"entry {from_index} is committed (commit {raft.commit}) and would be overwritten"
+    if from_index <= raft.commit:
+        # No leader of ours lacks a committed entry (paper 5.4.3): the sender lies.
+        raise BadRequest(f"entry {from_index} is committed (commit {raft.commit}) and would be overwritten")
     raft.log.truncate(from_index)
     void(raft, from_index)
     membership.revert(raft, from_index)

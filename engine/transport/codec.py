@@ -162,6 +162,7 @@ def _decode_entries(
     for kind, flags, _, n, uid, term, index, log_term, commit, context, first, last in MESSAGE.iter_unpack(table):
         own: list[Entry] | None = [] if kind == APPEND else None
         used += n
+        low = log_term
         if used > entries or (n and kind != APPEND) or (kind == APPEND and first and last - first + 1 != n):
             raise BadRequest("a message's entries do not add up")
         for number in range(first, first + n):
@@ -170,6 +171,9 @@ def _decode_entries(
             data_at += length
             if entry.index != number or entry_flags not in (0, TOMBSTONE):
                 raise BadRequest(f"entry {entry.index} with flags {entry_flags} came where {number} belongs")
+            if not low <= entry.term <= term:
+                raise BadRequest(f"entry {number} of term {entry.term} in a message of term {term}, after term {low}")
+            low = entry.term
             if entry_flags:
                 if not tombstone or size:
                     raise BadRequest("a tombstone without its release index, or with a body")
