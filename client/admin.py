@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from .board import Board, merge_board, standings
 from .errors import BadRequest, LogyardError, NotLeader, UnknownGroup
 
 T = TypeVar("T")
@@ -23,33 +24,8 @@ STATUS_PATIENCE_S = 3.0
 """A status report does not wait for a dead node as long as a command would."""
 
 
-class Standing(NamedTuple):
-    """One group as a node's tables have it: no group was asked. `leader` 0: none known.
-
-    `since_ms` is the answering node's wall clock when it learned of the leader; `role` and `state` are those of the
-    answering node's member; `outgoing` is the other half of a joint configuration.
-    """
-
-    name: str
-    uid: int
-    leader: int
-    term: int
-    since_ms: int
-    role: str
-    state: str
-    voters: tuple[int, ...]
-    learners: tuple[int, ...]
-    outgoing: tuple[int, ...]
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Everyone who holds a copy."""
-        return tuple(sorted({*self.voters, *self.learners, *self.outgoing}))
-
-
-Board: TypeAlias = list[Standing]
-"""Standings by name. (Inside the verbs' classes `list` is a verb.)"""
 Rows: TypeAlias = list[dict[str, Any]]
+"""(Inside the verbs' classes `list` is a verb.)"""
 Nodes: TypeAlias = list[int]
 
 
@@ -134,31 +110,10 @@ def merge_groups(rows_by_node: Iterable[Sequence[dict[str, Any]]]) -> list[dict[
     return [merged[name] for name in sorted(merged)]
 
 
-def standings(value: Any) -> list[Standing]:
-    """The rows of a ``board`` answer."""
-    return [Standing(*row[:7], *(tuple(nodes) for nodes in row[7:10])) for row in value]
-
-
-def board_call(node: int, after: str) -> Call[list[Standing]]:
+def board_call(node: int, after: str) -> Call[Board]:
     """The groups of one node behind the name `after`, a bounded number."""
     arguments: dict[str, object] = {"after": after or " ", "limit": BOARD_ROWS}
     return Call("board", arguments, standings, nodes=(node,), pinned=True)
-
-
-def merge_board(boards: Iterable[Iterable[Standing]]) -> list[Standing]:
-    """One row a group, by name: its leader's own, in the newest term; without one, that of who knows most."""
-    merged: dict[str, Standing] = {}
-    for rows in boards:
-        for row in rows:
-            known = merged.get(row.name)
-            if known is None or _weight(row) > _weight(known):
-                merged[row.name] = row
-    return [merged[name] for name in sorted(merged)]
-
-
-def _weight(row: Standing) -> tuple[bool, int, bool]:
-    # A stopped leader's row is its last word, not the group's.
-    return (row.role == "leader" and row.state == "running", row.term, bool(row.leader))
 
 
 def unreached(node: int, error: LogyardError) -> dict[str, Any]:
@@ -283,6 +238,20 @@ class AsyncVerbs(ABC):
             except LogyardError:
                 missing.append(node)
         return merge_board(boards), missing
+
+    async def campaign(self, name: str, node: int) -> None:
+        """Let the group's member on `node` ask to lead; who hears a live leader denies it."""
+        await self.run(call_node("campaign", node, name=name))
+
+    async def force_shrink(self, name: str, node: int) -> int:
+        """Make the member on `node` the group's only one: only when its quorum is gone for good. What the others
+        committed and it does not have is lost, and they must never come back. Returns the configuration's index."""
+        found: int = await self.run(call_node("force_shrink", node, name=name))
+        return found
+
+    async def skip(self, name: str, index: int, ordinal: int) -> None:
+        """Leave out the command that halted the group's machine, on every member."""
+        await self.run(call_leader("skip", name, index=index, ordinal=ordinal))
 
     async def key_metrics(self, names: Sequence[str], node: int) -> Rows:
         """Roles, indexes and sizes of groups on node `node`, in whatever state they are there."""
@@ -412,6 +381,19 @@ class SyncVerbs(ABC):
             except LogyardError:
                 missing.append(node)
         return merge_board(boards), missing
+
+    def campaign(self, name: str, node: int) -> None:
+        """See `AsyncVerbs.campaign`."""
+        self.run(call_node("campaign", node, name=name))
+
+    def force_shrink(self, name: str, node: int) -> int:
+        """See `AsyncVerbs.force_shrink`."""
+        found: int = self.run(call_node("force_shrink", node, name=name))
+        return found
+
+    def skip(self, name: str, index: int, ordinal: int) -> None:
+        """See `AsyncVerbs.skip`."""
+        self.run(call_leader("skip", name, index=index, ordinal=ordinal))
 
     def key_metrics(self, names: Sequence[str], node: int) -> Rows:
         """See `AsyncVerbs.key_metrics`."""

@@ -218,7 +218,7 @@ class Leave:
 
 
 def affected(goal: Goal, rows: Sequence[Any]) -> list[str]:
-    """The groups, of all there are, that a goal concerns. `rows` are `client.admin.Standing`s."""
+    """The groups, of all there are, that a goal concerns. `rows` are `client.board.Standing`s."""
     match goal:
         case Add():
             chosen = [row for row in rows if goal.node not in row.voters]

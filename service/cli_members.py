@@ -17,8 +17,8 @@ from .cli_logs import TIMEOUT, opened, servers_option, tls_config
 from .cli_output import Output, json_option
 
 if TYPE_CHECKING:
-    from logyard.client.admin import Standing
     from logyard.client.aio import Yard
+    from logyard.client.board import Standing
 
     from .admin_plan import Goal, Targets
     from .admin_run import Pace, Report
@@ -306,7 +306,7 @@ def replace(
     if old == new:
         raise click.UsageError("--node and --with are the same node")
     work = Work(names, everything or not names, pace, servers, output)
-    change_members(work, f"replace node {old} with {new}", Replace(old, new))
+    change_members(work, f"replace node {old} with {new}", Replace(old, new, joint=True))
 
 
 @click.command()
@@ -336,7 +336,7 @@ def drain(node: int, memberships: bool, new: int | None, pace: Pace, servers: li
         cluster.targets.counts.pop(node, None)
         fields = await pursue(cluster, work, Leave(node), f"leaderships off node {node}")
         if new is not None:
-            moved = await pursue(cluster, work, Replace(node, new), f"memberships to node {new}")
+            moved = await pursue(cluster, work, Replace(node, new, joint=True), f"memberships to node {new}")
             fields |= {"members": moved, "ok": fields["ok"] and moved["ok"]}
         board, _ = await cluster.yard.leaders()
         led = [row.name for row in board if row.leader == node]

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from logyard.client.admin import Standing, standings
+from logyard.client.board import Standing, standings
 from logyard.client.records import Page, Record
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig

@@ -21,6 +21,7 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import FRAME_BYTES
 from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, Refused
+from logyard.engine.host import halt
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.intake import CommandRejected
 from logyard.engine.host.member import Member, Sink
@@ -297,6 +298,13 @@ class Node:
     async def force_shrink(self, name: str) -> int:
         """Make this node's member the only one of a group that lost its quorum for good; see `System.force_shrink`."""
         return await self.system.force_shrink(name)
+
+    async def skip(self, name: str, index: int, ordinal: int) -> None:
+        """Leave out the command that halted the group's machine, on every member; returns when it is. On the leader
+        only; raises `NotLeader`, `Refused`, `Rejected`."""
+        sink = Answer()
+        halt.request(self.system, self.system.member(name), index, ordinal, sink)
+        await sink.wait()
 
     def board(self, after: str, limit: int) -> list[list[Any]]:
         """Who leads what, as this node's tables have it; never waits."""

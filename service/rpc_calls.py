@@ -15,6 +15,8 @@ from logyard.engine.errors import BadRequest, LogyardError, UnknownGroup
 from logyard.engine.types import Buffer
 
 NAMES_MAX = 4096
+CHANGES_MAX = 128
+"""Members of a group, leaving and coming."""
 NUMBER_MAX = (1 << 63) - 1
 WAIT_S_MAX = 60.0
 BOARD_ROWS = 2000
@@ -122,6 +124,18 @@ class SystemPort(Protocol):
     async def change_members(self, name: str, change: str, node: int) -> object:
         """Add or remove a member."""
 
+    async def change_membership(self, name: str, changes: Sequence[tuple[str, int]]) -> object:
+        """Changes (kind, node) that take effect together."""
+
+    def campaign(self, name: str) -> object:
+        """Let this node's member ask to lead."""
+
+    async def force_shrink(self, name: str) -> object:
+        """Make this node's member the only one."""
+
+    async def skip(self, name: str, index: int, ordinal: int) -> object:
+        """Leave out a command that a machine failed at."""
+
     def status(self) -> dict[str, Any]:
         """Counters and sizes."""
 
@@ -214,6 +228,15 @@ class Asked:
         if isinstance(value, list) and len(value) <= NAMES_MAX and all(isinstance(name, str) for name in value):
             return value
         raise BadRequest(f"{key} is a list of at most {NAMES_MAX} names")
+
+    def changes(self, key: str) -> list[tuple[str, int]] | None:
+        """A list of (kind, node), or None."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, list) and len(value) <= CHANGES_MAX and all(map(_is_change, value)):
+            return [(kind, node) for kind, node in value]
+        raise BadRequest(f"{key} is a list of at most {CHANGES_MAX} pairs of a kind and a node")
 
     def optional_names(self, key: str) -> list[str] | None:
         """A list of group names, or None for all."""
@@ -331,7 +354,10 @@ async def _compact(system: SystemPort, asked: Asked) -> object:
 
 
 async def _members(system: SystemPort, asked: Asked) -> object:
-    return await system.change_members(asked.text("name"), asked.text("change"), asked.number("node", least=1))
+    name, changes = asked.text("name"), asked.changes("changes")
+    if changes is not None:
+        return await system.change_membership(name, changes)
+    return await system.change_members(name, asked.text("change"), asked.number("node", least=1))
 
 
 async def _transfer(system: SystemPort, asked: Asked) -> object:
@@ -342,12 +368,34 @@ async def _status(system: SystemPort, asked: Asked) -> object:
     return system.status()
 
 
+def _is_change(pair: object) -> bool:
+    return (
+        isinstance(pair, list)
+        and len(pair) == 2
+        and isinstance(pair[0], str)
+        and type(pair[1]) is int
+        and 0 < pair[1] <= NUMBER_MAX
+    )
+
+
 async def _board(system: SystemPort, asked: Asked) -> object:
     return system.board(asked.text("after", " "), min(asked.number("limit", BOARD_ROWS, least=1), BOARD_ROWS))
 
 
 async def _key_metrics(system: SystemPort, asked: Asked) -> object:
     return system.key_metrics(asked.names("names"))
+
+
+async def _campaign(system: SystemPort, asked: Asked) -> object:
+    return system.campaign(asked.text("name"))
+
+
+async def _force_shrink(system: SystemPort, asked: Asked) -> object:
+    return await system.force_shrink(asked.text("name"))
+
+
+async def _skip(system: SystemPort, asked: Asked) -> object:
+    return await system.skip(asked.text("name"), asked.number("index", least=1), asked.number("ordinal"))
 
 
 Handler: TypeAlias = Callable[[SystemPort, Asked], Awaitable[object]]
@@ -376,6 +424,9 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "status": _status,
         "board": _board,
         "key_metrics": _key_metrics,
+        "campaign": _campaign,
+        "force_shrink": _force_shrink,
+        "skip": _skip,
     }
 )
 

@@ -119,7 +119,7 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
 
 
 def board_rows(system: System, after: str, limit: int) -> list[list[Any]]:
-    """At most `limit` groups of this node by name, those behind `after`: see `client.admin.Standing` for the columns.
+    """At most `limit` groups of this node by name, those behind `after`: see `client.board.Standing` for the columns.
 
     From this node's own tables: no group is asked, whatever state it is in.
     """

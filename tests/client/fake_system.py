@@ -213,6 +213,34 @@ class FakeSystem:
             members.remove(node)
         return None
 
+    async def change_membership(self, name: str, changes: Sequence[tuple[str, int]]) -> object:
+        for change, node in changes:
+            await self.change_members(name, change, node)
+        return None
+
+    def campaign(self, name: str) -> object:
+        self._log(name).leader = self.node_id
+        return None
+
+    async def force_shrink(self, name: str) -> object:
+        self._log(name).members[:] = [self.node_id]
+        return 7
+
+    async def skip(self, name: str, index: int, ordinal: int) -> object:
+        return [self._read(name, "leader").uid, index, ordinal]
+
+    def board(self, after: str, limit: int) -> list[list[Any]]:
+        names = sorted(name for name in self.cluster.logs if name > after and self.node_id in self._log(name).members)
+        return [
+            [name, log.uid, log.leader, 1, 5, "leader" if log.leader == self.node_id else "follower", "running",
+             log.members, [], []]
+            for name in names[:limit]
+            if (log := self.cluster.logs[name])
+        ]  # fmt: skip
+
+    def key_metrics(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        return [self.describe(name) for name in names]
+
     def status(self) -> dict[str, Any]:
         return {"node": self.node_id, "groups": len(self.cluster.logs), "odd": {1, 2}}
 

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from logyard.client.admin import Standing
+from logyard.client.board import Standing
 from logyard.client.sync import Yard, connect_sync
 from logyard.service.cli import cli
 from logyard.service.local_cluster import LocalCluster
@@ -66,6 +67,11 @@ def voters(yard: Yard, prefix: str) -> set[tuple[int, ...]]:
     return {row.voters for row in board(yard, prefix).values()}
 
 
+def holds(yard: Yard, name: str, end: int) -> bool:
+    """Whether node 4 has all records."""
+    return yard.log(name).latest(node=4)[1] == end
+
+
 def remove_all(yard: Yard, names: list[str]) -> None:
     for name in names:
         yard.delete(name)
@@ -90,7 +96,7 @@ def test_a_replacement_killed_in_the_middle_goes_on(cluster: LocalCluster, ask: 
     assert found["groups"] == found["done"] + found["skipped"]
     assert voters(yard, "kill") == {(1, 2, 4)}
     for name in names:
-        assert reach(lambda name=name: yard.log(name).latest(node=4)[1] == 2)
+        assert reach(partial(holds, yard, name, 2))
         assert yard.log(name).read(0, node=4).payload == name.encode()
     assert ask("members", "replace", "--node", "3", "--with", "4")["groups"] == 0
     remove_all(yard, names)
@@ -193,6 +199,18 @@ def test_watching(cluster: LocalCluster, ask: Ask) -> None:
     assert process.returncode == 0
 
 
+def test_campaigning(ask: Ask, yard: Yard) -> None:
+    names = make(yard, "camp", 1)
+    leader = board(yard, "camp")[names[0]].leader
+    assert ask("campaign", names[0], "--node", str(leader))["leader"] == leader
+    # The others hear a leader and deny it.
+    other = leader % 3 + 1
+    assert ask("campaign", names[0], "--node", str(other), "--wait", "0.3", code=1)["leader"] in (0, leader)
+    assert ask("campaign", "absent", "--node", "1", code=1)["error"]["code"] == "unknown_group"
+    assert ask("skip", names[0], "--index", "1", "--ordinal", "0", code=1)["error"]["code"] == "refused"
+    remove_all(yard, names)
+
+
 def test_a_dead_node_is_replaced(cluster: LocalCluster, ask: Ask, yard: Yard) -> None:
     names = make(yard, "dead", 10)
     for name in names[:5]:
@@ -207,6 +225,29 @@ def test_a_dead_node_is_replaced(cluster: LocalCluster, ask: Ask, yard: Yard) ->
         assert voters(yard, "dead") == {(1, 2, 4)}
         for name in names:
             assert yard.log(name).append(b"", b"more") == 1
-            assert reach(lambda name=name: yard.log(name).latest(node=4)[1] == 2)
+            assert reach(partial(holds, yard, name, 2))
     finally:
         cluster.restart(3)
+
+
+def test_a_log_whose_quorum_is_lost_is_shrunk_by_force(cluster: LocalCluster, ask: Ask, yard: Yard) -> None:
+    names = make(yard, "lost", 2, (1, 2, 3))
+    assert ask("members", "show", names[0])["members"] == [1, 2, 3]
+    for name in names:
+        yard.transfer(name, 1)
+    words = ["force-shrink", names[0], "--node", "1"]
+    assert CliRunner().invoke(cli, [*words, "--servers", cluster.addresses[0]]).exit_code == 2, "not without the flag"
+    cluster.kill9(2, 3)
+    try:
+        assert ask(*words, "--yes-the-quorum-is-lost")["index"] > 1
+        log = yard.log(names[0])
+        assert log.append(b"", b"after") == 1
+        assert log.read(0).payload == names[0].encode()
+        assert ask("members", "add", names[0], "--node", "4")["done"] == 1
+        assert board(yard, "lost")[names[0]].voters == (1, 4)
+        assert reach(partial(holds, yard, names[0], 2))
+    finally:
+        cluster.restart(2)
+        cluster.restart(3)
+    # The other log was left alone, and goes on with its quorum.
+    assert yard.log(names[1]).append(b"", b"more") == 1

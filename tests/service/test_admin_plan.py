@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from logyard.client.admin import Standing
+from logyard.client.board import Standing
 from logyard.service.admin_plan import (
     CHANGE,
     DONE,
@@ -67,7 +67,8 @@ def applied(found: View, step: Step) -> View:
 
 
 def pursue(goal: Goal, start: View, live: Sequence[int] = ALL) -> tuple[View, list[Step]]:
-    found, steps = start, []
+    found = start
+    steps: list[Step] = []
     while (step := goal.step(found, targets(live))).kind != DONE:
         assert step.kind in (CHANGE, TRANSFER) and len(steps) < 8, step
         steps.append(step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from logyard.client.admin import Standing, merge_board, standings
+from logyard.client.board import Standing, merge_board, standings
 from logyard.engine.host.leaderboard import STALE_MIN, Leaderboard
 from logyard.engine.host.leaderboard import Standing as Row
 from logyard.machines.log import AppendLog

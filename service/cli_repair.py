@@ -1,0 +1,97 @@
+"""The verbs for a log that does not go on by itself: campaign, skip, force-shrink. Registered by `service.cli`."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import click
+
+from .cli_logs import opened, servers_option
+from .cli_output import Output, json_option
+
+NODE = click.IntRange(min=1)
+LOOK_S = 0.05
+
+
+@click.command()
+@click.argument("name")
+@click.option("--node", type=NODE, required=True, help="The member that shall ask to lead.")
+@click.option(
+    "--wait", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds to wait until it leads."
+)
+@servers_option
+@json_option
+def campaign(name: str, node: int, wait: float, servers: list[str], output: Output) -> None:
+    """Let a log's member ask to lead now. Exit 1 if it does not lead in the end.
+
+    While the others hear a leader they deny it: "transfer" moves a leadership that works.
+
+    \b
+    Example:
+      logyard campaign orders --node 2
+    """
+    with opened(servers) as yard:
+        yard.campaign(name, node)
+        pause, deadline = threading.Event().wait, time.monotonic() + wait
+        while True:
+            (row,) = yard.key_metrics([name], node)
+            if row["leader"] == node or time.monotonic() >= deadline:
+                break
+            pause(LOOK_S)
+    fields = {"ok": row["leader"] == node, "log": name, "node": node, "leader": row["leader"], "term": row["term"]}
+    if not fields["ok"]:
+        output.say(f"node {node} does not lead {name}; node {row['leader'] or 'unknown'} does")
+    output.result(fields, f"{name} is led by node {node}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--index", type=click.IntRange(min=1), required=True, help="The entry that could not be applied.")
+@click.option("--ordinal", type=click.IntRange(min=0), required=True, help="The command's number in it.")
+@servers_option
+@json_option
+def skip(name: str, index: int, ordinal: int, servers: list[str], output: Output) -> None:
+    """Leave out the command that a machine failed at, on every member; "describe" names it.
+
+    \b
+    Example:
+      logyard skip orders --index 812 --ordinal 0
+    """
+    with opened(servers) as yard:
+        yard.skip(name, index, ordinal)
+    output.result(
+        {"ok": True, "log": name, "index": index, "ordinal": ordinal}, f"{name} goes on without ({index}, {ordinal})"
+    )
+
+
+@click.command("force-shrink")
+@click.argument("name")
+@click.option("--node", type=NODE, required=True, help="The member that becomes the only one.")
+@click.option("--yes-the-quorum-is-lost", "sure", is_flag=True, help="The others are gone for good, and wiped.")
+@servers_option
+@json_option
+def force_shrink(name: str, node: int, sure: bool, servers: list[str], output: Output) -> None:
+    """Make one member the only one of a log whose quorum is gone for good. What it does not have is lost.
+
+    The others must never start again with their old data.
+
+    \b
+    Example:
+      logyard force-shrink orders --node 2 --yes-the-quorum-is-lost
+    """
+    if not sure:
+        raise click.UsageError(
+            f"what the other members of {name} committed and node {node} does not have would be lost: "
+            "give --yes-the-quorum-is-lost if they are gone for good"
+        )
+    with opened(servers) as yard:
+        index = yard.force_shrink(name, node)
+    output.result(
+        {"ok": True, "log": name, "node": node, "index": index}, f"{name} has one member, node {node}; add others"
+    )
+
+
+def commands() -> list[click.Command]:
+    """The verbs of this module."""
+    return [campaign, skip, force_shrink]
