@@ -125,7 +125,7 @@ class SystemConfig:
     )
     append_inflight_messages: int = _limit(64, 1, 4096, "The same window in messages, for small entries.")
     follower_inflight_bytes: int = _limit(
-        64 * MIB,
+        48 * MIB,
         MIB,
         4 * GIB,
         "Sent to one node and not acknowledged, all groups together; above it that node is served as it answers, "
@@ -263,6 +263,7 @@ class SystemConfig:
         self._not_above("group_inflight_bytes", "node_inflight_bytes")
         self._not_above("append_bytes_max", "append_inflight_bytes")
         self._not_above("append_bytes_max", "follower_inflight_bytes")
+        self._not_above("follower_inflight_bytes", "peer_queue_bytes")
         self._not_above("payload_cache_bytes", "node_memory_bytes")
         self._not_above("append_bytes_max", "peer_frame_bytes")
         self._not_above("peer_frame_bytes", "peer_queue_bytes")

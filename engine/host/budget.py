@@ -110,17 +110,19 @@ class Drain:
 
 
 class Budget:
-    """The books of one node. `inflight` counts what is queued or proposed and not answered, all groups; `receiving()`
-    gives what the client door has allocated for frames that are not complete; who opens a door sets it."""
+    """The books of one node. `inflight` counts what is queued or proposed and not answered, all groups; `queued`
+    is the part of it that waits for its turn. `receiving()` gives what the client door has allocated for frames that
+    are not complete; who opens a door sets it."""
 
     __slots__ = (
-        "inflight", "settled", "receiving", "full", "_system", "_most", "_whole", "_admitted",
+        "inflight", "queued", "settled", "receiving", "full", "_system", "_most", "_whole", "_admitted",
         "_drain", "_clock",
     )  # fmt: skip
 
     def __init__(self, system: System, clock: Callable[[], float] = time.monotonic) -> None:
         config = system.config
         self.inflight = 0
+        self.queued = 0
         self.settled = 0
         self.receiving: Callable[[], int] = _nothing
         # The memory is full, as of the last look.
@@ -147,7 +149,8 @@ class Budget:
             if held + size > limits.node:
                 self._refuse(NODE, held + size - limits.node, size)
             durability = self._system.durability
-            queued = durability.bytes + durability.writing_bytes
+            # What is proposed in this turn comes to the disk with it.
+            queued = durability.bytes + durability.writing_bytes + self.queued
             if queued and queued + size > limits.wal_queue:
                 self._refuse(WAL_QUEUE, queued + size - limits.wal_queue, size)
             self._admitted += size
@@ -160,6 +163,7 @@ class Budget:
         if raft.commit > raft.applied and apply_lag(member) > limits.apply:
             self._refuse(APPLY, size, size)
         self.inflight = held + size
+        self.queued += size
 
     def settle(self, size: int) -> None:
         """A frame of `size` bytes was answered."""

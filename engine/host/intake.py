@@ -135,6 +135,7 @@ def admit(system: System, member: Member) -> bool:
             fresh.append(queued._replace(sink=shared))
             continue
         member.queue_bytes -= len(queued.frame)
+        member.budget.queued -= len(queued.frame)
         member.budget.settle(len(queued.frame))
         if reply is not None:
             answer(queued, reply)

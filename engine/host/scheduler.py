@@ -228,6 +228,7 @@ class Scheduler:
                 size += len(queued.frame)
                 records += queued.records
             member.queue_bytes -= size
+            member.budget.queued -= size
             index = raft.log.last_index + 1
             entry = build_commands(member.uid, index, raft.term, now, [queued.frame for queued in frames])
             try:

@@ -3,6 +3,7 @@ answered, and nobody starves."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import trio.testing
 from logyard.client import wire
 from logyard.client.aio import connect
 from logyard.engine.config import SystemConfig
-from logyard.service.local_cluster import LocalNode, format_config, free_ports
+from logyard.service.local_cluster import LocalCluster, LocalNode, format_config, free_ports
 from logyard.service.room import Room
 from tests.service.test_rpc import Raw, append, start
 
@@ -212,3 +213,62 @@ def test_two_hundred_clients_with_4_mib_commands_on_a_slow_disk(tmp_path: Path) 
         # The budgets were used up, and small questions were answered all the while.
         assert sum(status["busy"].values()) > 0
         assert len(calls) > 10 and max(calls) < 10
+
+
+@pytest.mark.timeout(120)
+def test_a_stopped_process_costs_its_leader_no_memory_and_catches_up(tmp_path: Path) -> None:
+    size, per_log, names = 64 * KIB, 200, [f"log-{number}" for number in range(16)]
+    limits = {
+        "follower_inflight_bytes": 4 * MIB, "peer_queue_bytes": 16 * MIB, "payload_cache_bytes": 8 * MIB,
+        "wal_file_bytes": 16 * MIB, "wal_unflushed_bytes_max": 128 * MIB, "node_inflight_bytes": 16 * MIB,
+        "group_inflight_bytes": 4 * MIB, "append_bytes_max": 256 * KIB, "append_inflight_bytes": MIB,
+        "node_memory_bytes": 96 * MIB, "migrate_dead_ratio": 1.0,
+    }  # fmt: skip
+    # The cache, the window, what is proposed, metadata; and as much again for what an allocator keeps.
+    total, bound = size * per_log * len(names), 48 * MIB
+    with LocalCluster(tmp_path, limits=limits) as nodes:
+        nodes.start()
+        processes = {number: node.process for number, node in nodes.nodes.items()}
+        stopped = processes[3]
+        assert stopped is not None
+
+        async def load() -> int:
+            body = bytes(range(256)) * (size // 256)
+            pulled: list[dict[str, Any]] = []
+            async with connect(nodes.addresses, timeout=60) as yard:
+                await yard.create_many(names)
+                for name in names:
+                    if (await yard.locate(name))["leader"] != 1:
+                        await yard.transfer(name, 1)
+                leader = processes[1]
+                assert leader is not None
+                base = resident(leader.pid, "VmRSS")
+                stopped.send_signal(signal.SIGSTOP)
+                try:
+
+                    async def write(name: str) -> None:
+                        log = yard.log(name)
+                        for number in range(per_log):
+                            await log.append(b"%d" % number, body)
+                            if number == per_log // 2:
+                                rows = (await yard.status(1))["followers"]
+                                pulled.extend(row for row in rows if row["node"] == 3 and row["pulling"])
+
+                    async with trio.open_nursery() as writers:
+                        for name in names:
+                            writers.start_soon(write, name)
+                    peak = resident(leader.pid, "VmHWM")
+                finally:
+                    stopped.send_signal(signal.SIGCONT)
+                with trio.fail_after(60):
+                    for name in names:
+                        while (await yard.describe(name, node=3)).get("end") != per_log:
+                            await trio.sleep(0.05)
+                assert await yard.log(names[0]).read_body(per_log - 1, node=3) == body
+                assert resident(leader.pid, "VmHWM") - base < bound, "catching up costs nothing"
+                assert pulled, "node 3 was seen pulling"
+                return peak - base
+
+        grown = trio.run(load)
+    assert total > 3 * bound, "enough was written to tell"
+    assert grown < bound, f"{grown / MIB:.0f} MiB above the start"
