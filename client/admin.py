@@ -168,9 +168,10 @@ class AsyncVerbs(ABC):
         for call in create_calls(group_spec(name, chosen, machine, arguments) for name in names):
             await self.run(call)
 
-    async def delete(self, name: str) -> None:
-        """Delete a group and its data on all members."""
-        await self.run(call_leader("delete", name))
+    async def delete(self, name: str, force_on: int | None = None) -> None:
+        """Delete a group and its data on all members; without a majority of them: from node `force_on`."""
+        call = call_node("delete", force_on, name=name, force=True) if force_on else call_leader("delete", name)
+        await self.run(call)
 
     async def list(self, node: int | None = None) -> list[dict[str, Any]]:
         """The groups: of one node, or of all nodes that answer, one row a group."""
@@ -319,9 +320,10 @@ class SyncVerbs(ABC):
         for call in create_calls(group_spec(name, chosen, machine, arguments) for name in names):
             self.run(call)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, force_on: int | None = None) -> None:
         """See `AsyncVerbs.delete`."""
-        self.run(call_leader("delete", name))
+        call = call_node("delete", force_on, name=name, force=True) if force_on else call_leader("delete", name)
+        self.run(call)
 
     def list(self, node: int | None = None) -> list[dict[str, Any]]:
         """See `AsyncVerbs.list`."""

@@ -174,20 +174,22 @@ def describe(name: str, servers: list[str], output: Output) -> None:
 @click.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force-on", type=int, help="Node to delete from when most members are gone or stopped.")
 @servers_option
 @json_option
-def delete(names: tuple[str, ...], yes: bool, servers: list[str], output: Output) -> None:
+def delete(names: tuple[str, ...], yes: bool, force_on: int | None, servers: list[str], output: Output) -> None:
     """Delete logs with everything in them, on every member. Asks first on a terminal.
 
     \b
     Example:
       logyard delete orders --yes
+      logyard delete orders --yes --force-on 1
     """
     if not yes and sys.stdin.isatty():
         click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
     with opened(servers) as yard:
         for name in names:
-            yard.delete(name)
+            yard.delete(name, force_on)
     output.result({"ok": True, "deleted": list(names)}, f"deleted {', '.join(names)}")
 
 

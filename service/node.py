@@ -100,6 +100,8 @@ class Node:
         sink = Answer()
         self.system.propose(member, "delete", sink=sink)
         await sink.wait()
+        # As its apply does: when this returns, this node has forgotten the group.
+        await self.system.directory.delete([member.uid])
 
     def groups(self) -> list[dict[str, Any]]:
         """A row a group."""

@@ -86,7 +86,7 @@ class SystemPort(Protocol):
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> object:
         """Create groups on all their members."""
 
-    async def delete_group(self, name: str) -> object:
+    async def delete_group(self, name: str, force: bool = False) -> object:
         """Delete a group on all its members."""
 
     def groups(self) -> list[dict[str, Any]]:
@@ -268,7 +268,7 @@ async def _create(system: SystemPort, asked: Asked) -> object:
 
 
 async def _delete(system: SystemPort, asked: Asked) -> object:
-    return await system.delete_group(asked.text("name"))
+    return await system.delete_group(asked.text("name"), asked.flag("force", False))
 
 
 async def _list(system: SystemPort, asked: Asked) -> object:

@@ -84,6 +84,8 @@ def test_a_log_lives_through_its_verbs(ask: Callable[..., dict[str, Any]], tmp_p
     assert ask("describe", "orders")["start"] == 2
     ask("delete", "other", "--yes")
     assert [log["name"] for log in ask("list")["logs"]] == ["orders"]
+    ask("delete", "orders", "--yes", "--force-on", "2")
+    assert reach(lambda: not ask("list")["logs"])
 
 
 def test_raw_payloads_and_following(cluster: LocalCluster, ask: Callable[..., dict[str, Any]]) -> None:
