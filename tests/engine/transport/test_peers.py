@@ -14,7 +14,7 @@ from logyard.engine.raft.messages import Message
 from logyard.engine.transport import frame
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, CONTROL, Hello
-from logyard.engine.transport.link import dial
+from logyard.engine.transport.link import Guard, dial
 from logyard.engine.transport.peers import Peers
 
 from .recorder import Recorder, append, entry_values, make_entry, reply, values
@@ -35,12 +35,13 @@ class Node:
         config: TransportConfig = CONFIG,
         address: tuple[str, int] = LOCAL,
         healthy: Callable[[], bool] = lambda: True,
+        guard: Guard | None = None,
     ) -> None:
         self.recorder = Recorder()
         self.node = node
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
-        self.peers = Peers(node, cluster, epoch, {node: address}, config, self.recorder, healthy=healthy)
+        self.peers = Peers(node, cluster, epoch, {node: address}, config, self.recorder, healthy=healthy, guard=guard)
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         with self.scope:
