@@ -54,5 +54,5 @@ def merge_board(boards: Iterable[Iterable[Standing]]) -> list[Standing]:
 
 
 def _weight(row: Standing) -> tuple[bool, int, bool]:
-    # A stopped leader's row is its last word, not the group's.
-    return (row.role == "leader" and row.state == "running", row.term, bool(row.leader))
+    # A stopped leader's row is its last word, not the group's; one that is halted or hibernates leads on.
+    return (row.role == "leader" and row.state not in ("stopped", "deleted"), row.term, bool(row.leader))

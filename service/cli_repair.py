@@ -68,13 +68,13 @@ def skip(name: str, index: int, ordinal: int, servers: list[str], output: Output
 @click.command("force-shrink")
 @click.argument("name")
 @click.option("--node", type=NODE, required=True, help="The member that becomes the only one.")
-@click.option("--yes-the-quorum-is-lost", "sure", is_flag=True, help="The others are gone for good, and wiped.")
+@click.option("--yes-the-quorum-is-lost", "sure", is_flag=True, help="The others are gone for good.")
 @servers_option
 @json_option
 def force_shrink(name: str, node: int, sure: bool, servers: list[str], output: Output) -> None:
     """Make one member the only one of a log whose quorum is gone for good. What it does not have is lost.
 
-    The others must never start again with their old data.
+    The others must be down, or wiped: as long as they are a majority they can go on as a second log of that name.
 
     \b
     Example:

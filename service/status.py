@@ -102,6 +102,7 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
         "voters": list(configuration.voters),
         "learners": list(configuration.learners),
         "outgoing": list(configuration.outgoing),
+        "promotable": [list(pair) for pair in configuration.promotable],
         "first": raft.log.first_index,
         "stable": raft.log.stable,
         "floor": member.floor,

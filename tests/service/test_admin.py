@@ -249,5 +249,9 @@ def test_a_log_whose_quorum_is_lost_is_shrunk_by_force(cluster: LocalCluster, as
     finally:
         cluster.restart(2)
         cluster.restart(3)
+    # Who comes back finds itself outside, and takes nothing with it.
+    assert reach(lambda: all(names[0] not in {row["name"] for row in yard.list(node)} for node in (2, 3)))
+    assert log.append(b"", b"still") == 2
+    assert board(yard, "lost")[names[0]].voters == (1, 4)
     # The other log was left alone, and goes on with its quorum.
     assert yard.log(names[1]).append(b"", b"more") == 1

@@ -23,6 +23,7 @@ def test_the_leader_in_the_newest_term_is_believed() -> None:
     follower = standing("a", 3, 2, 5)
     for boards in ([[old], [new], [follower]], [[follower], [new], [old]]):
         assert merge_board(boards) == [new]
+    assert merge_board([[follower], [standing("a", 2, 2, 5, "halted")]])[0].role == "leader"
     stopped = standing("a", 1, 1, 5, "stopped")
     assert merge_board([[stopped], [standing("a", 2, 0, 6)]])[0].term == 6
     assert [row.name for row in merge_board([[standing("b", 1, 1, 1)], [new]])] == ["a", "b"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +20,7 @@ from logyard.engine.errors import BadRequest, Busy
 from logyard.machines.command import APPEND
 from logyard.service import metrics, metrics_http
 from logyard.service.config import build_config
+from logyard.service.local_cluster import LocalCluster
 from logyard.service.metrics import METRICS, PREFIX, largest_groups, metrics_reference, render
 from logyard.service.metrics_http import MetricsServer
 from tests.engine.host.cluster import KIB, Cluster, cluster
@@ -31,11 +36,12 @@ async def door(c: Cluster, number: int = 1) -> AsyncIterator[MetricsServer]:
         nursery.cancel_scope.cancel()
 
 
-async def ask(server: MetricsServer, request: bytes) -> tuple[int, bytes, bytes]:
+async def ask(server: MetricsServer | int, request: bytes) -> tuple[int, bytes, bytes]:
     """(status, head, body) of one exchange; status 0: closed without an answer."""
     data = b""
+    port = server if isinstance(server, int) else server.port
     with trio.fail_after(10):
-        async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             await stream.send_all(request)
             try:
                 while part := await stream.receive_some(65536):
@@ -186,3 +192,26 @@ def test_the_door_is_off_by_default_and_loopback_only(tmp_path: Path) -> None:
 def test_reading_a_metric_needs_no_field_that_is_not_there() -> None:
     with pytest.raises(KeyError):
         list(metrics.field("absent")({}))
+
+
+async def test_a_daemon_says_where_it_is_scraped(tmp_path: Path) -> None:
+    node = LocalCluster(tmp_path, 1)
+    node.prepare()
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "logyard.service.cli", "serve", "--config", str(node.nodes[1].config_path)],
+        stdout=subprocess.PIPE, env={**os.environ, "LOGYARD_NODE_METRICS_LISTEN": "127.0.0.1:0"},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        with trio.fail_after(30):
+            line = b""
+            while not line.endswith(b"\n"):
+                line += await process.stdout.receive_some()
+        found = re.search(rb"^ready client=\S+ pid=\d+ metrics=127\.0\.0\.1:(\d+)$", line.strip())
+        assert found is not None and int(found[1]) > 0
+        status, _, body = await ask(int(found[1]), get("/metrics"))
+        assert status == 200 and values(body)["logyard_groups", ()] == 0
+    finally:
+        process.terminate()
+        with trio.fail_after(30):
+            assert await process.wait() == 0
