@@ -424,6 +424,8 @@ class Raft:
         for node, progress in self.progress.items():
             assert node != self.node and 0 <= progress.match < progress.next <= log.last_index + 1, progress
             assert progress.state != PROBE or not progress.inflight, progress
+            assert progress.inflight_bytes == sum(size for _, size in progress.inflight), progress
+            assert progress.window.bytes >= progress.inflight_bytes + progress.probed >= 0, progress
 
     def __repr__(self) -> str:
         return (

@@ -212,6 +212,8 @@ async def test_a_stopped_follower_costs_its_leader_nothing(tmp_path: Path) -> No
             assert row["pulling"] and row["waiting_groups"] == len(names)
             # The window, the cache, and what is on its way to the follower that keeps up.
             assert most < 2 * MIB + 512 * KIB + MIB + 2 * MIB
+            # And nothing piles up on the other side either.
+            assert c.system(3).durability.queued_bytes < 4 * MIB
             held = [entry for name in names for entry in c.member(1, name).raft.log.entries if entry.bodies]
             assert sum(entry.body_bytes for entry in held) < 3 * MIB, "bodies left memory although one is behind"
         finally:

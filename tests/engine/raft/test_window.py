@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from logyard.engine.errors import Busy
 from logyard.engine.raft.core import Change, Limits, Raft
 from logyard.engine.raft.messages import APPEND, APPEND_REPLY, Message
 from logyard.engine.raft.progress import PROBE, REPLICATE, Progress, Window
@@ -137,3 +140,14 @@ def test_the_books_of_a_window_are_the_sum_of_its_groups() -> None:
     assert window.bytes == 40
     two.forget()
     assert window.bytes == 0
+
+
+def test_what_frees_space_has_a_reserve_of_uncommitted_bytes() -> None:
+    raft = leading(limits=Limits(uncommitted_bytes=1000, uncommitted_reserve=300))
+    raft.propose(command(raft.log.last_index + 1, raft.term, bytes(800)))
+    entry = command(raft.log.last_index + 1, raft.term, bytes(150))
+    with pytest.raises(Busy, match="uncommitted"):
+        raft.propose(entry)
+    raft.propose(entry, urgent=True)
+    with pytest.raises(Busy, match="uncommitted"):
+        raft.propose(command(raft.log.last_index + 1, raft.term, bytes(300)), urgent=True)
