@@ -37,6 +37,10 @@ tick_ms = 20
 """
 
 
+PEER_TLS = "\n[tls]\nca = 'ca.pem'\ncertificate = 'node.pem'\nkey = 'node-key.pem'\n"
+CLIENT_TLS = PEER_TLS.replace("[tls]", "[client_tls]")
+
+
 def write(directory: Path, text: str) -> Path:
     path = directory / "node.toml"
     path.write_text(text)
@@ -81,6 +85,24 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     )
 
 
+def test_with_tls_any_address_will_do(tmp_path: Path) -> None:
+    addresses = "client_listen = '0.0.0.0:7001'\npeer_listen = '10.0.0.1:7101'\n[peers]\n2 = 'two.example:7101'\n"
+    addresses += "[clients]\n1 = 'one.example:7001'\n2 = '10.0.0.2:7001'\n"
+    environ = {
+        "LOGYARD_NODE_TLS_KEY": "/run/secrets/key.pem",
+        "LOGYARD_CLIENT_TLS_CA": "clients.pem",
+        # A client's own: no business of the node's.
+        "LOGYARD_TLS_CA": "other.pem",
+        "LOGYARD_TLS_CERT": "other.pem",
+    }
+    config = load_config(write(tmp_path, MINIMAL + addresses + PEER_TLS + CLIENT_TLS), environ)
+    assert config.tls is not None and config.client_tls is not None
+    assert config.tls.ca == tmp_path / "ca.pem" and config.tls.key == Path("/run/secrets/key.pem")
+    assert config.client_tls.ca == tmp_path / "clients.pem" and config.client_tls.key == tmp_path / "node-key.pem"
+    assert config.client_addresses == {1: ("one.example", 7001), 2: ("10.0.0.2", 7001)}
+    assert config.peers == {2: ("two.example", 7101)}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -99,6 +121,14 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         (MINIMAL + "[clients]\n2 = '127.0.0.1:7002'", "clients.2: there is no such peer"),
         (MINIMAL + "client_listen = '0.0.0.0:7001'", "node.client_listen: 0.0.0.0 is not a loopback address"),
         (MINIMAL + "peer_listen = 'example.org:7001'", "node.peer_listen: example.org is not a loopback address"),
+        (MINIMAL + "peer_listen = '10.0.0.1:7101'", "that needs TLS: set ca, certificate and key in [tls]"),
+        (MINIMAL + "client_listen = '10.0.0.1:7001'", "that needs TLS: set ca, certificate and key in [client_tls]"),
+        (MINIMAL + "client_listen = '10.0.0.1:7001'" + PEER_TLS, "set ca, certificate and key in [client_tls]"),
+        (MINIMAL + "[peers]\n2 = '10.0.0.2:7102'" + CLIENT_TLS, "set ca, certificate and key in [tls]"),
+        (MINIMAL + "client_listen = '0.0.0.0:7001'" + CLIENT_TLS, "clients.1 is missing: say where clients find"),
+        (MINIMAL + "[tls]\nca = 'ca.pem'\nkey = 'k'", "tls.certificate is missing: ca, certificate"),
+        (MINIMAL + "[client_tls]\ncertificat = 'x'", "unknown key certificat in [client_tls]; did you"),
+        (MINIMAL + "[tls]\nca = 1", "tls.ca = 1: must name a file"),
         (MINIMAL + "client_listen = '7001'", 'node.client_listen = \'7001\': must be "host:port"'),
         (MINIMAL + "client_listen = '::1:7001'", "must be \"host:port\""),
         (MINIMAL + "client_listen = '127.0.0.1:70000'", "a port is between"),

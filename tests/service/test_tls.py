@@ -136,6 +136,10 @@ async def test_without_tls_a_client_dials_loopback_only(yard: Yard) -> None:
     with listening, trio.fail_after(10), pytest.raises(LogyardError, match="loopback"):
         async with connect([f"{hosts[0]}:{listening.getsockname()[1]}"]):
             pass
+    with socket.create_server(("0.0.0.0", 0)) as listening:
+        address = f"{hosts[0]}:{listening.getsockname()[1]}"
+        with pytest.raises(LogyardError, match="loopback" if hosts[0] in own else ""):
+            await trio.to_thread.run_sync(lambda: connect_sync([address], timeout=2))
 
 
 async def test_a_stranger_who_shakes_hands_slowly_is_closed(yard: Yard) -> None:
