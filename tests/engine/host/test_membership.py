@@ -3,6 +3,7 @@ their quorum, and deletion as a command."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -365,3 +366,74 @@ async def test_configurations_survive_the_log(tmp_path: Path) -> None:
             assert c.member(number).raft.configuration == want
         entry = next((one for one in c.member(3).raft.log.entries if one.kind == CONFIGURATION), None)
         assert entry is not None
+
+
+async def test_a_crash_while_a_replica_is_made_anew_leaves_it_to_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The WAL says that the old replica's entries are void, and the new one's definition was not stored."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 10, 3 * KIB)
+        await c.applied()
+        await c.nodes[1].change_members("log", "remove", 3)
+        await until(lambda: not c.system(3).members)
+        asked = trio.Event()
+
+        async def store(*_: object) -> None:
+            asked.set()
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(c.system(3).storage.books, "store_specs", store)
+        await c.nodes[1].change_members("log", "add", 3)
+        with trio.fail_after(10):
+            await asked.wait()
+        await c.restart(3)
+        assert not c.system(3).members
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies
+        await c.restart(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_members_change_at_random_while_nodes_crash(tmp_path: Path, seed: int) -> None:
+    """Whatever was acknowledged is there, once and in order, on whoever the members are in the end."""
+    rng = random.Random(seed)
+    async with cluster(tmp_path, 5, group="", payload_cache_bytes=0) as c:
+        await all_live(c)
+        await c.create("log", [1, 2, 3])
+        acknowledged: list[bytes] = []
+        changed = 0
+        for step in range(12):
+            leader = await c.leader()
+            body = (b"%04d" % step).ljust(3 * KIB, b".")
+            try:
+                await c.append(leader, [(b"", body)])
+                acknowledged.append(body)
+                raft = c.member(leader).raft
+                voters = {*raft.configuration.voters}
+                wanted = {*rng.sample([node for node in c.ids if node in c.nodes], 3)}
+                changes = [("add_promotable" if rng.random() < 0.3 else "add", node) for node in wanted - voters]
+                changes = [(kind, node) for kind, node in changes if node not in raft.configuration.learners]
+                changes += [("remove", node) for node in voters - wanted]
+                with trio.move_on_after(2):
+                    await c.nodes[leader].change_membership("log", changes)
+                    changed += 1
+            except (LogyardError, AssertionError) as error:
+                assert isinstance(error, LogyardError), error
+            if rng.random() < 0.3:
+                await c.restart(rng.choice(c.ids))
+            if rng.random() < 0.2:
+                await c.roll(rng.choice(c.ids))
+        await all_live(c)
+        leader = await c.leader()
+        members = c.member(leader).raft.configuration.nodes()
+        await c.append(leader, [(b"", b"last")])
+        await c.applied(among=members)
+        for number in members:
+            found = [body for _, body in await c.read(number)]
+            assert [body for body in found if body in {*acknowledged}] == acknowledged and found[-1] == b"last"
+            assert len(found) == len({*found})
+        assert changed >= 3 and len(acknowledged) >= 9
