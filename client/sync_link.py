@@ -31,12 +31,16 @@ class Connection:
         self.channel = Channel()
         self._tls: ssl.SSLSocket | None = None
         try:
+            if context is None:
+                for found in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+                    require_safe(str(found[4][0]), False)
             left = min(CONNECT_S, deadline - time.monotonic())
             self._socket = socket.create_connection(address, max(0.01, left))
+        except TlsError as error:
+            raise not_secured(address, error) from None
         except OSError as error:
             raise unreachable(address, error) from None
         try:
-            require_safe(self._socket.getpeername()[0], context is not None)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is not None:
                 self._socket = self._tls = context.wrap_socket(self._socket)

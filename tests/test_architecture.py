@@ -90,6 +90,8 @@ FREE_OF: dict[str, tuple[str, ...]] = {
     "logyard.payloads.reference": ("trio", "lmdb", "xxhash", "msgpack", "pyroaring"),
     "logyard.client": ("lmdb",),
     "logyard.client.sync": ("trio",),
+    "logyard.client.sync_link": ("trio",),
+    "logyard.client.tls": ("trio",),
     "logyard.client.session": ("trio",),
     "logyard.client.wire": ("trio",),
     "logyard.client.errors": ("trio",),
