@@ -8,10 +8,11 @@ Connections are in `link`, routing in `network`; what is sent when is decided in
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from ssl import SSLContext
+from typing import BinaryIO
 
 import trio
 
@@ -24,6 +25,9 @@ from .network import TIMEOUT_S, WINDOW_BYTES, Network
 from .records import Buffer, Page, Record
 from .tls import TlsConfig, client_context, require_safe
 from .tls_stream import TlsStream
+from .upload import WHOLE_BYTES, check_size
+from .upload_aio import read_file, upload, views
+from .wire import FRAME_BYTES_MAX
 
 __all__ = ["Log", "PendingAppend", "Yard", "connect"]
 
@@ -163,8 +167,14 @@ class Log:
     async def append(self, metadata: Buffer, payload: Buffer | None = None, *, timeout: float | None = None) -> int:
         """Append one record; returns its offset once a quorum has it. At-least-once (see the module).
 
-        Cancelling the wait does not take the record back. Raises `BadRequest`, `NoSpace`, `UnknownGroup`, `Unknown` ...
+        A payload above 1 MiB travels in pieces, each stored once, and takes its place among the log's records when all
+        of them are there; `timeout` is then that of each piece, and cancelling gives it up. Otherwise cancelling the
+        wait does not take the record back. Raises `BadRequest`, `NoSpace`, `UnknownGroup`, `Unknown` ...
         """
+        if payload is not None and len(payload) > WHOLE_BYTES:
+            payload = memoryview(payload).cast("B")
+            size = check_size(len(payload))
+            return await upload(self.yard, self.name, metadata, views(payload), size, timeout)
         await self._room()
         lane = self.lane
         batch, position = lane.add(metadata, payload, self.yard.timeout if timeout is None else timeout)
@@ -174,6 +184,24 @@ class Log:
         if batch.error is not None:
             raise batch.error.again()
         return batch.first + position
+
+    async def append_stream(
+        self,
+        metadata: Buffer,
+        source: AsyncIterable[Buffer] | BinaryIO,
+        size: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> int:
+        """Append one record whose payload comes from an async iterable of buffers or from a binary file, up to 4 GiB
+        of which a few MiB are in memory at a time; returns its offset.
+
+        `size`: the bytes that must come; otherwise whatever comes. `timeout` (seconds) bounds each piece, not the
+        whole. If anything fails, or the wait is cancelled, nothing of it stays.
+        """
+        if not isinstance(source, AsyncIterable):
+            source = read_file(source)
+        return await upload(self.yard, self.name, metadata, source, size, timeout)
 
     async def append_many(
         self, records: Iterable[tuple[Buffer, Buffer | None]], *, timeout: float | None = None
@@ -247,6 +275,8 @@ class Log:
             wait = POLL_WAIT_S if follow else 0.0
             page = await self.poll(offset, max_records=wanted, wait=wait, node=node, bodies=bodies)
             for record in page:
+                if record.left_out and record.size <= FRAME_BYTES_MAX:
+                    record.fill(await self.read_body(record.offset, 0, record.size, node=page.node))
                 yield record
             if not len(page) and not follow:
                 return
@@ -256,6 +286,8 @@ class Log:
         """One record; raises `OutOfRange` when it is not there yet."""
         page = await self.poll(offset, max_records=1, node=node, bodies=bodies)
         for record in page:
+            if record.left_out and record.size <= FRAME_BYTES_MAX:
+                record.fill(await self.read_body(offset, 0, record.size, node=page.node))
             return record
         raise OutOfRange(f"{self.name}: offset {offset} is not in {page.start}..{page.end}")
 

@@ -187,16 +187,23 @@ class Link:
 
     async def call(self, method: str, arguments: dict[str, object], deadline: float) -> tuple[Any, bool]:
         """(value, was cut): raises what the server answered, or `Unknown` when it did not answer in time."""
+        return await self._ask(lambda answer: self.channel.call(method, arguments, answer), method, deadline)
+
+    async def command(self, uid: int, frame: list[Buffer], deadline: float) -> tuple[Any, bool]:
+        """(reply, was cut) of one command frame; raises as `call`."""
+        return await self._ask(lambda answer: self.channel.append(uid, frame, answer), "a command", deadline)
+
+    async def _ask(self, queue: Callable[[Answer], None], what: str, deadline: float) -> tuple[Any, bool]:
         event = trio.Event()
         answer = Answer(event.set)
         if not self.channel.pending:
             self.progress = trio.current_time()
-        self.channel.call(method, arguments, answer)
+        queue(answer)
         self.bell.ring()
         with trio.move_on_at(deadline):
             await event.wait()
         if not answer.done:
-            raise Unknown(f"{method}: node {self.node} did not answer in time")
+            raise Unknown(f"{what}: node {self.node} did not answer in time")
         if answer.error is not None and not answer.was_cut:
             raise answer.error
         return answer.value, answer.was_cut

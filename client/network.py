@@ -17,6 +17,7 @@ from .errors import LogyardError, NotLeader, Unknown, UnknownGroup
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .session import Retry, Routes, backoff, unreachable
+from .wire import Buffer
 
 TIMEOUT_S = 30.0
 WINDOW_BYTES = 64 << 20
@@ -303,6 +304,29 @@ class Network(AsyncVerbs):
                     raise
             if call.group:
                 self.routes.stumbled(call.group, error)
+            await trio.sleep(retry.after(error, not reached, self.clock()))
+
+    async def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
+        """A session's frame for a group's leader: the machine's reply. Sent again after anything that allows it, for
+        it is applied once. Raises a `LogyardError`."""
+        if self.closed:
+            raise LogyardError("the client is closed")
+        deadline = self.clock() + (self.timeout if timeout is None else timeout)
+        retry = Retry(deadline, self.chance, False)
+        while True:
+            reached = False
+            try:
+                link = await self._leader_link(name, retry)
+                reached = True
+                value, cut = await link.command(self.routes.groups[name][0], frame, deadline)
+                if not cut:
+                    reply: bytes = value
+                    return reply
+                reached = False
+                error: LogyardError = unreachable(link.address, "it closed the connection over a command")
+            except LogyardError as refusal:
+                error = refusal
+            self.routes.stumbled(name, error)
             await trio.sleep(retry.after(error, not reached, self.clock()))
 
     async def _target(self, call: Call[T], retry: Retry) -> Link:

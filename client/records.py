@@ -90,6 +90,11 @@ class Record:
             )
         return None if self.view is None else bytes(self.view)
 
+    def fill(self, payload: Buffer) -> None:
+        """Give a record the payload that was left out."""
+        assert len(payload) == self.size
+        self.view, self.left_out = memoryview(payload), False
+
     def __repr__(self) -> str:
         return f"Record({self.offset} at {self.index}@{self.term}, metadata={len(self.metadata)}, size={self.size})"
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self, cast
 
 from . import wire
 from .admin import Call, SyncVerbs, T
@@ -22,6 +22,8 @@ from .records import Buffer, Page, Record
 from .session import Retry, Routes
 from .sync_link import Connection
 from .tls import TlsConfig, client_context
+from .upload import WHOLE_BYTES, check_size
+from .upload_sync import read_file, upload
 
 __all__ = ["Log", "Yard", "connect_sync"]
 
@@ -261,8 +263,27 @@ class Log:
         self.name = name
 
     def append(self, metadata: Buffer, payload: Buffer | None = None, *, timeout: float | None = None) -> int:
-        """Append one record; returns its offset once a quorum has it. At-least-once (see the module)."""
+        """Append one record; returns its offset once a quorum has it. At-least-once (see the module).
+
+        A payload above 1 MiB travels in pieces, each stored once; `timeout` is then that of each piece.
+        """
+        if payload is not None and len(payload) > WHOLE_BYTES:
+            payload = memoryview(payload).cast("B")
+            return upload(self.yard, self.name, metadata, (payload,), check_size(len(payload)), timeout)
         return self.append_many([(metadata, payload)], timeout=timeout).start
+
+    def append_stream(
+        self,
+        metadata: Buffer,
+        source: Iterable[Buffer] | BinaryIO,
+        size: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> int:
+        """Append one record whose payload comes from an iterable of buffers or a binary file; see
+        `aio.Log.append_stream`."""
+        buffers = read_file(cast(BinaryIO, source)) if hasattr(source, "read") else cast(Iterable[Buffer], source)
+        return upload(self.yard, self.name, metadata, buffers, size, timeout)
 
     def append_many(self, records: Iterable[tuple[Buffer, Buffer | None]], *, timeout: float | None = None) -> range:
         """Append (metadata, payload) records together or not at all; returns their offsets, without a gap."""
@@ -315,7 +336,8 @@ class Log:
             wanted = POLL_RECORDS if stop is None else min(POLL_RECORDS, stop - offset)
             wait = POLL_WAIT_S if follow else 0.0
             page = self.poll(offset, max_records=wanted, wait=wait, node=node, bodies=bodies)
-            yield from page
+            for record in page:
+                yield self._filled(record, page.node)
             if not len(page) and not follow:
                 return
             offset = page.next
@@ -324,8 +346,14 @@ class Log:
         """One record; raises `OutOfRange` when it is not there yet."""
         page = self.poll(offset, max_records=1, node=node, bodies=bodies)
         for record in page:
-            return record
+            return self._filled(record, page.node)
         raise OutOfRange(f"{self.name}: offset {offset} is not in {page.start}..{page.end}")
+
+    def _filled(self, record: Record, node: int) -> Record:
+        """A record whose payload did not fit into its page, with it; without, where it is too long for one buffer."""
+        if record.left_out and record.size <= wire.FRAME_BYTES_MAX:
+            record.fill(self.read_body(record.offset, 0, record.size, node=node))
+        return record
 
     def read_body(self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None) -> bytes:
         """Bytes `start` up to `stop` (its end) of a record's body; a long range is read in pieces."""

@@ -1,0 +1,161 @@
+"""Large payloads in pieces, sans-IO: how a payload is cut, the frames of its pieces, and what may be under way.
+
+Each upload has a session of its own: a piece or the record that binds them is stored once, however often it is sent,
+and whatever was stored ends with the session if the upload does not come to its end. Invariant: no two frames under
+way are further apart than the session's window. Driven by `upload_aio` and `upload_sync`.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterable, Iterator
+
+from . import wire
+from .admin import Call, call_leader
+from .errors import BadRequest, LogyardError
+from .lane import APPEND_COMMAND, HEAD_BYTES_MAX
+from .wire import ABSENT, LARGE, UNIFORM, Buffer
+
+PIECE = 4
+BINDS = 8
+"""Flags of a frame: a piece, or the record that its pieces become the payload of."""
+PIECED = struct.Struct("<QQ")
+"""upload, and a piece's byte offset or the payload's size: before the command."""
+PIECE_BYTES = (1 << 20) - 4096
+"""With its heads a piece is an entry of at most 1 MiB: nobody else's command waits behind more."""
+WHOLE_BYTES = 1 << 20
+"""A payload up to this size travels whole, with its record."""
+PAYLOAD_BYTES_MAX = 4 << 30
+PIECES_UNDER_WAY = 4
+SPREAD = 32
+"""Half of a session's window: how far the newest frame may be ahead of the oldest that is not answered."""
+TTL_MS = 600_000
+"""How long the pieces of a client that died are kept; also how long a stream may pause."""
+CLOSE_S = 5.0
+"""For the end of the session, which nobody has to wait for longer: it would end by itself."""
+
+
+def check_size(size: int) -> int:
+    """Raise `BadRequest` for a payload that is too large."""
+    if size > PAYLOAD_BYTES_MAX:
+        raise BadRequest(f"a payload of {size} bytes is above its limit of {PAYLOAD_BYTES_MAX}")
+    return size
+
+
+def cut(payload: Buffer) -> Iterator[memoryview]:
+    """A payload's pieces, as views: nothing is copied."""
+    view = memoryview(payload).cast("B")
+    for at in range(0, len(view), PIECE_BYTES):
+        yield view[at : at + PIECE_BYTES]
+
+
+class Cutter:
+    """Turns buffers of any size into pieces of the right one: large buffers are sliced, small ones gathered."""
+
+    __slots__ = ("_held", "size")
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self.size = 0
+
+    def feed(self, data: Buffer) -> Iterator[Buffer]:
+        """The pieces that are full now. They must not change until they are acknowledged. Raises `BadRequest`."""
+        view = memoryview(data).cast("B")
+        self.size = check_size(self.size + len(view))
+        while len(self._held) + len(view) >= PIECE_BYTES:
+            taken = PIECE_BYTES - len(self._held)
+            if self._held:
+                self._held += view[:taken]
+                piece, self._held = self._held, bytearray()
+                yield piece
+            else:
+                yield view[:taken]
+            view = view[taken:]
+        self._held += view
+
+    def rest(self) -> Iterator[Buffer]:
+        """The last piece, if it is not empty."""
+        if self._held:
+            yield self._held
+
+
+class Upload:
+    """One upload: its session, the numbers of its frames, and those under way."""
+
+    __slots__ = ("name", "session", "client", "size", "under_way", "_sequence", "_head")
+
+    def __init__(self, name: str, metadata: Buffer, chance: random.Random) -> None:
+        self._head = bytes(metadata)
+        if len(self._head) > HEAD_BYTES_MAX:
+            raise BadRequest(f"metadata of {len(self._head)} bytes is above its limit of {HEAD_BYTES_MAX}")
+        self.name = name
+        self.session = chance.getrandbits(62) | 1
+        self.client = chance.getrandbits(62) | 1
+        self.size = 0
+        self.under_way: set[int] = set()
+        self._sequence = 0
+
+    def open_call(self) -> Call[object]:
+        """Begin the session."""
+        return call_leader(
+            "session_open", self.name, idempotent=True, session=self.session, client=self.client, ttl_ms=TTL_MS
+        )
+
+    def close_call(self) -> Call[object]:
+        """End it, with every piece that is not bound."""
+        return call_leader("session_close", self.name, idempotent=True, session=self.session)
+
+    @property
+    def full(self) -> bool:
+        """As much is under way as may be."""
+        under_way = self.under_way
+        return len(under_way) >= PIECES_UNDER_WAY or (bool(under_way) and self._sequence - min(under_way) >= SPREAD)
+
+    def piece(self, data: Buffer) -> tuple[int, list[Buffer]]:
+        """The next piece's number and frame; it is under way until `done`."""
+        assert 0 < len(data) <= PIECE_BYTES and not self.full
+        region = PIECED.pack(1, self.size)
+        self.size = check_size(self.size + len(data))
+        self._sequence += 1
+        self.under_way.add(self._sequence)
+        small, large = ([data], []) if len(data) < LARGE else ([], [data])
+        return self._sequence, self._frame([0, len(data)], b"", small, large, region, PIECE)
+
+    def done(self, number: int) -> None:
+        """A piece is stored."""
+        self.under_way.discard(number)
+
+    def bind(self) -> list[Buffer]:
+        """The record's frame, once all pieces are stored: the record takes its place when this is sent."""
+        assert not self.under_way
+        self._sequence += 1
+        region = PIECED.pack(1, self.size) + APPEND_COMMAND
+        return self._frame([len(self._head), ABSENT], self._head, [], [], region, BINDS)
+
+    def _frame(
+        self, table: list[int], head: bytes, small: list[Buffer], large: list[Buffer], region: bytes, flag: int
+    ) -> list[Buffer]:
+        flags = UNIFORM | flag
+        session, sequence = self.session, self._sequence
+        return wire.encode_parts(table, [head], small, large, region, flags=flags, session=session, sequence=sequence)
+
+    def offset_of(self, reply: Buffer) -> int:
+        """The record's offset, from the answer to `bind`."""
+        if len(reply) < wire.REPLY.size:
+            raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
+        found: int = wire.REPLY.unpack_from(reply)[0]
+        return found
+
+
+def check_total(size: int | None, found: int) -> None:
+    """Raise `BadRequest` when a stream is not as long as was said."""
+    if size is not None and size != found:
+        raise BadRequest(f"the stream had {found} bytes and not {size}")
+
+
+def pieces_of(source: Iterable[Buffer], cutter: Cutter) -> Iterator[Buffer]:
+    """The pieces of an iterable of buffers."""
+    for data in source:
+        yield from cutter.feed(data)
+    yield from cutter.rest()

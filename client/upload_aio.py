@@ -1,0 +1,100 @@
+"""Uploads of the trio client: a few pieces under way at a time, then the record that binds them.
+
+Invariant: whatever ends an upload before its record is stored (an error, a cancellation, a source that raises) also
+ends its session, so nothing of it stays. Called by `aio.Log`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import BinaryIO
+
+import trio
+
+from .errors import LogyardError
+from .network import Network
+from .upload import CLOSE_S, PIECE_BYTES, Cutter, Upload, check_size, check_total
+from .wire import Buffer
+
+
+async def upload(
+    network: Network,
+    name: str,
+    metadata: Buffer,
+    source: AsyncIterable[Buffer],
+    size: int | None,
+    timeout: float | None,
+) -> int:
+    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece."""
+    if size is not None:
+        check_size(size)
+    one = Upload(name, metadata, network.chance)
+    await network.run(one.open_call(), timeout)
+    try:
+        await _send_pieces(network, one, source, timeout)
+        check_total(size, one.size)
+        reply = await network.command(name, one.bind(), timeout)
+        return one.offset_of(reply)
+    finally:
+        # Ends what was not bound, and costs nothing else once it was.
+        with trio.move_on_after(CLOSE_S) as scope:
+            scope.shield = True
+            try:
+                await network.run(one.close_call(), CLOSE_S)
+            except LogyardError:
+                pass
+
+
+async def _send_pieces(network: Network, one: Upload, source: AsyncIterable[Buffer], timeout: float | None) -> None:
+    failure: list[BaseException] = []
+    lot = trio.lowlevel.ParkingLot()
+    window = network.window
+
+    async def send(number: int, frame: list[Buffer], held: int) -> None:
+        try:
+            await network.command(one.name, frame, timeout)
+            one.done(number)
+        except LogyardError as error:
+            failure.append(error)
+            nursery.cancel_scope.cancel()
+        finally:
+            window.used -= held
+            window.freed()
+            lot.unpark_all()
+
+    async with trio.open_nursery() as nursery:
+        try:
+            cutter = Cutter()
+            async for piece in _pieces(source, cutter):
+                while one.full:
+                    await lot.park()
+                while window.used >= window.limit:
+                    await network.freed()
+                number, frame = one.piece(piece)
+                held = len(piece)
+                window.used += held
+                nursery.start_soon(send, number, frame, held)
+        except Exception as error:  # carried around the nursery, which would wrap it in a group
+            failure.append(error)
+            nursery.cancel_scope.cancel()
+    if failure:
+        raise failure[0]
+
+
+async def _pieces(source: AsyncIterable[Buffer], cutter: Cutter) -> AsyncIterator[Buffer]:
+    async for data in source:
+        for piece in cutter.feed(data):
+            yield piece
+    for piece in cutter.rest():
+        yield piece
+
+
+async def views(payload: Buffer) -> AsyncIterator[Buffer]:
+    """A payload in memory as a source: never copied."""
+    yield payload
+
+
+async def read_file(file: BinaryIO) -> AsyncIterator[Buffer]:
+    """A file as a source, read in a thread."""
+    while data := await trio.to_thread.run_sync(file.read, PIECE_BYTES):
+        yield data

@@ -1,0 +1,72 @@
+"""Uploads of the blocking client: a few pieces under way at a time, each in a thread of its own, then the record.
+
+Invariant: whatever ends an upload before its record is stored also ends its session, so nothing of it stays. Called by
+`sync.Log`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import BinaryIO, Protocol
+
+from .admin import Call, T
+from .errors import LogyardError
+from .upload import CLOSE_S, PIECE_BYTES, PIECES_UNDER_WAY, Cutter, Upload, check_size, check_total, pieces_of
+from .wire import Buffer
+
+
+class Commander(Protocol):
+    """What an upload needs of a yard."""
+
+    def run(self, call: Call[T], timeout: float | None = None) -> T:
+        """Ask, again where that is allowed."""
+
+    def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
+        """A command frame for a group's leader."""
+
+
+def upload(
+    yard: Commander, name: str, metadata: Buffer, source: Iterable[Buffer], size: int | None, timeout: float | None
+) -> int:
+    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece."""
+    if size is not None:
+        check_size(size)
+    one = Upload(name, metadata, random.Random())
+    yard.run(one.open_call(), timeout)
+    try:
+        _send_pieces(yard, one, source, timeout)
+        check_total(size, one.size)
+        return one.offset_of(yard.command(name, one.bind(), timeout))
+    finally:
+        # Ends what was not bound, and costs nothing else once it was.
+        with suppress(LogyardError):
+            yard.run(one.close_call(), CLOSE_S)
+
+
+def _send_pieces(yard: Commander, one: Upload, source: Iterable[Buffer], timeout: float | None) -> None:
+    under_way: dict[Future[bytes], int] = {}
+
+    def settle(most: int) -> None:
+        """Wait until at most so many are under way."""
+        while len(under_way) > most or (under_way and one.full):
+            finished, _ = wait(under_way, return_when=FIRST_COMPLETED)
+            for future in finished:
+                number = under_way.pop(future)
+                future.result()
+                one.done(number)
+
+    with ThreadPoolExecutor(PIECES_UNDER_WAY, thread_name_prefix="logyard-upload") as pool:
+        for piece in pieces_of(source, Cutter()):
+            settle(PIECES_UNDER_WAY - 1)
+            number, frame = one.piece(piece)
+            under_way[pool.submit(yard.command, one.name, frame, timeout)] = number
+        settle(0)
+
+
+def read_file(file: BinaryIO) -> Iterator[Buffer]:
+    """A file as a source."""
+    while data := file.read(PIECE_BYTES):
+        yield data
