@@ -282,7 +282,7 @@ class Log:
     ) -> int:
         """Append one record whose payload comes from an iterable of buffers or a binary file; see
         `aio.Log.append_stream`."""
-        buffers = read_file(cast(BinaryIO, source)) if hasattr(source, "read") else cast(Iterable[Buffer], source)
+        buffers = read_file(cast(BinaryIO, source)) if hasattr(source, "read") else source
         return upload(self.yard, self.name, metadata, buffers, size, timeout)
 
     def append_many(self, records: Iterable[tuple[Buffer, Buffer | None]], *, timeout: float | None = None) -> range:

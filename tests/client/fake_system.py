@@ -13,7 +13,7 @@ import trio
 
 from logyard.client import wire
 from logyard.engine.config import SystemConfig
-from logyard.engine.entry import ABSENT, FRAME, FRAME_BYTES, LARGE, check_frame, table_of
+from logyard.engine.entry import ABSENT, BINDS, FRAME, FRAME_BYTES, LARGE, PIECE, PIECED, check_frame, table_of
 from logyard.engine.errors import BadRequest, Busy, Gone, GroupExists, NotLeader, OutOfRange, UnknownGroup
 from logyard.engine.types import Buffer
 from logyard.service.rpc import RpcServer
@@ -45,6 +45,8 @@ class FakeCluster:
         self.nodes: dict[int, FakeSystem] = {}
         self.grown = trio.lowlevel.ParkingLot()
         self.addresses: dict[int, str] = {}
+        self.pieces: dict[tuple[int, int], dict[int, bytes]] = {}
+        self.sessions: set[int] = set()
 
     def create(self, name: str, members: list[int], leader: int) -> FakeLog:
         log = FakeLog(1000 + len(self.logs), members, leader)
@@ -79,8 +81,19 @@ class FakeSystem:
             self.cluster.grown.unpark_all()
 
     def _apply(self, log: FakeLog, frame: memoryview) -> bytes:
-        count = FRAME.unpack_from(frame)[3]
+        _, flags, _, count, *_, session, _ = FRAME.unpack_from(frame)
         self.frames.append(count)
+        pieces = self.cluster.pieces
+        if flags & (PIECE | BINDS):
+            upload, extent = PIECED.unpack_from(frame, FRAME_BYTES)
+            ((head, body),) = frame_records(frame)
+            if flags & PIECE:
+                pieces.setdefault((session, upload), {})[extent] = body or b""
+                return b""
+            whole = b"".join(part for _, part in sorted(pieces.pop((session, upload)).items()))
+            assert len(whole) == extent
+            log.records.append((head, whole))
+            return wire.REPLY.pack(log.end - 1, 1)
         first = log.end
         if self.keep:
             log.records += frame_records(frame)
@@ -106,6 +119,14 @@ class FakeSystem:
             return
         self._queue.append((log, frame, sink, request))
         self._bell.unpark_all()
+
+    async def open_session(self, name: str, session: int, client: int, ttl_ms: int) -> None:
+        self.cluster.sessions.add(session)
+
+    async def close_session(self, name: str, session: int) -> None:
+        self.cluster.sessions.discard(session)
+        for key in [key for key in self.cluster.pieces if key[0] == session]:
+            del self.cluster.pieces[key]
 
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> object:
         for spec in specs:
