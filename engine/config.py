@@ -195,6 +195,19 @@ class SystemConfig:
     liveness_timeout_ms: int = _limit(
         600, 50, 600_000, "A node without a counted renewal for this long is taken for dead."
     )
+    hibernate_after_ms: int = _limit(
+        10_000,
+        0,
+        86_400_000,
+        "A group at rest for this long becomes a row on each of its nodes until it is used again; 0: never.",
+    )
+    hibernate_move_bytes: int = _limit(
+        64 * KIB,
+        0,
+        64 * MIB,
+        "Live payload of a group in WAL files that is copied to a generation so that the group may hibernate; one with "
+        "more stays in memory until its files are migrated.",
+    )
     disk_stall_ms: int = _limit(
         500,
         20,

@@ -244,6 +244,14 @@ class PeersPort(Protocol):
         """One typed blob; False when it was dropped."""
         ...
 
+    def epoch_of(self, node: int) -> int:
+        """The highest epoch seen of a peer; 0 before the first."""
+        ...
+
+    def digest_of(self, node: int) -> int:
+        """What a peer's last renewal said of the hibernating groups it leads with this node; 0 before the first."""
+        ...
+
     def status(self) -> Sequence[Any]:
         """A row a peer."""
         ...
@@ -262,6 +270,14 @@ class NoPeers:
     ) -> bool:
         """Nobody is there."""
         return False
+
+    def epoch_of(self, node: int) -> int:
+        """Never seen."""
+        return 0
+
+    def digest_of(self, node: int) -> int:
+        """Nothing said."""
+        return 0
 
     def status(self) -> Sequence[Any]:
         """No peers."""

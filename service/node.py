@@ -41,7 +41,7 @@ from . import log_reader
 from .config import NodeConfig
 from .payload_port import StoreAdapter
 from .rpc import RpcServer
-from .status import board_rows, describe_member, key_metrics, node_status
+from .status import board_rows, describe_member, describe_sleeper, key_metrics, node_status
 from .tls import Door, PeerGuard, open_doors
 
 RETRY_S = 0.02
@@ -104,8 +104,12 @@ class Node:
         await self.system.directory.delete([member.uid])
 
     def groups(self) -> list[dict[str, Any]]:
-        """A row a group."""
-        return [describe_member(self.system, member, brief=True) for member in self.system.members.values()]
+        """A row a group. Wakes none."""
+        return [describe_member(self.system, member, brief=True) for member in self.system.members.values()] + [
+            describe_sleeper(self.system, name, uid)
+            for name, uid in self.system.names.items()
+            if uid in self.system.hibernation.sleepers
+        ]
 
     def describe(self, name: str) -> dict[str, Any]:
         """Everything about one group on this node."""
@@ -390,5 +394,6 @@ def build_peers(config: NodeConfig, system: System, door: Door | None = None) ->
     addresses = {config.id: config.peer_listen, **config.peers}
     return Peers(
         config.id, config.cluster, system.epoch, addresses, transport, system.inbound,
-        healthy=system.pulse.healthy, guard=None if door is None else PeerGuard(door),
+        healthy=system.pulse.healthy, digest=system.hibernation.accord.digest,
+        guard=None if door is None else PeerGuard(door),
     )  # fmt: skip

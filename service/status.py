@@ -9,16 +9,17 @@ from heapq import nsmallest
 from typing import Any
 
 from logyard.engine.host import effects
-from logyard.engine.host.member import HALTED, Member
+from logyard.engine.host.member import ASLEEP, HALTED, Member
 from logyard.engine.host.system import System
 from logyard.engine.raft.core import LEADER
-from logyard.engine.raft.state import ROLE_NAMES
+from logyard.engine.raft.state import FOLLOWER, ROLE_NAMES
 from logyard.machines.log import AppendLog
 
 
 def node_status(system: System) -> dict[str, Any]:
     """Sizes in bytes; `live` are payload bytes that no release has named yet."""
     members = list(system.members.values())
+    sleepers = system.hibernation.sleepers
     storage = system.storage
     in_wal = storage.wal_live_bytes()
     generations = system.store.generations()
@@ -28,16 +29,17 @@ def node_status(system: System) -> dict[str, Any]:
         "node": system.node_id,
         "pid": os.getpid(),
         "epoch": system.epoch,
-        "groups": len(members),
-        "led": sum(1 for member in members if member.raft.role == LEADER),
+        "groups": system.group_count,
+        "hibernating": len(sleepers),
+        "led": sum(1 for member in members if member.raft.role == LEADER) + sleepers.led,
         "stopped": sum(1 for member in members if member.state != "running"),
         "halted": sum(1 for member in members if member.state == HALTED),
         "active": len(system.active),
         "live_nodes": sorted(system.live),
         "fdatasyncs": disk.fdatasyncs,
         "bytes_written": disk.bytes_written,
-        "applied": sum(member.raft.applied for member in members),
-        "commit": sum(member.raft.commit for member in members),
+        "applied": sum(member.raft.applied for member in members) + sleepers.entries,
+        "commit": sum(member.raft.commit for member in members) + sleepers.entries,
         "elections": system.leaderboard.elections,
         "leaderships_lost": system.leaderboard.lost,
         "busy": dict(system.counters.busy),
@@ -46,9 +48,9 @@ def node_status(system: System) -> dict[str, Any]:
         "generations_bytes_live": in_generations,
         "payload_live_bytes": in_wal + in_generations,
         "payload_disk_bytes": storage.disk_bytes(),
-        "snapshot_bytes": sum(member.snapshot_bytes for member in members),
+        "snapshot_bytes": sum(member.snapshot_bytes for member in members) + sleepers.bytes,
         "liveness_mismatches": system.snapshots.mismatches,
-        "snapshots": sum(1 for member in members if member.snapshot_index),
+        "snapshots": sum(1 for member in members if member.snapshot_index) + len(sleepers),
         "snapshots_taken": system.counters.snapshots_taken,
         "snapshots_sent": system.counters.snapshots_sent,
         "snapshots_installed": system.counters.snapshots_installed,
@@ -69,6 +71,48 @@ def node_status(system: System) -> dict[str, Any]:
         "budget": system.budget.status(),
         "followers": system.sender.status(),
         "peers": [one._asdict() for one in system.peers.status()],
+    }
+
+
+def describe_sleeper(system: System, name: str, uid: int) -> dict[str, Any]:
+    """One hibernating group on this node, as briefly as its row says it."""
+    row = system.hibernation.sleepers.row(uid)
+    found: dict[str, Any] = {
+        "name": name,
+        "uid": uid,
+        "node": system.node_id,
+        "machine": row.shape.machine,
+        "state": ASLEEP,
+        "reason": "",
+        "role": ROLE_NAMES[LEADER if row.leader == system.node_id else FOLLOWER],
+        "leader": row.leader,
+        "term": row.term,
+        "last": row.last,
+        "commit": row.last,
+        "applied": row.last,
+        "snapshot": row.last,
+        "snapshot_bytes": row.size,
+    }
+    if row.shape.machine == "log":
+        found |= {"start": row.start, "end": row.end}
+    return found
+
+
+def _sleeper_standing(system: System, name: str, uid: int) -> list[Any]:
+    row, since = system.hibernation.sleepers.row(uid), system.leaderboard.of(uid).since_ms
+    role = ROLE_NAMES[LEADER if row.leader == system.node_id else FOLLOWER]
+    return [name, uid, row.leader, row.term, since, role, ASLEEP, list(row.shape.voters), list(row.shape.learners), []]
+
+
+def _sleeper_metrics(system: System, name: str, uid: int) -> dict[str, Any]:
+    row, brief = system.hibernation.sleepers.row(uid), describe_sleeper(system, name, uid)
+    for key in ("node", "machine", "start", "end"):
+        brief.pop(key, None)
+    return brief | {
+        "membership": "voter" if system.node_id in row.shape.voters else "learner",
+        "leader_since_ms": system.leaderboard.of(uid).since_ms,
+        "stable": row.last,
+        "pending_bytes": 0,
     }
 
 
@@ -126,7 +170,10 @@ def board_rows(system: System, after: str, limit: int) -> list[list[Any]]:
     """
     found: list[list[Any]] = []
     for name in nsmallest(limit, (name for name in system.names if name > after)):
-        member = system.members.get(system.names[name])
+        uid = system.names[name]
+        member = system.members.get(uid)
+        if uid in system.hibernation.sleepers:
+            found.append(_sleeper_standing(system, name, uid))
         # A name is taken before its group is durable.
         if member is not None:
             raft, configuration = member.raft, member.raft.configuration
@@ -148,8 +195,11 @@ def key_metrics(system: System, names: Iterable[str]) -> list[dict[str, Any]]:
     """
     found = []
     for name in names:
-        member = system.members.get(system.names.get(name, 0))
+        uid = system.names.get(name, 0)
+        member = system.members.get(uid)
         if member is None:
+            if uid in system.hibernation.sleepers:
+                found.append(_sleeper_metrics(system, name, uid))
             continue
         raft = member.raft
         found.append(

@@ -18,7 +18,7 @@ from ..log.meta_rows import SnapshotRow, snapshot_key
 from ..snapshot.format import Snapshot
 from . import rows
 from .homes import SealedFile
-from .member import DELETED, Member, Spec
+from .member import Member, Spec
 
 if TYPE_CHECKING:
     from .system import System
@@ -53,7 +53,7 @@ class Books:
                 # What they say is dead has no home after a restart: the floor has to say so with them (law 4).
                 self.system.storage.raise_floors(int.from_bytes(key[-8:], "big") for key in self._owed)
             floors, self.floors = self.floors, set()
-            puts = [rows.state(member) for member in floors if member.state != DELETED and not member.damaged]
+            puts = [rows.state(member) for member in floors if not member.is_gone and not member.damaged]
             puts += build()
             if store:
                 puts += self._owed.items()
@@ -74,7 +74,7 @@ class Books:
         """One meta commit: state rows of `members`, files sealed or gone, and the payload store's counters."""
 
         def build() -> Iterator[rows.Put]:
-            yield from (rows.state(member) for member in members if member.state != DELETED and not member.damaged)
+            yield from (rows.state(member) for member in members if not member.is_gone and not member.damaged)
             yield from map(rows.sealed_file, sealed_files)
             yield from map(rows.gone_file, gone_files)
             if sealed_files:
@@ -92,7 +92,7 @@ class Books:
 
         def build() -> Iterator[rows.Put]:
             for member, snapshot, data in captured:
-                if member.state != DELETED and not member.damaged and snapshot.index > member.snapshot_stored:
+                if not member.is_gone and not member.damaged and snapshot.index > member.snapshot_stored:
                     stored.append((member, snapshot, data))
                     yield rows.snapshot(member.uid, snapshot.index, snapshot.term, data)
                     yield rows.state(member, snapshot)

@@ -85,7 +85,7 @@ class Departures:
     def on_told(self, groups: Sequence[Sequence[int]]) -> None:
         """Another member has applied configurations without this node."""
         for uid, index, term in groups:
-            member = self.system.members.get(uid)
+            member = self.system.hibernation.find(uid)
             if member is not None and not member.raft.stopped and self._is_out(member, index, term):
                 self.system.nursery.start_soon(self._drop, member, index)
 

@@ -62,7 +62,7 @@ class Directory:
 
     async def _create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
         system = self.system
-        if len(system.members) + len(requests) > system.config.groups_max:
+        if system.group_count + len(requests) > system.config.groups_max:
             raise Busy("the node's number of groups (groups_max)", 60.0)
         specs: list[Spec] = []
         fresh: list[Spec] = []
@@ -74,7 +74,9 @@ class Directory:
                 fresh.append(spec)
                 specs.append(spec)
                 continue
-            old = system.members[known].spec
+            old = system.spec(known)
+            if old is None:
+                raise Busy(f"group {spec.name!r}, which is being stored,", 1.0)
             if (old.machine, old.voters, old.arguments) != (spec.machine, spec.voters, spec.arguments):
                 raise GroupExists(f"group {spec.name!r} exists with another definition", name=spec.name)
             specs.append(old)
@@ -158,7 +160,7 @@ class Directory:
             known = system.names.get(spec.name)
             if known is not None and known != spec.uid:
                 raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
-            if known is None and spec.uid in system.members:
+            if known is None and system.has(spec.uid):
                 raise GroupExists(f"the number of {spec.name!r} is another group's", name=spec.name)
             if (
                 known is None
@@ -173,7 +175,7 @@ class Directory:
             await system.storage.books.store_specs(fresh, more)
         except BaseException:
             for spec in fresh:
-                if spec.uid not in system.members:
+                if not system.has(spec.uid):
                     system.names.pop(spec.name, None)
             raise
         for number, spec in enumerate(fresh):
@@ -190,7 +192,7 @@ class Directory:
         """Delete groups here and on every other member's node. A node that is away learns of it when it speaks for
         the group."""
         system = self.system
-        found = [system.members[uid] for uid in uids if uid in system.members]
+        found = [member for uid in uids if (member := system.hibernation.find(uid)) is not None]
         # Whoever was a member by definition, or is one by now.
         nodes = {node for member in found for node in (*member.spec.voters, *member.raft.configuration.nodes())}
         self.deleted.update(uids)
@@ -242,7 +244,7 @@ class Directory:
                 round_.answer(node, header.get("error"))
         elif kind == UNKNOWN_GROUPS:
             gone = [uid for uid in header["uids"] if uid in self.deleted]
-            members = [system.members[uid] for uid in header["uids"] if uid in system.members]
+            members = [member for uid in header["uids"] if (member := system.hibernation.find(uid)) is not None]
             members = [member for member in members if node in member.raft.configuration.nodes()]
             if members:
                 known = [list(member.spec) for member in members]

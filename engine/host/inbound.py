@@ -32,6 +32,11 @@ SNAPSHOT_NEED = 11
 SNAPSHOT_DATA = 12
 SNAPSHOT_TAKEN = 13
 SNAPSHOT_DONE = 14
+SLEEP = 40
+SLEEPING = 41
+AWAKE = 42
+DIGEST = 43
+SLEEPERS = 44
 ASK_UNKNOWN_MAX = 1024
 
 
@@ -54,8 +59,10 @@ class Inbound:
             for message in messages:
                 member = members.get(message.uid)
                 if member is None:
-                    self._ask(node, message.uid)
-                    continue
+                    member = system.hibernation.find(message.uid, by=node)
+                    if member is None:
+                        self._ask(node, message.uid)
+                        continue
                 if member.raft.stopped:
                     continue
                 entries = message.entries
@@ -126,6 +133,7 @@ class Inbound:
                 member.raft.on_liveness()
                 system.active.add(member)
                 system.scheduler.mark(member)
+        system.hibernation.on_liveness(system.live)
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
         """Typed requests beside the consensus stream: group definitions and snapshot transfers."""
@@ -135,6 +143,8 @@ class Inbound:
                 self.system.directory.on_blob(node, kind, request, header)
             elif kind == MACHINE_VERSIONS:
                 self.system.versions.on_blob(node, header)
+            elif kind >= SLEEP:
+                self.system.hibernation.on_blob(node, kind, request, header)
             else:
                 self.system.snapshots.on_blob(node, kind, request, header, body)
         except LogyardError as error:

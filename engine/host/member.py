@@ -29,6 +29,8 @@ RUNNING = "running"
 HALTED = "halted"
 STOPPED = "stopped"
 DELETED = "deleted"
+ASLEEP = "hibernating"
+"""This object stands for nothing any more: the group is a row of `sleepers`, or another object since."""
 OK = 0
 FAILED = 1
 
@@ -214,6 +216,11 @@ class Member:
     def uid(self) -> int:
         """The group's incarnation."""
         return self.spec.uid
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of this object may be stored: its group was deleted, or hibernated with all it knew."""
+        return self.state == DELETED or self.state == ASLEEP
 
     @property
     def resolves(self) -> bool:

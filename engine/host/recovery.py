@@ -26,7 +26,7 @@ from ..raft.membership import Configuration
 from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
-from . import rows
+from . import revival, rows
 from .departures import Departed
 from .homes import SealedFile, Share
 from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
@@ -192,34 +192,37 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
             reason = "its rows in the meta store are damaged in both copies"
         recovered = sink.groups.get(spec.uid) or Recovered()
         state = states.get(spec.uid)
+        system.names[spec.name] = spec.uid
+        if not reason and state is not None and revival.slept_on(state, snapshots.get(spec.uid), recovered):
+            revival.adopt_row(system, spec, state)
+            continue
         try:
-            member = _member(system, spec, state, snapshots.get(spec.uid), recovered)
+            member = build_member(system, spec, state, snapshots.get(spec.uid), recovered)
         except Exception as error:
             reason = reason or f"its records do not fit together: {type(error).__name__}: {error}"
             member = fresh_member(system, spec)
         if reason:
-            _stop(system, member, reason)
+            stop_damaged(system, member, reason)
             if spec.uid not in known:
                 # Durable before the file that shows the damage can be recycled: a next start must not take the rest
                 # for all.
                 meta.commit([rows.damaged(spec.uid, reason)])
         else:
             base = member.raft.log.snapshot_index
-            if base > _base(state)[0] and base == member.snapshot_index and recovered.restart != base + 1:
+            if base > log_base(state)[0] and base == member.snapshot_index and recovered.restart != base + 1:
                 restarted.append((spec.uid, base))
         system.members[spec.uid] = member
-        system.names[spec.name] = spec.uid
     return restarted
 
 
-def _stop(system: System, member: Member, reason: str) -> None:
+def stop_damaged(system: System, member: Member, reason: str) -> None:
     """A group whose records are damaged takes no part, and what is known of it here is never stored (section 10)."""
     log.error("group %s is stopped: %s", member.spec.name, reason)
     member.state, member.reason, member.damaged = STOPPED, reason, True
     member.raft.stop()
 
 
-def _base(state: meta_rows.StateRow | None) -> tuple[int, int]:
+def log_base(state: meta_rows.StateRow | None) -> tuple[int, int]:
     """(index, term) that the stored log starts above."""
     index, term = state.extra.get("log", (0, 0)) if state is not None else (0, 0)
     return index, term
@@ -249,10 +252,10 @@ def _encoder(system: System, uid: int) -> Callable[[int, int, int, bytes], Entry
 
 def fresh_member(system: System, spec: Spec) -> Member:
     """A member that has nothing yet."""
-    return _member(system, spec, None, None, Recovered())
+    return build_member(system, spec, None, None, Recovered())
 
 
-def _member(
+def build_member(
     system: System,
     spec: Spec,
     state: meta_rows.StateRow | None,
@@ -321,7 +324,7 @@ def _log(
     spec: Spec, state: meta_rows.StateRow, snapshot: snapshot_format.Snapshot | None, recovered: Recovered
 ) -> tuple[RaftLog, list[SegmentRun], int]:
     """The log as snapshot base, segments and memory; the runs in segments; how far segments reach."""
-    base_index, base_term = _base(state)
+    base_index, base_term = log_base(state)
     if base_index > (snapshot.index if snapshot is not None else 0):
         raise Corrupt(f"group {spec.name}", 0, f"a snapshot at {base_index} or above", snapshot and snapshot.index)
     flushed = max(int(state.extra.get("flushed", 0)), base_index)
@@ -380,7 +383,7 @@ def _adopt_files(system: System, flushed: int) -> None:
                     try:
                         share, total = _share(system, member, run)
                     except (LogyardError, OSError) as error:
-                        _stop(system, member, f"segment {number}: {error}")
+                        stop_damaged(system, member, f"segment {number}: {error}")
                         continue
                     file.add(uid, share, total)
         storage.files[number] = file

@@ -46,8 +46,11 @@ def spec_of(row: meta_rows.GroupRow) -> Spec:
     return Spec(row.uid, row.name, row.machine, row.arguments, voters, row.created)
 
 
-def state(member: Member, snapshot: Snapshot | None = None) -> Put:
-    """A group's checkpoint; `snapshot` is one that becomes durable in the same commit."""
+def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int] = ()) -> Put:
+    """A group's checkpoint; `snapshot` is one that becomes durable in the same commit.
+
+    `asleep`: the group may hibernate by this row: [leader, its node's epoch, next timer, start, end, snapshot bytes].
+    """
     raft = member.raft
     log = raft.log
     row = meta_rows.StateRow(
@@ -67,6 +70,8 @@ def state(member: Member, snapshot: Snapshot | None = None) -> Put:
         "flushed": member.flushed,
         "configurations": _configurations(raft),
     }
+    if asleep:
+        row.extra["asleep"] = list(asleep)
     return row.put()
 
 

@@ -58,6 +58,10 @@ class Segments:
             if not users:
                 self.release(number)
 
+    def forget(self, member: Member) -> None:
+        """A member's stored row refers to no segment."""
+        self._unreferring.discard(member)
+
     def release(self, number: int) -> None:
         """Unless its WAL file is a home still, a segment goes as soon as no log needs its entries."""
         if number in self.system.storage.files:

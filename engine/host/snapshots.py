@@ -268,7 +268,7 @@ class Snapshots:
         self.system.peers.send_blob(node, SNAPSHOT_DONE, request, answer, ())
 
     async def _take_in(self, node: int, request: int, uid: int, data: bytes, receive: Any) -> None:
-        member = self.system.members.get(uid)
+        member = self.system.hibernation.find(uid)
         if member is None or member.raft.stopped:
             raise LogyardError(f"group {uid:016x} does not run on this node")
         snapshot = snapshot_format.decode(data, uid)

@@ -197,7 +197,7 @@ class Storage:
         try:
             found = await trio.to_thread.run_sync(self._write_segment, sealed)
             file = SealedFile(sealed.file, sealed.length)
-            touched = {member for member in hard_states if member.uid in self.system.members}
+            touched = {member for member in hard_states if self.system.members.get(member.uid) is member}
             self._adopt_segment(file, found, touched)
             await self.books.commit_members(touched, sealed_files=[file])
         except BaseException:
@@ -292,6 +292,23 @@ class Storage:
         for run in gone:
             self.segments.leave(member, run.segment)
 
+    def move_out(self, member: Member) -> None:
+        """A group of which nothing lives in WAL files is about to hibernate: its snapshot at the last entry is all it
+        needs, so its log starts there and it leaves its segments."""
+        assert member.snapshot_index == member.raft.log.last_index
+        member.flushed = max(member.flushed, member.snapshot_index)
+        self._compact_log(member)
+        runs, member.segments = member.segments, []
+        for run in runs:
+            self.segments.leave(member, run.segment)
+
+    def slept(self, member: Member) -> None:
+        """A member became a row, which is stored: nothing more is to be stored for it."""
+        self._hard_states.discard(member)
+        self.books.floors.discard(member)
+        self.segments.forget(member)
+        self.wal.forget(member.uid)
+
     def raise_floors(self, uids: Iterable[int]) -> None:
         """Before payload bytes of these groups are destroyed: the floor covers every release that made any of them
         dead (law 4).
@@ -347,6 +364,19 @@ class Storage:
                 [(member.uid, first, last)], lambda _, low, high: [one for one in entries if low <= one.index <= high]
             )
             self.homes.rehomed(member, first, last, before)
+
+    async def move(
+        self,
+        members: Sequence[Member],
+        ranges: Sequence[tuple[int, int, int]],
+        read: Callable[[int, int, int], Iterable[SourceEntry]],
+    ) -> None:
+        """Payloads of several groups from WAL files to a generation: (uid, first, last) of each, one a member."""
+        async with self._janitor_lock:
+            before = {member: list(self.system.store.homes(member.uid)) for member in members}
+            await self.system.store.write(ranges, read)
+            for member, (_, first, last) in zip(members, ranges, strict=True):
+                self.homes.rehomed(member, first, last, before[member])
 
     async def store_installed(self, member: Member, snapshot: Snapshot, data: bytes) -> None:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""

@@ -27,7 +27,7 @@ from ..ports import PeersPort, StorePort
 from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
-from . import recovery, ticker
+from . import recovery, revival, ticker
 from .answer import Answer
 from .applier import Applier
 from .budget import Budget
@@ -37,10 +37,11 @@ from .departures import Departures
 from .directory import Directory
 from .durability import Durability, metadata_bytes
 from .heartbeats import Heartbeats
+from .hibernation import Hibernation
 from .inbound import Inbound
 from .intake import Early
 from .leaderboard import Counters, Leaderboard
-from .member import DROP, RUNNING, Member, Queued, Sink
+from .member import DROP, RUNNING, Member, Queued, Sink, Spec
 from .pulse import Pulse
 from .reader import Reader
 from .scheduler import Scheduler
@@ -102,6 +103,7 @@ class System:
         self.departures = Departures(self)
         self.snapshots = Snapshots(self)
         self.pulse = Pulse(self)
+        self.hibernation = Hibernation(self)
         self.versions = Versions(self)
         self.delivery = Delivery(self)
         # Members that lead and have timers or follow-ups pending, and those whose machine wants ticks.
@@ -143,6 +145,8 @@ class System:
                 nursery.start_soon(self.scheduler.run)
                 nursery.start_soon(self.scheduler.tell)
                 nursery.start_soon(ticker.run, self)
+                if self.config.hibernate_after_ms:
+                    nursery.start_soon(self.hibernation.run)
                 nursery.start_soon(self.storage.run)
                 recovery.start_groups(self)
                 task_status.started()
@@ -175,12 +179,30 @@ class System:
         self.active.discard(member)
 
     def member(self, name: str) -> Member:
-        """By name. Raises `UnknownGroup`."""
+        """By name, woken if it hibernates. Raises `UnknownGroup`."""
         # A name is taken before its group is durable, and so before there is a member.
-        member = self.members.get(self.names.get(name, 0))
+        member = self.hibernation.find(self.names.get(name, 0), use=True)
         if member is None:
             raise UnknownGroup(f"no group {name!r} on node {self.node_id}", name=name)
+        # Whoever asks is going to use it: it does not rest just now.
+        self.active.add(member)
         return member
+
+    def has(self, uid: int) -> bool:
+        """Whether this node has a group, awake or not."""
+        return uid in self.members or uid in self.hibernation.sleepers
+
+    @property
+    def group_count(self) -> int:
+        """Groups of this node, awake or not."""
+        return len(self.members) + len(self.hibernation.sleepers)
+
+    def spec(self, uid: int) -> Spec | None:
+        """A group's definition; wakes nobody."""
+        member = self.members.get(uid)
+        if member is not None:
+            return member.spec
+        return revival.stored_spec(self, uid) if uid in self.hibernation.sleepers else None
 
     def submit(
         self,
@@ -201,7 +223,9 @@ class System:
         """
         member = self.members.get(uid)
         if member is None:
-            raise UnknownGroup(f"no group {uid:016x} on node {self.node_id}")
+            member = self.hibernation.find(uid, use=True)
+            if member is None:
+                raise UnknownGroup(f"no group {uid:016x} on node {self.node_id}")
         if member.state != RUNNING:
             member.check_running()
         if member.raft.role != LEADER:

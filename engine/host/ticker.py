@@ -36,6 +36,7 @@ async def run(system: System) -> None:
         if system.pulse.healthy():
             healthy = True
             _tick(system)
+            system.hibernation.tick()
         elif healthy:
             healthy = False
             _abdicate(system)
@@ -53,6 +54,7 @@ async def run(system: System) -> None:
             housekeeping = now
             system.inbound.forget_asked()
             system.departures.forget_told()
+            system.hibernation.look()
             system.leaderboard.prune(system.names)
             system.heartbeats.look()
             system.storage.look()
@@ -70,6 +72,7 @@ def _tick(system: System) -> None:
             system.scheduler.mark(member)
         elif member.raft.is_quiet:
             active.discard(member)
+            system.hibernation.rest(member)
 
 
 def _abdicate(system: System) -> None:

@@ -7,6 +7,7 @@ step down, never what is committed or read (law 10).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from . import election, membership, reads, replication
@@ -99,6 +100,57 @@ def _tick_leader(raft: Raft) -> None:
             # Nothing says that what was sent is lost; the probe finds out without sending it twice.
             progress.probe(progress.match + 1 if state == REPLICATE else progress.next, hollow=state == REPLICATE)
             raft.dirty = True
+
+
+def may_hibernate(raft: Raft) -> bool:
+    """Whether nothing at all is under way: everything this member has is durable, committed, applied and settled here,
+    and the configuration is a plain one. What other members have is the host's question."""
+    log = raft.log
+    last = log.last_index
+    return (
+        not (raft.stopped or raft.dirty or raft.pending or raft.held or raft.doubt or raft.untold or raft.transferring)
+        and raft.role in (LEADER, FOLLOWER)
+        and raft.safe
+        and raft.commit == last == raft.applied == log.stable == raft.offered
+        and not raft.history
+        and not (raft.configuration.outgoing or raft.configuration.promotable or raft.leaving)
+        and is_quiet(raft)
+    )
+
+
+def resume_leader(raft: Raft, asleep: Collection[int]) -> None:
+    """This member slept as the leader of its term, in this very process, and everything it had was durable: it leads
+    on. The followers in `asleep` hold all of it, the others are asked.
+
+    After a restart it must not: what it had sent and not synced may be lost here and stored elsewhere.
+    """
+    assert raft.role == FOLLOWER and raft.vote == raft.node and raft.safe and raft.commit == raft.log.last_index
+    raft.role = LEADER
+    raft.leader = raft.node
+    raft.progress = {}
+    membership.track(raft)
+    last = raft.log.last_index
+    # Its own no-op lies at or below: it was committed before it slept.
+    raft.lead_index = last
+    for node in asleep:
+        progress = raft.progress.get(node)
+        if progress is not None:
+            progress.match = progress.commit = progress.told = last
+            progress.replicate(last + 1)
+    raft.changed = raft.dirty = True
+
+
+def resume_follower(raft: Raft, leader: int) -> None:
+    """This member slept under `leader`, whose appends had validated all it has."""
+    assert raft.role == FOLLOWER and raft.commit == raft.log.last_index
+    raft.leader = leader
+    raft.validated = raft.acked = raft.log.last_index
+    raft.changed = raft.dirty = True
+
+
+def orphan(raft: Raft) -> None:
+    """This member slept under a leader that is gone: campaign soon, but not all in the same tick."""
+    election.forget_leader(raft)
 
 
 def abdicate(raft: Raft) -> None:

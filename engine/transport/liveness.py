@@ -71,7 +71,8 @@ class Liveness:
 
     def digest_of(self, node: int) -> int:
         """What a peer's last renewal said of the hibernating groups it leads with this node."""
-        return self._peers[node].digest
+        peer = self._peers.get(node)
+        return peer.digest if peer is not None else 0
 
     def advance(self) -> None:
         """Start the next round of renewals. Only while this node may renew at all: an unhealthy node's counter stands
@@ -91,7 +92,7 @@ class Liveness:
         assert epoch >= peer.epoch, "stale epochs are refused by the handshake"
         if epoch == peer.epoch:
             return False
-        peer.epoch, peer.counter = epoch, 0
+        peer.epoch, peer.counter, peer.digest = epoch, 0, 0
         return self._dead(node)
 
     def on_renewal(self, node: int, renewal: Renewal, now: float) -> tuple[bool, bool]:

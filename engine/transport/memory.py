@@ -117,6 +117,14 @@ class MemoryPeers:
         """As `Peers.send_blob`."""
         return self._send(node, CONTROL if control else BULK, encode_blob(kind, request, header, body))
 
+    def epoch_of(self, node: int) -> int:
+        """The highest epoch seen of a peer; 0 before the first."""
+        return self.liveness.epoch_of(node)
+
+    def digest_of(self, node: int) -> int:
+        """What a peer's last renewal said of the hibernating groups it leads with this node; 0 before the first."""
+        return self.liveness.digest_of(node)
+
     def status(self) -> list[PeerStatus]:
         """As `Peers.status`; the drops and bytes are those of all peers."""
         return [

@@ -236,6 +236,14 @@ class Peers:
         peer = self._peers.get(node)
         return peer is not None and peer.links[CONTROL if control else BULK].send_blob(kind, request, header, body)
 
+    def epoch_of(self, node: int) -> int:
+        """The highest epoch seen of a peer; 0 before the first."""
+        return self.liveness.epoch_of(node)
+
+    def digest_of(self, node: int) -> int:
+        """What a peer's last renewal said of the hibernating groups it leads with this node; 0 before the first."""
+        return self.liveness.digest_of(node)
+
     def status(self) -> list[PeerStatus]:
         """All peers, by node."""
         found = []

@@ -46,6 +46,8 @@ SMALL: dict[str, Any] = {
     "tick_ms": 5,
     "liveness_interval_ms": 20,
     "liveness_timeout_ms": 120,
+    # Most tests look at members: nothing becomes a row by itself.
+    "hibernate_after_ms": 0,
     # Tests count syncs, and let the nth fail.
     "disk_probe_ms": 60_000,
 }
@@ -91,7 +93,9 @@ class Cluster:
         """Open a node's directory and let it run."""
         system = self.build(number)
         await system.open()
-        peers = self.network.join(number, system.inbound, peers=[], healthy=system.pulse.healthy)
+        peers = self.network.join(
+            number, system.inbound, peers=[], healthy=system.pulse.healthy, digest=system.hibernation.accord.digest
+        )
         scope, ended = self._scopes[number] = trio.CancelScope(), trio.Event()
         await self._nursery.start(self._run, number, system, peers, scope, ended)
         self.nodes[number] = Node(system)
@@ -170,7 +174,7 @@ class Cluster:
     def replica(self, number: int, name: str = "log") -> Member | None:
         """A group's replica, if the node has one."""
         system = self.nodes[number].system
-        return system.members.get(system.names.get(name, 0))
+        return system.hibernation.find(system.names.get(name, 0))
 
     def log(self, number: int, name: str = "log") -> Any:
         """A replica's machine."""

@@ -1,0 +1,442 @@
+"""Hibernation: a group that nobody uses becomes a row on each of its nodes, and a member again when it is needed
+(architecture section 9).
+
+Invariants: a member is given up only when the state row just committed says all that it knows, with a snapshot at its
+last entry; a follower sleeps only with the log, term and commit of the leader that asked it to; a leader sleeps only
+when every living follower does; each renewal's digest says which groups those are, so that whatever message is lost,
+both sides find out. Nothing here decides a commit or a read (law 10). Called by `system`, `inbound` and `ticker`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..errors import LogyardError
+from ..raft import quiescence
+from ..raft.core import LEADER
+from . import effects, leftovers, revival, rows
+from .accord import Accord
+from .inbound import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
+from .member import ASLEEP, RUNNING, STOPPED, Member
+from .sleepers import Row, Shape, Sleepers, quorum_lives
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+BATCH = 64
+"""Groups that go to sleep together: two commits of the meta store, some milliseconds of the loop."""
+PATIENCE = 6
+"""A group that can't sleep, or has an absent member, is looked at again after this many times the usual quiet."""
+ANSWER_SECONDS = 3.0
+LOOK_SECONDS = 0.1
+WAKE_SECONDS = 0.02
+"""What a tick may spend waking groups that nobody waits for."""
+NOTICE_MAX = 4096
+
+
+class Hibernation:
+    """Both ends of going to sleep, and every way to wake."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.sleepers = Sleepers(system.node_id)
+        self.slept = 0
+        self.woken = 0
+        # Quiet groups led here, by when they are looked at: those of the usual wait, and those that were looked at.
+        self._resting: dict[Member, float] = {}
+        self._patient: dict[Member, float] = {}
+        self._offers: dict[int, _Offer] = {}
+        self._offer = 0
+        self._preparing = trio.Lock()
+        # What waking has to say to other nodes, by node; it leaves with the next tick.
+        self._notices: dict[int, list[int]] = {}
+        # Groups to wake when there is time: (leader that each slept under, 0 for one that is gone; by whose word).
+        self._waking: dict[int, tuple[int, int]] = {}
+        self._due: list[tuple[int, int]] = []
+        # (leader, its epoch) -> groups that slept under it before this process began.
+        self._hints: dict[tuple[int, int], list[int]] = {}
+        self._live: set[int] = {system.node_id}
+        # client -> (group, time to live in ms) of sessions in groups that sleep under this node.
+        self._guests: dict[int, dict[int, int]] = {}
+        self.accord = Accord(self)
+
+    # Going to sleep: the leader's side
+
+    def rest(self, member: Member) -> None:
+        """A member needs no ticks any more. Called by the ticker, now and whenever it came to rest again."""
+        after = self.system.config.hibernate_after_ms / 1000
+        if after and member.raft.role == LEADER:
+            self._resting.pop(member, None)
+            self._resting[member] = time.monotonic() + after
+
+    async def run(self) -> None:
+        """Put groups to sleep, a batch at a time, for at most a quarter of the time. Until cancelled."""
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            while found := self._due_batch():
+                began = time.monotonic()
+                try:
+                    await self._put_to_sleep(found)
+                except (LogyardError, OSError) as error:
+                    log.warning("hibernation of %d groups: %s", len(found), error)
+                await trio.sleep(3 * (time.monotonic() - began))
+
+    def _due_batch(self) -> list[Member]:
+        now = time.monotonic()
+        found: list[Member] = []
+        for queue in (self._resting, self._patient):
+            for member, due in list(queue.items()):
+                if due > now or len(found) == BATCH:
+                    break
+                del queue[member]
+                if member in self.system.active or member.state != RUNNING or member.raft.role != LEADER:
+                    # It comes back when it rests again.
+                    continue
+                alone = not member.raft.configuration.nodes() <= self.system.live
+                if not self._may_sleep(member) or (alone and queue is self._resting):
+                    self._wait(member)
+                    continue
+                found.append(member)
+        return found
+
+    def _wait(self, member: Member) -> None:
+        if member.state == RUNNING:
+            self._patient.pop(member, None)
+            self._patient[member] = time.monotonic() + PATIENCE * self.system.config.hibernate_after_ms / 1000
+
+    def _may_sleep(self, member: Member) -> bool:
+        """Nothing is under way, nobody waits, nothing is to be done before the next timer."""
+        if (
+            member.state != RUNNING or member.dirty or member.queue or member.system_queue or member.waiting
+            or member.unpersisted or member.waiters or member.reads or member.transfers or member.slow_sends
+        ):  # fmt: skip
+            return False
+        kept = member.kept
+        if member.low or member.early or member.uploads is not None:
+            return False
+        if member.urgent or member.under_way or (member.raft.role == LEADER and self._silent(member)):
+            return False
+        if member in self.system.ticking or (kept is not None and (kept.todo or kept.appends)):
+            return False
+        return member.resolves and member.raft.log.last_index > 0 and quiescence.may_hibernate(member.raft)
+
+    def _silent(self, member: Member) -> bool:
+        """A session's client was not heard of for half its time to live: its end may have to be proposed soon."""
+        hearts = self.system.heartbeats
+        return member.sessions is not None and any(
+            2000 * (hearts.clock - hearts.last_seen.get(one.client, 0.0)) > one.ttl_ms
+            for one in member.sessions.by_id.values()
+        )
+
+    def look(self) -> None:
+        """Once a second: sessions of silent clients have to end, so their groups wake."""
+        hearts = self.system.heartbeats
+        for client, groups in self._guests.items():
+            silent_ms = 1000 * (hearts.clock - hearts.last_seen.get(client, 0.0))
+            for uid, ttl_ms in groups.items():
+                if silent_ms > ttl_ms and uid not in self._waking:
+                    self.wake_soon(uid, self.system.node_id)
+
+    def _has_moved_out(self, member: Member) -> bool:
+        """Nothing that lives is at home in a WAL file without a segment: only a member in memory can locate that."""
+        raft_log = member.raft.log
+        if any(member.uid in one.shares for one in self.system.storage.files.values()):
+            # Migration needs its liveness.
+            return False
+        home = self.system.store.home
+        for entry in reversed(raft_log.entries):
+            if entry.index <= member.flushed:
+                break
+            lives = entry.body_bytes and not entry.tombstone and not member.is_dead(entry)
+            if lives and home(member.uid, entry.index) is None:
+                return False
+        return True
+
+    async def _put_to_sleep(self, members: Sequence[Member]) -> None:
+        system = self.system
+        ready = await self._prepare(members, system.node_id)
+        offer = _Offer()
+        by_node: dict[int, list[Member]] = {}
+        for member in ready:
+            for node in member.raft.progress:
+                if node in system.live:
+                    by_node.setdefault(node, []).append(member)
+        self._offer += 1
+        number = self._offer
+        self._offers[number] = offer
+        try:
+            for node, asked in by_node.items():
+                table = [[one.uid, one.raft.term, one.raft.log.last_index] for one in asked]
+                if system.peers.send_blob(node, SLEEP, number, {"groups": table}):
+                    offer.waiting.add(node)
+            if offer.waiting:
+                with trio.move_on_after(ANSWER_SECONDS):
+                    await offer.done.wait()
+        finally:
+            del self._offers[number]
+        for member in members:
+            if member not in ready:
+                self._wait(member)
+        for member, put in ready.items():
+            asked_nodes = {node for node, asked in by_node.items() if member in asked}
+            asleep = {node for node in asked_nodes if member.uid in offer.slept.get(node, ())}
+            absent = member.raft.configuration.nodes() - asleep - {system.node_id}
+            agreed = asleep == asked_nodes and not absent & system.live
+            if not agreed or not self._give_up(member, put, system.node_id, asleep, absent):
+                for node in asleep:
+                    self._notices.setdefault(node, []).append(member.uid)
+                self._wait(member)
+
+    async def _prepare(self, members: Sequence[Member], leader: int) -> dict[Member, rows.Put]:
+        """Snapshots at the last entry, and state rows that say all there is: durable when this returns."""
+        system = self.system
+        found: dict[Member, rows.Put] = {}
+        async with self._preparing:
+            full = [member for member in members if not self._has_moved_out(member)]
+            if full:
+                await leftovers.move_out(system, full, system.config.hibernate_move_bytes)
+            await system.snapshots.take([one for one in members if one.snapshot_index < one.raft.log.last_index])
+
+            def build() -> list[rows.Put]:
+                for member in members:
+                    stands = member.raft.log.last_index == member.snapshot_index == member.snapshot_stored
+                    if stands and self._may_sleep(member) and self._has_moved_out(member):
+                        system.storage.move_out(member)
+                        found[member] = self._row_put(member, leader)
+                return list(found.values())
+
+            await system.storage.books.commit(build, store=True)
+        return found
+
+    def _row_put(self, member: Member, leader: int) -> rows.Put:
+        epoch = self.system.epoch if leader == self.system.node_id else self.system.peers.epoch_of(leader)
+        machine = member.machine
+        start, end = getattr(machine, "start", 0), getattr(machine, "end", 0)
+        return rows.state(member, asleep=[leader, epoch, _next_due(member), start, end, member.snapshot_bytes])
+
+    def _give_up(
+        self, member: Member, put: rows.Put, leader: int, asleep: set[int] | None = None, absent: set[int] | None = None
+    ) -> bool:
+        """The member becomes a row, if what was stored is still all there is to say. In one step of the loop."""
+        system = self.system
+        if system.members.get(member.uid) is not member or not self._may_sleep(member):
+            return False
+        if self._row_put(member, leader) != put:
+            return False
+        row = row_of(member, leader, asleep or (), absent or ())
+        member.state = ASLEEP
+        del system.members[member.uid]
+        system.active.discard(member)
+        system.timed.discard(member)
+        self._resting.pop(member, None)
+        self._patient.pop(member, None)
+        system.storage.slept(member)
+        self.sleepers.add(member.uid, row)
+        if leader == system.node_id and member.sessions is not None:
+            for session in member.sessions.by_id.values():
+                self._guests.setdefault(session.client, {})[member.uid] = session.ttl_ms
+        if row.due:
+            heapq.heappush(self._due, (row.due, member.uid))
+        self.slept += 1
+        return True
+
+    # Going to sleep: the follower's side
+
+    async def _asked(self, node: int, number: int, table: Sequence[Sequence[int]]) -> None:
+        """The leader on `node` would let these groups sleep."""
+        slept: list[int] = []
+        members: list[Member] = []
+        for uid, term, last in table:
+            if uid in self.sleepers:
+                row = self.sleepers.row(uid)
+                if (row.leader, row.term, row.last) == (node, term, last):
+                    slept.append(uid)
+                    continue
+            member = self.find(uid)
+            if member is not None and self._agrees(member, node, term, last):
+                members.append(member)
+        try:
+            ready = await self._prepare(members, node)
+            for member, put in ready.items():
+                if member.raft.leader == node and self._give_up(member, put, node):
+                    slept.append(member.uid)
+        except (LogyardError, OSError) as error:
+            log.warning("hibernation of %d groups of node %d: %s", len(members), node, error)
+        self.system.peers.send_blob(node, SLEEPING, number, {"groups": slept})
+
+    def _agrees(self, member: Member, node: int, term: int, last: int) -> bool:
+        raft = member.raft
+        same = (raft.leader, raft.term, raft.log.last_index) == (node, term, last)
+        return same and node != self.system.node_id and self._may_sleep(member)
+
+    # Waking
+
+    def find(self, uid: int, use: bool = False, by: int = 0) -> Member | None:
+        """A group's member, woken if it sleeps; None when this node has none. `use`: somebody waits for it, so without
+        a leader it campaigns at once. `by`: the node whose word this is."""
+        member = self.system.members.get(uid)
+        if member is None and uid in self.sleepers:
+            member = self._wake(uid, use, by)
+        return member
+
+    def _wake(self, uid: int, use: bool, by: int) -> Member:
+        system = self.system
+        row = self.sleepers.pop(uid)
+        assert row is not None
+        leader, by = self._waking.pop(uid, (row.leader, by))
+        self.woken += 1
+        member = system.members[uid] = revival.revive(system, uid)
+        if member.state == STOPPED:
+            return member
+        for session in member.sessions.by_id.values() if member.sessions is not None else ():
+            self._guests.get(session.client, {}).pop(uid, None)
+        raft = member.raft
+        own = system.node_id
+        if leader == own and raft.vote == own and raft.term == row.term:
+            quiescence.resume_leader(raft, row.shape.asleep)
+            effects.on_leading(system, member)
+            for node in row.shape.asleep:
+                if node != by:
+                    self._notices.setdefault(node, []).append(uid)
+        elif leader and leader != own and raft.term == row.term and leader in system.live:
+            quiescence.resume_follower(raft, leader)
+            if by != leader:
+                # It hears of this, and the group is awake on all its nodes.
+                raft.on_link_reset(leader)
+        elif use or raft.configuration.voters == (own,):
+            raft.campaign()
+        elif not by:
+            quiescence.orphan(raft)
+        system.active.add(member)
+        system.scheduler.mark(member)
+        return member
+
+    def on_liveness(self, live: set[int]) -> None:
+        """Nodes appeared or went. A leader's death wakes its groups, where a quorum is left; a leader without a quorum
+        leads no more; who comes back wakes what went to sleep without it."""
+        died, came = self._live - live, live - self._live
+        self._live = set(live)
+        for node in came:
+            self._met(node)
+        if not died and not came:
+            return
+        own = self.system.node_id
+        for uid, row in self.sleepers.rows():
+            if row.leader in died:
+                self.sleepers.follow(uid, 0)
+                if quorum_lives(row.shape, live):
+                    self._waking[uid] = (0, 0)
+            elif row.leader == own:
+                if not quorum_lives(row.shape, live):
+                    self.sleepers.follow(uid, 0)
+                elif came.intersection(row.shape.absent):
+                    self._waking[uid] = (own, 0)
+
+    def _met(self, node: int) -> None:
+        """Before a restart of this node some groups slept under `node`: they still do, if it is the same process. If
+        not, nobody leads them until somebody needs them."""
+        epoch = self.system.peers.epoch_of(node)
+        for key in [key for key in self._hints if key[0] == node]:
+            for uid in self._hints.pop(key):
+                if key[1] == epoch and uid in self.sleepers and not self.sleepers.row(uid).leader:
+                    self.sleepers.follow(uid, node)
+
+    def tick(self) -> None:
+        """Once a tick: wake what is due, as much as there is time for; say what there is to say; compare digests."""
+        end = time.monotonic() + WAKE_SECONDS
+        while self._waking:
+            uid = next(iter(self._waking))
+            self.find(uid)
+            self._waking.pop(uid, None)
+            if time.monotonic() >= end:
+                break
+        now = self.system.wall_ns() // 1_000_000 if self._due else 0
+        while self._due and self._due[0][0] <= now:
+            due, uid = heapq.heappop(self._due)
+            if uid in self.sleepers:
+                row = self.sleepers.row(uid)
+                if row.due == due and row.leader in (0, self.system.node_id):
+                    self.find(uid, use=True)
+        if self._notices:
+            notices, self._notices = self._notices, {}
+            for node, uids in notices.items():
+                for at in range(0, len(uids), NOTICE_MAX):
+                    self.system.peers.send_blob(node, AWAKE, 0, {"groups": uids[at : at + NOTICE_MAX]})
+        self.accord.compare()
+
+    def wake_soon(self, uid: int, leader: int, by: int = 0) -> None:
+        """Wake a group when there is time. `leader` is whom it slept under; it is believed if `by` is the same."""
+        self._waking[uid] = (leader, by)
+
+    def tell_awake(self, node: int, uid: int) -> None:
+        """Tell a node, with the next tick, that a group it sleeps in is awake here."""
+        if uid not in self._waking:
+            self._notices.setdefault(node, []).append(uid)
+
+    def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
+        """What another node says of groups that sleep or wake."""
+        if kind == SLEEP:
+            self.system.nursery.start_soon(self._asked, node, request, header["groups"])
+        elif kind == SLEEPING:
+            offer = self._offers.get(request)
+            if offer is not None:
+                offer.answer(node, header["groups"])
+        elif kind == AWAKE:
+            for uid in header["groups"]:
+                if uid in self.sleepers:
+                    self._waking[uid] = (self.sleepers.row(uid).leader, node)
+        elif kind == DIGEST:
+            self.accord.differing(node, {int(number): int(total) for number, total in header["parts"]})
+        elif kind == SLEEPERS:
+            self.accord.corrected(node, header["parts"], header["groups"])
+
+    def adopt(self, uid: int, row: Row, leader: int, epoch: int) -> None:
+        """At recovery: a group that slept when this node ended. Nobody leads it until its leader is met again."""
+        self.sleepers.add(uid, row._replace(leader=0))
+        if leader != self.system.node_id:
+            self._hints.setdefault((leader, epoch), []).append(uid)
+        if row.due:
+            heapq.heappush(self._due, (row.due, uid))
+
+
+class _Offer:
+    """One batch that was offered sleep: who has not answered, and what each said."""
+
+    __slots__ = ("waiting", "slept", "done")
+
+    def __init__(self) -> None:
+        self.waiting: set[int] = set()
+        self.slept: dict[int, set[int]] = {}
+        self.done = trio.Event()
+
+    def answer(self, node: int, uids: Sequence[int]) -> None:
+        """A node's answer."""
+        if node in self.waiting:
+            self.slept[node] = set(uids)
+            self.waiting.discard(node)
+            if not self.waiting:
+                self.done.set()
+
+
+def _next_due(member: Member) -> int:
+    """Log time of a group's next timer; 0 for none."""
+    return min(member.kept.timers.values(), default=0) if member.kept is not None else 0
+
+
+def row_of(member: Member, leader: int, asleep: Sequence[int] | set[int], absent: Sequence[int] | set[int]) -> Row:
+    """What is left of a member."""
+    raft, machine = member.raft, member.machine
+    configuration = raft.configuration
+    shape = Shape(
+        configuration.voters, configuration.learners, tuple(sorted(asleep)), tuple(sorted(absent)), member.spec.machine
+    )
+    start, end = getattr(machine, "start", 0), getattr(machine, "end", 0)
+    return Row(raft.term, raft.log.last_index, _next_due(member), start, end, leader, member.snapshot_bytes, shape)

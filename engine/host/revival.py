@@ -1,0 +1,84 @@
+"""Hibernating groups and their stored rows: what a restart leaves asleep, and how one group becomes a member again.
+
+Invariant: a group stays a row at a restart only if the WAL says nothing of it but what happened before it slept; a
+member is rebuilt from its rows by the very code of recovery. Called by `recovery` and `hibernation`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import Corrupt, LogyardError
+from ..log import meta_rows
+from ..raft.membership import Configuration
+from . import rows
+from .member import Member, Spec
+from .sleepers import Row, Shape
+
+if TYPE_CHECKING:
+    from .recovery import Recovered
+    from .system import System
+
+
+def _last(state: meta_rows.StateRow) -> int:
+    """Where the log started over: the last entry of a group that hibernates."""
+    return int(state.extra.get("log", (0, 0))[0])
+
+
+def slept_on(state: meta_rows.StateRow, snapshot: meta_rows.SnapshotRow | None, recovered: Recovered) -> bool:
+    """Whether a group hibernated, and the WAL says nothing of it but what happened before."""
+    last = _last(state)
+    if "asleep" not in state.extra or state.runs or snapshot is None or snapshot.index != last:
+        return False
+    hard = recovered.hard_state or (0, 0, 0)
+    newer = hard[0] > state.term or (hard[0] == state.term and hard[1] not in (0, state.vote))
+    return not newer and recovered.end <= last and recovered.restart <= last + 1 and recovered.floor <= state.floor
+
+
+def adopt_row(system: System, spec: Spec, state: meta_rows.StateRow) -> None:
+    """A hibernating group stays one: no member is built."""
+    leader, epoch, due, start, end, size = state.extra["asleep"]
+    configuration = Configuration.decode(state.extra["configurations"][0][2])
+    shape = Shape(configuration.voters, configuration.learners, (), (), spec.machine)
+    row = Row(state.term, _last(state), due, start, end, 0, size, shape)
+    system.hibernation.adopt(spec.uid, row, leader, epoch)
+
+
+def stored_spec(system: System, uid: int) -> Spec:
+    """A group's definition from its stored row. Raises `Corrupt`."""
+    key = meta_rows.group_key(uid)
+    value = system.storage.books.meta.get(key)
+    if value is None:
+        raise Corrupt(str(system.path / "meta"), 0, f"a definition of group {uid:016x}", "none")
+    return rows.spec_of(meta_rows.GroupRow.unpack(key, value))
+
+
+def revive(system: System, uid: int) -> Member:
+    """A member from the rows that it hibernated by: recovery of one group, with nothing in the WAL. One whose rows are
+    damaged comes up stopped."""
+    # Recovery asks here which groups slept on.
+    from . import recovery
+
+    meta = system.storage.books.meta
+    try:
+        spec = stored_spec(system, uid)
+    except LogyardError as error:
+        name = next(name for name, found in system.names.items() if found == uid)
+        member = recovery.fresh_member(system, Spec(uid, name, "log", {}, (), 0))
+        recovery.stop_damaged(system, member, str(error))
+        return member
+    try:
+        state_key, snapshot_key = meta_rows.state_key(uid), meta_rows.snapshot_key(uid)
+        state, snapshot = meta.get(state_key), meta.get(snapshot_key)
+        if state is None or snapshot is None:
+            raise Corrupt(f"group {spec.name}", 0, "its rows", "none")
+        member = recovery.build_member(
+            system, spec, meta_rows.StateRow.unpack(state_key, state),
+            meta_rows.SnapshotRow.unpack(snapshot_key, snapshot), recovery.Recovered(),
+        )  # fmt: skip
+    except Exception as error:
+        member = recovery.fresh_member(system, spec)
+        recovery.stop_damaged(system, member, f"its rows do not fit together: {type(error).__name__}: {error}")
+        return member
+    system.versions.learn(member)
+    return member
