@@ -1,18 +1,18 @@
 """The trio client: `async with connect([...]) as yard`, and logs whose appends are gathered into one frame a turn.
 
-Appends are at-least-once: a command whose outcome a cut connection left unknown is sent again, so a record may be there
-twice, until sessions give exactly-once (`retry=False` raises `Unknown` instead). Pipelined appends keep their order
-unless one is refused (busy, another leader) while a later one is already under way. A yard belongs to one trio run.
+Appends are exactly-once: a command whose outcome a cut connection left unknown is sent again under the number that it
+has in the log's session, and is applied once (`exactly_once=False`: at-least-once, without sessions). Pipelined appends
+keep their order unless one is refused (busy, another leader) while a later one is under way. A yard belongs to one run.
 Connections are in `link`, routing in `network`; what is sent when is decided in `lane`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from ssl import SSLContext
-from typing import BinaryIO
+from typing import BinaryIO, Literal, overload
 
 import trio
 
@@ -20,14 +20,32 @@ from .admin import Call, T
 from .errors import BadRequest, Busy, LogyardError, OutOfRange
 from .lane import Batch, Lane
 from .link import Stream
-from .log import POLL_BYTES, POLL_RECORDS, POLL_WAIT_S, Bounds, body_call, latest_call, poll_call, ranges, truncate_call
+from .log import (
+    POLL_BYTES,
+    POLL_RECORDS,
+    POLL_WAIT_S,
+    SESSION_TTL_S,
+    Bounds,
+    Place,
+    applied_call,
+    body_call,
+    flags_of,
+    latest_call,
+    poll_call,
+    query_call,
+    ranges,
+    reply_call,
+    truncate_call,
+)
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
+from .pending import PendingAppend, wait_batch
 from .records import Buffer, Page, Record
+from .sequences import STALE
 from .tls import TlsConfig, client_context, require_safe
 from .tls_stream import TlsStream
 from .upload import WHOLE_BYTES, check_size
 from .upload_aio import read_file, upload, views
-from .wire import FRAME_BYTES_MAX
+from .wire import FRAME_BYTES_MAX, REPLY
 
 __all__ = ["Log", "PendingAppend", "Yard", "connect"]
 
@@ -59,6 +77,8 @@ async def connect(
     retry: bool = True,
     window_bytes: int = WINDOW_BYTES,
     tls: TlsConfig | None = None,
+    exactly_once: bool = True,
+    session_ttl: float = SESSION_TTL_S,
     task_name: str = "logyard client",
 ) -> AsyncIterator[Yard]:
     """A client of the cluster that `servers` ("host:port") belong to; one that answers is enough.
@@ -67,14 +87,26 @@ async def connect(
     for commands whose outcome it hid. `window_bytes` bounds the payload of unfinished appends. On leaving, what is not
     acknowledged yet fails with `Unknown`: call `drain` first where that matters. `tls`: the files of a client's
     certificate; without it only loopback addresses are dialled.
+
+    `exactly_once`: appends belong to a session of their log, which ends when this client is silent for `session_ttl`
+    seconds. A command that was perhaps applied before its session ended fails with `SessionExpired`.
     """
-    yard = Yard(servers, timeout=timeout, retry=retry, window_bytes=window_bytes, tls=tls)
+    yard = Yard(
+        servers,
+        timeout=timeout,
+        retry=retry,
+        window_bytes=window_bytes,
+        tls=tls,
+        exactly_once=exactly_once,
+        session_ttl=session_ttl,
+    )
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(yard.serve, name=task_name)
         try:
             await yard.first_contact()
             yield yard
+            await yard.sessions.close()
         except BaseException as error:  # carried around the nursery, which would wrap it in a group
             failure = error
         yard.close()
@@ -83,60 +115,31 @@ async def connect(
         raise failure
 
 
-class PendingAppend:
-    """An append under way. Thousands share one `batch`: callbacks that need no single offset belong there."""
-
-    __slots__ = ("batch", "position")
-
-    def __init__(self, batch: Batch, position: int) -> None:
-        self.batch = batch
-        self.position = position
-
-    @property
-    def done(self) -> bool:
-        """Acknowledged or failed."""
-        return self.batch.done
-
-    @property
-    def offset(self) -> int:
-        """The record's offset; raises what the append failed with. Only once `done`."""
-        assert self.batch.done, "an append has its offset when it is done"
-        if self.batch.error is not None:
-            raise self.batch.error.again()
-        return self.batch.first + self.position
-
-    def on_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when done, from within the receiving task: it must not block."""
-        if self.batch.done:
-            callback()
-        else:
-            self.batch.callbacks.append(callback)
-
-    async def wait(self) -> int:
-        """Wait for the offset."""
-        await wait_batch(self.batch)
-        return self.offset
-
-
-async def wait_batch(batch: Batch) -> None:
-    """Until a batch is done; all who wait for it share one event."""
-    if not batch.done:
-        if batch.signal is None:
-            batch.signal = trio.Event()
-            batch.callbacks.append(batch.signal.set)
-        await batch.signal.wait()
-
-
 class Yard(Network):
     """The cluster as a client sees it. Made by `connect`; admin verbs are in `admin.AsyncVerbs`."""
 
     __slots__ = ("_logs",)
 
     def __init__(
-        self, servers: Sequence[str], *, timeout: float, retry: bool, window_bytes: int, tls: TlsConfig | None = None
+        self,
+        servers: Sequence[str],
+        *,
+        timeout: float,
+        retry: bool,
+        window_bytes: int,
+        tls: TlsConfig | None = None,
+        exactly_once: bool = False,
+        session_ttl: float = SESSION_TTL_S,
     ) -> None:
-        dial = partial(open_socket, context=client_context(tls))
-        super().__init__(servers, dial, timeout=timeout, retry=retry, window_bytes=window_bytes)
+        super().__init__(
+            servers,
+            partial(open_socket, context=client_context(tls)),
+            timeout=timeout,
+            retry=retry,
+            window_bytes=window_bytes,
+            exactly_once=exactly_once,
+            session_ttl=session_ttl,
+        )
         self._logs: dict[str, Log] = {}
 
     def log(self, name: str) -> Log:
@@ -164,26 +167,63 @@ class Log:
         self.name = name
         self.lane: Lane = yard.lane(name)
 
-    async def append(self, metadata: Buffer, payload: Buffer | None = None, *, timeout: float | None = None) -> int:
-        """Append one record; returns its offset once a quorum has it. At-least-once (see the module).
+    @overload
+    async def append(
+        self,
+        metadata: Buffer,
+        payload: Buffer | None = None,
+        *,
+        timeout: float | None = None,
+        reply: Literal["consensus", "none"] = "consensus",
+        reply_from: int | None = None,
+        priority: str = "normal",
+    ) -> int: ...
+
+    @overload
+    async def append(
+        self,
+        metadata: Buffer,
+        payload: Buffer | None = None,
+        *,
+        timeout: float | None = None,
+        reply: Literal["append"],
+        priority: str = "normal",
+    ) -> Place: ...
+
+    async def append(
+        self,
+        metadata: Buffer,
+        payload: Buffer | None = None,
+        *,
+        timeout: float | None = None,
+        reply: str = "consensus",
+        reply_from: int | None = None,
+        priority: str = "normal",
+    ) -> int | Place:
+        """Append one record; returns its offset once a quorum has it.
+
+        `reply`: with ``append`` it returns where the command lies as soon as the leader has it on disk (see
+        `wait_applied`), with ``none`` it returns -1 as soon as it is sent; neither is sent again after a cut, and
+        neither is exactly-once. `reply_from`: that member answers, when it has applied it. `priority` ``low``: it waits
+        until nothing else of its log does.
 
         A payload above 1 MiB travels in pieces, each stored once, and takes its place among the log's records when all
-        of them are there; `timeout` is then that of each piece, and cancelling gives it up. Otherwise cancelling the
-        wait does not take the record back. Raises `BadRequest`, `NoSpace`, `UnknownGroup`, `Unknown` ...
+        of them are there; `timeout` is then that of each piece, cancelling gives it up, and it has no other options.
+        Otherwise cancelling the wait does not take the record back. Raises `BadRequest`, `NoSpace`, `UnknownGroup`,
+        `SessionExpired`, `Unknown` ...
         """
-        if payload is not None and len(payload) > WHOLE_BYTES:
+        flags = flags_of(reply, priority, self.lane.exactly_once, reply_from)
+        if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
             payload = memoryview(payload).cast("B")
             size = check_size(len(payload))
             return await upload(self.yard, self.name, metadata, views(payload), size, timeout)
         await self._room()
         lane = self.lane
-        batch, position = lane.add(metadata, payload, self.yard.timeout if timeout is None else timeout)
+        batch, position = lane.add(metadata, payload, self.yard.timeout if timeout is None else timeout, flags)
         if not lane.dirty:
             self.yard.kick(lane)
-        await wait_batch(batch)
-        if batch.error is not None:
-            raise batch.error.again()
-        return batch.first + position
+        first = await self._first(batch, reply_from, timeout)
+        return Place(*batch.place) if reply == "append" else first + position if first >= 0 else -1
 
     async def append_stream(
         self,
@@ -204,29 +244,72 @@ class Log:
         return await upload(self.yard, self.name, metadata, source, size, timeout)
 
     async def append_many(
-        self, records: Iterable[tuple[Buffer, Buffer | None]], *, timeout: float | None = None
+        self,
+        records: Iterable[tuple[Buffer, Buffer | None]],
+        *,
+        timeout: float | None = None,
+        reply_from: int | None = None,
+        priority: str = "normal",
     ) -> range:
         """Append (metadata, payload) records together or not at all; returns their offsets, without a gap."""
+        flags = flags_of("consensus", priority, self.lane.exactly_once, reply_from)
         await self._room()
-        batch = self.lane.add_many(records, self.yard.timeout if timeout is None else timeout)
+        batch = self.lane.add_many(records, self.yard.timeout if timeout is None else timeout, flags)
         self.yard.kick(self.lane)
+        first = await self._first(batch, reply_from, timeout)
+        return range(first, first + batch.count)
+
+    async def _first(self, batch: Batch, reply_from: int | None, timeout: float | None) -> int:
         await wait_batch(batch)
         if batch.error is not None:
             raise batch.error.again()
-        return range(batch.first, batch.first + batch.count)
+        if reply_from is not None and batch.numbers is not None:
+            wait = self.yard.timeout if timeout is None else timeout
+            call = reply_call(self.name, batch.numbers.session, batch.sequence, reply_from, wait)
+            try:
+                answer: bytes = await self.yard.run(call, wait)
+                return int(REPLY.unpack_from(answer)[0])
+            except LogyardError as error:
+                if error.code != STALE:
+                    raise
+                # It has applied so much more that it does not remember: the leader's answer is its own.
+        return batch.first
 
-    def append_nowait(self, metadata: Buffer, payload: Buffer | None = None) -> PendingAppend:
-        """Append without waiting: all that is given in one turn of the loop leaves as one frame.
+    def append_nowait(
+        self, metadata: Buffer, payload: Buffer | None = None, *, reply: str = "consensus", priority: str = "normal"
+    ) -> PendingAppend:
+        """Append without waiting: all that is given in one turn of the loop leaves as one frame. Options as `append`.
 
         Raises `Busy` when the client's window is full: wait for some of what is under way.
         """
         yard, lane = self.yard, self.lane
         if yard.window.used >= yard.window.limit:
             raise Busy("the client's window is full", {"cause": "client window", "retry_after": 0.001})
-        batch, position = lane.add(metadata, payload, yard.timeout)
+        flags = flags_of(reply, priority) if reply != "consensus" or priority != "normal" else 0
+        batch, position = lane.add(metadata, payload, yard.timeout, flags)
         if not lane.dirty:
             yard.kick(lane)
         return PendingAppend(batch, position)
+
+    async def wait_applied(
+        self, index: int, *, term: int = 0, node: int | None = None, timeout: float | None = None
+    ) -> int:
+        """Until the leader, or member `node`, has applied `index`; returns what it has applied. With the `term` of a
+        `Place` raises `Refused` when that entry was overwritten, `Gone` when nobody can tell any more."""
+        wait = self.yard.timeout if timeout is None else timeout
+        return await self.yard.run(applied_call(self.name, index, term, node, wait), wait)
+
+    async def query(
+        self,
+        request: bytes,
+        *,
+        node: int | None = None,
+        consistency: str | None = None,
+        index: int = 0,
+        timeout: float | None = None,
+    ) -> bytes:
+        """Ask the machine's `query`. `node` and `consistency` as in `poll`; `index`: not before it is applied there."""
+        return await self.yard.run(query_call(self.name, request, node, consistency, index), timeout)
 
     async def truncate(self, before: int, *, timeout: float | None = None) -> int:
         """Remove all records below offset `before`; returns the log's first offset afterwards."""

@@ -2,7 +2,8 @@
 
 Sans-IO like `session`: `aio` asks a lane what to send and tells it what came back. Invariants: the frames of a lane
 leave in the order in which their records were given, and what is sent again leaves before anything new; a batch is
-finished exactly once; the bytes of everything unfinished are in the client's window.
+finished exactly once; the bytes of everything unfinished are in the client's window. With a session each frame has a
+number for good, so that it may be sent again and is applied once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from . import wire
 from .errors import BadRequest, Busy, LogyardError, NotLeader, Unknown, error_of
+from .sequences import OUT_OF_WINDOW, RENEW, Sequences, expired, final
 from .session import backoff
 from .wire import LARGE, REPLIES, Buffer, ProtocolError
 
@@ -86,28 +88,36 @@ class Frame:
                 f" not {self.count} of {self.size}"
             )
 
-    def encode(self) -> list[Buffer]:
+    def encode(self, session: int = 0, sequence: int = 0) -> list[Buffer]:
         """The frame's buffers."""
-        return wire.encode_parts(self.table, self.heads, self.small, self.large, APPEND_COMMAND)
+        return wire.encode_parts(
+            self.table, self.heads, self.small, self.large, APPEND_COMMAND, session=session, sequence=sequence
+        )
 
 
 class Batch(Frame):
     """A frame on its way through a lane: one object for all its records.
 
     `first` is the offset of the first record once `done` without `error`.
-    `callbacks` are called once, when done. `signal` is a slot for the face's own event.
+    `callbacks` are called once, when done. `signal` is a slot for the face's own event. `flags` are those of the
+    APPEND; `place` is (index, term) when it is answered before it is committed. `numbers` is the session in which it
+    has its `sequence`.
     """
 
     __slots__ = (
         "lane", "serial", "deadline", "frame", "first", "error", "done", "ambiguous", "trouble", "callbacks",
-        "signal",
+        "signal", "flags", "place", "numbers", "sequence",
     )  # fmt: skip
 
-    def __init__(self, lane: Lane, serial: int, deadline: float) -> None:
+    def __init__(self, lane: Lane, serial: int, deadline: float, flags: int = 0) -> None:
         super().__init__()
         self.lane = lane
         self.serial = serial
         self.deadline = deadline
+        self.flags = flags
+        self.place = (0, 0)
+        self.numbers: Sequences | None = None
+        self.sequence = 0
         self.frame: list[Buffer] | None = None
         self.first = -1
         self.error: LogyardError | None = None
@@ -123,10 +133,22 @@ class Batch(Frame):
     def encoded(self) -> list[Buffer]:
         """The frame's buffers; encoded once, kept until answered."""
         if self.frame is None:
-            self.frame = self.encode()
+            self.frame = self.encode(self.numbers.session if self.numbers is not None else 0, self.sequence)
             # Joined by now: holding the pieces as well would double the memory.
             self.heads, self.small, self.large = [], [], []
         return self.frame
+
+    @property
+    def mode(self) -> int:
+        """When it is answered: one of the wire's modes."""
+        return self.flags & wire.REPLY_MODE
+
+    def number(self, numbers: Sequences) -> None:
+        """Give it the next number of a session."""
+        self.numbers, self.sequence = numbers, numbers.next()
+        if self.frame is not None:
+            # It had another one, under which it can't have been applied.
+            self.frame = wire.renumbered(self.frame, numbers.session, self.sequence)
 
     def answered(self, kind: int, status: int, data: Buffer) -> None:
         """The server's answer to this frame."""
@@ -143,6 +165,8 @@ class Batch(Frame):
         self.error = error
         self.done = True
         self.frame = None
+        if self.numbers is not None:
+            self.numbers.done(self.sequence)
         for callback in self.callbacks:
             callback()
 
@@ -167,7 +191,7 @@ class Lane:
 
     __slots__ = (
         "name", "uid", "leader", "open", "queue", "sent", "held_until", "recovering", "failures", "retry", "window",
-        "dirty", "chance", "clock", "kick", "_serial", "link",
+        "dirty", "chance", "clock", "kick", "_serial", "link", "exactly_once", "numbers", "opening", "stale",
     )  # fmt: skip
 
     def __init__(
@@ -178,8 +202,14 @@ class Lane:
         kick: Callable[[Lane], None],
         chance: random.Random,
         retry: bool = True,
+        exactly_once: bool = False,
     ) -> None:
         self.name = name
+        self.exactly_once = exactly_once
+        # The open session; the number of the one being opened; the one that has to be closed before another is opened.
+        self.numbers: Sequences | None = None
+        self.opening = 0
+        self.stale = 0
         self.uid = 0
         self.leader = 0
         self.open: Batch | None = None
@@ -202,31 +232,39 @@ class Lane:
         """There is something to send."""
         return bool(self.queue) or self.open is not None
 
-    def add(self, head: Buffer, body: Buffer | None, timeout: float) -> tuple[Batch, int]:
+    @property
+    def needs_session(self) -> bool:
+        """A session must be open before what waits can be sent."""
+        if not self.exactly_once or self.numbers is not None:
+            return False
+        return (self.open is not None and not self.open.mode) or any(not batch.mode for batch in self.queue)
+
+    def add(self, head: Buffer, body: Buffer | None, timeout: float, flags: int = 0) -> tuple[Batch, int]:
         """Put one record into the open batch; returns the batch and the record's number in it."""
         batch = self.open
         if (
             batch is None
+            or batch.flags != flags
             or batch.size >= BATCH_BYTES
             or len(batch.heads) >= BATCH_RECORDS
             or (body is not None and len(body) >= BATCH_BYTES)
         ):
-            batch = self.open = self._begin(timeout)
+            batch = self.open = self._begin(timeout, flags)
         number = len(batch.heads)
         self.window.used += batch.put(head, body)
         return batch, number
 
-    def add_many(self, records: Iterable[tuple[Buffer, Buffer | None]], timeout: float) -> Batch:
+    def add_many(self, records: Iterable[tuple[Buffer, Buffer | None]], timeout: float, flags: int = 0) -> Batch:
         """Put records into one frame of their own, so that they are appended together or not at all."""
-        batch = self._begin(timeout)
+        batch = self._begin(timeout, flags)
         batch.put_many(records)
         return self._enqueue(batch)
 
-    def _begin(self, timeout: float) -> Batch:
+    def _begin(self, timeout: float, flags: int) -> Batch:
         # The open batch goes first: serials and the queue are in the order in which records were given.
         self.close()
         self._serial += 1
-        return Batch(self, self._serial, self.clock() + timeout)
+        return Batch(self, self._serial, self.clock() + timeout, flags)
 
     def _enqueue(self, batch: Batch) -> Batch:
         self.queue.append(batch)
@@ -246,10 +284,37 @@ class Lane:
             return []
         self.recovering = False
         self.close()
-        taken, self.queue = self.queue, []
-        for batch in taken:
-            self.sent[batch.serial] = batch
+        queue, self.queue = self.queue, []
+        taken: list[Batch] = []
+        for at, batch in enumerate(queue):
+            if self.exactly_once and not batch.mode and not self._numbered(batch):
+                # No session, or no room in its window: what comes later waits as well.
+                self.queue = queue[at:] + self.queue
+                break
+            if not batch.done:
+                self.sent[batch.serial] = batch
+                taken.append(batch)
         return taken
+
+    def _numbered(self, batch: Batch) -> bool:
+        """Whether a batch has its number, or has got it now, or is finished because it can't have another one."""
+        numbers = self.numbers
+        if batch.numbers is not None:
+            if batch.numbers is numbers:
+                return True
+            if batch.ambiguous:
+                self._finish(batch, expired(self.name))
+                return True
+        if numbers is None or not numbers.room:
+            return False
+        batch.number(numbers)
+        return True
+
+    def blind(self, batch: Batch) -> None:
+        """A batch that is never answered was sent: that is all there is to know."""
+        if not batch.done:
+            del self.sent[batch.serial]
+            self._finish(batch, None)
 
     def answered(self, batch: Batch, status: int, data: Buffer) -> None:
         """The answer to a batch under way."""
@@ -259,7 +324,10 @@ class Lane:
         del self.sent[batch.serial]
         if error is None:
             self.failures = 0
-            if len(data) < wire.REPLY.size:
+            if batch.mode == wire.REPLY_APPEND and len(data) == wire.PLACE.size:
+                batch.place = wire.PLACE.unpack(data)
+                self._finish(batch, None)
+            elif len(data) < wire.REPLY.size:
                 self._finish(batch, LogyardError(f"{self.name}: the machine's answer is not an append log's"))
             else:
                 batch.first = wire.REPLY.unpack_from(data)[0]
@@ -276,7 +344,8 @@ class Lane:
         del self.sent[batch.serial]
         batch.ambiguous = True
         self.leader = 0
-        if self.retry:
+        # Without a number it would be applied twice.
+        if self.retry and not batch.mode:
             self._again(batch, error)
         else:
             self._finish(batch, Unknown(f"{self.name}: the connection ended before the answer: {error}"))
@@ -285,6 +354,10 @@ class Lane:
 
     def _refused(self, batch: Batch, error: LogyardError) -> None:
         batch.ambiguous |= isinstance(error, Unknown)
+        if batch.numbers is not None and error.code in RENEW:
+            self._renew(batch, error)
+            return
+        error = final(self.name, error)
         if error.retry == "never" or (isinstance(error, Unknown) and not self.retry):
             self._finish(batch, error)
             return
@@ -293,6 +366,25 @@ class Lane:
         elif error.retry == "elsewhere":
             self.leader = 0
         self._again(batch, error)
+
+    def _renew(self, batch: Batch, error: LogyardError) -> None:
+        """The session is of no more use: a frame that can't have been applied moves to another one."""
+        numbers = batch.numbers
+        assert numbers is not None
+        if self.numbers is numbers:
+            self.numbers = None
+            if error.code == OUT_OF_WINDOW:
+                # It must not take effect later in a session that moved on.
+                self.stale = numbers.session
+        if batch.ambiguous:
+            self._finish(batch, expired(self.name))
+            return
+        numbers.done(batch.sequence)
+        batch.numbers, batch.sequence = None, 0
+        self.close()
+        insort(self.queue, batch)
+        # Those under way will be refused as well: nothing overtakes them.
+        self.recovering = True
 
     def _again(self, batch: Batch, error: LogyardError) -> None:
         now = self.clock()
@@ -327,6 +419,12 @@ class Lane:
         if batch.ambiguous:
             return Unknown(f"{self.name}: not acknowledged in time: {trouble or 'no answer'}")
         return trouble.again() if trouble is not None else NotLeader(f"{self.name}: no leader was found in time")
+
+    def troubled(self, error: LogyardError) -> None:
+        """What stands in the way of everything that waits: said when its time is over."""
+        self.close()
+        for batch in self.queue:
+            batch.trouble = error
 
     def fail(self, error: LogyardError) -> None:
         """Fail what waits to be sent (the group does not exist, the client is closing)."""

@@ -16,7 +16,7 @@ from .lane import Lane
 from .session import Answer, Channel, Routes, not_secured, unreachable
 from .tls import TlsError, require_server
 from .tls_stream import TlsStream
-from .wire import Buffer, ProtocolError
+from .wire import REPLY_NONE, Buffer, ProtocolError
 
 CONNECT_S = 5.0
 
@@ -179,7 +179,9 @@ class Link:
                     for lane in lanes:
                         lane.dirty = False
                         for batch in lane.take(now):
-                            channel.append(lane.uid, batch.encoded(), batch)
+                            channel.append(lane.uid, batch.encoded(), batch, batch.flags)
+                            if batch.mode == REPLY_NONE:
+                                lane.blind(batch)
                 await self._flush()
         except (OSError, trio.ClosedResourceError) as error:
             self.fail(error)

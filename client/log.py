@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .admin import Call
+from .admin import Call, plain
 from .errors import BadRequest, LogyardError
 from .records import BlockError, Page
+from .wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE
 
 POLL_RECORDS = 1000
 POLL_BYTES = 4 << 20
@@ -22,6 +23,28 @@ BODY_BYTES = 8 << 20
 LATEST = -1
 """As an offset: behind the last record."""
 CONSISTENCY = ("local", "leader", "linearizable")
+
+
+SESSION_TTL_S = 60.0
+"""How long a session outlives its client's last sign of life."""
+PRIORITIES = {"normal": 0, "low": LOW_PRIORITY}
+REPLIES = {"consensus": REPLY_CONSENSUS, "append": REPLY_APPEND, "none": REPLY_NONE}
+
+
+class Place(NamedTuple):
+    """Where a command lies that is on its leader's disk: committed if the entry at `index` is of `term` for good."""
+
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
+    term: int
+
+
+def flags_of(reply: str, priority: str, exactly_once: bool = True, reply_from: int | None = None) -> int:
+    """The wire's flags of an append. Raises `BadRequest`."""
+    if reply not in REPLIES or priority not in PRIORITIES:
+        raise BadRequest(f"reply is one of {', '.join(REPLIES)}, priority one of {', '.join(PRIORITIES)}")
+    if reply_from is not None and (reply != "consensus" or not exactly_once):
+        raise BadRequest("reply_from needs a session (exactly_once) and an answer (reply='consensus')")
+    return REPLIES[reply] | PRIORITIES[priority]
 
 
 class Bounds(NamedTuple):
@@ -92,6 +115,42 @@ def latest_call(name: str, node: int | None, consistency: str | None) -> Call[Bo
     """The log's bounds."""
     arguments: dict[str, object] = {"consistency": consistency_of(node, consistency)}
     call: Call[Bounds] = read_call("latest", name, node, arguments, lambda value: Bounds(value["start"], value["end"]))
+    return call
+
+
+def open_call(name: str, session: int, client: int, ttl_ms: int) -> Call[Any]:
+    """Begin a session."""
+    arguments: dict[str, object] = {"name": name, "session": session, "client": client, "ttl_ms": ttl_ms}
+    return Call("session_open", arguments, plain, group=name)
+
+
+def close_call(name: str, session: int) -> Call[Any]:
+    """End a session."""
+    return Call("session_close", {"name": name, "session": session}, plain, group=name)
+
+
+def reply_call(name: str, session: int, sequence: int, node: int, wait: float) -> Call[bytes]:
+    """What came of a session's frame, asked of one member."""
+    arguments: dict[str, object] = {"session": session, "sequence": sequence, "wait_s": min(wait, POLL_WAIT_S)}
+    call: Call[bytes] = read_call("session_reply", name, node, arguments, bytes)
+    return call
+
+
+def applied_call(name: str, index: int, term: int, node: int | None, wait: float) -> Call[int]:
+    """Wait until a member (the leader) has applied an index."""
+    if index < 0 or term < 0:
+        raise BadRequest("an index and a term are not negative")
+    arguments: dict[str, object] = {"index": index, "term": term, "wait_s": min(wait, POLL_WAIT_S)}
+    call: Call[int] = read_call("wait_applied", name, node, arguments, int)
+    return call
+
+
+def query_call(name: str, request: bytes, node: int | None, consistency: str | None, index: int) -> Call[bytes]:
+    """Ask a machine something."""
+    arguments: dict[str, object] = {
+        "request": request, "consistency": consistency_of(node, consistency), "index": index
+    }  # fmt: skip
+    call: Call[bytes] = read_call("query", name, node, arguments, bytes)
     return call
 
 

@@ -7,7 +7,7 @@ Tasks: one that finds leaders (for all logs together, so that a failover of a th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import trio
@@ -16,7 +16,9 @@ from .admin import AsyncVerbs, Call, T
 from .errors import LogyardError, NotLeader, Unknown, UnknownGroup
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
+from .log import SESSION_TTL_S
 from .session import Retry, Routes, backoff, unreachable
+from .session_keeper import SessionKeeper
 from .wire import Buffer
 
 TIMEOUT_S = 30.0
@@ -35,10 +37,22 @@ class Network(AsyncVerbs):
 
     __slots__ = (
         "timeout", "retry", "dial", "window", "routes", "chance", "closed", "_nursery", "_links", "_down", "_lanes",
-        "_wanted", "_locate_bell", "_clock_bell", "_held", "_freed", "_started",
+        "_wanted", "_locate_bell", "_clock_bell", "_held", "_freed", "_started", "exactly_once", "sessions",
     )  # fmt: skip
 
-    def __init__(self, servers: Sequence[str], dial: Dial, *, timeout: float, retry: bool, window_bytes: int) -> None:
+    def __init__(
+        self,
+        servers: Sequence[str],
+        dial: Dial,
+        *,
+        timeout: float,
+        retry: bool,
+        window_bytes: int,
+        exactly_once: bool = False,
+        session_ttl: float = SESSION_TTL_S,
+    ) -> None:
+        self.exactly_once = exactly_once
+        self.sessions = SessionKeeper(self, session_ttl)
         self.timeout = timeout
         self.dial = dial
         self.retry = retry
@@ -70,6 +84,7 @@ class Network(AsyncVerbs):
             self._started.set()
             nursery.start_soon(self._locator)
             nursery.start_soon(self._ticks)
+            nursery.start_soon(self.sessions.beat)
 
     async def first_contact(self) -> None:
         """Until one of the servers has answered; raises when none does in time."""
@@ -100,13 +115,25 @@ class Network(AsyncVerbs):
         """The nodes whose addresses are known."""
         return sorted(self.routes.addresses)
 
+    async def ask(self, address: tuple[str, int], method: str, arguments: dict[str, object], deadline: float) -> None:
+        """One call to one server, once; raises what stands in its way."""
+        link = await self._ready(self._dial(0, address), deadline)
+        await link.call(method, arguments, deadline)
+
     # Lanes.
+
+    @property
+    def lanes(self) -> Iterable[Lane]:
+        """All of them."""
+        return self._lanes.values()
 
     def lane(self, name: str) -> Lane:
         """The pipeline of a log."""
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = Lane(name, self.window, self.clock, self.kick, self.chance, self.retry)
+            lane = self._lanes[name] = Lane(
+                name, self.window, self.clock, self.kick, self.chance, self.retry, self.exactly_once
+            )
         return lane
 
     def kick(self, lane: Lane) -> None:
@@ -115,6 +142,10 @@ class Network(AsyncVerbs):
             return
         if self.closed:
             lane.fail(LogyardError("the client is closed"))
+            return
+        if lane.needs_session:
+            assert self._nursery is not None
+            self.sessions.want(lane, self._nursery)
             return
         if lane.held_until > self.clock():
             lane.dirty = True

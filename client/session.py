@@ -108,16 +108,18 @@ class Channel:
         self.pending[request] = completion
         self.outgoing.push((frame,))
 
-    def append(self, uid: int, frame: list[Buffer], completion: Completion) -> None:
-        """Queue a command frame for the group `uid`; one above the server's limit is refused here."""
+    def append(self, uid: int, frame: list[Buffer], completion: Completion, flags: int = 0) -> None:
+        """Queue a command frame for the group `uid`; one above the server's limit is refused here. `flags` as on the
+        wire: one that is never answered is open no longer than it takes to send it."""
         size = sum(map(len, frame)) + wire.UID.size
         if size > self.hello.frame_bytes_max:
             why = f"a frame of {size} bytes is above the server's limit of {self.hello.frame_bytes_max}"
             completion.answered(REPLIES, 1, wire.pack({"code": BadRequest.code, "message": why, "retry": "never"}))
             return
         self._request = request = self._request + 1
-        self.pending[request] = completion
-        self.outgoing.push((wire.HEADER.pack(size, APPEND, 0, 0, request) + wire.UID.pack(uid), *frame))
+        if flags & wire.REPLY_MODE != wire.REPLY_NONE:
+            self.pending[request] = completion
+        self.outgoing.push((wire.HEADER.pack(size, APPEND, flags, 0, request) + wire.UID.pack(uid), *frame))
 
     def received(self, count: int) -> None:
         """Take `count` received bytes; completions are told at once. Raises `ProtocolError`."""

@@ -1,7 +1,7 @@
 """The blocking client: `with connect_sync([...]) as yard`, usable from any thread, without trio.
 
 Each call takes a connection of its own from a pool and gives it back, so threads never wait for one another's answers.
-The frames, the answers and the rules of retrying are those of `session`; appends are at-least-once, as `aio` explains.
+The frames, the answers and the rules of retrying are those of `session`; appends are exactly-once, as `aio` explains.
 """
 
 from __future__ import annotations
@@ -9,39 +9,50 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, Self
 
 from . import wire
 from .admin import Call, SyncVerbs, T
-from .errors import BadRequest, LogyardError, NotLeader, OutOfRange, Unknown, UnknownGroup
+from .errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
 from .lane import Frame
-from .log import POLL_BYTES, POLL_RECORDS, POLL_WAIT_S, Bounds, body_call, latest_call, poll_call, ranges, truncate_call
-from .records import Buffer, Page, Record
-from .session import Retry, Routes
+from .log import SESSION_TTL_S, close_call, open_call
+from .records import Buffer
+from .sequences import RENEW, expired, final, new_number
+from .session import ATTEMPT_S, Retry, Routes
 from .sync_link import Connection
+from .sync_log import Log
+from .sync_session import SyncSession, Ticket
 from .tls import TlsConfig, client_context
-from .upload import WHOLE_BYTES, check_size
-from .upload_sync import read_file, upload
 
 __all__ = ["Log", "Yard", "connect_sync"]
 
 TIMEOUT_S = 30.0
+CLOSE_S = 1.0
+"""Closing waits no longer than this for sessions to end: what is left open ends by itself."""
 IDLE_CONNECTIONS = 8
 """Connections kept for each node when nobody uses them."""
 
 
 def connect_sync(
-    servers: Sequence[str], *, timeout: float = TIMEOUT_S, retry: bool = True, tls: TlsConfig | None = None
+    servers: Sequence[str],
+    *,
+    timeout: float = TIMEOUT_S,
+    retry: bool = True,
+    tls: TlsConfig | None = None,
+    exactly_once: bool = True,
+    session_ttl: float = SESSION_TTL_S,
 ) -> Yard:
     """A client of the cluster that `servers` ("host:port") belong to; one that answers is enough.
 
     Use it in a ``with`` block or `close` it. `timeout` (seconds) bounds every verb that is not given its own.
     `retry=False`: a cut connection raises `Unknown` for commands whose outcome it hid. `tls`: the files of a client's
-    certificate; without it only loopback addresses are dialled.
+    certificate; without it only loopback addresses are dialled. `exactly_once` and `session_ttl` as in `aio.connect`.
     """
-    yard = Yard(servers, timeout=timeout, retry=retry, tls=tls)
+    yard = Yard(servers, timeout=timeout, retry=retry, tls=tls, exactly_once=exactly_once, session_ttl=session_ttl)
     try:
         yard.cluster()
     except BaseException:
@@ -50,10 +61,21 @@ def connect_sync(
     return yard
 
 
+class Ambiguous(Exception):
+    """A session's end, `refusal`, struck a frame that may have been applied by an earlier try."""
+
+    def __init__(self, refusal: LogyardError) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
 class Yard(SyncVerbs):
     """The cluster as a blocking client sees it; admin verbs are in `admin.SyncVerbs`. Safe to share among threads."""
 
-    __slots__ = ("timeout", "retry", "_context", "_routes", "_idle", "_lock", "_chance", "_closed")
+    __slots__ = (
+        "timeout", "retry", "exactly_once", "_context", "_routes", "_idle", "_lock", "_chance", "_closed", "_client",
+        "_session_ttl", "_sessions",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -62,7 +84,13 @@ class Yard(SyncVerbs):
         timeout: float = TIMEOUT_S,
         retry: bool = True,
         tls: TlsConfig | None = None,
+        exactly_once: bool = False,
+        session_ttl: float = SESSION_TTL_S,
     ) -> None:
+        self.exactly_once = exactly_once
+        self._client = new_number()
+        self._session_ttl = session_ttl
+        self._sessions: dict[str, SyncSession] = {}
         self._context = client_context(tls)
         self.timeout = timeout
         self.retry = retry
@@ -81,7 +109,16 @@ class Yard(SyncVerbs):
         self.close()
 
     def close(self) -> None:
-        """Close all connections that are not in use; those in use close when they are given back."""
+        """End the sessions of logs with nothing under way, as far as that is quick, and close all connections that are
+        not in use; those in use close when they are given back."""
+        deadline = time.monotonic() + CLOSE_S
+        for name, session in list(self._sessions.items()):
+            left = deadline - time.monotonic()
+            number = session.close() if left > 0 and not self._closed else 0
+            if number:
+                # What is left open ends by itself.
+                with suppress(LogyardError):
+                    self.run(close_call(name, number), left)
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {}
@@ -127,10 +164,51 @@ class Yard(SyncVerbs):
             self._stumbled(call.group, error, retry, cut)
         return call.decode(value)
 
-    def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
-        """A command frame for a group's leader; returns the machine's reply. At-least-once unless `retry` is off."""
+    def append(
+        self, name: str, frame: Frame, timeout: float | None = None, flags: int = 0
+    ) -> tuple[bytes, Ticket | None]:
+        """A frame for a group's leader, exactly once where this yard and `flags` (the wire's) allow it.
+
+        Returns the machine's reply, and the session and number that the frame had.
+        """
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        if not self.exactly_once or flags & wire.REPLY_MODE:
+            return self._command(name, frame.encode(), deadline, flags), None
+        with self._lock:
+            session = self._sessions.get(name)
+            if session is None:
+                session = self._sessions[name] = SyncSession(partial(self._begin, name))
+        while True:
+            ticket = session.take(deadline)
+            try:
+                return self._command(name, frame.encode(ticket[0].session, ticket[1]), deadline, flags), ticket
+            except Ambiguous as end:
+                session.renew(ticket, end.refusal)
+                raise expired(name) from None
+            except LogyardError as error:
+                if error.code not in RENEW:
+                    raise final(name, error) from None
+                session.renew(ticket, error)
+            finally:
+                session.done(ticket)
+
+    def _begin(self, name: str, stale: int, deadline: float) -> int:
+        """Close a session and open another one."""
+        left = max(ATTEMPT_S, deadline - time.monotonic())
+        if stale:
+            self.run(close_call(name, stale), left)
+        number = new_number()
+        self.run(open_call(name, number, self._client, int(self._session_ttl * 1000)), left)
+        return number
+
+    def command(self, name: str, frame: list[Buffer], timeout: float | None = None, flags: int = 0) -> bytes:
+        """A command frame for a group's leader; returns the machine's reply. It is sent again after a cut (unless
+        `retry` is off): at-least-once, unless it has a session's number."""
+        return self._command(name, frame, time.monotonic() + (self.timeout if timeout is None else timeout), flags)
+
+    def _command(self, name: str, frame: list[Buffer], deadline: float, flags: int) -> bytes:
         retry = Retry(deadline, self._chance, False)
+        again = self.retry and not flags & wire.REPLY_MODE
         ambiguous = False
         while True:
             connection = None
@@ -138,14 +216,16 @@ class Yard(SyncVerbs):
             try:
                 uid, address = self._leader(name, retry)
                 connection = self._take(address, deadline)
-                answer = connection.command(uid, frame, deadline)
+                answer = connection.command(uid, frame, deadline, flags)
                 cut = answer.was_cut
                 if answer.error is None:
                     reply: bytes = answer.value
                     return reply
                 error = answer.error
+                if ambiguous and error.code in RENEW:
+                    raise Ambiguous(error)
                 ambiguous |= cut or isinstance(error, Unknown)
-                if ambiguous and not self.retry:
+                if ambiguous and not again:
                     raise Unknown(f"{name}: not known whether it happened: {error}")
             except LogyardError as refusal:
                 if isinstance(refusal, Unknown):
@@ -251,132 +331,3 @@ class Yard(SyncVerbs):
             error.retry = "never"
             raise error
         raise NotLeader(f"{name}: no leader known")
-
-
-class Log:
-    """One append log, blocking."""
-
-    __slots__ = ("yard", "name")
-
-    def __init__(self, yard: Yard, name: str) -> None:
-        self.yard = yard
-        self.name = name
-
-    def append(self, metadata: Buffer, payload: Buffer | None = None, *, timeout: float | None = None) -> int:
-        """Append one record; returns its offset once a quorum has it. At-least-once (see the module).
-
-        A payload above 1 MiB travels in pieces, each stored once; `timeout` is then that of each piece.
-        """
-        if payload is not None and len(payload) > WHOLE_BYTES:
-            payload = memoryview(payload).cast("B")
-            return upload(self.yard, self.name, metadata, (payload,), check_size(len(payload)), timeout)
-        return self.append_many([(metadata, payload)], timeout=timeout).start
-
-    def append_stream(
-        self,
-        metadata: Buffer,
-        source: Iterable[Buffer] | BinaryIO,
-        size: int | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> int:
-        """Append one record whose payload comes from an iterable of buffers or a binary file; see
-        `aio.Log.append_stream`."""
-        buffers = read_file(cast(BinaryIO, source)) if hasattr(source, "read") else source
-        return upload(self.yard, self.name, metadata, buffers, size, timeout)
-
-    def append_many(self, records: Iterable[tuple[Buffer, Buffer | None]], *, timeout: float | None = None) -> range:
-        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap."""
-        frame = Frame()
-        frame.put_many(records)
-        reply = self.yard.command(self.name, frame.encode(), timeout)
-        if len(reply) < wire.REPLY.size:
-            raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
-        first: int = wire.REPLY.unpack_from(reply)[0]
-        return range(first, first + frame.count)
-
-    def truncate(self, before: int, *, timeout: float | None = None) -> int:
-        """Remove all records below offset `before`; returns the log's first offset afterwards."""
-        return self.yard.run(truncate_call(self.name, before), timeout)
-
-    def poll(
-        self,
-        offset: int,
-        *,
-        max_records: int = POLL_RECORDS,
-        max_bytes: int = POLL_BYTES,
-        wait: float = 0.0,
-        node: int | None = None,
-        bodies: bool = True,
-        consistency: str | None = None,
-        timeout: float | None = None,
-    ) -> Page:
-        """Records from `offset` on; see `aio.Log.poll`."""
-        deadline = time.monotonic() + wait
-        while True:
-            left = deadline - time.monotonic()
-            call = poll_call(self.name, offset, max_records, max_bytes, max(0.0, left), node, bodies, consistency)
-            page = self.yard.run(call, timeout)
-            if len(page) or left <= POLL_WAIT_S:
-                return page
-            offset = page.next
-
-    def records(
-        self,
-        start: int = 0,
-        stop: int | None = None,
-        *,
-        follow: bool = False,
-        bodies: bool = True,
-        node: int | None = None,
-    ) -> Iterator[Record]:
-        """The records from `start` up to `stop`, or to the log's end; with `follow` it waits there for more."""
-        offset = start
-        while stop is None or offset < stop:
-            wanted = POLL_RECORDS if stop is None else min(POLL_RECORDS, stop - offset)
-            wait = POLL_WAIT_S if follow else 0.0
-            page = self.poll(offset, max_records=wanted, wait=wait, node=node, bodies=bodies)
-            for record in page:
-                yield self._filled(record, page.node)
-            if not len(page) and not follow:
-                return
-            offset = page.next
-
-    def read(self, offset: int, *, node: int | None = None, bodies: bool = True) -> Record:
-        """One record; raises `OutOfRange` when it is not there yet."""
-        page = self.poll(offset, max_records=1, node=node, bodies=bodies)
-        for record in page:
-            return self._filled(record, page.node)
-        raise OutOfRange(f"{self.name}: offset {offset} is not in {page.start}..{page.end}")
-
-    def _filled(self, record: Record, node: int) -> Record:
-        """A record whose payload did not fit into its page, with it; without, where it is too long for one buffer."""
-        if record.left_out and record.size <= wire.FRAME_BYTES_MAX:
-            record.fill(self.read_body(record.offset, 0, record.size, node=node))
-        return record
-
-    def read_body(self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None) -> bytes:
-        """Bytes `start` up to `stop` (its end) of a record's body; a long range is read in pieces."""
-        pieces = list(self.body_pieces(offset, start, stop, node=node))
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def body_pieces(
-        self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None
-    ) -> Iterator[bytes]:
-        """The same as pieces, so that a large body never has to fit into memory."""
-        if stop is None:
-            stop = self.read(offset, node=node, bodies=False).size
-        for first, end in ranges(start, max(start, stop)):
-            yield self.yard.run(body_call(self.name, offset, first, end, node))
-
-    def latest(self, *, node: int | None = None, consistency: str | None = None) -> Bounds:
-        """The log's bounds: (start, end), the first offset and the next free one."""
-        return self.yard.run(latest_call(self.name, node, consistency))
-
-    def describe(self, node: int | None = None) -> dict[str, Any]:
-        """Everything about the group, as its leader (or member `node`) sees it."""
-        return self.yard.describe(self.name, node)
-
-    def snapshot(self, node: int | None = None) -> dict[int, Any]:
-        """Snapshot this log on one member or on every node."""
-        return self.yard.snapshot([self.name], node)

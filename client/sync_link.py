@@ -63,10 +63,12 @@ class Connection:
         self.channel.call(method, arguments, answer)
         return self._answered(answer, deadline)
 
-    def command(self, uid: int, frame: list[Buffer], deadline: float) -> Answer:
-        """One command frame and its reply."""
+    def command(self, uid: int, frame: list[Buffer], deadline: float, flags: int = 0) -> Answer:
+        """One command frame and its reply; without one, if its `flags` say so, when it is sent."""
         answer = Answer()
-        self.channel.append(uid, frame, answer)
+        self.channel.append(uid, frame, answer, flags)
+        if flags & wire.REPLY_MODE == wire.REPLY_NONE and not answer.done:
+            answer.value, answer.done = b"", True
         return self._answered(answer, deadline)
 
     def _answered(self, answer: Answer, deadline: float) -> Answer:
@@ -75,6 +77,8 @@ class Connection:
         except (OSError, wire.ProtocolError) as error:
             self.close()
             self.channel.cut(unreachable(self.address, error))
+            if answer.error is None:
+                answer.cut(unreachable(self.address, error))
         return answer
 
     def _exchange(self, done: Any, deadline: float) -> None:

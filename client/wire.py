@@ -294,6 +294,13 @@ def encode_parts(
     return [b"".join((head, region, packed)), *large]
 
 
+def renumbered(frame: Sequence[Buffer], session: int, sequence: int) -> list[Buffer]:
+    """A command frame's buffers under another session and sequence."""
+    first = bytes(frame[0])
+    end = FRAME_SESSION_AT + FRAME_SESSION.size
+    return [first[:FRAME_SESSION_AT] + FRAME_SESSION.pack(session, sequence) + first[end:], *frame[1:]]
+
+
 class Outgoing:
     """Buffers on their way to a socket: `window` is what to gather-send next, `sent` says how much went."""
 

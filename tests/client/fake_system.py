@@ -7,14 +7,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import trio
 
 from logyard.client import wire
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import ABSENT, BINDS, FRAME, FRAME_BYTES, LARGE, PIECE, PIECED, check_frame, table_of
-from logyard.engine.errors import BadRequest, Busy, Gone, GroupExists, NotLeader, OutOfRange, UnknownGroup
+from logyard.engine.errors import (
+    BadRequest,
+    Busy,
+    Gone,
+    GroupExists,
+    NotLeader,
+    OutOfRange,
+    UnknownGroup,
+    encode_error,
+)
+from logyard.engine.host.intake import CommandRejected
+from logyard.engine.host.sessions import Sessions
+from logyard.engine.machine import Reject
 from logyard.engine.types import Buffer
 from logyard.service.rpc import RpcServer
 from logyard.service.rpc_calls import ReplySink
@@ -29,6 +41,7 @@ class FakeLog:
         self.members = members
         self.leader = leader
         self.start = 0
+        self.sessions = Sessions()
         self.records: list[tuple[bytes, bytes | None]] = []
 
     @property
@@ -47,6 +60,7 @@ class FakeCluster:
         self.addresses: dict[int, str] = {}
         self.pieces: dict[tuple[int, int], dict[int, bytes]] = {}
         self.sessions: set[int] = set()
+        self.heartbeats: list[tuple[int, int]] = []
 
     def create(self, name: str, members: list[int], leader: int) -> FakeLog:
         log = FakeLog(1000 + len(self.logs), members, leader)
@@ -55,7 +69,8 @@ class FakeCluster:
 
 
 class FakeSystem:
-    """One node. `busy` refuses so many submissions; `keep` False counts commands without storing them."""
+    """One node. `busy` refuses so many submissions, `lose` cuts the connection instead of so many answers; `keep` False
+    counts commands without storing them."""
 
     def __init__(self, cluster: FakeCluster, node: int) -> None:
         self.cluster = cluster
@@ -66,8 +81,10 @@ class FakeSystem:
         self.submitted = 0
         self.silent = False
         self.forgotten = 0
+        self.lose = 0
+        self.under_way = 0
         self.frames: list[int] = []
-        self._queue: list[tuple[FakeLog, memoryview, ReplySink, int]] = []
+        self._queue: list[tuple[FakeLog, memoryview, ReplySink, int, bool]] = []
         self._bell = trio.lowlevel.ParkingLot()
 
     async def run(self) -> None:
@@ -76,9 +93,30 @@ class FakeSystem:
             if not self._queue:
                 await self._bell.park()
             queue, self._queue = self._queue, []
-            for log, frame, sink, request in queue:
-                sink.reply(request, 0, self._apply(log, frame))
+            self.under_way = max(self.under_way, len(queue))
+            for log, frame, sink, request, early in queue:
+                reply = self._once(log, frame)
+                if self.lose:
+                    # It happened, and the connection ends before anybody hears of it.
+                    self.lose -= 1
+                    cast(Any, sink).scope.cancel()
+                    continue
+                if isinstance(reply, Reject):
+                    sink.reply(request, 1, encode_error(CommandRejected(reply)))
+                else:
+                    sink.reply(request, 0, wire.PLACE.pack(log.end, 1) if early else reply)
             self.cluster.grown.unpark_all()
+
+    def _once(self, log: FakeLog, frame: memoryview) -> bytes | Reject:
+        """The engine's own rule of sessions."""
+        session, sequence = wire.FRAME_SESSION.unpack_from(frame, wire.FRAME_SESSION_AT)
+        if not session:
+            return self._apply(log, frame)
+        known = log.sessions.take(session, sequence)
+        if known is None:
+            known = self._apply(log, frame)
+            log.sessions.keep(session, sequence, known)
+        return known
 
     def _apply(self, log: FakeLog, frame: memoryview) -> bytes:
         _, flags, _, count, *_, session, _ = FRAME.unpack_from(frame)
@@ -117,16 +155,8 @@ class FakeSystem:
         if self.silent:
             self.forgotten += 1
             return
-        self._queue.append((log, frame, sink, request))
+        self._queue.append((log, frame, sink, request, early))
         self._bell.unpark_all()
-
-    async def open_session(self, name: str, session: int, client: int, ttl_ms: int) -> None:
-        self.cluster.sessions.add(session)
-
-    async def close_session(self, name: str, session: int) -> None:
-        self.cluster.sessions.discard(session)
-        for key in [key for key in self.cluster.pieces if key[0] == session]:
-            del self.cluster.pieces[key]
 
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> object:
         for spec in specs:
@@ -213,6 +243,36 @@ class FakeSystem:
             raise OutOfRange(f"{before} is not there")
         log.start = max(log.start, before)
         return log.start
+
+    async def open_session(self, name: str, session: int, client: int, ttl_ms: int) -> object:
+        self._read(name, "leader").sessions.register(session, client, ttl_ms)
+        self.cluster.sessions.add(session)
+        return None
+
+    async def close_session(self, name: str, session: int) -> object:
+        self._read(name, "leader").sessions.expire(session)
+        self.cluster.sessions.discard(session)
+        for key in [key for key in self.cluster.pieces if key[0] == session]:
+            del self.cluster.pieces[key]
+        return None
+
+    def heartbeat(self, client: int) -> object:
+        self.cluster.heartbeats.append((self.node_id, client))
+        return None
+
+    async def session_reply(self, name: str, session: int, sequence: int, wait_s: float) -> bytes:
+        reply = self._log(name).sessions.known(session, sequence)
+        if not isinstance(reply, bytes):
+            raise Busy("the fake", 0.002)
+        return reply
+
+    async def wait_applied(self, name: str, index: int, term: int = 0, wait_s: float = 0.0) -> int:
+        if index > self._log(name).end:
+            raise Busy("the fake", 0.002)
+        return self._log(name).end
+
+    async def query(self, name: str, request: bytes, consistency: str = "leader", index: int = 0) -> bytes:
+        return request[::-1]
 
     async def snapshot(self, names: Sequence[str] | None) -> object:
         return {"groups": len(self.cluster.logs) if names is None else len(names)}

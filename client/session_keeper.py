@@ -1,0 +1,111 @@
+"""The sessions of a trio client: one for each log that is appended to, kept alive by one heartbeat a node.
+
+Invariants: a session that is of no more use is closed for good before its frames move to another one; heartbeats cover
+all sessions of the client at once, so they cost the same for one log and for thousands. Called by `network`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Protocol
+
+import trio
+
+from .admin import Call, T
+from .errors import LogyardError
+from .lane import Lane
+from .log import close_call, open_call
+from .sequences import Sequences, new_number
+from .session import Routes
+
+OPEN_S = 5.0
+"""One try to open a session; what waits for it has deadlines of its own."""
+CLOSE_S = 1.0
+"""Leaving waits no longer than this for sessions to be closed: what is left open ends by itself."""
+CLOSE_AT_ONCE = 64
+
+
+class Client(Protocol):
+    """What the keeper needs of its network."""
+
+    routes: Routes
+
+    @property
+    def lanes(self) -> Iterable[Lane]:
+        """All lanes."""
+
+    async def run(self, call: Call[T], timeout: float | None = None) -> T:
+        """Ask, with retries."""
+
+    async def ask(self, address: tuple[str, int], method: str, arguments: dict[str, object], deadline: float) -> None:
+        """Ask one server once."""
+
+    def kick(self, lane: Lane) -> None:
+        """Send what a lane has."""
+
+    def clock(self) -> float:
+        """Now."""
+
+
+class SessionKeeper:
+    """Opens, keeps and closes the sessions of one client; `client` is its number."""
+
+    __slots__ = ("client", "ttl", "_network")
+
+    def __init__(self, network: Client, ttl: float) -> None:
+        self.client = new_number()
+        self.ttl = ttl
+        self._network = network
+
+    def want(self, lane: Lane, nursery: trio.Nursery) -> None:
+        """See that a lane gets a session."""
+        if not lane.opening:
+            lane.opening = new_number()
+            nursery.start_soon(self._open, lane)
+
+    async def _open(self, lane: Lane) -> None:
+        session = lane.opening
+        network = self._network
+        try:
+            if lane.stale:
+                await network.run(close_call(lane.name, lane.stale), OPEN_S)
+                lane.stale = 0
+            await network.run(open_call(lane.name, session, self.client, int(self.ttl * 1000)), OPEN_S)
+            lane.numbers = Sequences(session)
+        except LogyardError as error:
+            if error.retry == "never":
+                lane.fail(error)
+            else:
+                lane.troubled(error)
+        finally:
+            lane.opening = 0
+        network.kick(lane)
+
+    async def beat(self) -> None:
+        """Tell every node that this client lives, three times within a time-to-live."""
+        while True:
+            await trio.sleep(self.ttl / 3)
+            if any(lane.numbers is not None for lane in self._network.lanes):
+                async with trio.open_nursery() as nursery:
+                    for address in set(self._network.routes.addresses.values()):
+                        nursery.start_soon(self._beat, address)
+
+    async def _beat(self, address: tuple[str, int]) -> None:
+        with suppress(LogyardError):
+            deadline = self._network.clock() + self.ttl / 3
+            await self._network.ask(address, "heartbeat", {"client": self.client}, deadline)
+
+    async def close(self) -> None:
+        """End the sessions of logs with nothing under way."""
+        limit = trio.CapacityLimiter(CLOSE_AT_ONCE)
+        with trio.move_on_after(CLOSE_S):
+            async with trio.open_nursery() as nursery:
+                for lane in self._network.lanes:
+                    if lane.numbers is not None and not lane.sent and not lane.waiting:
+                        nursery.start_soon(self._close, lane.name, lane.numbers.session, limit)
+
+    async def _close(self, name: str, session: int, limit: trio.CapacityLimiter) -> None:
+        async with limit:
+            with suppress(LogyardError):
+                await self._network.run(close_call(name, session), CLOSE_S)

@@ -1,0 +1,244 @@
+"""One append log of the blocking client.
+
+Each verb is a frame or a call of `log`, sent by the yard that it belongs to; usable from any thread. Made by
+`sync.Yard.log`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, overload
+
+from . import wire
+from .errors import LogyardError, OutOfRange
+from .lane import Frame
+from .log import (
+    POLL_BYTES,
+    POLL_RECORDS,
+    POLL_WAIT_S,
+    Bounds,
+    Place,
+    applied_call,
+    body_call,
+    flags_of,
+    latest_call,
+    poll_call,
+    query_call,
+    ranges,
+    reply_call,
+    truncate_call,
+)
+from .records import Buffer, Page, Record
+from .sequences import STALE
+from .sync_session import Ticket
+from .upload import WHOLE_BYTES, check_size
+from .upload_sync import read_file, upload
+
+if TYPE_CHECKING:
+    from .sync import Yard
+
+
+class Log:
+    """One append log, blocking."""
+
+    __slots__ = ("yard", "name")
+
+    def __init__(self, yard: Yard, name: str) -> None:
+        self.yard = yard
+        self.name = name
+
+    @overload
+    def append(
+        self,
+        metadata: Buffer,
+        payload: Buffer | None = None,
+        *,
+        timeout: float | None = None,
+        reply: Literal["consensus", "none"] = "consensus",
+        reply_from: int | None = None,
+        priority: str = "normal",
+    ) -> int: ...
+
+    @overload
+    def append(
+        self,
+        metadata: Buffer,
+        payload: Buffer | None = None,
+        *,
+        timeout: float | None = None,
+        reply: Literal["append"],
+        priority: str = "normal",
+    ) -> Place: ...
+
+    def append(
+        self,
+        metadata: Buffer,
+        payload: Buffer | None = None,
+        *,
+        timeout: float | None = None,
+        reply: str = "consensus",
+        reply_from: int | None = None,
+        priority: str = "normal",
+    ) -> int | Place:
+        """Append one record; returns its offset once a quorum has it. Options as in `aio.Log.append`.
+
+        A payload above 1 MiB travels in pieces, each stored once; `timeout` is then that of each piece.
+        """
+        flags = flags_of(reply, priority, self.yard.exactly_once, reply_from)
+        if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
+            payload = memoryview(payload).cast("B")
+            return upload(self.yard, self.name, metadata, (payload,), check_size(len(payload)), timeout)
+        if reply == "consensus":
+            return self.append_many(
+                [(metadata, payload)], timeout=timeout, reply_from=reply_from, priority=priority
+            ).start
+        frame = Frame()
+        frame.put(metadata, payload)
+        answer, _ = self.yard.append(self.name, frame, timeout, flags)
+        return Place(*wire.PLACE.unpack(answer)) if reply == "append" else -1
+
+    def append_stream(
+        self,
+        metadata: Buffer,
+        source: Iterable[Buffer] | BinaryIO,
+        size: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> int:
+        """Append one record whose payload comes from an iterable of buffers or a binary file; see
+        `aio.Log.append_stream`."""
+        buffers = read_file(cast(BinaryIO, source)) if hasattr(source, "read") else source
+        return upload(self.yard, self.name, metadata, buffers, size, timeout)
+
+    def append_many(
+        self,
+        records: Iterable[tuple[Buffer, Buffer | None]],
+        *,
+        timeout: float | None = None,
+        reply_from: int | None = None,
+        priority: str = "normal",
+    ) -> range:
+        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap."""
+        flags = flags_of("consensus", priority, self.yard.exactly_once, reply_from)
+        frame = Frame()
+        frame.put_many(records)
+        reply, ticket = self.yard.append(self.name, frame, timeout, flags)
+        if reply_from is not None and ticket is not None:
+            reply = self._reply_of(ticket, reply_from, reply, self.yard.timeout if timeout is None else timeout)
+        if len(reply) < wire.REPLY.size:
+            raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
+        first: int = wire.REPLY.unpack_from(reply)[0]
+        return range(first, first + frame.count)
+
+    def _reply_of(self, ticket: Ticket, node: int, reply: bytes, wait: float) -> bytes:
+        try:
+            return self.yard.run(reply_call(self.name, ticket[0].session, ticket[1], node, wait), wait)
+        except LogyardError as error:
+            if error.code != STALE:
+                raise
+            # It has applied so much more that it does not remember: the leader's answer is its own.
+            return reply
+
+    def wait_applied(self, index: int, *, term: int = 0, node: int | None = None, timeout: float | None = None) -> int:
+        """See `aio.Log.wait_applied`."""
+        wait = self.yard.timeout if timeout is None else timeout
+        return self.yard.run(applied_call(self.name, index, term, node, wait), wait)
+
+    def query(
+        self,
+        request: bytes,
+        *,
+        node: int | None = None,
+        consistency: str | None = None,
+        index: int = 0,
+        timeout: float | None = None,
+    ) -> bytes:
+        """See `aio.Log.query`."""
+        return self.yard.run(query_call(self.name, request, node, consistency, index), timeout)
+
+    def truncate(self, before: int, *, timeout: float | None = None) -> int:
+        """Remove all records below offset `before`; returns the log's first offset afterwards."""
+        return self.yard.run(truncate_call(self.name, before), timeout)
+
+    def poll(
+        self,
+        offset: int,
+        *,
+        max_records: int = POLL_RECORDS,
+        max_bytes: int = POLL_BYTES,
+        wait: float = 0.0,
+        node: int | None = None,
+        bodies: bool = True,
+        consistency: str | None = None,
+        timeout: float | None = None,
+    ) -> Page:
+        """Records from `offset` on; see `aio.Log.poll`."""
+        deadline = time.monotonic() + wait
+        while True:
+            left = deadline - time.monotonic()
+            call = poll_call(self.name, offset, max_records, max_bytes, max(0.0, left), node, bodies, consistency)
+            page = self.yard.run(call, timeout)
+            if len(page) or left <= POLL_WAIT_S:
+                return page
+            offset = page.next
+
+    def records(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        follow: bool = False,
+        bodies: bool = True,
+        node: int | None = None,
+    ) -> Iterator[Record]:
+        """The records from `start` up to `stop`, or to the log's end; with `follow` it waits there for more."""
+        offset = start
+        while stop is None or offset < stop:
+            wanted = POLL_RECORDS if stop is None else min(POLL_RECORDS, stop - offset)
+            wait = POLL_WAIT_S if follow else 0.0
+            page = self.poll(offset, max_records=wanted, wait=wait, node=node, bodies=bodies)
+            for record in page:
+                yield self._filled(record, page.node)
+            if not len(page) and not follow:
+                return
+            offset = page.next
+
+    def read(self, offset: int, *, node: int | None = None, bodies: bool = True) -> Record:
+        """One record; raises `OutOfRange` when it is not there yet."""
+        page = self.poll(offset, max_records=1, node=node, bodies=bodies)
+        for record in page:
+            return self._filled(record, page.node)
+        raise OutOfRange(f"{self.name}: offset {offset} is not in {page.start}..{page.end}")
+
+    def _filled(self, record: Record, node: int) -> Record:
+        """A record whose payload did not fit into its page, with it; without, where it is too long for one buffer."""
+        if record.left_out and record.size <= wire.FRAME_BYTES_MAX:
+            record.fill(self.read_body(record.offset, 0, record.size, node=node))
+        return record
+
+    def read_body(self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None) -> bytes:
+        """Bytes `start` up to `stop` (its end) of a record's body; a long range is read in pieces."""
+        pieces = list(self.body_pieces(offset, start, stop, node=node))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def body_pieces(
+        self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None
+    ) -> Iterator[bytes]:
+        """The same as pieces, so that a large body never has to fit into memory."""
+        if stop is None:
+            stop = self.read(offset, node=node, bodies=False).size
+        for first, end in ranges(start, max(start, stop)):
+            yield self.yard.run(body_call(self.name, offset, first, end, node))
+
+    def latest(self, *, node: int | None = None, consistency: str | None = None) -> Bounds:
+        """The log's bounds: (start, end), the first offset and the next free one."""
+        return self.yard.run(latest_call(self.name, node, consistency))
+
+    def describe(self, node: int | None = None) -> dict[str, Any]:
+        """Everything about the group, as its leader (or member `node`) sees it."""
+        return self.yard.describe(self.name, node)
+
+    def snapshot(self, node: int | None = None) -> dict[int, Any]:
+        """Snapshot this log on one member or on every node."""
+        return self.yard.snapshot([self.name], node)

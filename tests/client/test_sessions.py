@@ -1,0 +1,288 @@
+"""Exactly once as clients see it: cut connections, sessions that end, windows, reply modes; trio and blocking."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from logyard.client import errors, wire
+from logyard.client.aio import connect
+from logyard.client.lane import Frame
+from logyard.client.log import Place
+from logyard.client.sequences import WINDOW, Sequences
+from logyard.client.sync import Log as SyncLog
+from logyard.client.sync import Yard as SyncYard
+from logyard.client.sync import connect_sync
+from logyard.engine.entry import encode_frame
+
+from .fake_system import FakeCluster, FakeLog, fake_cluster
+
+
+def seeds(cluster: FakeCluster) -> list[str]:
+    return list(cluster.addresses.values())
+
+
+def bodies(cluster: FakeCluster, name: str = "log") -> list[bytes]:
+    return [body or b"" for _, body in cluster.logs[name].records]
+
+
+def the_log(cluster: FakeCluster, name: str = "log") -> FakeLog:
+    return cluster.logs[name]
+
+
+def test_numbers_have_a_window() -> None:
+    numbers = Sequences(7)
+    given = [numbers.next() for _ in range(WINDOW)]
+    assert given == list(range(1, WINDOW + 1)) and not numbers.room
+    numbers.done(5)
+    assert not numbers.room, "the lowest one counts"
+    numbers.done(1)
+    assert numbers.room and numbers.next() == WINDOW + 1 and not numbers.room
+
+
+def test_a_frame_is_renumbered_in_place() -> None:
+    records = [(b"m", b"x" * 10), (b"", b"y" * 5000)]
+    frame = Frame()
+    frame.put_many(records)
+    want = encode_frame(records, command=b"\x01", session=3, sequence=4)
+    found = wire.renumbered(frame.encode(1, 2), 3, 4)
+    assert [bytes(part) for part in found] == [bytes(part) for part in want]
+
+
+async def test_an_answer_that_was_lost_is_asked_for_again() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("log", [1, 2, 3], 1)
+        log = yard.log("log")
+        assert await log.append(b"", b"first") == 0
+        for number in range(1, 6):
+            cluster.nodes[1].lose = 2
+            assert await log.append(b"", b"%d" % number) == number
+        cluster.nodes[1].lose = 3
+        pending = [log.append_nowait(b"", b"p%d" % number) for number in range(20)]
+        assert [await one.wait() for one in pending] == list(range(6, 26))
+        assert bodies(cluster) == [b"first", *(b"%d" % n for n in range(1, 6)), *(b"p%d" % n for n in range(20))]
+    assert not the_log(cluster).sessions.by_id, "a client that leaves ends its sessions"
+
+
+async def test_without_sessions_it_is_at_least_once() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster), exactly_once=False) as yard:
+        cluster.create("log", [1], 1)
+        cluster.nodes[1].lose = 1
+        assert await yard.log("log").append(b"", b"x") == 1
+        assert bodies(cluster) == [b"x", b"x"] and not the_log(cluster).sessions.by_id
+
+
+async def test_at_most_a_window_of_frames_is_under_way() -> None:
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("log", [1], 1)
+        log = yard.log("log")
+        await log.append(b"", b"")
+        waiting = [log.lane.add_many([(b"", b"%d" % number)], 30.0) for number in range(5 * WINDOW)]
+        yard.kick(log.lane)
+        async with trio.open_nursery() as nursery:
+            for batch in waiting:
+                nursery.start_soon(_done, batch.callbacks.append)
+        assert [batch.first for batch in waiting] == list(range(1, 5 * WINDOW + 1))
+        assert cluster.nodes[1].under_way <= WINDOW
+
+
+async def _done(register: Callable[[Callable[[], None]], None]) -> None:
+    event = trio.Event()
+    register(event.set)
+    await event.wait()
+
+
+async def test_frames_that_cannot_have_been_applied_move_to_a_fresh_session() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("log", [1], 1)
+        log = yard.log("log")
+        for number in range(4):
+            pending = [log.append_nowait(b"", b"%d:%d" % (number, at)) for at in range(3)]
+            assert [await one.wait() for one in pending] == list(range(3 * number, 3 * number + 3))
+            (session,) = the_log(cluster).sessions.by_id
+            the_log(cluster).sessions.expire(session)
+        # A number out of the window: the old session is closed before its frame moves.
+        await log.append(b"", b"")
+        (session,) = the_log(cluster).sessions.by_id
+        assert log.lane.numbers is not None
+        log.lane.numbers.last += 10 * WINDOW
+        assert await log.append(b"", b"far") == 13
+        assert session not in the_log(cluster).sessions.by_id and len(the_log(cluster).sessions.by_id) == 1
+
+
+async def test_a_frame_that_may_have_been_applied_fails_with_its_session() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("log", [1], 1)
+        log = yard.log("log")
+        await log.append(b"", b"before")
+        system, sessions = cluster.nodes[1], the_log(cluster).sessions
+        system.lose = 1
+        apply, seen = system._apply, list(sessions.by_id)
+
+        def applied_and_ended(to: FakeLog, frame: memoryview) -> bytes:
+            reply = apply(to, frame)
+            sessions.expire(seen[0])
+            return reply
+
+        system._apply = applied_and_ended  # type: ignore[method-assign]
+        with pytest.raises(errors.SessionExpired):
+            await log.append(b"", b"who knows")
+        system._apply = apply  # type: ignore[method-assign]
+        assert await log.append(b"", b"after") == 2
+        assert bodies(cluster) == [b"before", b"who knows", b"after"]
+
+
+async def test_heartbeats_go_to_every_node_and_stop_with_the_sessions() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster), session_ttl=0.03) as yard:
+        cluster.create("log", [1], 1)
+        await trio.sleep(0.03)
+        assert not cluster.heartbeats, "no session, no heartbeat"
+        await yard.log("log").append(b"", b"")
+        with trio.fail_after(5):
+            while {node for node, _ in cluster.heartbeats} != {1, 2, 3}:
+                await trio.sleep(0.005)
+        assert {client for _, client in cluster.heartbeats} == {yard.sessions.client}
+
+
+async def test_reply_modes_priorities_and_waits() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("log", [1, 2, 3], 1)
+        log = yard.log("log")
+        assert await log.append(b"", b"a", reply="append") == Place(1, 1)
+        assert not the_log(cluster).sessions.by_id, "what is not sent again needs no session"
+        assert await log.append(b"", b"b", reply="none") == -1
+        assert await log.append(b"", b"c", priority="low") == 2
+        assert await log.append(b"", b"d", reply_from=3) == 3
+        assert await log.append_many([(b"", b"e"), (b"", b"f")], reply_from=2, priority="low") == range(4, 6)
+        assert bodies(cluster) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+        early = log.append_nowait(b"", b"g", reply="append")
+        normal = log.append_nowait(b"", b"h")
+        assert await normal.wait() == 7 and early.place == Place(7, 1) and early.offset == -1
+        assert await log.wait_applied(8, term=1, node=2) == 8
+        with pytest.raises(errors.Busy):
+            await log.wait_applied(99, timeout=0.1)
+        assert await log.query(b"abc", consistency="linearizable") == b"cba"
+        for wrong in ({"reply": "maybe"}, {"priority": "high"}, {"reply": "none", "reply_from": 1}):
+            with pytest.raises(errors.BadRequest):
+                await log.append(b"", b"", **wrong)
+        cluster.nodes[1].lose = 1
+        with pytest.raises(errors.Unknown):
+            await log.append(b"", b"cut", reply="append")
+        with pytest.raises(errors.BadRequest):
+            async with connect(seeds(cluster), exactly_once=False) as plain:
+                await plain.log("log").append(b"", b"", reply_from=1)
+
+
+async def test_a_log_that_does_not_exist() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        with pytest.raises(errors.UnknownGroup):
+            await yard.log("nowhere").append(b"", b"x")
+
+
+# The blocking face
+
+
+async def blocking(cluster: FakeCluster, work: Callable[[SyncYard, SyncLog], None], exactly_once: bool = True) -> None:
+    def run() -> None:
+        with connect_sync(seeds(cluster), exactly_once=exactly_once) as yard:
+            work(yard, yard.log("log"))
+
+    await trio.to_thread.run_sync(run)
+
+
+async def test_blocking_answers_that_were_lost() -> None:
+    async with fake_cluster() as cluster:
+        cluster.create("log", [1, 2, 3], 1)
+
+        def work(yard: SyncYard, log: SyncLog) -> None:
+            for number in range(5):
+                cluster.nodes[1].lose = 1
+                assert log.append(b"", b"%d" % number) == number
+
+        await blocking(cluster, work)
+        assert bodies(cluster) == [b"%d" % number for number in range(5)]
+        assert not the_log(cluster).sessions.by_id, "closing ends the session"
+
+        def twice(yard: SyncYard, log: SyncLog) -> None:
+            cluster.nodes[1].lose = 1
+            assert log.append(b"", b"x") == 6
+
+        await blocking(cluster, twice, exactly_once=False)
+        assert bodies(cluster)[5:] == [b"x", b"x"], "at-least-once"
+
+
+async def test_blocking_threads_share_a_session_and_its_window() -> None:
+    async with fake_cluster() as cluster:
+        cluster.create("log", [1], 1)
+
+        def work(yard: SyncYard, log: SyncLog) -> None:
+            found: list[int] = []
+
+            def one(number: int) -> None:
+                found.extend(log.append(b"", b"%d.%d" % (number, at)) for at in range(10))
+
+            threads = [threading.Thread(target=one, args=(number,)) for number in range(12)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(found) == list(range(120))
+
+        await blocking(cluster, work)
+        assert len(set(bodies(cluster))) == 120
+
+
+async def test_blocking_sessions_that_end() -> None:
+    async with fake_cluster() as cluster:
+        cluster.create("log", [1], 1)
+        sessions = the_log(cluster).sessions
+
+        def end() -> None:
+            for session in list(sessions.by_id):
+                sessions.expire(session)
+
+        def work(yard: SyncYard, log: SyncLog) -> None:
+            for number in range(3):
+                assert log.append(b"", b"%d" % number) == number
+                end()
+            assert log.append(b"", b"3") == 3
+            session = yard._sessions["log"]
+            assert session._numbers is not None
+            session._numbers.last += 10 * WINDOW
+            assert log.append(b"", b"4") == 4 and len(sessions.by_id) == 1
+            system = cluster.nodes[1]
+            apply = system._apply
+
+            def applied_and_ended(to: FakeLog, frame: memoryview) -> bytes:
+                reply = apply(to, frame)
+                end()
+                return reply
+
+            system.lose = 1
+            system._apply = applied_and_ended  # type: ignore[method-assign]
+            with pytest.raises(errors.SessionExpired):
+                log.append(b"", b"who knows")
+            system._apply = apply  # type: ignore[method-assign]
+            assert log.append(b"", b"6") == 6
+
+        await blocking(cluster, work)
+
+
+async def test_blocking_reply_modes() -> None:
+    async with fake_cluster() as cluster:
+        cluster.create("log", [1, 2, 3], 1)
+
+        def work(yard: SyncYard, log: SyncLog) -> None:
+            assert log.append(b"", b"a", reply="append") == Place(1, 1)
+            assert log.append(b"", b"b", reply="none") == -1
+            assert log.append(b"", b"c", priority="low", reply_from=2) in (1, 2)
+            assert log.wait_applied(3, node=3) == 3
+            assert log.query(b"xyz") == b"zyx"
+            with pytest.raises(errors.BadRequest):
+                log.append(b"", b"", reply="sometimes")  # type: ignore[call-overload]
+
+        await blocking(cluster, work)
+        assert sorted(bodies(cluster)) == [b"a", b"b", b"c"]
