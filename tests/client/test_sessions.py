@@ -122,8 +122,8 @@ async def test_a_frame_that_may_have_been_applied_fails_with_its_session() -> No
         system.lose = 1
         apply, seen = system._apply, list(sessions.by_id)
 
-        def applied_and_ended(to: FakeLog, frame: memoryview) -> bytes:
-            reply = apply(to, frame)
+        def applied_and_ended(log: FakeLog, frame: memoryview) -> bytes:
+            reply = apply(log, frame)
             sessions.expire(seen[0])
             return reply
 
@@ -256,8 +256,8 @@ async def test_blocking_sessions_that_end() -> None:
             system = cluster.nodes[1]
             apply = system._apply
 
-            def applied_and_ended(to: FakeLog, frame: memoryview) -> bytes:
-                reply = apply(to, frame)
+            def applied_and_ended(log: FakeLog, frame: memoryview) -> bytes:
+                reply = apply(log, frame)
                 end()
                 return reply
 
