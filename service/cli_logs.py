@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
 from .cli_output import Output, bytes_text, json_option
+from .cli_payloads import Source, append_source, complete, input_records, write_payload
 
 if TYPE_CHECKING:
     from logyard.client.records import Record
@@ -198,10 +199,23 @@ def delete(names: tuple[str, ...], yes: bool, force_on: int | None, servers: lis
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--metadata", help="Metadata of every record (default: a file's path; nothing for lines).")
 @click.option("--whole", is_flag=True, help="All of standard input is one record, not one record a line.")
+@click.option(
+    "--file",
+    "more",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="As FILES: a file is one record of up to 4 GiB, streamed in pieces.",
+)
 @servers_option
 @json_option
 def append(
-    name: str, files: tuple[Path, ...], metadata: str | None, whole: bool, servers: list[str], output: Output
+    name: str,
+    files: tuple[Path, ...],
+    metadata: str | None,
+    whole: bool,
+    more: tuple[Path, ...],
+    servers: list[str],
+    output: Output,
 ) -> None:
     """Append records: each file is one, or each line of standard input.
 
@@ -209,14 +223,22 @@ def append(
     Examples:
       echo hello | logyard append orders
       logyard append orders invoice.pdf receipt.pdf
+      logyard append films --file feature.mkv
     """
     offsets: list[int] = []
     payload_bytes = 0
     with opened(servers) as yard:
         log = yard.log(name)
-        for batch in batches(input_records(files, metadata, whole)):
-            offsets.extend(log.append_many(batch))
-            payload_bytes += sum(len(payload) for _, payload in batch)
+        for batch in batches(input_records((*files, *more), metadata, whole)):
+            head, payload = batch[0]
+            if not isinstance(payload, bytes):
+                offset, size = append_source(log, head, payload)
+                offsets.append(offset)
+                payload_bytes += size
+                continue
+            whole_ones = [(head, payload) for head, payload in batch if isinstance(payload, bytes)]
+            offsets.extend(log.append_many(whole_ones))
+            payload_bytes += sum(len(payload) for _, payload in whole_ones)
     fields: dict[str, object] = {"ok": True, "log": name, "records": len(offsets), "payload_bytes": payload_bytes}
     if offsets:
         fields.update(first=offsets[0], last=offsets[-1])
@@ -228,26 +250,17 @@ BATCH_RECORDS = 512
 BATCH_BYTES = 1 << 20
 
 
-def input_records(files: Sequence[Path], metadata: str | None, whole: bool) -> Iterator[tuple[bytes, bytes]]:
-    """(metadata, payload) of each file, of standard input, or of its lines without their line ends."""
-    head = (metadata or "").encode()
-    for path in files:
-        yield (head if metadata is not None else str(path).encode()), path.read_bytes()
-    if files:
-        return
-    stream = sys.stdin.buffer
-    if whole:
-        yield head, stream.read()
-    else:
-        for line in stream:
-            yield head, line.rstrip(b"\r\n")
-
-
-def batches(records: Iterator[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Groups of records small enough for one call."""
-    batch: list[tuple[bytes, bytes]] = []
+def batches(records: Iterator[tuple[bytes, Source]]) -> Iterator[list[tuple[bytes, Source]]]:
+    """Groups of records small enough for one call; what is to be streamed comes alone."""
+    batch: list[tuple[bytes, Source]] = []
     size = 0
     for record in records:
+        if not isinstance(record[1], bytes):
+            if batch:
+                yield batch
+            yield [record]
+            batch, size = [], 0
+            continue
         batch.append(record)
         size += len(record[1])
         if len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES:
@@ -266,6 +279,11 @@ def batches(records: Iterator[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes
 @click.option("--node", type=click.IntRange(min=1), help="Ask this member and no other.")
 @click.option("--raw", is_flag=True, help="Write payload bytes only, one after the other.")
 @click.option("--metadata-only", is_flag=True, help="Leave the payloads where they are.")
+@click.option(
+    "--body-to",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Stream the payloads of the records into this file, one after the other; show the rest.",
+)
 @servers_option
 @json_option
 def read(
@@ -277,6 +295,7 @@ def read(
     node: int | None,
     raw: bool,
     metadata_only: bool,
+    body_to: Path | None,
     servers: list[str],
     output: Output,
 ) -> None:
@@ -286,19 +305,29 @@ def read(
     Examples:
       logyard read orders --from 10 --count 5
       logyard read orders --follow
+      logyard read films --from 3 --count 1 --body-to feature.mkv
     """
     if follow and output.json_wanted and count is None and stop is None:
         raise click.UsageError("--follow --json never ends: give --count or --to")
     if raw and (metadata_only or output.json_wanted):
         raise click.UsageError("--raw goes with neither --metadata-only nor --json")
+    if body_to is not None and (raw or metadata_only):
+        raise click.UsageError("--body-to goes with neither --raw nor --metadata-only")
     shown: list[dict[str, object]] = []
-    binary = sys.stdout.buffer if raw else None
-    with opened(servers) as yard:
-        for record, _answered in pages(yard, name, start, stop, count, follow, node, not metadata_only):
+    with opened(servers) as yard, ExitStack() as stack:
+        log = yard.log(name)
+        binary: BinaryIO | None = sys.stdout.buffer if raw else None
+        if body_to is not None:
+            binary = stack.enter_context(body_to.open("wb"))
+            metadata_only = True
+        for record, answered in pages(yard, name, start, stop, count, follow, node, raw or not metadata_only):
             if binary is not None:
-                binary.write(bytes(record.payload or b""))
-                binary.flush()
-            elif output.json_wanted:
+                write_payload(log, record, answered, binary)
+            else:
+                complete(log, record, answered, not output.json_wanted)
+            if raw:
+                continue
+            if output.json_wanted:
                 shown.append(record_fields(record, metadata_only))
             else:
                 click.echo(record_line(record, metadata_only))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -99,6 +101,38 @@ def test_raw_payloads_and_following(cluster: LocalCluster, ask: Callable[..., di
     output, _ = reader.communicate(timeout=30)
     assert output == b"\x00onetwo\n"
     assert reader.returncode == 0
+
+
+def test_payloads_of_any_size_stream_in_and_out(
+    cluster: LocalCluster, ask: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    ask("create", "films")
+    blob, copy = tmp_path / "blob", tmp_path / "copy"
+    blob.write_bytes(random.Random(1).randbytes(9 << 20))
+    done = ask("append", "films", "--file", str(blob), "--metadata", "m")
+    assert (done["first"], done["records"], done["payload_bytes"]) == (0, 1, 9 << 20)
+    ask("append", "films", "--whole", text=blob.read_bytes()[: 2 << 20])
+    ask("append", "films", str(blob), str(blob))
+    records = ask("read", "films", "--body-to", str(copy))["records"]
+    assert [record["size"] for record in records] == [9 << 20, 2 << 20, 9 << 20, 9 << 20]
+    assert records[0]["metadata"] == "m" and "payload" not in records[0]
+    whole = blob.read_bytes()
+    assert copy.read_bytes() == whole + whole[: 2 << 20] + whole + whole
+    raw = subprocess.run(
+        [*COMMAND, "read", "films", "--from", "2", "--raw", "--servers", cluster.addresses[0]],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert raw.stdout == whole + whole
+    [shown] = ask("read", "films", "--from", "1", "--count", "1")["records"]
+    assert base64.b64decode(shown["payload_base64"]) == whole[: 2 << 20]
+    line = subprocess.run(
+        [*COMMAND, "read", "films", "--count", "1", "--servers", cluster.addresses[0]],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    assert line.stdout.startswith("0\tm\t")
 
 
 def test_looking_after_the_cluster(ask: Callable[..., dict[str, Any]]) -> None:

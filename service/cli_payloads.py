@@ -1,0 +1,79 @@
+"""Payloads of any size at the command line: files and standard input stream into a log, payloads stream out of it.
+
+Invariant: a payload that travels in pieces is never whole in memory here. Called by `service.cli_logs`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+
+from logyard.client.upload import PIECE_BYTES, WHOLE_BYTES
+from logyard.client.wire import FRAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from logyard.client.records import Record
+    from logyard.client.sync import Log
+
+Source: TypeAlias = bytes | Path | BinaryIO
+"""A payload: here, or where to read it from."""
+PREVIEW_BYTES = 1024
+
+
+def input_records(files: Sequence[Path], metadata: str | None, whole: bool) -> Iterator[tuple[bytes, Source]]:
+    """(metadata, payload) of each file, of standard input, or of its lines without their line ends."""
+    head = (metadata or "").encode()
+    for path in files:
+        name = head if metadata is not None else str(path).encode()
+        yield name, path if path.stat().st_size > WHOLE_BYTES else path.read_bytes()
+    if files:
+        return
+    stream = sys.stdin.buffer
+    if whole:
+        yield head, stream
+    else:
+        for line in stream:
+            yield head, line.rstrip(b"\r\n")
+
+
+def append_source(log: Log, head: bytes, source: Path | BinaryIO) -> tuple[int, int]:
+    """Append one record from a file or a stream: its offset and its bytes."""
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            return append_source(log, head, file)
+    counted = 0
+
+    def rest() -> Iterator[bytes]:
+        nonlocal counted
+        for data in chain((first,), iter(lambda: source.read(PIECE_BYTES), b"")):
+            counted += len(data)
+            yield data
+
+    first = source.read(WHOLE_BYTES + 1)
+    if len(first) <= WHOLE_BYTES:
+        return log.append(head, first), len(first)
+    return log.append_stream(head, rest()), counted
+
+
+def write_payload(log: Log, record: Record, node: int | None, out: BinaryIO) -> None:
+    """Write a record's payload, wherever it is."""
+    if record.view is not None:
+        out.write(record.view)
+    elif record.size:
+        for piece in log.body_pieces(record.offset, 0, record.size, node=node):
+            out.write(piece)
+    out.flush()
+
+
+def complete(log: Log, record: Record, node: int | None, preview: bool) -> Record:
+    """A record to show, with the payload that did not come along, or the beginning of it; without, if it is too long
+    for one answer."""
+    if record.left_out:
+        most = min(record.size, PREVIEW_BYTES) if preview else record.size
+        if most <= FRAME_BYTES_MAX:
+            record.view = memoryview(log.read_body(record.offset, 0, most, node=node))
+        record.left_out = False
+    return record
