@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def bench() -> None:
-    """Measure: appends, idle logs, recovery, failover. Nodes and load are processes of their own.
+    """Measure: appends, idle logs, recovery, failover, mixed loads. Nodes and load are processes of their own.
 
     \b
     Example:
@@ -193,6 +193,38 @@ def bench_failover(
         raise click.BadParameter("two nodes have no quorum after a kill: take three or more", param_hint="--nodes")
     with bench_cluster(nodes, directory, volatile) as (cluster, where):
         report = run_failover(FailoverSettings(logs, size, interval, steady), cluster, where, output.say)
+    show(report, output)
+
+
+@bench.command("mixed")
+@cluster_options(3)
+@click.option("--logs", type=click.IntRange(min=1), default=100, show_default=True, help="How many small logs.")
+@click.option("--size", type=click.IntRange(min=16), default=256, show_default=True, help="Bytes of a small body.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Seconds alone.")
+@click.option("--warmup", type=click.FloatRange(min=0.0), default=2.0, show_default=True, help="Seconds before that.")
+@click.option("--upload-mib", type=click.IntRange(1, 4096), default=1024, show_default=True, help="MiB to upload.")
+def bench_mixed(
+    nodes: int,
+    logs: int,
+    size: int,
+    seconds: float,
+    warmup: float,
+    upload_mib: int,
+    directory: Path | None,
+    volatile: bool,
+    output: Output,
+) -> None:
+    """The p99 of small appends alone, and beside one large append that travels in pieces.
+
+    \b
+    Example:
+      logyard bench mixed --logs 100 --upload-mib 1024 --json
+    """
+    from logyard.bench.cases.mixed import MixedSettings, run_mixed
+
+    settings = MixedSettings(logs, size, seconds, warmup, upload_mib << 20)
+    with bench_cluster(nodes, directory, volatile) as (cluster, where):
+        report = run_mixed(settings, cluster, where, output.say)
     show(report, output)
 
 

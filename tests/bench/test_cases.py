@@ -71,6 +71,22 @@ def test_recover_loses_nothing(tmp_path: Path) -> None:
     assert 0 < found["ready_s"] <= found["recovery_s"]
 
 
+def test_mixed_compares_the_small_ones_alone_and_beside(tmp_path: Path) -> None:
+    words = ("--nodes", "1", "--logs", "5", "--seconds", "0.5", "--warmup", "0.2", "--upload-mib", "8")
+    done = subprocess.run(
+        [sys.executable, "-m", "logyard.service.cli", "bench", "mixed", *words, "--volatile", "--json",
+         "--dir", str(tmp_path / "nodes")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    # The ratio of so short a run may be anything, and `ok` with it.
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["intact"] is True and found["failed"] == 0
+    assert found["appends_quiet"] > 10 and found["appends_beside"] > 0
+    assert 0 < found["p50_quiet_ms"] <= found["p99_quiet_ms"]
+    assert found["ratio"] == pytest.approx(found["p99_beside_ms"] / found["p99_quiet_ms"], rel=0.05)
+    assert found["upload_mb_per_s"] > 0.1
+
+
 def test_a_load_process_that_cannot_connect_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     spec = LoadSpec(["127.0.0.1:not-a-port"], ["log"], 64, 1, 1, 0, 0, 0.1, 0.1, 100)
     with pytest.raises(LoadFailed):
