@@ -362,6 +362,7 @@ class DemoRun:
             "nothing lost": not found.lost,
             "nothing changed": not found.mismatched,
             "every member read": self.members_verified == len(NODES),
+            "nothing is stored twice": not found.duplicates,
             "appends were in flight at the kill": bool(fields["in_flight_at_kill"]),
             "live payload bytes all in generations": fields["live_bytes_in_wal"] == [0] * len(NODES),
             "disk use fell on every node": all(now < then for now, then in zip(after, before, strict=True)),

@@ -1,7 +1,7 @@
 """Reading everything back from one chosen member and comparing it with the ledger, byte for byte.
 
-Each answer names the node that gave it: an answer of another node is a failure. Under at-least-once retries a record
-may be stored twice; the copy without an acknowledgement must be one of that log's records and is counted. Called by
+Each answer names the node that gave it: an answer of another node is a failure. A record of the source without an
+acknowledgement at its place is a second copy: appends are exactly-once, so one of them is a failure, too. Called by
 `service.demo`.
 """
 
