@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 INLINE_BYTES = 48 * 1024
 INLINE_SECONDS = 0.001
+SMALL_BYTES = 64 * 1024
+"""A group's items up to this size are never put off for others' sake."""
 ENTRY_OVERHEAD = 256
 """Bytes of an entry in memory beside its metadata: its object, its bytes' header, its places in lists."""
 
@@ -45,12 +47,14 @@ class Durability:
         persisted: Callable[[Sequence[WalItem]], None],
         rolled: Callable[[Rolled], None],
         failed: Callable[[LogyardError], None],
+        batch_bytes_max: int = 1 << 20,
     ) -> None:
         self.wal = wal
         self.persisted = persisted
         self.rolled = rolled
         self.failed = failed
         self.items: list[WalItem] = []
+        self.batch_bytes_max = batch_bytes_max
         self.bytes = 0
         # Of all entries that came by, with what their objects cost; whoever keeps them gives back.
         self.metadata_bytes = 0
@@ -94,8 +98,8 @@ class Durability:
     def kick(self) -> None:
         """Write what is queued, unless a batch is under way (then its end does)."""
         while self.items and not self.busy and self.error is None:
-            items, self.items = self.items, []
-            size, self.bytes = self.bytes, 0
+            items, size = self._take()
+            self.bytes -= size
             self.writing_bytes = size
             self.sealed = False
             self._begun = time.monotonic()
@@ -104,6 +108,30 @@ class Durability:
                 self._jobs.put(items)
                 return
             self._finish(items, *self._write(items))
+
+    def _take(self) -> tuple[list[WalItem], int]:
+        """The next batch: all of it, unless it is more than one batch may be. Then small items go first, and of the
+        others as many as fit, at least one: a small group waits for one large record, not for all of them. The items
+        of one group keep their order."""
+        if self.bytes <= self.batch_bytes_max:
+            items, self.items = self.items, []
+            return items, self.bytes
+        taken: list[WalItem] = []
+        left: list[WalItem] = []
+        held: set[int] = set()
+        total = large = 0
+        for item in self.items:
+            size = sum([len(entry.data) + entry.body_bytes for entry in item.entries])
+            if item.uid in held or (size > SMALL_BYTES and large and large + size > self.batch_bytes_max):
+                held.add(item.uid)
+                left.append(item)
+                continue
+            if size > SMALL_BYTES:
+                large += size
+            total += size
+            taken.append(item)
+        self.items = left
+        return taken, total
 
     async def exclusive(self, call: Callable[[], T]) -> T:
         """Run `call` in a thread with the WAL to itself: for the rare verbs that are no batch. Raises what it

@@ -124,7 +124,9 @@ class System:
     async def open(self) -> None:
         """Lock the directory, recover everything from it. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
         await trio.to_thread.run_sync(recovery.open_directory, self)
-        self.durability = Durability(self.wal, self.scheduler.persisted, self.storage.rolled, self._wal_failed)
+        self.durability = Durability(
+            self.wal, self.scheduler.persisted, self.storage.rolled, self._wal_failed, self.config.wal_batch_bytes
+        )
         self.durability.metadata_bytes = metadata_bytes(entry for _, entry in self.storage.unsealed())
 
     @property
