@@ -88,6 +88,15 @@ class EmbeddedLog:
         """Drop the records before an offset; returns the log's start."""
         return await self._node.truncate(self.name, before)
 
+    async def query(self, request: bytes, *, consistency: str = "local", index: int = 0) -> bytes:
+        """Ask the machine's `query`; `index`: not before it is applied. `consistency`: local, leader, linearizable."""
+        return await self._node.query(self.name, request, consistency, index)
+
+    async def wait_applied(self, index: int, *, term: int = 0, timeout: float = 30.0) -> int:
+        """Until `index` is applied here; returns what is. Raises `Busy` after `timeout` seconds, `Refused` or `Gone` for
+        an entry that is not of `term`, if one is named."""
+        return await self._node.wait_applied(self.name, index, term, timeout)
+
     async def snapshot(self) -> dict[str, Any]:
         """Snapshot this group now."""
         return await self._node.snapshot([self.name])

@@ -153,6 +153,8 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
         "created": member.spec.created,
         "inflight_bytes": member.inflight_bytes,
         "queued_bytes": member.queue_bytes,
+        "sessions": len(member.sessions.by_id) if member.sessions is not None else 0,
+        "session_reply_bytes": member.sessions.bytes if member.sessions is not None else 0,
         "segments": [run._asdict() for run in member.segments],
         "homes": [[home.first, home.last, home.generation] for home in system.store.homes(member.uid)],
         "released_before": list(member.liveness.released_before),
