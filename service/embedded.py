@@ -93,8 +93,8 @@ class EmbeddedLog:
         return await self._node.query(self.name, request, consistency, index)
 
     async def wait_applied(self, index: int, *, term: int = 0, timeout: float = 30.0) -> int:
-        """Until `index` is applied here; returns what is. Raises `Busy` after `timeout` seconds, `Refused` or `Gone` for
-        an entry that is not of `term`, if one is named."""
+        """Until `index` is applied here; returns what is. Raises `Busy` after `timeout` seconds, `Refused` or `Gone`
+        for an entry that is not of `term`, if one is named."""
         return await self._node.wait_applied(self.name, index, term, timeout)
 
     async def snapshot(self) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgpack
 import pytest
 import trio
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.errors import DirectoryInUse, Gone, GroupStopped, LogyardError, OutOfRange, WrongIdentity
+from logyard.engine.errors import Busy, DirectoryInUse, Gone, GroupStopped, LogyardError, OutOfRange, WrongIdentity
 from logyard.engine.machine import Applied, Context, PayloadRef
 from logyard.machines.log import AppendLog
 from logyard.service.embedded import open_system
@@ -33,6 +34,18 @@ async def test_records_outlive_the_process(tmp_path: Path) -> None:
         assert [record.metadata async for record in log.records(1, 3)] == [b"a", b"b"]
         page = await log.poll(0, max_records=2, bodies=False)
         assert len(page) == 2 and page.next == 2 and page.records[0].payload is None
+
+
+async def test_queries_and_waiting_for_an_index(tmp_path: Path) -> None:
+    async with open_system(tmp_path / "data", SMALL) as system:
+        log = await system.start_group("events", AppendLog())
+        await log.append(b"", b"x")
+        applied = await log.wait_applied(1)
+        assert msgpack.unpackb(await log.query(msgpack.packb(["bounds"]), index=applied)) == [0, 1]
+        with pytest.raises(Busy):
+            await log.wait_applied(applied + 100, timeout=0.01)
+        shown = log.describe()
+        assert shown["sessions"] == shown["session_reply_bytes"] == 0
 
 
 async def test_truncation_compaction_and_snapshots_keep_the_rest(tmp_path: Path) -> None:

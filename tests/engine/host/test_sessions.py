@@ -437,6 +437,36 @@ async def test_a_new_leader_and_a_node_that_slept_give_the_whole_time_again(tmp_
         await until(lambda: all(run.member(number).sessions is None for number in run.ids), "silence ends it")
 
 
+async def test_a_session_sleeps_with_its_group_and_ends_when_its_client_is_silent(tmp_path: Path) -> None:
+    async with cluster(tmp_path, hibernate_after_ms=30) as run:
+        await run.lead(1)
+        await run.nodes[1].open_session("log", SESSION, CLIENT, 10_000)
+        beats = run.system(1).heartbeats
+
+        def sleeps() -> bool:
+            return all(run.system(number).names["log"] in run.system(number).hibernation.sleepers for number in run.ids)
+
+        for turn in range(3):
+            run.nodes[1].heartbeat(CLIENT)
+            await until(sleeps, "the group sleeps with its session")
+            assert turn or beats.last_seen[CLIENT] == beats.clock
+            beats.clock += 4.0
+        run.nodes[1].heartbeat(CLIENT)
+        beats.clock += 4.0
+        last = {number: run.system(number).hibernation.woken for number in run.ids}
+        beats.look()
+        run.system(1).hibernation.look()
+        assert {number: run.system(number).hibernation.woken for number in run.ids} == last, "it has time"
+        beats.clock += 7.0
+        run.system(1).hibernation.look()
+        # Awake again it has its whole time, and then it ends.
+        await until(lambda: run.replica(1) is not None, "silence wakes the group")
+        member = run.member(1)
+        assert member.sessions is not None
+        beats.clock += 11.0
+        await until(lambda: run.replica(1) is None or not member.sessions, "it ends")
+
+
 async def test_sessions_are_limited_where_they_are_opened(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, sessions_max=2, session_ttl_ms_max=5000) as run:
         node = run.nodes[1]
