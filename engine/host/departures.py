@@ -53,9 +53,9 @@ class Departures:
         self.departed: dict[int, Departed] = {}
         self._told: set[tuple[int, int]] = set()
 
-    def forget_told(self) -> None:
-        """Tell again who still speaks: called by the ticker every second."""
-        self._told.clear()
+    def forget_told(self, node: int = 0) -> None:
+        """Tell again who still speaks: called by the ticker every second, and for one node when its link is new."""
+        self._told = {pair for pair in self._told if node and pair[0] != node}
 
     # Telling others
 
@@ -66,11 +66,11 @@ class Departures:
             return
         if (node, member.uid) in self._told:
             return
-        self._told.add((node, member.uid))
         index = raft.applied
-        self.system.peers.send_blob(
-            node, REMOVED_GROUPS, 0, {"groups": [[member.uid, index, raft.log.term(index) or 0]]}
-        )
+        groups = [[member.uid, index, raft.log.term(index) or 0]]
+        if self.system.peers.send_blob(node, REMOVED_GROUPS, 0, {"groups": groups}):
+            # Else it is told when it speaks again, and a learner that comes back speaks once.
+            self._told.add((node, member.uid))
 
     def applied(self, member: Member, before: Iterable[int]) -> None:
         """A configuration was applied here; `before` are the members under the one before it."""

@@ -215,6 +215,7 @@ class Directory:
             # Nothing but farewells: whoever trusts in this leader would else sleep for good.
             system.peers.send([message for message in ready.messages if message.kind == LEADER_GONE])
         system.active.discard(member)
+        system.durability.drop(member.uid)
         system.members.pop(member.uid, None)
         if system.names.get(member.spec.name) == member.uid:
             del system.names[member.spec.name]

@@ -95,6 +95,17 @@ class Durability:
             self.bytes += size + entry.body_bytes
             self.metadata_bytes += size + ENTRY_OVERHEAD
 
+    def drop(self, uid: int) -> None:
+        """What is queued of a replica that is gone is never written: a new one's records must not come before it."""
+        kept = []
+        for item in self.items:
+            if item.uid != uid:
+                kept.append(item)
+                continue
+            self.bytes -= sum(len(entry.data) + entry.body_bytes for entry in item.entries)
+            self.metadata_bytes -= metadata_bytes(item.entries)
+        self.items = kept
+
     def kick(self) -> None:
         """Write what is queued, unless a batch is under way (then its end does)."""
         while self.items and not self.busy and self.error is None:
@@ -139,7 +150,12 @@ class Durability:
         while self.busy:
             free = trio.Event()
             self._idle.append(free.set)
-            await free.wait()
+            try:
+                await free.wait()
+            except BaseException:
+                # Whose turn it is writes or passes it on: nobody who has given up may be asked.
+                self._idle.remove(free.set)
+                raise
         if self.error is not None:
             raise self.error
         self.busy = True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..entry import verify_bodies
 from ..errors import LogyardError
 from ..raft.core import LEADER
-from ..raft.messages import APPEND, Message
+from ..raft.messages import APPEND, APPEND_REPLY, Message
 from .blob_shapes import check_shape
 from .versions import MACHINE_VERSIONS
 
@@ -74,7 +74,8 @@ class Inbound:
                 if (
                     node not in raft.progress
                     if raft.role == LEADER
-                    else message.kind < APPEND and node not in raft.configuration.nodes()
+                    else (message.kind < APPEND or message.kind == APPEND_REPLY)
+                    and node not in raft.configuration.nodes()
                 ):
                     system.departures.tell(node, member)
                 raft.step(message)
@@ -105,6 +106,7 @@ class Inbound:
 
     def on_link_up(self, node: int) -> None:
         """A fresh link: what was in flight on the old one may be lost."""
+        self.system.departures.forget_told(node)
         self._reset(node)
         self.system.versions.on_link_up(node)
 
@@ -117,7 +119,10 @@ class Inbound:
         system = self.system
         for member in system.members.values():
             raft = member.raft
-            if not member.raft.stopped and (node == raft.leader or node in raft.progress):
+            if not member.raft.stopped and (
+                node in raft.progress
+                or (node == raft.leader if raft.leader else not raft.voter and node in raft.configuration.nodes())
+            ):
                 raft.on_link_reset(node)
                 system.active.add(member)
                 system.scheduler.mark(member)

@@ -238,6 +238,12 @@ def refuse(raft: Raft, m: Message) -> None:
         replication.remind(raft, m.sender)
 
 
+def show(raft: Raft, node: int) -> None:
+    """Who never campaigns and has heard of no leader shows itself to `node`: a learner that was removed while it was
+    away would else wait for good, because only who speaks is told. Counts for nothing: nobody asks for term 0."""
+    raft.send(Message(VOTE_REPLY, raft.uid, node, raft.node, raft.term, 0, 0, 0, 0, True))
+
+
 def on_vote(raft: Raft, m: Message) -> None:
     """A vote of the own term (paper 5.2, 5.4.1). The answer leaves when the vote is durable."""
     free = raft.vote == m.sender or (not raft.vote and not raft.leader)

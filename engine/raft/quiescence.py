@@ -80,7 +80,7 @@ def _tick_leader(raft: Raft) -> None:
             raft.changed = raft.dirty = True
     elif not raft.may_lead:
         election.hand_over(raft)
-    if raft.chores:
+    if raft.chores and membership.owes(raft):
         raft.dirty = True
     if raft.reads is not None:
         reads.tick(raft, raft.reads)
@@ -196,3 +196,5 @@ def on_link_reset(raft: Raft, node: int) -> None:
         raft.dirty = True
     elif node == raft.leader and node != raft.node:
         election.doubt(raft)
+    elif not raft.leader and raft.role == FOLLOWER and not election.may_stand(raft):
+        election.show(raft, node)
