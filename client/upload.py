@@ -27,7 +27,8 @@ PIECE_BYTES = (1 << 20) - 4096
 WHOLE_BYTES = 1 << 20
 """A payload up to this size travels whole, with its record."""
 PAYLOAD_BYTES_MAX = 4 << 30
-PIECES_UNDER_WAY = 4
+PIECES_UNDER_WAY = 2
+"""Two keep the disks and links of a cluster busy; more only wait there, with everybody else's appends behind them."""
 SPREAD = 32
 """Half of a session's window: how far the newest frame may be ahead of the oldest that is not answered."""
 TTL_MS = 600_000

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 INLINE_BYTES = 48 * 1024
 INLINE_SECONDS = 0.001
+MIXED_BYTES = 256 * 1024
+"""A batch up to this size is not worth sorting."""
 SMALL_BYTES = 64 * 1024
 """A group's items up to this size are never put off for others' sake."""
 ENTRY_OVERHEAD = 256
@@ -55,6 +57,7 @@ class Durability:
         self.failed = failed
         self.items: list[WalItem] = []
         self.batch_bytes_max = batch_bytes_max
+        self._put_off = False
         self.bytes = 0
         # Of all entries that came by, with what their objects cost; whoever keeps them gives back.
         self.metadata_bytes = 0
@@ -121,19 +124,22 @@ class Durability:
             self._finish(items, *self._write(items))
 
     def _take(self) -> tuple[list[WalItem], int]:
-        """The next batch: all of it, unless it is more than one batch may be. Then small items go first, and of the
-        others as many as fit, at least one: a small group waits for one large record, not for all of them. The items
-        of one group keep their order."""
-        if self.bytes <= self.batch_bytes_max:
+        """The next batch: all of it, unless it is many bytes. Then small items go first, in every other batch without
+        the large ones, of which no more are taken than fit, and at least one: a small group waits for one large
+        record, not for several. The items of one group keep their order."""
+        if self.bytes <= MIXED_BYTES:
             items, self.items = self.items, []
             return items, self.bytes
+        sizes = [sum([len(entry.data) + entry.body_bytes for entry in item.entries]) for item in self.items]
+        most = self.batch_bytes_max
+        alone = self._put_off or min(sizes) > SMALL_BYTES or max(sizes) <= SMALL_BYTES
+        self._put_off = not alone
         taken: list[WalItem] = []
         left: list[WalItem] = []
         held: set[int] = set()
         total = large = 0
-        for item in self.items:
-            size = sum([len(entry.data) + entry.body_bytes for entry in item.entries])
-            if item.uid in held or (size > SMALL_BYTES and large and large + size > self.batch_bytes_max):
+        for item, size in zip(self.items, sizes, strict=True):
+            if item.uid in held or (size > SMALL_BYTES and (not alone or (large and large + size > most))):
                 held.add(item.uid)
                 left.append(item)
                 continue
@@ -141,6 +147,9 @@ class Durability:
                 large += size
             total += size
             taken.append(item)
+        if not taken:
+            # Every small item stands behind a large one of its own group.
+            return self._take()
         self.items = left
         return taken, total
 

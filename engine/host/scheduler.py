@@ -138,12 +138,16 @@ class Scheduler:
                     break
                 batch, self.dirty = self.dirty, []
                 messages: list[Message] = []
+                # Groups with pieces of large payloads under way go after the others, in frames of their own.
+                late: list[Message] = []
                 for member in batch:
                     member.dirty = False
                     if not member.raft.stopped:
-                        self._drain(member, messages)
+                        self._drain(member, messages if member.uploads is None else late)
                 if messages:
                     system.peers.send(messages)
+                if late:
+                    system.peers.send(late)
                 system.durability.kick()
                 for member in batch:
                     if member.raft.commit > member.raft.applied and not member.raft.stopped:

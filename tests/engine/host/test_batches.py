@@ -1,0 +1,82 @@
+"""What goes into a batch of the write-ahead log when large records wait beside small ones."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from logyard.engine.entry import COMMANDS, Entry
+from logyard.engine.host.durability import MIXED_BYTES, SMALL_BYTES, Durability
+from logyard.engine.log.wal import WalItem
+
+MIB = 1 << 20
+
+
+class Idle:
+    """A log that is never written: batches are only taken."""
+
+
+def durability() -> Durability:
+    unused: Any = Idle()
+    return Durability(unused, unused, unused, unused, MIB)
+
+
+def item(uid: int, index: int, size: int) -> WalItem:
+    found = WalItem(uid)
+    found.entries = [Entry(index, 1, COMMANDS, b"x" * size)]
+    return found
+
+
+def take(one: Durability) -> list[tuple[int, int]]:
+    items, size = one._take()
+    one.bytes -= size
+    return [(found.uid, found.entries[0].index) for found in items]
+
+
+def test_a_small_group_waits_for_one_large_record() -> None:
+    one = durability()
+    for found in (item(1, 1, MIB // 2), item(1, 2, MIB // 2 + 1), item(2, 1, 100), item(1, 3, 100), item(3, 1, 100)):
+        one.add(found)
+    assert take(one) == [(2, 1), (3, 1)], "small groups go first"
+    assert take(one) == [(1, 1)], "and then as many large ones as fit"
+    assert take(one) == [(1, 2), (1, 3)] and not one.items and not one.bytes
+
+
+def test_a_batch_that_is_small_is_not_sorted() -> None:
+    one = durability()
+    for found in (item(1, 1, SMALL_BYTES + 1), item(2, 1, 100)):
+        one.add(found)
+    assert one.bytes <= MIXED_BYTES and take(one) == [(1, 1), (2, 1)]
+
+
+def test_small_ones_behind_large_ones_of_their_group() -> None:
+    one = durability()
+    for found in (item(1, 1, MIB), item(1, 2, 10), item(2, 1, MIB), item(2, 2, 10)):
+        one.add(found)
+    assert take(one) == [(1, 1), (1, 2)] and take(one) == [(2, 1), (2, 2)]
+
+
+def test_nothing_is_lost_overtaken_or_starved() -> None:
+    chance = random.Random(1)
+    for _ in range(200):
+        one, added, taken = durability(), [], []
+        last = dict.fromkeys(range(1, 6), 0)
+        for _ in range(chance.randrange(1, 30)):
+            for _ in range(chance.randrange(4)):
+                uid = chance.randrange(1, 6)
+                last[uid] += 1
+                one.add(item(uid, last[uid], chance.choice((10, 1000, 200_000, MIB))))
+                added.append((uid, last[uid]))
+            if one.items and chance.random() < 0.5:
+                got = take(one)
+                assert got, "a batch is never empty"
+                taken += got
+        while one.items:
+            oldest = one.items[0]
+            first, second = take(one), take(one) if one.items else []
+            place = (oldest.uid, oldest.entries[0].index)
+            assert place in first + second, "the oldest waits for one batch at most"
+            taken += first + second
+        assert sorted(taken) == sorted(added) and not one.bytes
+        for uid in last:
+            assert [index for other, index in taken if other == uid] == list(range(1, last[uid] + 1))
