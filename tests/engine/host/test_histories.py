@@ -37,6 +37,8 @@ class History:
     async def step(self) -> None:
         verbs = ["append"] * 8 + ["truncate"] * 2 + ["snapshot", "compact", "roll", "crash", "start", "start"]
         verbs += ["part", "heal", "heal", "transfer", "read", "read"]
+        if self.c.config.hibernate_after_ms:
+            verbs += ["rest"] * 8
         verb = self.draw.choice(verbs)
         try:
             with trio.move_on_after(2):
@@ -107,6 +109,12 @@ class History:
     async def transfer(self) -> None:
         await self.c.nodes[self.believed_leader()].transfer("log", self.draw.choice(self.c.ids))
 
+    async def rest(self) -> None:
+        """Long enough to fall asleep, if it can."""
+        sleepers = [self.c.system(number).hibernation.sleepers for number in self.c.nodes]
+        with trio.move_on_after(0.2):
+            await until(lambda: any(sleepers))
+
     async def read(self) -> None:
         number = self.running()
         start = self.c.log(number).start
@@ -143,7 +151,10 @@ class History:
 async def test_a_random_history_adds_up(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed + int(os.environ.get("LOGYARD_SEED_BASE", "0")))
     cache = draw.choice((0, 0, 20 * KIB, 1 << 20))
-    async with cluster(tmp_path, payload_cache_bytes=cache, snapshot_piece_bytes=64 * KIB) as c:
+    # Also with groups that fall asleep at every opportunity.
+    rest = 5 * (seed % 2)
+    limits = {"payload_cache_bytes": cache, "snapshot_piece_bytes": 64 * KIB, "hibernate_after_ms": rest}
+    async with cluster(tmp_path, **limits) as c:
         history = History(c, draw)
         for _ in range(STEPS):
             await history.step()
