@@ -55,7 +55,7 @@ class Raft:
         "term", "vote", "log",
         # volatile: every member
         "role", "leader", "commit", "applied", "configuration", "configuration_index", "base", "history", "voter",
-        "elapsed", "timeout", "denials", "doubt", "votes", "stopped",
+        "elapsed", "timeout", "denials", "hearers", "doubt", "votes", "stopped",
         # follower: what the current leader's appends validated, and what was acknowledged of it
         "validated", "acked",
         # leader
@@ -109,7 +109,7 @@ class Raft:
         self.base = (configuration_index, configuration)
         self.history: tuple[tuple[int, Configuration], ...] = ()
         self.voter = configuration.votes(node)
-        self.elapsed = self.timeout = self.denials = 0
+        self.elapsed = self.timeout = self.denials = self.hearers = 0
         self.doubt = False
         self.votes: dict[int, bool] | None = None
         self.stopped = False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..entry import CONFIGURATION, NOOP
 from ..errors import NotLeader, Refused
 from . import membership, reads, replication
-from .messages import CONFIRM, LEADER_GONE, PREVOTE, PREVOTE_REPLY, TRANSFER, VOTE, VOTE_REPLY, Message
+from .messages import CONFIRM, HEARS, LEADER_GONE, PREVOTE, PREVOTE_REPLY, TRANSFER, VOTE, VOTE_REPLY, Message
 from .quorum import LOST, WON, vote_outcome
 from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, TERM_MAX
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .core import Raft
 
 BACKOFF_MAX = 6
+PARKED = 3
+"""So many denials by members that hear a leader: of at least two rounds in a group of three."""
 FORCED_TERMS = 1 << 20
 """How far `force` raises the term: above whatever the others may have reached or will reach by themselves."""
 
@@ -36,7 +38,7 @@ def draw_timeout(raft: Raft) -> None:
 
 def forget_leader(raft: Raft) -> None:
     """The leader is known to be gone: campaign soon, but not all in the same tick."""
-    raft.leader = 0
+    raft.leader = raft.hearers = 0
     raft.changed = raft.dirty = True
     raft.doubt = False
     raft.elapsed = 0
@@ -50,7 +52,7 @@ def follow(raft: Raft, term: int, leader: int) -> None:
         _drop_leadership(raft)
     if term != raft.term:
         raft.term = term
-        raft.vote = 0
+        raft.vote = raft.hearers = 0
         raft.safe = False
         raft.validated = raft.acked = 0
     raft.role = FOLLOWER
@@ -209,10 +211,14 @@ def on_prevote(raft: Raft, m: Message) -> None:
     if m.term > raft.term and m.sender == raft.leader:
         # In its own term a leader asks for nothing: this one does not lead any more.
         forget_leader(raft)
+    if parked(raft):
+        # Who asks hears no leader any more.
+        unpark(raft)
     sticky = sticks(raft, m.sender)
     granted = m.term > raft.term and not sticky and _up_to_date(raft, m)
     term = m.term if granted else raft.term
-    raft.send(Message(PREVOTE_REPLY, raft.uid, m.sender, raft.node, term, m.term, 0, 0, 0, not granted))
+    context = HEARS if sticky else 0
+    raft.send(Message(PREVOTE_REPLY, raft.uid, m.sender, raft.node, term, m.term, 0, 0, context, not granted))
     if raft.role == LEADER:
         replication.remind(raft, m.sender)
     elif sticky and not raft.doubt:
@@ -229,6 +235,27 @@ def on_prevote_reply(raft: Raft, m: Message) -> None:
     elif raft.role == PRECANDIDATE and raft.votes is not None and m.index == raft.term + 1:
         raft.votes[m.sender] = not m.reject
         tally(raft)
+        if m.reject and m.context == HEARS and raft.role != LEADER:
+            raft.hearers += 1
+            if parked(raft):
+                follow(raft, raft.term, 0)
+
+
+def parked(raft: Raft) -> bool:
+    """Whether others said often enough that they hear a leader: this member stops asking until there is news of nodes
+    or links, or one of them asks for votes itself (architecture section 9).
+
+    Nobody waits for good: who denies asks its leader at the same time (`doubt`), and campaigns if that leads no more.
+    """
+    return raft.hearers >= PARKED and not raft.leader
+
+
+def unpark(raft: Raft) -> None:
+    """There is news."""
+    if raft.hearers:
+        raft.hearers = 0
+        if not raft.leader and raft.role == FOLLOWER:
+            draw_timeout(raft)
 
 
 def refuse(raft: Raft, m: Message) -> None:

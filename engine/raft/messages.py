@@ -32,6 +32,9 @@ NAMES: Final = (
 TRANSFER: Final = 1
 """`context` of a VOTE that the leader itself asked for (thesis 3.10): stickiness to that leader does not apply."""
 
+HEARS: Final = 1
+"""`context` of a denied PREVOTE_REPLY: its sender hears a leader, whose node is alive."""
+
 CONFIRM: Final = 1
 """`context` of an APPEND_REPLY whose sender has reason to doubt that the receiver still leads, and wants to hear."""
 
@@ -41,7 +44,7 @@ class Message:
 
     ============= ==========================================================================================
     PREVOTE, VOTE index, log_term: the sender's last entry; context: `TRANSFER` or 0
-    *_REPLY       index: the term that was asked for; reject: not granted
+    *_REPLY       index: the term that was asked for; reject: not granted; context of a pre-vote's: `HEARS` or 0
     APPEND        index, log_term: the entry before `first`; commit; entries first..last (last = first - 1: none).
                   entries None with last >= first: the host reads them from segments, then sends; it may send fewer
                   and lower `last`

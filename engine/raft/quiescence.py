@@ -27,7 +27,7 @@ def is_quiet(raft: Raft) -> bool:
     if raft.role != LEADER:
         if raft.role == FOLLOWER and not election.may_stand(raft):
             return True
-        return raft.role == FOLLOWER and _trusts(raft)
+        return raft.role == FOLLOWER and (_trusts(raft) or election.parked(raft))
     last = raft.log.last_index
     commit = raft.commit
     if commit != last or raft.transferee or (raft.reads is not None and not raft.reads.idle):
@@ -52,6 +52,8 @@ def tick(raft: Raft) -> None:
         return
     if _trusts(raft):
         raft.elapsed = 0
+        return
+    if raft.role == FOLLOWER and election.parked(raft):
         return
     raft.elapsed += 1
     if raft.elapsed >= raft.timeout:
@@ -165,6 +167,7 @@ def abdicate(raft: Raft) -> None:
 def on_liveness(raft: Raft) -> None:
     """The set of live nodes changed: a dead leader is forgotten, who came back is asked where it is."""
     denied, raft.denials = raft.denials, 0
+    election.unpark(raft)
     live = raft.live
     if raft.role == LEADER:
         for node, progress in raft.progress.items():
@@ -183,6 +186,7 @@ def on_link_reset(raft: Raft, node: int) -> None:
     """What was under way to and from `node` may be lost: ask anew, and trust its leadership only when it speaks
     again."""
     raft.denials = 0
+    election.unpark(raft)
     if raft.role == LEADER:
         progress = raft.progress.get(node)
         if progress is None:

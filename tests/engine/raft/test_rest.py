@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from logyard.engine.raft.core import FOLLOWER, LEADER, Limits
 from logyard.engine.raft.membership import Change
-from logyard.engine.raft.messages import APPEND, APPEND_REPLY, CONFIRM, LEADER_GONE, PREVOTE, PREVOTE_REPLY, Message
+from logyard.engine.raft.messages import (
+    APPEND,
+    APPEND_REPLY,
+    CONFIRM,
+    HEARS,
+    LEADER_GONE,
+    PREVOTE,
+    PREVOTE_REPLY,
+    Message,
+)
 
 from .network import UID, Network, command, drain, make
 from .test_pitfalls_protocol import ack, leading
@@ -163,3 +172,54 @@ def test_a_lazy_leader_lets_entries_carry_the_commit_index_and_tells_the_rest_wh
     drain(leader)
     leader.tick()
     assert say(drain(leader)) == [(2, 4, 4)]
+
+
+def test_a_member_that_others_deny_because_they_hear_the_leader_parks_until_there_is_news() -> None:
+    network = Network(3)
+    leader = network.elect(1)
+    network.hosts[1].propose(b"x")
+    network.drain()
+    # Between 1 and 3 nothing passes; 2 hears both.
+    cut_off = network[3]
+    cut_off.live = {2, 3}
+    cut_off.on_liveness()
+    asked = 0
+    for _ in range(200):
+        cut_off.tick()
+        for m in network.said(3):
+            if m.kind == PREVOTE and m.to == 2:
+                asked += 1
+                network[2].step(m)
+        for m in network.said(2):
+            if m.to == 3:
+                cut_off.step(m)
+            elif m.to == 1:
+                leader.step(m)
+        for m in network.said(1):
+            if m.to == 2:
+                network[2].step(m)
+    assert asked == 3 and cut_off.is_quiet and cut_off.leader == 0
+    assert leader.role == LEADER and network[2].leader == 1 and network[2].is_quiet
+    # News of nodes: it asks again.
+    cut_off.on_liveness()
+    assert not cut_off.is_quiet
+    for _ in range(40):
+        cut_off.tick()
+    assert any(m.kind == PREVOTE for m in network.said(3))
+
+
+def test_a_parked_member_is_roused_by_one_that_hears_no_leader_any_more() -> None:
+    raft = make(3, terms=(1,))
+    for _ in range(60):
+        raft.tick()
+        for m in drain(raft):
+            if m.to == 2:
+                raft.step(Message(PREVOTE_REPLY, UID, 3, 2, 1, m.term, context=HEARS, reject=True))
+    assert raft.is_quiet and raft.role == FOLLOWER and not drain(raft)
+    raft.step(Message(PREVOTE, UID, 3, 2, 2, 0, 0))
+    assert not raft.is_quiet, "2 has no leader, and its log is too short to be elected"
+    asked = []
+    for _ in range(40):
+        raft.tick()
+        asked += [m.to for m in drain(raft) if m.kind == PREVOTE]
+    assert 2 in asked
