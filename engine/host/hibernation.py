@@ -23,6 +23,7 @@ from ..raft import quiescence
 from ..raft.core import LEADER
 from . import effects, leftovers, revival, rows
 from .accord import Accord
+from .guests import Guests
 from .inbound import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
 from .member import ASLEEP, RUNNING, STOPPED, Member
 from .sleepers import Row, Shape, Sleepers, quorum_lives
@@ -65,8 +66,7 @@ class Hibernation:
         # (leader, its epoch) -> groups that slept under it before this process began.
         self._hints: dict[tuple[int, int], list[int]] = {}
         self._live: set[int] = {system.node_id}
-        # client -> (group, time to live in ms) of sessions in groups that sleep under this node.
-        self._guests: dict[int, dict[int, int]] = {}
+        self.guests = Guests(system)
         self.accord = Accord(self)
 
     # Going to sleep: the leader's side
@@ -124,28 +124,17 @@ class Hibernation:
         kept = member.kept
         if member.low or member.early or member.uploads is not None:
             return False
-        if member.urgent or member.under_way or (member.raft.role == LEADER and self._silent(member)):
+        if member.urgent or member.under_way or (member.raft.role == LEADER and self.guests.is_silent(member)):
             return False
         if member in self.system.ticking or (kept is not None and (kept.todo or kept.appends)):
             return False
         return member.resolves and member.raft.log.last_index > 0 and quiescence.may_hibernate(member.raft)
 
-    def _silent(self, member: Member) -> bool:
-        """A session's client was not heard of for half its time to live: its end may have to be proposed soon."""
-        hearts = self.system.heartbeats
-        return member.sessions is not None and any(
-            2000 * (hearts.clock - hearts.last_seen.get(one.client, 0.0)) > one.ttl_ms
-            for one in member.sessions.by_id.values()
-        )
-
     def look(self) -> None:
         """Once a second: sessions of silent clients have to end, so their groups wake."""
-        hearts = self.system.heartbeats
-        for client, groups in self._guests.items():
-            silent_ms = 1000 * (hearts.clock - hearts.last_seen.get(client, 0.0))
-            for uid, ttl_ms in groups.items():
-                if silent_ms > ttl_ms and uid not in self._waking:
-                    self.wake_soon(uid, self.system.node_id)
+        for uid in self.guests.overdue():
+            if uid not in self._waking:
+                self.wake_soon(uid, self.system.node_id)
 
     def _has_moved_out(self, member: Member) -> bool:
         """Nothing that lives is at home in a WAL file without a segment: only a member in memory can locate that."""
@@ -242,9 +231,8 @@ class Hibernation:
         self._patient.pop(member, None)
         system.storage.slept(member)
         self.sleepers.add(member.uid, row)
-        if leader == system.node_id and member.sessions is not None:
-            for session in member.sessions.by_id.values():
-                self._guests.setdefault(session.client, {})[member.uid] = session.ttl_ms
+        if leader == system.node_id:
+            self.guests.sleep(member)
         if row.due:
             heapq.heappush(self._due, (row.due, member.uid))
         self.slept += 1
@@ -298,8 +286,7 @@ class Hibernation:
         member = system.members[uid] = revival.revive(system, uid)
         if member.state == STOPPED:
             return member
-        for session in member.sessions.by_id.values() if member.sessions is not None else ():
-            self._guests.get(session.client, {}).pop(uid, None)
+        self.guests.wake(member)
         raft = member.raft
         own = system.node_id
         if leader == own and raft.vote == own and raft.term == row.term:

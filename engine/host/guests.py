@@ -1,0 +1,57 @@
+"""Sessions of hibernating groups: clients say that they live to the node, not to a group, so a group with sessions may
+sleep; when a client falls silent, the groups that have to end its sessions wake.
+
+Invariant: a group is here with every client of its sessions exactly while it sleeps under this node. Called by
+`hibernation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .member import Member
+
+if TYPE_CHECKING:
+    from .system import System
+
+
+class Guests:
+    """client -> (group, time to live in ms) of its sessions."""
+
+    __slots__ = ("system", "_clients")
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self._clients: dict[int, dict[int, int]] = {}
+
+    def _silent_ms(self, client: int) -> float:
+        hearts = self.system.heartbeats
+        return 1000 * (hearts.clock - hearts.last_seen.get(client, 0.0))
+
+    def is_silent(self, member: Member) -> bool:
+        """A session's client was not heard of for half its time to live: its end may have to be proposed soon."""
+        return member.sessions is not None and any(
+            2 * self._silent_ms(one.client) > one.ttl_ms for one in member.sessions.by_id.values()
+        )
+
+    def sleep(self, member: Member) -> None:
+        """A group that this node leads goes to sleep."""
+        for session in member.sessions.by_id.values() if member.sessions is not None else ():
+            self._clients.setdefault(session.client, {})[member.uid] = session.ttl_ms
+
+    def wake(self, member: Member) -> None:
+        """It is awake."""
+        for session in member.sessions.by_id.values() if member.sessions is not None else ():
+            groups = self._clients.get(session.client, {})
+            groups.pop(member.uid, None)
+            if not groups:
+                self._clients.pop(session.client, None)
+
+    def overdue(self) -> Iterator[int]:
+        """Groups with a session to end. Asked once a second."""
+        for client, groups in self._clients.items():
+            silent_ms = self._silent_ms(client)
+            for uid, ttl_ms in groups.items():
+                if silent_ms > ttl_ms:
+                    yield uid
