@@ -217,7 +217,8 @@ def on_prevote(raft: Raft, m: Message) -> None:
     sticky = sticks(raft, m.sender)
     granted = m.term > raft.term and not sticky and _up_to_date(raft, m)
     term = m.term if granted else raft.term
-    context = HEARS if sticky else 0
+    # One that was removed is to speak on, until it is told.
+    context = HEARS if sticky and raft.configuration.votes(m.sender) else 0
     raft.send(Message(PREVOTE_REPLY, raft.uid, m.sender, raft.node, term, m.term, 0, 0, context, not granted))
     if raft.role == LEADER:
         replication.remind(raft, m.sender)
