@@ -65,6 +65,11 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
     13: {"uid": _number},
     14: {"uid": _number, "ok": _flag, "error": _text_or_none},
     30: {"machines": _versions},
+    40: {"groups": _list_of(_row(_number, _number, _number))},
+    41: {"groups": _list_of(_number)},
+    42: {"groups": _list_of(_number)},
+    43: {"parts": _list_of(_row(_number, _number))},
+    44: {"parts": _list_of(_number), "groups": _list_of(_row(_number, _number))},
 }
 """By kind (docs/wire.md): the keys that must be there, or with "?" may be; a newer node may say more."""
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import heapq
 import logging
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import BadRequest, LogyardError
+from ..errors import LogyardError
 from ..raft import quiescence
 from ..raft.core import LEADER
 from . import effects, leftovers, revival, rows
@@ -371,15 +370,9 @@ class Hibernation:
             self._notices.setdefault(node, []).append(uid)
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
-        """What another node says of groups that sleep or wake. Raises `BadRequest` for what makes no sense."""
-        try:
-            self._on_blob(node, kind, request, header)
-        except (KeyError, TypeError, ValueError, struct.error) as error:
-            raise BadRequest(f"a blob of kind {kind} does not add up: {error!r}") from None
-
-    def _on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
+        """What another node says of groups that sleep or wake; its shape was checked."""
         if kind == SLEEP:
-            self.system.nursery.start_soon(self._asked, node, request, _numbers(header["groups"], 3))
+            self.system.nursery.start_soon(self._asked, node, request, header["groups"])
         elif kind == SLEEPING:
             offer = self._offers.get(request)
             if offer is not None:
@@ -391,7 +384,7 @@ class Hibernation:
         elif kind == DIGEST:
             self.accord.differing(node, {int(number): int(total) for number, total in header["parts"]})
         elif kind == SLEEPERS:
-            self.accord.corrected(node, header["parts"], _numbers(header["groups"], 2))
+            self.accord.corrected(node, header["parts"], header["groups"])
 
     def adopt(self, uid: int, row: Row, leader: int, epoch: int) -> None:
         """At recovery: a group that slept when this node ended. Nobody leads it until its leader is met again."""
@@ -419,14 +412,6 @@ class _Offer:
             self.waiting.discard(node)
             if not self.waiting:
                 self.done.set()
-
-
-def _numbers(table: Sequence[Sequence[int]], width: int) -> list[list[int]]:
-    """A table of so many non-negative numbers a line. Raises `ValueError`."""
-    found = [[int(number) for number in line] for line in table]
-    if any(len(line) != width or min(line) < 0 or max(line) >= 1 << 64 for line in found):
-        raise ValueError("a table of other numbers")
-    return found
 
 
 def _next_due(member: Member) -> int:
