@@ -1,0 +1,47 @@
+"""The table of hibernating groups: sums that do not depend on the order, rows that come back as they went in."""
+
+from __future__ import annotations
+
+import random
+
+from logyard.engine.host.sleepers import Row, Shape, Sleepers, bucket, mark, quorum_lives
+
+SHAPE = Shape((1, 2, 3), (), (2, 3), (), "log")
+
+
+def row(term: int = 1, leader: int = 1, shape: Shape = SHAPE) -> Row:
+    return Row(term, 7, 0, 2, 5, leader, 100, shape)
+
+
+def test_a_leaders_sums_are_those_of_its_followers_whatever_the_order() -> None:
+    draw = random.Random(1)
+    leader, follower = Sleepers(1), Sleepers(2)
+    groups = {draw.getrandbits(64) | 1: draw.randint(1, 9) for _ in range(300)}
+    for table in (leader, follower):
+        order = list(groups)
+        draw.shuffle(order)
+        for uid in order:
+            table.add(uid, row(groups[uid]))
+    assert leader.led_with[2] == leader.led_with[3] == follower.under[1] != 0
+    assert leader.parts(1, 2) == follower.parts(1, 2) and (leader.led, follower.led) == (300, 0)
+    gone = next(iter(groups))
+    assert follower.pop(gone) == row(groups[gone]) and follower.pop(gone) is None
+    assert (leader.led_with[2] - follower.under[1]) % (1 << 64) == mark(gone, groups[gone])
+    differ = {number for number in leader.parts(1, 2) if leader.parts(1, 2)[number] != follower.parts(1, 2).get(number)}
+    assert differ == {bucket(gone)}
+    follower.add(gone, row(groups[gone] + 1))
+    assert leader.led_with[2] != follower.under[1], "another term is another group"
+
+
+def test_a_group_without_a_leader_is_in_no_sum() -> None:
+    table = Sleepers(2)
+    table.add(9, row())
+    table.follow(9, 0)
+    assert table.under[1] == 0 and table.row(9).leader == 0 and 9 in table
+    table.follow(9, 3)
+    assert (table.under[3], table.entries, table.bytes) == (mark(9, 1), 7, 100)
+    assert list(table.between(3, 2)) == [(9, row(leader=3))]
+
+
+def test_a_quorum_is_one_of_voters() -> None:
+    assert quorum_lives(SHAPE, {1, 3}) and not quorum_lives(SHAPE, {3, 4, 5})
