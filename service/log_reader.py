@@ -13,6 +13,7 @@ from typing import NamedTuple
 import trio
 
 from logyard.client.records import ABSENT, encode_block, encode_long
+from logyard.client.wire import FRAME_BYTES_MAX
 from logyard.engine.entry import LARGE, Unit, frames_of, table_of, timestamp_of, units_of
 from logyard.engine.errors import BadRequest, Busy, Corrupt, Gone, OutOfRange
 from logyard.engine.host.member import Member
@@ -94,10 +95,8 @@ async def read_body(system: System, member: Member, offset: int, start: int, sto
     piece = plan[0]
     if piece.long is not None:
         stop = _range(offset, start, stop, piece.long.size)
-        if stop - start > system.config.record_bytes_max:
-            raise BadRequest(
-                f"{stop - start} bytes at once are too many; read at most {system.config.record_bytes_max}"
-            )
+        if stop - start > FRAME_BYTES_MAX:
+            raise BadRequest(f"{stop - start} bytes at once are too many; read at most {FRAME_BYTES_MAX}")
         read = await system.reader.read(member, long_parts(system, member, piece.long, start, stop))
         return read[0] if len(read) == 1 else b"".join(read)
     if piece.large:

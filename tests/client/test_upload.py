@@ -14,6 +14,7 @@ import trio
 
 from logyard.client.aio import connect
 from logyard.client.errors import BadRequest, LogyardError
+from logyard.client.records import BlockError, encode_long, records_of, split_blocks
 from logyard.client.sync import Yard, connect_sync
 from logyard.client.upload import PAYLOAD_BYTES_MAX, PIECE_BYTES, PIECES_UNDER_WAY, SPREAD, Cutter, Upload, pieces_of
 from logyard.service.local_cluster import LocalCluster
@@ -68,6 +69,17 @@ def test_a_payload_above_4_gib_is_refused() -> None:
         list(cutter.feed(b"x"))
     with pytest.raises(BadRequest):
         Upload("a", b"m" * (64 * 1024 + 1), random.Random(1))
+
+
+def test_a_record_of_4_gib_is_described_without_its_bytes() -> None:
+    [block] = split_blocks(b"".join(encode_long(7, 9, 2, 1, b"head", PAYLOAD_BYTES_MAX, None, True)))
+    [record] = records_of(block)
+    assert (record.offset, record.metadata, record.size, record.left_out) == (7, b"head", 4 << 30, True)
+    with pytest.raises(BadRequest):
+        record.payload  # noqa: B018
+    for data in (encode_long(7, 9, 2, 1, b"", 10, [b"x" * 9], False), encode_long(7, 9, 2, 1, b"", 0, [b"x"], False)):
+        with pytest.raises(BlockError):
+            split_blocks(b"".join(data))
 
 
 # Failing

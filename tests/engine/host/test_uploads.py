@@ -379,6 +379,30 @@ async def test_a_laggard_gets_bound_and_unbound_pieces_with_the_snapshot(tmp_pat
         await check(c, tmp_path)
 
 
+async def test_the_offline_check_knows_pieces_that_no_record_owns(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await begin(c)
+        for number, at in ((1, 0), (2, SIZE), (3, 2 * SIZE)):
+            await insist(c, piece(number, 1, at, b"p" * SIZE))
+        await c.append(1, [(b"", b"r" * SIZE)])
+        await c.roll(1)
+        await c.nodes[1].snapshot()
+        await insist(c, piece(4, 1, 3 * SIZE, b"p" * SIZE))
+        # All records go, the pieces before, between and behind them stay; and so it is found after a restart.
+        await c.nodes[1].truncate("log", 1)
+        await c.nodes[1].compact()
+        await c.append(1, [(b"", b"s" * SIZE)])
+        await check(c, tmp_path)
+        await c.start(1)
+        await c.leader()
+        assert await upload_rest(c) == 2
+        assert await whole(c, 1, 2, 4 * SIZE) == b"p" * (4 * SIZE)
+
+
+async def upload_rest(c: Cluster) -> int:
+    return int(APPEND_REPLY.unpack(await insist(c, bind(5, 1, 4 * SIZE)))[0])
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_whatever_the_order_of_pieces_records_and_truncations(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
