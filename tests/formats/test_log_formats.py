@@ -9,7 +9,7 @@ from logyard.engine.log.segment import SegmentReader
 from logyard.engine.log.wal_files import wal_name
 from tests.engine.log.model import recover
 
-from .regenerate import MAIL, ORDERS, SEGMENT, WAL, entries, segment_bytes, wal_bytes
+from .regenerate import HERE, MAIL, ORDERS, SEGMENT, WAL, entries, segment_bytes, wal_bytes
 
 
 def test_the_wal_is_written_byte_for_byte() -> None:
@@ -41,4 +41,22 @@ def test_an_old_segment_is_read(tmp_path: Path) -> None:
     assert [entry.data for entry in reader.entries(ORDERS, 1, 2)] == [made["configuration"].data, made["commands"].data]
     dead = reader.entries(MAIL, 9, 9)[0]
     assert (dead.tombstone, dead.file, dead.bodies) == (12, 0, None)
+    reader.close()
+
+
+def test_files_from_before_sessions_are_read(tmp_path: Path) -> None:
+    """Their entries differ in one byte: the flag by which apply knows that it has to look at sessions."""
+
+    def without_flag(data: bytes) -> bytes:
+        return data[:1] + b"\0" + data[2:]
+
+    (tmp_path / wal_name(1)).write_bytes((HERE / "wal-1-sessionless.bin").read_bytes())
+    memory, result = recover(Disk(), str(tmp_path))
+    made = entries()
+    assert not result.damage and not result.healed
+    assert [entry.data for _, entry in memory.found] == [without_flag(one.data) for one in made.values()]
+    reader = SegmentReader(Disk(), str(HERE / "segment-1-sessionless.bin"))
+    assert reader.verify() == []
+    found = [*reader.entries(ORDERS, 1, 2), *reader.entries(MAIL, 9, 9)]
+    assert [entry.data for entry in found] == [without_flag(one.data) for one in made.values()]
     reader.close()
