@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from logyard.engine.entry import CONFIGURATION, Entry
 from logyard.engine.errors import Busy, NotLeader, Refused
+from logyard.engine.raft import quiescence
 from logyard.engine.raft.configuration import KINDS
 from logyard.engine.raft.core import LEADER, Change, Limits
 
 from .network import Disk, Host, Network
 
 LIMITS = Limits(append_bytes=200, inflight_bytes=400, inflight_messages=3, uncommitted_bytes=4000)
+LAZY = replace(LIMITS, lazy_commit=True)
+TIGHT = replace(LIMITS, lazy_commit=True, follower_bytes=150)
 
 
 class Chaos(Network):
     """Also checks that reads are linearizable and that commit indexes and terms never fall while a member is up."""
 
-    def __init__(self, count: int, seed: int, *, membership: bool = False) -> None:
+    def __init__(self, count: int, seed: int, *, membership: bool = False, limits: Limits = LIMITS) -> None:
         voters = range(1, 4) if membership else range(1, count + 1)
-        super().__init__(count, voters=voters, seed=seed, limits=LIMITS)
+        super().__init__(count, voters=voters, seed=seed, limits=limits)
         self.membership = membership
         # Swarm: calm histories get far, wild ones get odd.
         self.trouble = self.random.choice((0.001, 0.004, 0.015, 0.05))
@@ -73,6 +77,9 @@ class Chaos(Network):
             self.answer(host)
         if dice > 0.3:
             host.write(rng.randrange(3))
+        if host.raft.limits.lazy_commit and rng.random() < 0.05:
+            # The host's short timer: sometimes late, sometimes never.
+            host.raft.tell()
         for _ in range(rng.randrange(4)):
             if not self.queue:
                 break
@@ -82,7 +89,20 @@ class Chaos(Network):
                 self.lose(message)
             else:
                 self.deliver(message)
+                self.resume(self.hosts[message.to])
                 self.look(self.hosts[message.to])
+
+    def resume(self, host: Host) -> None:
+        """What the sender does when bytes were acknowledged: who waits for room tries again."""
+        for window in host.raft.windows.values():
+            if window.waiting and window.bytes < window.limit and host.raft.role == LEADER:
+                window.waiting.clear()
+                host.raft.dirty = True
+
+    def tick(self, count: int = 1) -> None:
+        super().tick(count)
+        for host in self.up():
+            self.resume(host)
 
     def request(self, host: Host) -> None:
         rng, raft = self.random, host.raft
@@ -185,6 +205,11 @@ class Chaos(Network):
             host.raft.on_link_reset(rng.choice(list(self.hosts)))
         elif dice < 0.82:
             host.raft.campaign(transfer=rng.random() < 0.5)
+        elif dice < 0.84:
+            quiescence.abdicate(host.raft)
+        elif dice < 0.88:
+            # A newer machine version is installed, node by node; those before it had better not lead.
+            host.raft.may_lead = not host.raft.may_lead
 
     def answer(self, host: Host) -> None:
         for context, index in host.reads:
@@ -199,6 +224,9 @@ class Chaos(Network):
             return
         raft = host.raft
         raft.check()
+        for node, window in raft.windows.items():
+            progress = raft.progress.get(node)
+            assert window.bytes == (progress.inflight_bytes + progress.probed if progress is not None else 0)
         self.check_leader(host)
         term, commit = self.seen.get(host.node, (0, 0))
         assert raft.term >= term and raft.commit >= commit
@@ -212,6 +240,8 @@ class Chaos(Network):
         """Everybody is up and connected: the group must come to rest, in agreement."""
         for node in list(self.down):
             self.restart(node)
+        for host in self.hosts.values():
+            host.raft.may_lead = True
         self.heal()
         for _ in range(300):
             for node in list(self.gone):
@@ -232,6 +262,7 @@ class Chaos(Network):
         state = self.hosts[leader.node].state
         assert leader.commit == leader.log.last_index >= max(self.log)
         for host in self.up():
+            assert not any(window.bytes for window in host.raft.windows.values()), host.raft.windows
             if host.node in members:
                 assert host.state == state and host.raft.commit == leader.commit and host.raft.leader == leader.node
             else:
@@ -250,6 +281,8 @@ def run(network: Chaos, steps: int) -> None:
     before = len(network.hosts[leader.node].state)
     network.hosts[leader.node].propose(b"after all")
     network.drain()
+    if leader.tell():
+        network.drain()
     members = leader.configuration.nodes()
     assert all(len(host.state) == before + 1 for host in network.up() if host.node in members)
 
@@ -263,6 +296,12 @@ def test_a_random_history_is_safe_and_ends_in_agreement(count: int, seed: int) -
 @pytest.mark.parametrize("seed", range(25))
 def test_a_random_history_with_membership_changes(seed: int) -> None:
     run(Chaos(5, 1000 + seed, membership=True), 2500)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("limits", [LAZY, TIGHT], ids=["lazy", "tight"])
+def test_a_random_history_with_lazy_commits_and_small_windows(limits: Limits, seed: int) -> None:
+    run(Chaos(5, 7000 + seed, membership=True, limits=limits), 2500)
 
 
 def test_histories_with_membership_changes_are_worth_something() -> None:
