@@ -20,7 +20,7 @@ from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import FRAME_BYTES
-from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, Refused
+from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, NotLeader, Refused
 from logyard.engine.host import halt
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.intake import CommandRejected
@@ -281,10 +281,14 @@ class Node:
     async def _configured(self, member: Member, index: int, left: bool) -> dict[str, Any]:
         """When the entry at `index` is committed, and, if `left`, the configuration is joint no more."""
         system, raft = self.system, member.raft
+        term = raft.term
         system.active.add(member)
         system.scheduler.mark(member)
         try:
-            await system.wait(member, lambda: raft.applied >= index)
+            await system.wait(member, lambda: raft.applied >= index or raft.log.term(index) != term)
+            if raft.log.term(index) not in (term, None) or raft.applied < index:
+                # Another leader's entries took its place: it is not committed and never will be.
+                raise NotLeader(raft.leader)
             if left:
                 await system.wait(member, lambda: not raft.applied_configuration.joint or raft.role != LEADER)
         except GroupStopped:

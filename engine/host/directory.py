@@ -35,6 +35,8 @@ DEFINE_SECONDS = 15.0
 ASK_AGAIN_SECONDS = 2.0
 LOOK_SECONDS = 0.05
 SPECS_PER_BLOB = 2000
+TAKEN_BACK_MAX = 8000
+"""Uids of failed creations that a node is told of on each new link: as many as a few large creations have."""
 
 
 class Directory:
@@ -45,6 +47,8 @@ class Directory:
         self.deleted: set[int] = set()
         # Groups whose definition was lost here: a fresh member under their uid would have forgotten its votes.
         self.barred: set[int] = set()
+        # Of creations that failed, by node: uids it may have stored.
+        self._taken_back: dict[int, list[int]] = {}
         self._requests: dict[int, _Round] = {}
         self._next = 0
         self._creating = trio.Lock()
@@ -109,11 +113,11 @@ class Directory:
         finally:
             del self._requests[round_.number]
         if round_.conflict:
-            await self.delete([spec.uid for spec in specs])
+            await self._take_back(specs)
             raise GroupExists(f"node {round_.conflict[0]}: {round_.conflict[1]}")
         short = round_.short_of(specs)
         if short is not None:
-            await self.delete([spec.uid for spec in specs])
+            await self._take_back(specs)
             raise Busy(
                 f"creation of {short.name!r}: only nodes {sorted(round_.stored)} of {short.voters} answered; it", 1.0
             )
@@ -187,6 +191,23 @@ class Directory:
             system.storage.start_member(spec)
             if number % 200 == 199:
                 await trio.lowlevel.checkpoint()
+
+    async def _take_back(self, specs: Sequence[Spec]) -> None:
+        """A creation that failed: whoever stored the definitions drops them.
+
+        Members ask each other about a group, and never a creator that is none of them: it tells them on each new link.
+        """
+        for node in {node for spec in specs for node in spec.voters} - {self.system.node_id}:
+            uids = [*self._taken_back.get(node, ()), *(spec.uid for spec in specs if node in spec.voters)]
+            self._taken_back[node] = uids[-TAKEN_BACK_MAX:]
+            self.on_link_up(node)
+        await self.delete([spec.uid for spec in specs])
+
+    def on_link_up(self, node: int) -> None:
+        """What `node` may not have heard."""
+        uids = self._taken_back.get(node)
+        if uids:
+            self.system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": uids})
 
     async def delete(self, uids: Sequence[int], tell: bool = True) -> None:
         """Delete groups here and on every other member's node. A node that is away learns of it when it speaks for

@@ -61,7 +61,7 @@ class Inbound:
                 if member is None:
                     member = system.hibernation.find(message.uid, by=node)
                     if member is None:
-                        self._ask(node, message.uid)
+                        self.ask(node, message.uid)
                         continue
                 if member.raft.stopped:
                     continue
@@ -91,7 +91,7 @@ class Inbound:
         finally:
             scheduler.release()
 
-    def _ask(self, node: int, uid: int) -> None:
+    def ask(self, node: int, uid: int) -> None:
         """A group that is not here: deleted, which its sender should know, or created while this node was away."""
         asked = self._asked.setdefault(node, set())
         if uid in asked or len(asked) >= ASK_UNKNOWN_MAX:
@@ -107,6 +107,7 @@ class Inbound:
     def on_link_up(self, node: int) -> None:
         """A fresh link: what was in flight on the old one may be lost."""
         self.system.departures.forget_told(node)
+        self.system.directory.on_link_up(node)
         self._reset(node)
         self.system.versions.on_link_up(node)
 

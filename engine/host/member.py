@@ -262,6 +262,7 @@ class Member:
         self.fail_waiting(NotLeader(self.raft.leader), index)
         self.segments = cut_runs(self.segments, index)
         self.flushed = min(self.flushed, index - 1)
+        self.wake()
 
     def fail_waiting(self, error: LogyardError, first: int = 0) -> None:
         """Answer everything owed from `first` on with `error`."""

@@ -269,6 +269,9 @@ class Snapshots:
 
     async def _take_in(self, node: int, request: int, uid: int, data: bytes, receive: Any) -> None:
         member = self.system.hibernation.find(uid)
+        if member is None:
+            # A leader that compacted its log may have nothing but snapshots to say to a new member.
+            self.system.inbound.ask(node, uid)
         if member is None or member.raft.stopped:
             raise LogyardError(f"group {uid:016x} does not run on this node")
         snapshot = snapshot_format.decode(data, uid)

@@ -53,6 +53,8 @@ from .versions import Versions
 log = logging.getLogger(__name__)
 
 
+TRANSFER_SECONDS = 10.0
+"""A leader gives a transfer up after an election timeout; so long its caller waits to hear who leads then."""
 UPLOADS_FULL_S = 0.5
 """Until unfinished uploads may have ended: seconds, as they are of many pieces each."""
 
@@ -312,8 +314,8 @@ class System:
 
         if member.reads is None:
             member.reads = {}
-        member.reads[context] = done
         member.raft.read(context)
+        member.reads[context] = done
         self.active.add(member)
         self.scheduler.mark(member)
         try:
@@ -335,12 +337,13 @@ class System:
         member.raft.transfer(node)
         self.active.add(member)
         self.scheduler.mark(member)
-        # A leader that stepped down for the transfer knows nobody for a moment: that is no outcome yet.
         raft = member.raft
         # Between stepping down and hearing of the new leader nobody is known to lead: that is not yet an outcome.
-        await self.wait(
-            member, lambda: raft.leader not in (0, self.node_id) or (raft.role == LEADER and not raft.transferring)
-        )
+        # There may never be one: the others may have died meanwhile.
+        with trio.move_on_after(TRANSFER_SECONDS):
+            await self.wait(
+                member, lambda: raft.leader not in (0, self.node_id) or (raft.role == LEADER and not raft.transferring)
+            )
         if raft.leader != node:
             raise Refused(f"group {name!r}: node {node} did not take over in time; node {raft.leader} leads")
 

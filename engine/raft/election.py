@@ -113,9 +113,7 @@ def may_stand(raft: Raft) -> bool:
     """
     if not raft.may_lead:
         return False
-    return raft.voter or (
-        raft.configuration_index > raft.commit and membership.configuration_at(raft, raft.commit).votes(raft.node)
-    )
+    return raft.voter or (raft.configuration_index > raft.commit and membership.before_newest(raft).votes(raft.node))
 
 
 def campaign(raft: Raft, transfer: bool) -> None:

@@ -105,6 +105,12 @@ def configuration_at(raft: Raft, index: int) -> Configuration:
     return found
 
 
+def before_newest(raft: Raft) -> Configuration:
+    """The configuration that the newest one took the place of. It is committed, whatever a restart knows of the
+    commit index: one change at a time."""
+    return raft.history[-2][1] if len(raft.history) > 1 else raft.base[1]
+
+
 def propose(raft: Raft, changes: Sequence[Change], auto_leave: bool = True) -> int:
     """Append the configuration after `changes`; return its index. Raises `NotLeader`, `Refused`.
 

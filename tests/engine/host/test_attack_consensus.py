@@ -6,15 +6,20 @@ Each test was a way to break the first version of these parts, or a doubt that t
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from logyard.engine.entry import COMMANDS, build_plain
+from logyard.engine.errors import GroupExists, LogyardError, NotLeader, Refused
 from logyard.engine.host import durability as durability_module
+from logyard.engine.host import system as system_module
+from logyard.engine.host.inbound import DELETE_GROUPS, UNKNOWN_GROUPS
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.messages import TRANSFER, VOTE, Message
 
 from .cluster import KIB, cluster, until
 
@@ -109,3 +114,140 @@ async def test_a_replica_made_anew_is_not_stopped_by_what_the_old_one_had_queued
         c.network.heal()
         await c.applied()
         assert c.member(3).state == "running", c.member(3).reason
+
+
+async def test_a_creation_that_failed_is_taken_back_by_a_creator_that_is_no_member(tmp_path: Path) -> None:
+    """Nobody speaks to it about the group, so nobody would hear of it: also who stored the definition and was cut off
+    before it was taken back."""
+    async with cluster(tmp_path, 4, group="") as c:
+        await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()))
+        await c.create("taken", [3])
+        spec = {"name": "taken", "members": [1, 2, 3], "machine": "log"}
+        told = c.system(4).peers.send_blob
+        cut: list[int] = []
+
+        def lossy(node: int, kind: int, *rest: Any, **more: Any) -> bool:
+            if kind == DELETE_GROUPS and node == 1 and not cut:
+                cut.append(kind)
+                return False
+            return told(node, kind, *rest, **more)
+
+        c.system(4).peers.send_blob = lossy  # type: ignore[method-assign]
+        with pytest.raises(GroupExists):
+            await c.nodes[4].create_groups([spec])
+        await until(lambda: not c.system(2).members)
+        assert cut
+        c.partition(1)
+        await until(lambda: 1 not in c.system(4).live)
+        c.network.heal()
+        await until(lambda: not c.system(1).members and not c.system(1).names, "node 1 drops it, too")
+
+
+async def test_a_change_that_was_overwritten_is_not_reported_as_done(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.applied()
+        c.partition(1)
+        errors: list[LogyardError] = []
+
+        async def remove() -> None:
+            with pytest.raises(NotLeader) as caught:
+                await c.nodes[1].change_members("log", "remove", 3)
+            errors.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(remove)
+            await until(lambda: c.member(1).raft.configuration.voters == (1, 2))
+            # The entries in its place are fewer: nothing is ever applied at the change's index.
+            await c.leader(among=[2, 3])
+            c.network.heal()
+        assert errors and c.member(1).raft.configuration.voters == (1, 2, 3)
+
+
+async def test_a_transfer_whose_target_dies_as_it_takes_over_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system_module, "TRANSFER_SECONDS", 0.3)
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.applied()
+        raft = c.member(1).raft
+        outcome: list[str] = []
+
+        async def transfer() -> None:
+            with pytest.raises(Refused) as caught:
+                await c.nodes[1].transfer("log", 2)
+            outcome.append(str(caught.value))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(transfer)
+            await trio.testing.wait_all_tasks_blocked()
+            c.partition(1)
+            raft.step(
+                Message(VOTE, raft.uid, 1, 2, raft.term + 1, raft.log.last_index, raft.log.last_term, 0, TRANSFER)
+            )
+            c.system(1).scheduler.mark(c.member(1))
+        assert "did not take over" in outcome[0]
+
+
+async def test_a_read_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        for _ in range(3):
+            with pytest.raises(NotLeader):
+                await c.system(2).read_index(c.member(2))
+        assert not c.member(2).reads
+
+
+async def test_a_fault_of_the_turn_ends_the_node_and_not_the_connection_that_started_it(tmp_path: Path) -> None:
+    """Bytes of a client or a peer start a turn in place; the bug is the engine's, and is not lost."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.applied()
+        system = c.system(1)
+        await until(lambda: not system.durability.busy)
+
+        def broken(_: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+        system.peers.send = broken  # type: ignore[assignment]
+        scheduler = system.scheduler
+        scheduler._ended = 0.0
+        scheduler.hold()
+        c.member(1).raft.on_link_reset(2)
+        scheduler.mark(c.member(1))
+        scheduler.release()
+        error = scheduler._error
+        scheduler._error = None
+        assert isinstance(error, ZeroDivisionError)
+        del system.peers.send
+        assert not scheduler.running
+
+
+async def test_a_new_member_that_hears_of_nothing_but_a_snapshot_asks_what_it_is_of(tmp_path: Path) -> None:
+    """Its question was lost with the link, and the leader has no log left to probe with."""
+    async with cluster(tmp_path, 4, group="") as c:
+        await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()))
+        await c.create("log", [1, 2, 3])
+        await c.lead(1)
+        bodies = await c.fill(1, 20, KIB)
+        await c.applied()
+        await c.nodes[1].snapshot()
+        await c.roll(1)
+        await until(lambda: c.member(1).raft.log.snapshot_index > 10)
+        send, lost = c.system(4).peers.send_blob, []
+
+        def lossy(node: int, kind: int, *rest: Any, **more: Any) -> bool:
+            if kind == UNKNOWN_GROUPS and not lost:
+                lost.append(node)
+                c.partition(4)
+                return False
+            return send(node, kind, *rest, **more)
+
+        c.system(4).peers.send_blob = lossy  # type: ignore[method-assign]
+        with trio.move_on_after(0.2):
+            await c.nodes[1].change_members("log", "add", 4)
+        await until(lambda: lost and 4 not in c.system(1).live)
+        c.network.heal()
+        await c.applied(among=[1, 2, 3, 4])
+        assert [body for _, body in await c.read(4)] == bodies

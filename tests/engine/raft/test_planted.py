@@ -67,6 +67,34 @@ def test_the_last_leader_of_two_that_removed_itself_finishes_that_after_a_restar
     assert network.hosts[2].state == [b"a"]
 
 
+def test_it_does_so_also_when_the_group_began_without_it() -> None:
+    """After a restart its commit index is 0, where others were the members; the change before the last was committed
+    all the same."""
+    network = Network(3, voters=(1,))
+    network.elect(1)
+    network[1].propose_membership(Change("add", 2))
+    network.drain()
+    network[1].transfer(2)
+    network.drain()
+    leader = network[2]
+    assert leader.role == LEADER
+    for change in (Change("remove", 1), Change("add", 3)):
+        leader.propose_membership(change)
+        network.drain()
+    assert leader.configuration == network[3].configuration == Configuration((2, 3))
+    leader.propose_membership(Change("remove", 2))
+    host = network.hosts[2]
+    host.turn()
+    host.write(len(host.unwritten))
+    network.queue.clear()
+    network.crash(2)
+    network.tick(5)
+    network.restart(2)
+    assert network[2].commit == 0 and not network[2].voter
+    network.tick(60)
+    assert network[3].role == LEADER and network[3].configuration == Configuration((3,))
+
+
 def test_a_transfer_to_another_node_asks_that_one() -> None:
     network = Network(3)
     leader = network.elect(1)
