@@ -179,10 +179,10 @@ async def test_a_transfer_whose_target_dies_as_it_takes_over_ends(
                 await c.nodes[1].transfer("log", 2)
             outcome.append(str(caught.value))
 
+        c.partition(1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(transfer)
-            await trio.testing.wait_all_tasks_blocked()
-            c.partition(1)
+            await until(lambda: raft.transferring)
             raft.step(
                 Message(VOTE, raft.uid, 1, 2, raft.term + 1, raft.log.last_index, raft.log.last_term, 0, TRANSFER)
             )
