@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..entry import COMMANDS, CONFIGURATION, Entry, frames_of, is_guarded, records_in, timestamp_of, units_of
+from ..entry import (
+    COMMANDS,
+    CONFIGURATION,
+    SYSTEM,
+    Entry,
+    frames_of,
+    is_guarded,
+    records_in,
+    system_command,
+    timestamp_of,
+    units_of,
+)
 from ..errors import Corrupt, LogyardError, NotLeader
 from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
 from . import effects, halt
@@ -106,7 +117,11 @@ class Applier:
         member.log_time = max(member.log_time, stamp)
         context = Context(member.uid, entry.index, entry.term, stamp, member.version, records_in(entry.data))
         left_out = (member.left_out or {}).get(entry.index, ())
-        self._done(member, context, entry, self._guarded(member, context, entry, list(frames_of(entry.data)), left_out))
+        frames = list(frames_of(entry.data))
+        for frame in frames:
+            if frame.flags & SYSTEM and frame.first in left_out:
+                effects.on_left_out(member, system_command(frame))
+        self._done(member, context, entry, self._guarded(member, context, entry, frames, left_out))
 
     def try_frame(self, member: Member, entry: Entry, frame: Frame) -> None:
         """Let a machine that is thrown away afterwards apply one frame: no reply, no effects."""

@@ -18,7 +18,7 @@ from ..errors import LogyardError
 from ..machine import Deliver, PayloadRef, Send
 from ..types import Buffer
 from .member import Member
-from .reader import Located, Wanted, home_of
+from .reader import Located, Wanted
 
 if TYPE_CHECKING:
     from .system import System
@@ -43,7 +43,9 @@ class _Item(NamedTuple):
     header: dict[str, Any]
     size: int
     body: Sequence[Buffer]
-    found: Sequence[_Found]
+    found: Sequence[_Found] = ()
+    homes: Sequence[tuple[str, int]] = ()
+    """What is pinned from now until it was read."""
 
 
 class _Found(NamedTuple):
@@ -74,7 +76,7 @@ class Delivery:
         if effect.session not in self._queues:
             sink.push(member.uid, effect.session, header, [effect.message])
         else:
-            self._queue(effect.session, _Item(member, header, len(effect.message), [effect.message], ()))
+            self._queue(effect.session, _Item(member, header, len(effect.message), [effect.message]))
 
     def deliver(self, member: Member, index: int, effect: Deliver) -> None:
         """Records by reference: found and pinned now, read and sent by the session's task."""
@@ -83,7 +85,7 @@ class Delivery:
         found = list(self._find(member, effect.refs))
         size = sum(one.pack.length if one.large is None else one.large.length for one in found)
         header = {"kind": "records", "index": index, "tag": effect.tag}
-        self._queue(effect.session, _Item(member, header, size, (), found))
+        self._queue(effect.session, _Item(member, header, size, (), found, _homes(found)))
 
     def _queue(self, session: int, item: _Item) -> None:
         waiting = self._waiting.get(session, 0)
@@ -91,7 +93,7 @@ class Delivery:
             self.dropped += 1
             return
         self._waiting[session] = waiting + item.size
-        for home in _homes(item):
+        for home in item.homes:
             self.system.storage.pin(home)
         queue = self._queues.get(session)
         if queue is None:
@@ -104,14 +106,12 @@ class Delivery:
         try:
             while queue:
                 item = queue[0]
-                # What was pinned when it was queued; a read may find the bytes in another home by then.
-                homes = _homes(item)
                 try:
                     await self._push(session, item)
                 except LogyardError as error:
                     log.warning("group %s: not delivered to a session: %s", item.member.spec.name, error)
                 finally:
-                    for home in homes:
+                    for home in item.homes:
                         self.system.storage.unpin(home)
                 queue.popleft()
                 self._waiting[session] -= item.size
@@ -181,5 +181,12 @@ def _holds(unit: Unit, ordinal: int) -> bool:
     return unit.first_ordinal <= ordinal < unit.first_ordinal + unit.records
 
 
-def _homes(item: _Item) -> list[tuple[str, int]]:
-    return sorted({home for one in item.found if (home := home_of(one.located)) is not None})
+def _homes(found: Sequence[_Found]) -> list[tuple[str, int]]:
+    """Also of what is in memory now: it may have to be read again by then."""
+    homes: set[tuple[str, int]] = set()
+    for one in found:
+        if one.located.home is not None:
+            homes.add(("generation", one.located.home.generation))
+        elif one.located.entry is not None and one.located.entry.file:
+            homes.add(("wal", one.located.entry.file))
+    return sorted(homes)

@@ -283,6 +283,16 @@ def _on_skip(member: Member, index: int, ordinal: int) -> bytes | Reject:
     return Reject("not_failed", f"command ({index}, {ordinal}) did not fail here; nothing was skipped")
 
 
+def on_left_out(member: Member, command: list[Any]) -> None:
+    """An operator had a command of the engine's own skipped: it is not asked for again."""
+    name, *arguments = command
+    state = member.kept
+    if state is not None and name == "timer" and state.timers.get(arguments[0]) == arguments[1]:
+        del state.timers[arguments[0]]
+    elif state is not None and name == "append":
+        state.appends.pop((arguments[0], arguments[1]), None)
+
+
 def wants_end(member: Member, session: int) -> bool:
     """Whether the machine monitors a session that has ended now; asked once, by the one who tells it."""
     state = member.kept

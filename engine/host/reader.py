@@ -113,7 +113,7 @@ class Reader:
                 f"group {member.spec.name!r} on this node has not caught up with a release yet; ask another member"
             )
         storage = self.system.storage
-        homes = {home for want in wanted if (home := home_of(want.located)) is not None}
+        homes = {home for want in wanted if (home := _home(want.located)) is not None}
         for home in homes:
             storage.pin(home)
         try:
@@ -152,8 +152,7 @@ class Reader:
         return [tuple(next(data) for _ in units_of(one.data)) for one in located]
 
 
-def home_of(located: Located) -> tuple[str, int] | None:
-    """What to pin so that an entry's bytes stay readable; None when they are in memory, or gone."""
+def _home(located: Located) -> tuple[str, int] | None:
     if located.home is not None:
         return "generation", located.home.generation
     entry = located.entry

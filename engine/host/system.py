@@ -290,6 +290,8 @@ class System:
         """Until `condition` holds after some apply of `member`. Raises `GroupStopped`."""
         if condition():
             return
+        # Nothing is applied any more that could wake it.
+        member.check_running()
         event = trio.Event()
         pair = (condition, event.set)
         member.waiters = [*(member.waiters or ()), pair]

@@ -1,0 +1,280 @@
+"""A machine that raises halts its member (law 7): the core runs on, and a replicated skip leaves out that command
+only, on every member, at every replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.client.wire import encode_frame
+from logyard.engine.errors import GroupStopped, LogyardError, NotLeader, Refused, Unknown
+from logyard.engine.host.answer import Answer
+from logyard.engine.machine import Batch, Context, Frame, Reject
+from logyard.engine.raft.core import LEADER
+
+from .cluster import PATIENCE, Cluster, cluster, until
+from .scribe import Scribe, command
+from .scribe import machines as scribes
+from .test_effects import keep, same, scribe, tell
+
+
+class BatchScribe(Scribe):
+    """Takes whole entries, and is left half changed when it raises."""
+
+    def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
+        replies: list[bytes | Reject] = []
+        for frame in frames:
+            for one in frame.split_commands():
+                reply = self.apply(context, one, ()).reply
+            replies.append(reply)
+        return Batch(replies)
+
+
+def machines(name: str, arguments: dict[str, Any]) -> Any:
+    return BatchScribe() if name == "batch" else scribes(name, arguments)
+
+
+async def group(c: Cluster, kind: str = "scribe") -> None:
+    await c.create("s", machine=kind)
+    await tell(c, "s", "note", "before")
+
+
+async def blow(c: Cluster, *records: bytes) -> int:
+    """A command at which every member halts; its index."""
+    leader = await c.leader("s")
+    with pytest.raises(LogyardError) as caught:
+        await tell(c, "s", "boom")
+    assert caught.value.code == "unknown"
+    index = c.member(leader, "s").raft.applied + 1
+    await until(lambda: all(c.member(number, "s").state == "halted" for number in c.ids))
+    return index
+
+
+async def skip(c: Cluster, index: int, ordinal: int = 0) -> None:
+    """By whoever leads, once somebody does."""
+    with trio.fail_after(PATIENCE):
+        while True:
+            leader = next((n for n in c.nodes if c.member(n, "s").raft.role == LEADER), 0)
+            try:
+                if leader:
+                    return await c.nodes[leader].skip("s", index, ordinal)
+            except NotLeader:
+                pass
+            await trio.sleep(0.01)
+
+
+async def test_a_halted_group_votes_acknowledges_and_refuses(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        index = await blow(c)
+        leader = next(number for number in c.ids if c.member(number, "s").raft.role == LEADER)
+        node, member = c.nodes[leader], c.member(leader, "s")
+        row = node.describe("s")
+        assert row["state"] == "halted" and f"({index}, 0)" in row["reason"] and "ZeroDivisionError" in row["reason"]
+        for refused in (
+            lambda: tell(c, "s", "note", "x"),
+            lambda: c.system(leader).read_index(member),
+            lambda: c.system(leader).wait(member, lambda: False),
+        ):
+            with pytest.raises(GroupStopped, match="ZeroDivisionError"):
+                await refused()
+        assert (await node.snapshot())["taken"] == 0
+        # The core elects and commits as ever.
+        term = member.raft.term
+        other = next(number for number in c.ids if number != leader)
+        member.raft.transfer(other)
+        c.system(leader).scheduler.mark(member)
+        await until(lambda: c.leads(other, "s"))
+        assert c.member(other, "s").raft.term > term and c.member(other, "s").state == "halted"
+        assert [c.member(number, "s").raft.applied for number in c.ids] == [index - 1] * 3
+
+
+async def test_a_skip_leaves_out_one_command_on_every_member(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        index = await blow(c)
+        with pytest.raises(Refused, match="not at"):
+            await skip(c, index, 1)
+        with pytest.raises(Refused, match="not at"):
+            await skip(c, index + 1)
+        await skip(c, index)
+        await tell(c, "s", "note", "after")
+        notes = await same(c)
+        assert [note[2] for note in notes if note[1] == "note"] == ["before", "after"]
+        assert not [note for note in notes if note[1] == "boom"], "a machine half changed by the fault is not used"
+        assert all(c.member(number, "s").state == "running" for number in c.ids)
+        with pytest.raises(Refused, match="not halted"):
+            await skip(c, index)
+
+
+async def test_followers_and_unknown_groups_skip_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        index = await blow(c)
+        leader = next(number for number in c.ids if c.member(number, "s").raft.role == LEADER)
+        follower = next(number for number in c.ids if number != leader)
+        with pytest.raises(NotLeader):
+            await c.nodes[follower].skip("s", index, 0)
+
+
+async def test_a_skip_of_what_did_not_fail_is_refused_at_apply(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, group="", machines=machines) as c:
+        await group(c)
+        sink = Answer()
+        # As from a leader that was halted when it proposed it, and is not any more.
+        c.system(1).propose(c.member(1, "s"), "skip", 2, 0, sink=sink)
+        with pytest.raises(LogyardError) as caught:
+            await sink.wait()
+        assert caught.value.code == "not_failed"
+        assert scribe(c, 1).written("note") == ["before"]
+
+
+async def test_a_skip_holds_after_restarts_and_snapshots(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        index = await blow(c)
+        await skip(c, index)
+        await tell(c, "s", "note", "after")
+        await c.applied("s")
+        for number in c.ids:
+            await c.restart(number)
+        await tell(c, "s", "note", "again")
+        await same(c)
+        assert scribe(c, 2).written("note") == ["before", "after", "again"] and not scribe(c, 2).written("boom")
+        for number in c.ids:
+            await c.nodes[number].snapshot()
+            await c.restart(number)
+        await tell(c, "s", "note", "at last")
+        await same(c)
+        assert scribe(c, 3).written("note") == ["before", "after", "again", "at last"]
+
+
+async def test_members_restarted_while_halted_and_one_that_was_away(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        await c.lead(1, "s")
+        await c.crash(3)
+        with pytest.raises(LogyardError):
+            await tell(c, "s", "boom")
+        await until(lambda: all(c.member(number, "s").state == "halted" for number in (1, 2)))
+        index = c.member(1, "s").raft.applied + 1
+        for number in (1, 2):
+            await c.restart(number)
+        await until(lambda: all(c.member(number, "s").state == "halted" for number in (1, 2)))
+        await skip(c, index)
+        await tell(c, "s", "note", "after")
+        # It meets the failing command when the skip is long committed.
+        await c.start(3)
+        await tell(c, "s", "note", "all three")
+        await same(c)
+        assert scribe(c, 3).written("note") == ["before", "after", "all three"]
+        assert c.member(3, "s").state == "running"
+
+
+async def test_a_member_too_far_behind_gets_over_it_by_a_snapshot(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        await c.lead(1, "s")
+        index = await blow(c)
+        await c.crash(3)
+        await skip(c, index)
+        await tell(c, "s", "note", "after")
+        for number in (1, 2):
+            await c.roll(number)
+            await c.nodes[number].snapshot()
+        await c.start(3)
+        await until(lambda: c.member(3, "s").state == "running")
+        await tell(c, "s", "note", "together")
+        await same(c)
+        assert scribe(c, 3).written("note") == ["before", "after", "together"]
+
+
+async def test_two_faults_in_a_row_and_a_fault_in_one_entry_twice(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, group="", machines=machines) as c:
+        await group(c)
+        member, node = c.member(1, "s"), c.nodes[1]
+        sinks = [Answer() for _ in range(5)]
+        verbs = [command("note", "a"), command("boom"), command("note", "b"), command("boom"), command("note", "c")]
+        for sink, verb in zip(sinks, verbs, strict=True):
+            (frame,) = encode_frame([(b"", b"body")], command=verb)
+            c.system(1).submit(member.uid, memoryview(frame), sink, 0)
+        await until(lambda: member.state == "halted")
+        index = member.raft.applied + 1
+        assert member.halt is not None and member.halt.ordinal == 1
+        with pytest.raises(Unknown, match=rf"\({index}, 3\)"):
+            await node.skip("s", index, 1)
+        assert member.state == "halted" and member.halt is not None and member.halt.ordinal == 3
+        with pytest.raises(Refused):
+            await node.skip("s", index, 1)
+        await node.skip("s", index, 3)
+        await tell(c, "s", "note", "d")
+        assert scribe(c, 1).written("note") == ["before", "a", "b", "c", "d"]
+        # What was left out is nobody's: its payload died at its index.
+        live = list(member.liveness.live_ranges(member.raft.applied))
+        assert not any(one.first <= (index, 1) < one.end for one in live)
+        assert any(one.first <= (index, 2) < one.end for one in live)
+        await c.restart(1)
+        await until(lambda: scribe(c, 1).written("note") == ["before", "a", "b", "c", "d"])
+
+
+async def test_the_failing_frame_of_a_batch_is_found(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, group="", machines=machines) as c:
+        await group(c, "batch")
+        member = c.member(1, "s")
+        for verb in (command("note", "a"), command("note", "b"), command("boom"), command("note", "c")):
+            (frame,) = encode_frame([(b"", None)] * 2, command=verb)
+            c.system(1).submit(member.uid, memoryview(frame), Answer(), 0)
+        await until(lambda: member.state == "halted")
+        assert member.halt is not None
+        assert (member.halt.ordinal, member.halt.records) == (4, 2)
+        await c.nodes[1].skip("s", member.halt.index, 5)
+        assert scribe(c, 1).written("note") == ["before", "a", "a", "b", "b", "c", "c"]
+
+
+async def test_a_rebuilt_machine_keeps_sessions_timers_and_payloads(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, group="", machines=machines) as c:
+        await group(c)
+        system, member = c.system(1), c.member(1, "s")
+        await tell(c, "s", "in", "bell", 3_600_000)
+        assert (await c.nodes[1].snapshot())["taken"] == 1
+        await keep(c, "s", [(b"head", b"body")])
+        system.propose(member, "register", 9, 1, 60_000)
+        (frame,) = encode_frame([(b"", None)], command=command("note", "in session"), session=9, sequence=1)
+        assert await c.nodes[1].commit(member, [frame])
+        before = list(member.liveness.live_ranges(member.raft.applied))
+        (frame,) = encode_frame([(b"", None)], command=command("boom"), session=9, sequence=2)
+        with pytest.raises(LogyardError):
+            await c.nodes[1].commit(member, [frame])
+        assert member.halt is not None
+        await c.nodes[1].skip("s", member.halt.index, 0)
+        assert member.kept is not None and list(member.kept.timers) == ["bell"]
+        assert scribe(c, 1).restored == 1 and len(scribe(c, 1).refs) == 1
+        assert member.liveness.is_dead_range((member.raft.applied, 0), (member.raft.applied, 0)) is not None
+        assert [one for one in before if one in member.liveness.live_ranges(before[-1].end[0] - 1)]
+        # The skipped frame was one of its session's: asked for again, it is told the same and is not applied.
+        for _ in range(2):
+            (frame,) = encode_frame([(b"", None)], command=command("boom"), session=9, sequence=2)
+            with pytest.raises(LogyardError) as caught:
+                await c.nodes[1].commit(member, [frame])
+            assert caught.value.code == "skipped"
+        assert scribe(c, 1).written("note") == ["before", "in session"]
+
+
+async def test_a_fault_in_a_timer_is_skipped_like_a_command(tmp_path: Path) -> None:
+    class Bell(Scribe):
+        def on_timer(self, context: Context, name: str) -> Any:
+            raise KeyError(name)
+
+    async with cluster(tmp_path, 1, group="", machines=lambda name, arguments: Bell()) as c:
+        await group(c)
+        member = c.member(1, "s")
+        await tell(c, "s", "in", "bell", 1)
+        await until(lambda: member.state == "halted")
+        assert member.halt is not None and "KeyError" in member.reason
+        await c.nodes[1].skip("s", member.halt.index, member.halt.ordinal)
+        await tell(c, "s", "note", "after")
+        assert member.kept is not None and not member.kept.timers, "it would ring for ever"
