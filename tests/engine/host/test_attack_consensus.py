@@ -16,7 +16,9 @@ from logyard.engine.entry import COMMANDS, build_plain
 from logyard.engine.errors import GroupExists, LogyardError, NotLeader, Refused
 from logyard.engine.host import durability as durability_module
 from logyard.engine.host import system as system_module
+from logyard.engine.host.departures import Departed
 from logyard.engine.host.inbound import DELETE_GROUPS, UNKNOWN_GROUPS
+from logyard.engine.host.recovery import Recovered, build_member
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
@@ -235,7 +237,8 @@ async def test_a_new_member_that_hears_of_nothing_but_a_snapshot_asks_what_it_is
         await c.nodes[1].snapshot()
         await c.roll(1)
         await until(lambda: c.member(1).raft.log.snapshot_index > 10)
-        send, lost = c.system(4).peers.send_blob, []
+        send = c.system(4).peers.send_blob
+        lost: list[int] = []
 
         def lossy(node: int, kind: int, *rest: Any, **more: Any) -> bool:
             if kind == UNKNOWN_GROUPS and not lost:
@@ -251,3 +254,77 @@ async def test_a_new_member_that_hears_of_nothing_but_a_snapshot_asks_what_it_is
         c.network.heal()
         await c.applied(among=[1, 2, 3, 4])
         assert [body for _, body in await c.read(4)] == bodies
+
+
+async def test_a_replica_made_anew_keeps_the_vote_of_the_old_one_whatever_the_log_says_at_a_restart(
+    tmp_path: Path,
+) -> None:
+    """One vote a term, across removal, re-creation and crashes at any point of them."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.nodes[1].change_members("log", "remove", 3)
+        system = c.system(3)
+        await until(lambda: not system.members)
+        spec = c.member(1).spec
+        left = system.departures.departed[spec.uid]._replace(term=50, vote=2)
+        system.departures.departed[spec.uid] = left
+        found = []
+        for hard_state in (None, (49, 1, 0), (50, 0, 0), (50, 2, 0), (51, 0, 0), (51, 1, 0)):
+            recovered = Recovered()
+            recovered.hard_state = hard_state
+            raft = build_member(system, spec, None, None, recovered).raft
+            assert raft.promise == (left.last_term, left.last_index) > (0, 0)
+            found.append((raft.term, raft.vote))
+        assert found == [(50, 2)] * 4 + [(51, 0), (51, 1)]
+
+
+async def test_a_replica_that_goes_a_second_time_keeps_the_promises_of_the_first(tmp_path: Path) -> None:
+    """Removed again before it had caught up: what the first one held was acknowledged all the same."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.fill(1, 10, KIB)
+        await c.applied()
+        departures, uid = c.system(3).departures, c.member(1).uid
+        for _ in range(2):
+            await c.nodes[1].change_members("log", "remove", 3)
+            await until(lambda: not c.system(3).members)
+            first = departures.departed[uid]
+            assert (first.last_term, first.last_index) >= (1, 10)
+            await c.nodes[1].change_members("log", "add", 3)
+            await c.applied()
+        member = c.member(3)
+        member.raft.promise = (first.last_term + 1, 1)
+        await departures._drop(member, member.raft.applied + 1)
+        assert departures.departed[uid][2:4] == (first.last_term + 1, 1)
+
+
+async def test_a_leader_that_was_deposed_unheard_believes_only_a_later_term(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        raft, is_out = c.member(1).raft, c.system(1).departures._is_out
+        assert not is_out(c.member(1), 1 << 40, raft.term) and is_out(c.member(1), 1, raft.term + 1)
+        follower, is_out = c.member(2), c.system(2).departures._is_out
+        await c.applied()
+        index, term = follower.raft.configuration_index, follower.raft.term
+        assert is_out(follower, index + 100, term)
+        left = Departed(term, 0, term, 1, 5, admitted=index + 100)
+        c.system(2).departures.departed[follower.uid] = left
+        assert not is_out(follower, index + 100, term), "it was let in by a later configuration"
+        assert is_out(follower, index + 101, term)
+
+
+async def test_a_group_that_waits_for_room_is_asked_when_another_ones_answer_made_it(tmp_path: Path) -> None:
+    """Nothing else would make its core look again: its own followers have answered everything."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.applied()
+        system, member = c.system(1), c.member(1)
+        await until(lambda: member not in system.active and not member.dirty)
+        for at_an_answer in (True, False):
+            system.windows[2].waiting[member.uid] = None
+            if at_an_answer:
+                system.sender.resume(2)
+            else:
+                system.sender.resume_all()
+            assert not system.windows[2].waiting and member.raft.has_ready
+            await until(lambda: not member.dirty)
