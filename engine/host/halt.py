@@ -102,10 +102,15 @@ def _skipped(system: System, member: Member, halt: Halt) -> bool:
             for frame in frames_of(entry.data):
                 if frame.flags & SYSTEM:
                     name, *arguments = system_command(frame)
-                    if name == "skip" and halt.covers(*arguments):
+                    if name == "skip" and halt.covers(*arguments) and not _used(member, *arguments):
                         member.leave_out(*arguments)
                         return True
     return False
+
+
+def _used(member: Member, index: int, ordinal: int) -> bool:
+    """Each skip does its work once: one that did not help must not be tried for ever."""
+    return ordinal in (member.left_out or {}).get(index, ())
 
 
 def _diagnose(system: System, member: Member, entry: Entry, error: Exception) -> Halt:

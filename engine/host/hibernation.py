@@ -9,7 +9,6 @@ both sides find out. Nothing here decides a commit or a read (law 10). Called by
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from ..raft import quiescence
 from ..raft.core import LEADER
 from . import effects, leftovers, revival, rows
 from .accord import Accord
+from .alarms import Alarms
 from .guests import Guests
 from .inbound import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
 from .member import ASLEEP, RUNNING, STOPPED, Member
@@ -61,11 +61,11 @@ class Hibernation:
         self._notices: dict[int, list[int]] = {}
         # Groups to wake when there is time: (leader that each slept under, 0 for one that is gone; by whose word).
         self._waking: dict[int, tuple[int, int]] = {}
-        self._due: list[tuple[int, int]] = []
         # (leader, its epoch) -> groups that slept under it before this process began.
         self._hints: dict[tuple[int, int], list[int]] = {}
         self._live: set[int] = {system.node_id}
         self.guests = Guests(system)
+        self.alarms = Alarms(self)
         self.accord = Accord(self)
 
     # Going to sleep: the leader's side
@@ -121,7 +121,7 @@ class Hibernation:
         ):  # fmt: skip
             return False
         kept = member.kept
-        if member.low or member.early or member.uploads is not None:
+        if member.low or member.early or (member.uploads is not None and member.uploads.open):
             return False
         if member.urgent or member.under_way or (member.raft.role == LEADER and self.guests.is_silent(member)):
             return False
@@ -233,7 +233,7 @@ class Hibernation:
         if leader == system.node_id:
             self.guests.sleep(member)
         if row.due:
-            heapq.heappush(self._due, (row.due, member.uid))
+            self.alarms.set(member.uid, row.due, member if leader == system.node_id else None)
         self.slept += 1
         return True
 
@@ -281,6 +281,7 @@ class Hibernation:
         row = self.sleepers.pop(uid)
         assert row is not None
         leader, by = self._waking.pop(uid, (row.leader, by))
+        clock = self.alarms.pop(uid)
         self.woken += 1
         member = system.members[uid] = revival.revive(system, uid)
         if member.state == STOPPED:
@@ -290,6 +291,7 @@ class Hibernation:
         own = system.node_id
         if leader == own and raft.vote == own and raft.term == row.term:
             quiescence.resume_leader(raft, row.shape.asleep)
+            member.clock = clock
             effects.on_leading(system, member)
             for node in row.shape.asleep:
                 if node != by:
@@ -346,13 +348,7 @@ class Hibernation:
             self._waking.pop(uid, None)
             if time.monotonic() >= end:
                 break
-        now = self.system.wall_ns() // 1_000_000 if self._due else 0
-        while self._due and self._due[0][0] <= now:
-            due, uid = heapq.heappop(self._due)
-            if uid in self.sleepers:
-                row = self.sleepers.row(uid)
-                if row.due == due and row.leader in (0, self.system.node_id):
-                    self.find(uid, use=True)
+        self.alarms.ring()
         if self._notices:
             notices, self._notices = self._notices, {}
             for node, uids in notices.items():
@@ -392,7 +388,7 @@ class Hibernation:
         if leader != self.system.node_id:
             self._hints.setdefault((leader, epoch), []).append(uid)
         if row.due:
-            heapq.heappush(self._due, (row.due, uid))
+            self.alarms.set(uid, row.due, None)
 
 
 class _Offer:

@@ -60,8 +60,9 @@ class Early:
         """The first answer counts: a place, or why there is none."""
         if not self.done:
             self.done = True
-            # A quorum may be quicker than the own disk.
-            self._sink.reply(request, status, data if status else self.place)
+            # A quorum may be quicker than the own disk. Copies of a session's frame have no place of their own: they get
+            # what came of the first one.
+            self._sink.reply(request, status, data if status or not self.place else self.place)
 
 
 def proposed(member: Member, index: int, term: int, frames: list[Queued]) -> None:
@@ -69,9 +70,12 @@ def proposed(member: Member, index: int, term: int, frames: list[Queued]) -> Non
     early = member.early
     assert early is not None
     for queued in frames:
-        if isinstance(queued.sink, Early):
-            queued.sink.place = PLACE.pack(index, term)
-            early.append((index, term, queued))
+        sink = queued.sink
+        if isinstance(sink, Shared):
+            sink, _ = sink.targets[0]
+        if isinstance(sink, Early):
+            sink.place = PLACE.pack(index, term)
+            early.append((index, term, queued._replace(sink=sink)))
 
 
 def durable(member: Member) -> None:

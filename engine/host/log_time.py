@@ -35,3 +35,11 @@ class LogTime:
             fastest = self._stamp + passed * SPEED_MAX
             self._stamp = slowest if wall_ns < slowest else fastest if wall_ns > fastest else wall_ns
         return self._stamp // MS
+
+    def until(self, due_ms: int, wall_ns: int) -> int:
+        """Nanoseconds of monotonic time from the last reading to `due_ms`, if the wall clock stays as it is."""
+        left = due_ms * MS - self._stamp
+        by_wall = due_ms * MS - wall_ns
+        if wall_ns >= self._stamp:
+            return max(0, left // SPEED_MAX, by_wall)
+        return max(0, min(left * SPEED_MAX, by_wall))

@@ -9,19 +9,22 @@ thread. Called by `applier`, `sender`, snapshots and the service's readers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from ..entry import Entry, Unit, unit_hash, units_of
-from ..errors import Corrupt, Gone
+from ..entry import Entry, Unit, timestamp_of, unit_hash, units_of
+from ..errors import Corrupt, Gone, LogyardError
 from ..ports import HomePort
 from ..types import Buffer
 from .member import Member
 
 if TYPE_CHECKING:
     from .system import System
+
+log = logging.getLogger(__name__)
 
 SCAN_BYTES = 1024 * 1024
 THREAD_BYTES = 64 * 1024
@@ -65,6 +68,19 @@ class Reader:
                 if found and found[0].index == first:
                     return found
         raise Corrupt(f"group {member.spec.name}", 0, f"entry {first}", "no segment that holds it")
+
+    def newest_time(self, member: Member) -> int:
+        """The newest log time (ms) of a group's log: what is not applied here yet counts, and no entry is ever stamped
+        lower than the one before it."""
+        last = member.raft.log.last_index
+        stamp = member.log_time
+        if last > member.raft.applied:
+            try:
+                stamp = max(stamp, timestamp_of(self.log_entries(member, last, last, 1)[0].data))
+            except LogyardError as error:
+                # Apply meets the same damage, and says so.
+                log.warning("group %s: its newest log time can't be read: %s", member.spec.name, error)
+        return stamp
 
     def payload_entries(self, member: Member, first: int, last: int) -> Iterator[Located]:
         """Entries with payload from `first` to `last`, in order; entries without payload may be among them.

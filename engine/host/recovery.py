@@ -245,7 +245,7 @@ def _limits(system: System) -> Limits:
 def _encoder(system: System, uid: int) -> Callable[[int, int, int, bytes], Entry]:
     def encode(index: int, term: int, kind: int, content: bytes) -> Entry:
         member = system.members.get(uid)
-        return build_plain(index, term, kind, member.log_time if member else 0, content)
+        return build_plain(index, term, kind, system.reader.newest_time(member) if member else 0, content)
 
     return encode
 

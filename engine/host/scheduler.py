@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
-from ..entry import FRAMES_MAX, build_commands, build_system, timestamp_of
+from ..entry import FRAMES_MAX, build_commands, build_system
 from ..errors import Busy, LogyardError, NotLeader
 from ..log.wal import WalItem
 from ..raft.core import LEADER
@@ -307,15 +307,7 @@ class Scheduler:
 
     def _new_clock(self, member: Member) -> LogTime:
         """The clock of a leadership goes on where the log ends, also above what is applied here."""
-        raft, last = member.raft, member.log_time
-        before = raft.lead_index - 1
-        if before > raft.applied:
-            try:
-                entries = self.system.reader.log_entries(member, before, before, 1)
-                last = max(last, timestamp_of(entries[0].data))
-            except LogyardError as error:
-                # Apply meets the same damage, and says so.
-                log.warning("group %s: its newest log time can't be read: %s", member.spec.name, error)
+        last = self.system.reader.newest_time(member)
         return LogTime(last, self.system.wall_ns(), self.system.monotonic_ns())
 
     def _role_changed(self, member: Member) -> None:

@@ -1,0 +1,68 @@
+"""Timers of hibernating groups: when to wake each, and the clock that its log time goes on by.
+
+Invariant: a group that sleeps under this node as its leader keeps its `LogTime`. Begun anew at every waking, log time
+would stand still over the sleep, and a timer further away than a group stays awake would never ring. Called by
+`hibernation`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from .log_time import MS, LogTime
+from .member import Member
+
+if TYPE_CHECKING:
+    from .hibernation import Hibernation
+
+AGAIN_NS = 10_000_000_000
+"""A follower's alarm, whose timer is its leader's to fire, is looked at again after this time."""
+
+
+class Alarms:
+    """By group: the monotonic time (ns) to wake it at, and the clock of its leadership. Groups without timers have
+    none."""
+
+    def __init__(self, hibernation: Hibernation) -> None:
+        self.hibernation = hibernation
+        self.system = hibernation.system
+        self._alarms: dict[int, tuple[int, LogTime | None]] = {}
+        # What is not the newest of its group counts for nothing.
+        self._due: list[tuple[int, int]] = []
+
+    def set(self, uid: int, due_ms: int, member: Member | None) -> None:
+        """A group goes to sleep whose next timer is due at `due_ms` of log time. `member`: as it is led here, else its
+        log time is not known, and taken for the wall clock's."""
+        system, clock = self.system, None
+        wall, wait = system.wall_ns(), 0
+        if member is None:
+            wait = max(0, due_ms * MS - wall)
+        else:
+            system.scheduler.log_time(member)
+            clock = member.clock
+            assert clock is not None, "who leads has a clock"
+            wait = clock.until(due_ms, wall)
+        self._push(uid, system.monotonic_ns() + wait, clock)
+
+    def _push(self, uid: int, at: int, clock: LogTime | None) -> None:
+        self._alarms[uid] = (at, clock)
+        heapq.heappush(self._due, (at, uid))
+
+    def pop(self, uid: int) -> LogTime | None:
+        """A group wakes, or goes: its clock."""
+        return self._alarms.pop(uid, (0, None))[1]
+
+    def ring(self) -> None:
+        """Wake the groups whose timers are due. Called once a tick."""
+        now = self.system.monotonic_ns() if self._due else 0
+        while self._due and self._due[0][0] <= now:
+            at, uid = heapq.heappop(self._due)
+            alarm = self._alarms.get(uid)
+            if alarm is None or alarm[0] != at:
+                continue
+            if self.hibernation.sleepers.row(uid).leader in (0, self.system.node_id):
+                self.hibernation.find(uid, use=True)
+            else:
+                # Its leader's to do, who may be gone before it does.
+                self._push(uid, now + AGAIN_NS, alarm[1])
