@@ -60,8 +60,8 @@ class Early:
         """The first answer counts: a place, or why there is none."""
         if not self.done:
             self.done = True
-            # A quorum may be quicker than the own disk. Copies of a session's frame have no place of their own: they get
-            # what came of the first one.
+            # A quorum may be quicker than the own disk. Copies of a session's frame have no place of their own: they
+            # get what came of the first one.
             self._sink.reply(request, status, data if status or not self.place else self.place)
 
 
