@@ -99,9 +99,7 @@ def _report_replay(found: WalFacts, facts: Facts, report: Report) -> None:
         report.healed("wal", f"at byte {one.offset}: {one.reason}", path=wal_path(one.file))
 
 
-def _shapes(
-    disk: Disk, wal: Path, epochs: list[int], found: WalFacts, facts: Facts, report: Report
-) -> None:
+def _shapes(disk: Disk, wal: Path, epochs: list[int], found: WalFacts, facts: Facts, report: Report) -> None:
     """Count the batches; of files whose metadata is in segments, say what is broken and costs nothing."""
     heads = read_heads(disk, str(wal), epochs)
     for position, epoch in enumerate(epochs):
@@ -126,17 +124,17 @@ def _shapes(
         report.warning("torn_batch", text, path=wal_path(current.head.epoch))
 
 
-def _batches(
-    disk: Disk, wal: Path, head: FileHead, following: FileHead | None, flushed: bool, report: Report
-) -> None:
+def _batches(disk: Disk, wal: Path, head: FileHead, following: FileHead | None, flushed: bool, report: Report) -> None:
     end, next_batch = (following.previous_end, following.first_batch) if following else (0, 0)
     with FileScan(disk, str(wal), head) as scan:
         for one in scan.walk(end, next_batch):
             if not isinstance(one, Lost):
                 report.count("wal_batches")
             elif flushed:
-                text = f"at byte {one.start}: batches {one.first} to {one.through} have no header; " \
+                text = (
+                    f"at byte {one.start}: batches {one.first} to {one.through} have no header; "
                     "their metadata is in the segment"
+                )
                 report.healed("wal", text, path=wal_path(head.epoch))
 
 
@@ -285,4 +283,3 @@ def users_of(facts: Facts) -> dict[int, dict[int, list[tuple[int, int]]]]:
         for first, last, segment in state.runs:
             users.setdefault(segment, {}).setdefault(uid, []).append((first, last))
     return users
-

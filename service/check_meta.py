@@ -178,9 +178,7 @@ def _compare(store: MetaStore, copies: list[dict[bytes, bytes] | None], facts: F
             continue
         facts.complete = False
         facts.lost.add(uid_of(key))
-        report.damage(
-            "meta_row", f"{describe(key)} is damaged in every copy: {key!r}", path="meta", group=_group(key)
-        )
+        report.damage("meta_row", f"{describe(key)} is damaged in every copy: {key!r}", path="meta", group=_group(key))
     for name, many in stale.items():
         if many:
             text = f"{many} rows are older than in the other copy, or missing: a crash came between the two commits"

@@ -1,6 +1,7 @@
 """Payloads of any size at the command line: files and standard input stream into a log, payloads stream out of it.
 
-Invariant: a payload that travels in pieces is never whole in memory here. Called by `service.cli_logs`.
+Invariant: a payload that travels in pieces is never whole in memory here; the client is loaded by who needs it, so
+that help and completion stay quick. Called by `service.cli_logs`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
-
-from logyard.client.upload import PIECE_BYTES, WHOLE_BYTES
-from logyard.client.wire import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from logyard.client.records import Record
@@ -25,6 +23,8 @@ PREVIEW_BYTES = 1024
 
 def input_records(files: Sequence[Path], metadata: str | None, whole: bool) -> Iterator[tuple[bytes, Source]]:
     """(metadata, payload) of each file, of standard input, or of its lines without their line ends."""
+    from logyard.client.upload import WHOLE_BYTES
+
     head = (metadata or "").encode()
     for path in files:
         name = head if metadata is not None else str(path).encode()
@@ -41,6 +41,8 @@ def input_records(files: Sequence[Path], metadata: str | None, whole: bool) -> I
 
 def append_source(log: Log, head: bytes, source: Path | BinaryIO) -> tuple[int, int]:
     """Append one record from a file or a stream: its offset and its bytes."""
+    from logyard.client.upload import PIECE_BYTES, WHOLE_BYTES
+
     if isinstance(source, Path):
         with source.open("rb") as file:
             return append_source(log, head, file)
@@ -71,6 +73,8 @@ def write_payload(log: Log, record: Record, node: int | None, out: BinaryIO) -> 
 def complete(log: Log, record: Record, node: int | None, preview: bool) -> Record:
     """A record to show, with the payload that did not come along, or the beginning of it; without, if it is too long
     for one answer."""
+    from logyard.client.wire import FRAME_BYTES_MAX
+
     if record.left_out:
         most = min(record.size, PREVIEW_BYTES) if preview else record.size
         if most <= FRAME_BYTES_MAX:

@@ -151,9 +151,7 @@ class DemoRun:
         from logyard.client.aio import connect
 
         addresses = self.cluster.addresses
-        return [
-            await stack.enter_async_context(connect(addresses, timeout=CALL_TIMEOUT_S)) for _ in range(CONNECTIONS)
-        ]
+        return [await stack.enter_async_context(connect(addresses, timeout=CALL_TIMEOUT_S)) for _ in range(CONNECTIONS)]
 
     async def create(self, yard: Yard) -> None:
         """The logs, three members each, and a leader for every one."""

@@ -101,9 +101,7 @@ def scan(root: Path, progress: Callable[[int], None] = lambda size: None) -> Sou
             data = stream.read()
         name = path.relative_to(root).as_posix()
         digest = xxhash.xxh3_128_digest(data)
-        files.append(
-            SourceFile(str(path), name, stat.S_IMODE(status.st_mode), status.st_mtime_ns, len(data), digest)
-        )
+        files.append(SourceFile(str(path), name, stat.S_IMODE(status.st_mode), status.st_mtime_ns, len(data), digest))
         progress(len(data))
     return Source(root, files, skipped)
 
@@ -114,8 +112,7 @@ def plan(files: Sequence[SourceFile], logs: int) -> list[SourceRecord]:
         return []
     count = max(len(files), RECORDS_PER_LOG_MIN * logs)
     return [
-        SourceRecord(number, number % logs, files[number % len(files)], number // len(files))
-        for number in range(count)
+        SourceRecord(number, number % logs, files[number % len(files)], number // len(files)) for number in range(count)
     ]
 
 
