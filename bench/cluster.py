@@ -69,10 +69,7 @@ def groups_of(yard: Yard, cluster: Cluster) -> dict[int, Sequence[Mapping[str, A
 def all_led(yard: Yard, cluster: Cluster, logs: int) -> bool:
     """Whether every log has a leader."""
     led = {
-        group["name"]
-        for groups in groups_of(yard, cluster).values()
-        for group in groups
-        if group["role"] == "leader"
+        group["name"] for groups in groups_of(yard, cluster).values() for group in groups if group["role"] == "leader"
     }
     return len(led) == logs
 

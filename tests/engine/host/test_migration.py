@@ -23,9 +23,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("files", "budget", "age", "ratio", "want"), TABLE)
-def test_victims(
-    files: list[tuple[int, int, int]], budget: int, age: float, ratio: float, want: list[int]
-) -> None:
+def test_victims(files: list[tuple[int, int, int]], budget: int, age: float, ratio: float, want: list[int]) -> None:
     sealed = []
     for number, live, seconds in files:
         file = SealedFile(number, 50)

@@ -99,9 +99,7 @@ def test_a_newer_format_is_refused_untouched(tmp_path: Path, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr("logyard.engine.log.meta.FORMAT", 2)
         opened(tmp_path / "meta").close()
-    before = {
-        name: (tmp_path / "meta" / name / "data.mdb").read_bytes() for name in ("a", "b")
-    }
+    before = {name: (tmp_path / "meta" / name / "data.mdb").read_bytes() for name in ("a", "b")}
     with pytest.raises(WrongIdentity, match="format 2"):
         opened(tmp_path / "meta")
     assert before == {name: (tmp_path / "meta" / name / "data.mdb").read_bytes() for name in ("a", "b")}
