@@ -149,7 +149,8 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
         "promotable": [list(pair) for pair in configuration.promotable],
         "first": raft.log.first_index,
         "stable": raft.log.stable,
-        "floor": member.floor,
+        # One that a snapshot covers is stored still, and means nothing any more.
+        "floor": member.floor if member.floor > member.snapshot_index else 0,
         "created": member.spec.created,
         "inflight_bytes": member.inflight_bytes,
         "queued_bytes": member.queue_bytes,

@@ -265,6 +265,7 @@ def newer_segment(path: Path) -> None:
 def newer_meta(path: Path) -> None:
     with lmdb.open(str(path / "meta" / "a"), map_size=1 << 30) as environment, environment.begin(write=True) as txn:
         raw = txn.get(IDENTITY)
+        assert raw is not None
         values = msgpack.unpackb(raw[HEADER_BYTES:])
         values[2] += 1
         txn.put(IDENTITY, meta_store._seal(IDENTITY, msgpack.packb(values), 9))
@@ -504,7 +505,7 @@ def test_a_map_that_kills_its_reader_is_named(data: Path, monkeypatch: pytest.Mo
 
 def damage_row(path: Path, copy: str, key: bytes) -> None:
     with lmdb.open(str(path / "meta" / copy), map_size=1 << 30) as environment, environment.begin(write=True) as txn:
-        raw = bytearray(txn.get(key))
+        raw = bytearray(txn.get(key) or b"")
         raw[-1] ^= 0xFF
         txn.put(key, bytes(raw))
 

@@ -46,7 +46,7 @@ def ask(cluster: LocalCluster) -> Callable[..., dict[str, Any]]:
     return run
 
 
-def reach(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+def reach(condition: Callable[..., bool], timeout_s: float = 20.0) -> bool:
     """Look until something outside of this process is so."""
     wait, deadline = threading.Event().wait, time.monotonic() + timeout_s
     while not condition():

@@ -71,6 +71,22 @@ async def test_truncation_compaction_and_snapshots_keep_the_rest(tmp_path: Path)
         assert log.describe()["floor"] == 0, "a snapshot above the release says the same"
 
 
+async def test_a_floor_that_a_snapshot_covers_is_shown_no_more(tmp_path: Path) -> None:
+    """A segment or a compaction between a truncation and the snapshot stores a floor: until then it matters."""
+    async with open_system(tmp_path / "data", SMALL) as system:
+        log = await system.start_group("events", AppendLog())
+        for number in range(3):
+            await log.append(b"%d" % number, bytes([number]) * 50_000)
+        await log.truncate(2)
+        await system.compact()
+        assert log.describe()["floor"] == log.describe()["applied"] > 0
+        await log.snapshot()
+        assert log.describe()["floor"] == 0
+    async with open_system(tmp_path / "data", SMALL) as system:
+        log = await system.start_group("events", AppendLog())
+        assert log.describe()["floor"] == 0 and log.bounds() == (2, 3)
+
+
 async def test_a_reader_waits_for_a_writer(tmp_path: Path) -> None:
     async with open_system(tmp_path / "data", SMALL) as system:
         log = await system.start_group("events", AppendLog())

@@ -89,7 +89,7 @@ async def test_two_hundred_large_frames_take_the_budget_in_turns_and_calls_are_a
         sinks: list[tuple[Any, int]] = []
         most = 0
 
-        def remember(uid: int, frame: memoryview, sink: Any, request: int) -> None:
+        def remember(uid: int, frame: memoryview, sink: Any, request: int, **_: bool) -> None:
             nonlocal most
             most = max(most, server.inflight)
             sinks.append((sink, request))

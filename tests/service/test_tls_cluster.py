@@ -45,7 +45,7 @@ def test_a_cluster_under_tls_serves_its_clients(cluster: LocalCluster) -> None:
         bodies = [bytes([n]) * (3 << 20) for n in range(5)]
         assert [log.append(b"m", body) for body in bodies] == list(range(5))
         for node in (1, 2, 3):
-            assert reach(lambda node=node: log.latest(node=node).end == 5)  # type: ignore[misc]
+            assert reach(lambda node=node: log.latest(node=node).end == 5)
             assert [log.read(n, node=node).payload for n in range(5)] == bodies
     found = run(cluster, "status", tls=False, code=2)
     assert "this port speaks TLS only" in str(found["error"])

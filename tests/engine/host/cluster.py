@@ -19,7 +19,7 @@ from logyard.client.records import Page
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.errors import LogyardError
+from logyard.engine.errors import LogyardError, NotLeader, Refused
 from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine
@@ -200,11 +200,18 @@ class Cluster:
         return max(found, key=lambda number: self.member(number, name).raft.term)
 
     async def lead(self, number: int, name: str = "log") -> None:
-        """Make a node the leader."""
-        leader = await self.leader(name)
-        if leader != number:
-            await self.nodes[leader].transfer(name, number)
-            await until(lambda: self.leads(number, name), f"node {number} leads {name}")
+        """Make a node the leader. Asked again when it is refused: on a busy machine a leader may not have heard of
+        the node yet (it refuses at once), and an election may come in between."""
+        with trio.move_on_after(PATIENCE):
+            while (leader := await self.leader(name)) != number:
+                raft = self.member(leader, name).raft
+                await until(lambda raft=raft: raft.role != LEADER or number in raft.live, f"node {number} is live")
+                try:
+                    await self.nodes[leader].transfer(name, number)
+                except (NotLeader, Refused):
+                    await trio.lowlevel.checkpoint()
+            return
+        raise AssertionError(f"never happened: node {number} leads {name}")
 
     async def append(self, number: int, records: Records, name: str = "log") -> range:
         """One frame to a leader; the offsets it got."""

@@ -254,7 +254,7 @@ def lose(c: Cluster, number: int, kind: int) -> Callable[[], None]:
     def losing(node: int, found: int, request: int, header: Any, body: Any = (), *, control: bool = False) -> bool:
         return found == kind or send_blob(node, found, request, header, body, control=control)
 
-    peers.send_blob = losing  # type: ignore[method-assign]
+    peers.send_blob = losing  # type: ignore[method-assign, assignment]
     return lambda: setattr(peers, "send_blob", send_blob)
 
 

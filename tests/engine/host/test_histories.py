@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -153,7 +154,11 @@ async def test_a_random_history_adds_up(tmp_path: Path, seed: int) -> None:
     cache = draw.choice((0, 0, 20 * KIB, 1 << 20))
     # Also with groups that fall asleep at every opportunity.
     rest = 5 * (seed % 2)
-    limits = {"payload_cache_bytes": cache, "snapshot_piece_bytes": 64 * KIB, "hibernate_after_ms": rest}
+    limits: dict[str, Any] = {
+        "payload_cache_bytes": cache,
+        "snapshot_piece_bytes": 64 * KIB,
+        "hibernate_after_ms": rest,
+    }
     async with cluster(tmp_path, **limits) as c:
         history = History(c, draw)
         for _ in range(STEPS):

@@ -43,7 +43,7 @@ def lie(chance: random.Random, uid: int, to: int, sender: int, term: int, last: 
         first = chance.choice((index + 1, number())) % 2**64
         log_term = chance.choice((log_term, min(term, told)))
         count = chance.randrange(4) if 0 < first < 2**63 else 0
-        body = [b"x" * chance.choice((0, 10, 9000))]
+        body: list[bytes | bytearray | memoryview] = [b"x" * chance.choice((0, 10, 9000))]
         entries = [make_entry(uid, first + n, body, term=chance.choice((told, max(1, term)))) for n in range(count)]
         ended = (first + count - 1) % 2**64 if first else 0
     reject = chance.random() < 0.3
@@ -114,7 +114,14 @@ def anything(chance: random.Random, depth: int = 0) -> Any:
 def plausible(chance: random.Random, kind: int, uid: int) -> dict[Any, Any]:
     """A header of the right shape, or one with something wrong in it."""
     number = chance.choice((uid, *HUGE))
-    spec = [number, chance.choice(("odd", "../x", "log", "safe", "new")), chance.choice(("log", "none")), {}, [1, 2], 5]
+    spec: list[Any] = [
+        number,
+        chance.choice(("odd", "../x", "log", "safe", "new")),
+        chance.choice(("log", "none")),
+        {},
+        [1, 2],
+        5,
+    ]
     if chance.random() < 0.4:
         spec[chance.randrange(len(spec))] = anything(chance)
     ranges = [[chance.choice(HUGE), chance.choice(HUGE)] for _ in range(chance.randrange(3))]

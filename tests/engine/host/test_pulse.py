@@ -41,7 +41,7 @@ async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: 
         by_thread(c, 1)
         disks[1].free.clear()
         try:
-            written = []
+            written: list[int] = []
 
             async def write() -> None:
                 written.extend(await c.append(1, [(b"", b"hung")]))

@@ -126,7 +126,7 @@ def test_a_write_around_the_page_cache_carries_every_byte(tmp_path: Path, room: 
             "the file system of the test directory has no direct writes: set TMPDIR to one that has (ext4, xfs)"
         )
     stage = memoryview(mmap.mmap(-1, room))
-    buffers = [b"a" * 100, bytes(range(256)) * 300, b"", b"b" * room, memoryview(b"c" * 5000)]
+    buffers: list[bytes | memoryview] = [b"a" * 100, bytes(range(256)) * 300, b"", b"b" * room, memoryview(b"c" * 5000)]
     size = sum(map(len, buffers))
     buffers.append(bytes(-size % 4096))
     total = sum(map(len, buffers))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 
@@ -27,14 +28,12 @@ from logyard.engine.transport.listener import Listener
 from .recorder import append, make_entry, reply
 from .test_peers import CONFIG, Node, cluster
 
-GOOD = b"".join(
-    b"".join(found)
-    for found in (
-        *codec.encode_messages([append(1, 5, [make_entry(5, 10, [b"x" * 300])]), reply(1)], 1 << 20),
-        frame.encode_blob(1, 1, {"uids": [1, 2]}, [b"y" * 100]),
-        [frame.encode_renewal(frame.Renewal(1, 2, 3, 4, 5))],
-    )
+KINDS: tuple[Sequence[bytes | bytearray | memoryview], ...] = (
+    *codec.encode_messages([append(1, 5, [make_entry(5, 10, [b"x" * 300])]), reply(1)], 1 << 20),
+    frame.encode_blob(1, 1, {"uids": [1, 2]}, [b"y" * 100]),
+    [frame.encode_renewal(frame.Renewal(1, 2, 3, 4, 5))],
 )
+GOOD = b"".join(b"".join(found) for found in KINDS)
 
 
 def framed(kind: int, count: int, section: bytes, body: bytes = b"") -> bytes:

@@ -13,7 +13,7 @@ from logyard.engine.errors import BadRequest, Corrupt, Refused, WrongIdentity
 from logyard.engine.transport import frame
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, CONTROL, Header, Hello
-from logyard.engine.transport.link import Link, dial, receive, require_loopback
+from logyard.engine.transport.link import Link, Stream, dial, receive, require_loopback
 from logyard.engine.transport.listener import Listener
 
 CONFIG = TransportConfig(receive_bytes=16 << 10)
@@ -25,7 +25,8 @@ async def connected(link: Link) -> AsyncIterator[trio.socket.SocketType]:
     accepted: list[trio.socket.SocketType] = []
     there = trio.Event()
 
-    async def serve(theirs: Hello, sock: trio.socket.SocketType) -> None:
+    async def serve(theirs: Hello, sock: Stream) -> None:
+        assert isinstance(sock, trio.socket.SocketType)
         accepted.append(sock)
         there.set()
         await trio.sleep_forever()
@@ -152,7 +153,7 @@ async def test_the_end_of_the_other_side_is_noticed_without_sending() -> None:
         assert link.error
 
 
-async def unserved(theirs: Hello, sock: trio.socket.SocketType) -> None:
+async def unserved(theirs: Hello, sock: Stream) -> None:
     raise AssertionError("nobody was admitted")
 
 
@@ -229,7 +230,7 @@ async def test_a_silent_connection_and_one_that_says_something_else_are_closed()
     config = TransportConfig(handshake_timeout_ms=100, handshakes=3)
     served: list[Hello] = []
 
-    async def serve(theirs: Hello, sock: trio.socket.SocketType) -> None:
+    async def serve(theirs: Hello, sock: Stream) -> None:
         served.append(theirs)
 
     listener = Listener(("127.0.0.1", 0), config, lambda theirs: theirs, serve)
@@ -268,7 +269,7 @@ async def test_more_strangers_than_allowed_are_closed_at_once() -> None:
 
 
 async def test_dial_refuses_another_node_or_cluster() -> None:
-    async def serve(theirs: Hello, sock: trio.socket.SocketType) -> None:
+    async def serve(theirs: Hello, sock: Stream) -> None:
         await trio.sleep_forever()
 
     answer = Hello("c", 3, 1, 1, CONTROL)
