@@ -85,7 +85,8 @@ class Hibernation:
             while found := self._due_batch():
                 began = time.monotonic()
                 try:
-                    await self._put_to_sleep(found)
+                    # An answer that was lost cost nothing but time: it is no reason to pause for long.
+                    began += await self._put_to_sleep(found)
                 except (LogyardError, OSError) as error:
                     log.warning("hibernation of %d groups: %s", len(found), error)
                 await trio.sleep(3 * (time.monotonic() - began))
@@ -150,8 +151,10 @@ class Hibernation:
                 return False
         return True
 
-    async def _put_to_sleep(self, members: Sequence[Member]) -> None:
-        system = self.system
+    async def _put_to_sleep(self, members: Sequence[Member]) -> float:
+        """Offer sleep to a batch; returns the seconds in which nothing was done but wait for an answer that never
+        came."""
+        system, lost = self.system, 0.0
         ready = await self._prepare(members, system.node_id)
         offer = _Offer()
         by_node: dict[int, list[Member]] = {}
@@ -168,8 +171,9 @@ class Hibernation:
                 if system.peers.send_blob(node, SLEEP, number, {"groups": table}):
                     offer.waiting.add(node)
             if offer.waiting:
-                with trio.move_on_after(ANSWER_SECONDS):
+                with trio.move_on_after(ANSWER_SECONDS) as scope:
                     await offer.done.wait()
+                lost = ANSWER_SECONDS if scope.cancelled_caught else 0.0
         finally:
             del self._offers[number]
         for member in members:
@@ -184,6 +188,7 @@ class Hibernation:
                 for node in asleep:
                     self._notices.setdefault(node, []).append(member.uid)
                 self._wait(member)
+        return lost
 
     async def _prepare(self, members: Sequence[Member], leader: int) -> dict[Member, rows.Put]:
         """Snapshots at the last entry, and state rows that say all there is: durable when this returns."""

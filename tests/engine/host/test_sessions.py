@@ -463,6 +463,7 @@ async def test_a_session_sleeps_with_its_group_and_ends_when_its_client_is_silen
         await until(lambda: run.replica(1) is not None, "silence wakes the group")
         member = run.member(1)
         assert member.sessions is not None
+        await until(lambda: member.lead_since > 0, "it leads again")
         beats.clock += 11.0
         await until(lambda: run.replica(1) is None or not member.sessions, "it ends")
 
