@@ -37,6 +37,7 @@ from .log import (
     reply_call,
     truncate_call,
 )
+from .messages import Session, open_session
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
 from .pending import PendingAppend, wait_batch
 from .records import Buffer, Page, Record
@@ -150,6 +151,11 @@ class Yard(Network):
                 raise BadRequest("a log has a name")
             log = self._logs[name] = Log(self, name)
         return log
+
+    async def open_session(self, name: str) -> Session:
+        """A session of the group `name`, for any machine: exactly-once commands, and what the machine sends to it. It
+        ends with `close`, with this client, or when the client is silent for its `session_ttl`."""
+        return await open_session(self, name)
 
     async def drain(self) -> None:
         """Wait until every append is acknowledged or failed."""

@@ -13,7 +13,7 @@ import trio
 
 from .errors import LogyardError, Unknown
 from .lane import Lane
-from .session import Answer, Channel, Routes, not_secured, unreachable
+from .session import Answer, Channel, Pushed, Routes, not_secured, unreachable
 from .tls import TlsError, require_server
 from .tls_stream import TlsStream
 from .wire import REPLY_NONE, Buffer, ProtocolError
@@ -187,17 +187,22 @@ class Link:
             self.fail(error)
         scope.cancel()
 
-    async def call(self, method: str, arguments: dict[str, object], deadline: float) -> tuple[Any, bool]:
-        """(value, was cut): raises what the server answered, or `Unknown` when it did not answer in time."""
-        return await self._ask(lambda answer: self.channel.call(method, arguments, answer), method, deadline)
+    async def call(
+        self, method: str, arguments: dict[str, object], deadline: float, pushed: Pushed | None = None
+    ) -> tuple[Any, bool]:
+        """(value, was cut): raises what the server answered, or `Unknown` when it did not answer in time. `pushed`
+        gets what the server sends meanwhile."""
+        return await self._ask(lambda answer: self.channel.call(method, arguments, answer), method, deadline, pushed)
 
     async def command(self, uid: int, frame: list[Buffer], deadline: float) -> tuple[Any, bool]:
         """(reply, was cut) of one command frame; raises as `call`."""
         return await self._ask(lambda answer: self.channel.append(uid, frame, answer), "a command", deadline)
 
-    async def _ask(self, queue: Callable[[Answer], None], what: str, deadline: float) -> tuple[Any, bool]:
+    async def _ask(
+        self, queue: Callable[[Answer], None], what: str, deadline: float, pushed: Pushed | None = None
+    ) -> tuple[Any, bool]:
         event = trio.Event()
-        answer = Answer(event.set)
+        answer = Answer(event.set, pushed)
         if not self.channel.pending:
             self.progress = trio.current_time()
         queue(answer)

@@ -7,7 +7,7 @@ Tasks: one that finds leaders (for all logs together, so that a failover of a th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import trio
@@ -17,7 +17,7 @@ from .errors import LogyardError, NotLeader, Unknown, UnknownGroup
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
-from .session import Retry, Routes, backoff, unreachable
+from .session import Pushed, Retry, Routes, backoff, unreachable
 from .session_keeper import SessionKeeper
 from .wire import Buffer
 
@@ -99,6 +99,11 @@ class Network(AsyncVerbs):
                 except LogyardError as found:
                     error = found
             await trio.sleep(retry.after(error, True, self.clock()))
+
+    def spawn(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task until the client ends."""
+        assert self._nursery is not None
+        self._nursery.start_soon(task)
 
     def close(self) -> None:
         """Fail what is unfinished."""
@@ -311,8 +316,9 @@ class Network(AsyncVerbs):
 
     # Calls.
 
-    async def run(self, call: Call[T], timeout: float | None = None) -> T:
-        """Ask, again where that is allowed, until answered or out of time. Raises a `LogyardError`."""
+    async def run(self, call: Call[T], timeout: float | None = None, pushed: Pushed | None = None) -> T:
+        """Ask, again where that is allowed, until answered or out of time. Raises a `LogyardError`. `pushed`: see
+        `Link.call`."""
         if self.closed:
             raise LogyardError("the client is closed")
         deadline = self.clock() + (self.timeout if timeout is None else timeout)
@@ -322,7 +328,7 @@ class Network(AsyncVerbs):
             try:
                 link = await self._target(call, retry)
                 reached = True
-                value, cut = await link.call(call.method, call.arguments, deadline)
+                value, cut = await link.call(call.method, call.arguments, deadline, pushed)
                 if not cut:
                     return call.decode(value)
                 reached = False

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from . import wire
 from .errors import BadRequest, Busy, LogyardError, NotLeader, WrongIdentity, error_of
-from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, REPLIES, RESULT, Buffer, ProtocolError
+from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, Buffer, ProtocolError
 
 BACKOFF_FIRST = 0.01
 BACKOFF_LAST = 0.25
@@ -37,6 +37,10 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+Pushed: TypeAlias = Callable[[Any, memoryview], None]
+"""Takes a PUSH's header and raw bytes; raises `ProtocolError` for what it can't read."""
+
+
 class Completion(Protocol):
     """What waits for an answer."""
 
@@ -50,9 +54,10 @@ class Completion(Protocol):
 class Answer:
     """The completion of a call: `value` is a RESULT's value or DATA's (header, bytes)."""
 
-    __slots__ = ("done", "value", "error", "was_cut", "callback")
+    __slots__ = ("done", "value", "error", "was_cut", "callback", "pushed")
 
-    def __init__(self, callback: Callable[[], None] | None = None) -> None:
+    def __init__(self, callback: Callable[[], None] | None = None, pushed: Pushed | None = None) -> None:
+        self.pushed = pushed
         self.done = False
         self.value: Any = None
         self.error: LogyardError | None = None
@@ -135,6 +140,11 @@ class Channel:
             elif kind == REPLIES:
                 for request, status, data in wire.decode_replies(frame.body):
                     self._answered(request, REPLIES, status, data)
+            elif kind == PUSH:
+                listening = self.pending.get(frame.request)
+                if not isinstance(listening, Answer) or listening.pushed is None:
+                    raise ProtocolError(f"a push for request {frame.request}, which does not listen")
+                listening.pushed(*wire.decode_data(frame.body))
             elif kind == wire.HELLO:
                 raise ProtocolError("a second HELLO")
             else:

@@ -51,9 +51,11 @@ class Client(Protocol):
 class SessionKeeper:
     """Opens, keeps and closes the sessions of one client; `client` is its number."""
 
-    __slots__ = ("client", "ttl", "_network")
+    __slots__ = ("client", "ttl", "held", "_network")
 
     def __init__(self, network: Client, ttl: float) -> None:
+        # Sessions that a caller opened and closes, by number: the name of each one's group.
+        self.held: dict[int, str] = {}
         self.client = new_number()
         self.ttl = ttl
         self._network = network
@@ -86,7 +88,7 @@ class SessionKeeper:
         """Tell every node that this client lives, three times within a time-to-live."""
         while True:
             await trio.sleep(self.ttl / 3)
-            if any(lane.numbers is not None for lane in self._network.lanes):
+            if self.held or any(lane.numbers is not None for lane in self._network.lanes):
                 async with trio.open_nursery() as nursery:
                     for address in set(self._network.routes.addresses.values()):
                         nursery.start_soon(self._beat, address)
@@ -101,6 +103,8 @@ class SessionKeeper:
         limit = trio.CapacityLimiter(CLOSE_AT_ONCE)
         with trio.move_on_after(CLOSE_S):
             async with trio.open_nursery() as nursery:
+                for session, name in self.held.items():
+                    nursery.start_soon(self._close, name, session, limit)
                 for lane in self._network.lanes:
                     if lane.numbers is not None and not lane.sent and not lane.waiting:
                         nursery.start_soon(self._close, lane.name, lane.numbers.session, limit)

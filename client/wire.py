@@ -18,10 +18,10 @@ from .records import ABSENT, BLOCK, Buffer, encode_block, split_blocks
 
 __all__ = [
     "ABSENT", "APPEND", "BLOCK", "CALL", "CLIENT_LIMITS", "DATA", "ERROR", "FRAME", "HEADER", "HELLO", "HELLO_LIMITS",
-    "ITEM", "LARGE", "REPLIES", "REPLY", "RESULT", "Buffer", "Hello", "Outgoing", "ProtocolError", "Received",
-    "Receiver", "decode_call", "decode_data", "decode_replies", "encode_block", "encode_call", "encode_data",
-    "encode_error", "encode_frame", "encode_hello", "encode_parts", "encode_replies", "encode_result", "pack",
-    "server_limits", "split_blocks", "unpack",
+    "ITEM", "LARGE", "PUSH", "PUSH_BYTES_MAX", "REPLIES", "REPLY", "RESULT", "Buffer", "Hello", "Outgoing",
+    "ProtocolError", "Received", "Receiver", "decode_call", "decode_data", "decode_replies", "encode_block",
+    "encode_call", "encode_data", "encode_error", "encode_frame", "encode_hello", "encode_parts", "encode_push",
+    "encode_replies", "encode_result", "pack", "server_limits", "split_blocks", "unpack",
 ]  # fmt: skip
 
 VERSION = 1
@@ -36,6 +36,7 @@ CALL = 4
 RESULT = 5
 ERROR = 6
 DATA = 7
+PUSH = 8
 
 REPLY_MODE = 3
 """The bits of an APPEND's flags that say when it is answered."""
@@ -81,6 +82,8 @@ REPLIES_BYTES = 1 << 20
 """A REPLIES frame is closed when it has grown beyond this."""
 RESULT_BYTES_MAX = 64 << 20
 DATA_BYTES_MAX = 2 * FRAME_BYTES_MAX
+PUSH_BYTES_MAX = FRAME_BYTES_MAX + (1 << 20)
+"""A message, or delivered records with their bodies."""
 DEDICATED = 64 << 10
 """A frame of this many bytes or more is received into memory of its own, without a copy."""
 RECEIVE_BYTES = 128 << 10
@@ -88,7 +91,8 @@ IOV_MAX = 1024
 
 HELLO_LIMITS = (0, HELLO_BYTES_MAX)
 CLIENT_LIMITS = (
-    0, ANSWER_HELLO_BYTES_MAX, 0, RESULT_BYTES_MAX, 0, RESULT_BYTES_MAX, ANSWER_HELLO_BYTES_MAX, DATA_BYTES_MAX
+    0, ANSWER_HELLO_BYTES_MAX, 0, RESULT_BYTES_MAX, 0, RESULT_BYTES_MAX, ANSWER_HELLO_BYTES_MAX, DATA_BYTES_MAX,
+    PUSH_BYTES_MAX,
 )  # fmt: skip
 """What a client accepts from a server: the longest body of each type, 0 for a type that may not come."""
 
@@ -199,8 +203,14 @@ def encode_data(request: int, header: object, parts: Sequence[Buffer]) -> list[B
     return encode(DATA, request, LENGTH.pack(len(packed)) + packed, *parts)
 
 
+def encode_push(request: int, header: object, parts: Sequence[Buffer]) -> list[Buffer]:
+    """PUSH: as DATA, but it answers nothing: `request` is the call that listens, and stays open."""
+    packed = pack(header)
+    return encode(PUSH, request, LENGTH.pack(len(packed)) + packed, *parts)
+
+
 def decode_data(body: Buffer) -> tuple[Any, memoryview]:
-    """(header, raw bytes) of DATA; raises `ProtocolError`."""
+    """(header, raw bytes) of DATA or PUSH; raises `ProtocolError`."""
     view = memoryview(body)
     if len(view) < LENGTH.size:
         raise ProtocolError("a DATA frame is cut short")

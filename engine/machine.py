@@ -143,6 +143,9 @@ class Machine(Protocol):
     `on_role(role) -> effects`
         "leader": everything of earlier leaders is applied here; "follower": this member does not lead any more. Local:
         no change of state, and of effects only Send, Deliver, Append, Aux, Checkpoint, for "leader".
+    `on_listen(session) -> effects`
+        On the leader: the client of `session` begins to listen, for the first time or after a leader change or a cut
+        connection. What it must not miss is sent again here. Local, as `on_role`.
     `on_tick(context) -> effects`
         On the leader, every `machine_tick_ms`. Local, as `on_role`.
     `on_aux(data)`

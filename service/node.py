@@ -23,6 +23,7 @@ from logyard.engine.entry import FRAME_BYTES
 from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, NotLeader, Refused
 from logyard.engine.host import halt
 from logyard.engine.host.answer import Answer
+from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.intake import CommandRejected
 from logyard.engine.host.member import Member, Sink
 from logyard.engine.host.sessions import EXPIRE
@@ -40,6 +41,7 @@ from logyard.machines.registry import create_machine
 from . import log_reader
 from .config import NodeConfig
 from .payload_port import StoreAdapter
+from .pushes import listen
 from .rpc import RpcServer
 from .status import board_rows, describe_member, describe_sleeper, key_metrics, node_status
 from .tls import Door, PeerGuard, open_doors
@@ -178,7 +180,13 @@ class Node:
 
     async def close_session(self, name: str, session: int) -> None:
         """End a session; one that ended already is no error. On the leader; raises `NotLeader`."""
-        await self.system.commit(self.system.member(name), EXPIRE, session)
+        member = self.system.member(name)
+        await self.system.commit(member, EXPIRE, session)
+        self.system.delivery.stir(member.uid)
+
+    async def listen(self, name: str, session: int, sink: SessionSink) -> None:
+        """Let `sink` have what the machine sends to a session, until this raises; see `pushes.listen`."""
+        await listen(self.system, name, session, sink)
 
     def heartbeat(self, client: int) -> None:
         """A client is alive: all of its sessions in groups that this node leads go on. Raises `Busy`."""

@@ -21,6 +21,7 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.errors import BadRequest, Busy, LogyardError
 from logyard.engine.transport.eager import EagerReads
 
+from .pushes import Listener, serve_listen
 from .room import Room
 from .rpc_calls import Data, SystemPort, error_value, serve_call, submit_command
 
@@ -240,6 +241,9 @@ class Connection:
         try:
             if method == "cluster":
                 value: object = server.cluster()
+            elif method == "session_listen":
+                listener = Listener(request, lambda: self._outgoing.size, self._push)
+                value = await serve_listen(server.system, arguments, listener)
             else:
                 value = await serve_call(server.system, method, arguments)
             while self._outgoing.size > OUTGOING_BYTES_MAX:
@@ -257,12 +261,15 @@ class Connection:
         self._calls -= 1
         self._answer(request, answer)
 
+    def _push(self, frame: list[wire.Buffer] | list[bytes]) -> None:
+        if not self._outgoing.size:
+            self.progress = trio.current_time()
+        self._outgoing.push(frame)
+        self._ring()
+
     def _answer(self, request: int, frame: list[wire.Buffer] | list[bytes]) -> None:
         if self._release(request):
-            if not self._outgoing.size:
-                self.progress = trio.current_time()
-            self._outgoing.push(frame)
-            self._ring()
+            self._push(frame)
 
     # Sending.
 

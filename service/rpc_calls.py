@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from logyard.client import wire
 from logyard.engine.errors import BadRequest, LogyardError, UnknownGroup
+from logyard.engine.host.delivery import SessionSink
 from logyard.engine.types import Buffer
 
 NAMES_MAX = 4096
@@ -64,6 +65,9 @@ class SystemPort(Protocol):
 
     def heartbeat(self, client: int) -> object:
         """A client is alive."""
+
+    async def listen(self, name: str, session: int, sink: SessionSink) -> object:
+        """Let `sink` have what is sent to a session, until this raises."""
 
     async def session_reply(self, name: str, session: int, sequence: int, wait_s: float) -> bytes:
         """What came of a session's frame, as this member applied it."""

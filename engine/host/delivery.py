@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 class SessionSink(Protocol):
     """The connection of a session's client, registered in `Delivery.sinks` under the session while it lasts."""
 
-    def push(self, uid: int, session: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> None:
-        """Something for the client, without having been asked; never blocks, may drop.
+    def push(self, uid: int, session: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> object:
+        """Something for the client, without having been asked; never blocks. False: dropped.
 
         `header`: kind "message" or "records", index, and for records tag and rows ``[index, ordinal, head bytes, body
         bytes or -1]``; `body` is the message, or heads and bodies in turn.
@@ -66,6 +66,29 @@ class Delivery:
         self.dropped = 0
         self._queues: dict[int, deque[_Item]] = {}
         self._waiting: dict[int, int] = {}
+        self._lots: dict[int, trio.lowlevel.ParkingLot] = {}
+
+    def stir(self, uid: int) -> None:
+        """A group's leader or sessions changed: who listens there looks again."""
+        lot = self._lots.pop(uid, None)
+        if lot is not None:
+            lot.unpark_all()
+
+    async def stirred(self, uid: int, patience_s: float) -> None:
+        """Until `stir`, or for so many seconds."""
+        lot = self._lots.setdefault(uid, trio.lowlevel.ParkingLot())
+        try:
+            with trio.move_on_after(patience_s):
+                await lot.park()
+        finally:
+            if not lot and self._lots.get(uid) is lot:
+                del self._lots[uid]
+
+    def _give(
+        self, sink: SessionSink, uid: int, session: int, header: Mapping[str, Any], body: Sequence[Buffer]
+    ) -> None:
+        if sink.push(uid, session, header, body) is False:
+            self.dropped += 1
 
     def send(self, member: Member, index: int, effect: Send) -> None:
         """A message: at once, unless something of the same session waits."""
@@ -74,7 +97,7 @@ class Delivery:
             return
         header = {"kind": "message", "index": index}
         if effect.session not in self._queues:
-            sink.push(member.uid, effect.session, header, [effect.message])
+            self._give(sink, member.uid, effect.session, header, [effect.message])
         else:
             self._queue(effect.session, _Item(member, header, len(effect.message), [effect.message]))
 
@@ -127,7 +150,7 @@ class Delivery:
             header = {**header, "records": rows}
         sink = self.sinks.get(session)
         if sink is not None:
-            sink.push(item.member.uid, session, header, body)
+            self._give(sink, item.member.uid, session, header, body)
 
     async def _read(self, member: Member, found: Sequence[_Found]) -> tuple[list[list[int]], list[Buffer]]:
         wanted = []

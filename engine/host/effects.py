@@ -155,8 +155,14 @@ def on_leading(system: System, member: Member) -> None:
     _act_local(system, member, _outside(member, "on_role", "leader"))
 
 
+def on_listening(system: System, member: Member, session: int) -> None:
+    """A session's client listens here, for the first time or again: what it must not miss can be said once more."""
+    _act_local(system, member, _outside(member, "on_listen", session))
+
+
 def on_following(system: System, member: Member) -> None:
     """This member led, and does no more."""
+    system.delivery.stir(member.uid)
     member.leading = False
     system.timed.discard(member)
     system.ticking.discard(member)

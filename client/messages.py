@@ -1,0 +1,177 @@
+"""An explicit session of a trio client: exactly-once commands to any machine, and what the machine sends to it.
+
+Invariants: messages come in the order in which the leader sent them, each at most once; more than `BUFFER_BYTES` are
+never kept for a reader that is slow: what comes on top of that is dropped and counted. The session follows its group's
+leader. Made by `aio.Yard.open_session`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import trio
+
+from .admin import call_leader
+from .errors import LogyardError
+from .log import close_call, open_call
+from .sequences import Sequences, final, new_number
+from .wire import Buffer, ProtocolError, encode_frame
+
+if TYPE_CHECKING:
+    from .network import Network
+
+BUFFER_BYTES = 8 << 20
+"""What is kept for `messages`; one message alone may be larger."""
+OVERHEAD = 64
+"""What a message counts beside its bytes: empty ones are bounded, too."""
+CLOSE_S = 5.0
+
+
+class Message(NamedTuple):
+    """What a machine sent (`Send`). `index`: the entry that led to it."""
+
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
+    data: bytes
+
+
+class Delivered(NamedTuple):
+    """Records that a machine delivered (`Deliver`): (index, ordinal, metadata, payload or None) of each."""
+
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
+    tag: bytes
+    records: list[tuple[int, int, bytes, bytes | None]]
+
+
+Received: TypeAlias = Message | Delivered
+
+
+def decode_push(header: Any, data: memoryview) -> Received | None:
+    """What a PUSH carries, None for a sign of life; raises `ProtocolError`."""
+    try:
+        kind, index = header["kind"], header["index"]
+        if kind == "message":
+            return Message(index, bytes(data))
+        if kind != "records":
+            return None
+        records: list[tuple[int, int, bytes, bytes | None]] = []
+        at = 0
+        for of_index, ordinal, head, body in header["records"]:
+            end = at + head + max(body, 0)
+            if head < 0 or end > len(data):
+                raise ProtocolError("a push is cut short")
+            records.append((of_index, ordinal, bytes(data[at : at + head]), None))
+            if body >= 0:
+                records[-1] = (of_index, ordinal, records[-1][2], bytes(data[at + head : end]))
+            at = end
+        return Delivered(index, header["tag"], records)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a push can't be read: {error!r}") from None
+
+
+class Session:
+    """See the module. `id`: what the machine knows it by. `dropped`: what this end had no room for; `lost`: what the
+    node dropped, since it or this session moved last, for a connection that was too slow."""
+
+    __slots__ = (
+        "id", "name", "dropped", "lost", "failure", "closed", "_network", "_numbers", "_kept", "_bytes", "_lot",
+        "_scope", "_room",
+    )  # fmt: skip
+
+    def __init__(self, network: Network, name: str, number: int) -> None:
+        self.id = number
+        self.name = name
+        self.dropped = 0
+        self.lost = 0
+        self.failure: LogyardError | None = None
+        self.closed = False
+        self._network = network
+        self._numbers = Sequences(number)
+        self._kept: deque[tuple[int, Received]] = deque()
+        self._bytes = 0
+        self._lot = trio.lowlevel.ParkingLot()
+        self._room = trio.lowlevel.ParkingLot()
+        self._scope = trio.CancelScope()
+
+    async def command(
+        self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"", timeout: float | None = None
+    ) -> bytes:
+        """The machine's reply to a command with one record, which is applied exactly once; at most 64 of a session are
+        under way. Raises what the machine refused it with, `SessionExpired`, or `Unknown` after `timeout` seconds."""
+        numbers = self._numbers
+        while not numbers.room:
+            await self._room.park()
+        sequence = numbers.next()
+        frame = encode_frame([(metadata, payload)], command=command, session=self.id, sequence=sequence)
+        try:
+            return await self._network.command(self.name, frame, timeout)
+        except LogyardError as error:
+            raise final(self.name, error) from None
+        finally:
+            numbers.done(sequence)
+            self._room.unpark_all()
+
+    async def messages(self) -> AsyncIterator[Received]:
+        """What comes, until the session is closed. Raises `SessionExpired`, `UnknownGroup` ... when it ended otherwise,
+        after what had come before."""
+        while True:
+            while self._kept:
+                size, received = self._kept.popleft()
+                self._bytes -= size
+                yield received
+            if self.closed:
+                return
+            if self.failure is not None:
+                raise self.failure.again()
+            await self._lot.park()
+
+    async def close(self) -> None:
+        """End it; nothing comes any more. Raises what stood in the way of telling the group: it ends by itself then."""
+        if not self.closed:
+            self._end()
+            await self._network.run(close_call(self.name, self.id), CLOSE_S)
+
+    def _end(self) -> None:
+        self.closed = True
+        self._network.sessions.held.pop(self.id, None)
+        self._scope.cancel()
+        self._lot.unpark_all()
+
+    async def listen(self) -> None:
+        """A task: listens at whoever leads, until the session ends."""
+        call = call_leader("session_listen", self.name, idempotent=True, session=self.id)
+        with self._scope:
+            try:
+                await self._network.run(call, float("inf"), self._pushed)
+            except LogyardError as error:
+                self.failure = error
+                self._network.sessions.held.pop(self.id, None)
+                self._lot.unpark_all()
+
+    def _pushed(self, header: Any, data: memoryview) -> None:
+        received = decode_push(header, data)
+        self.lost = header.get("dropped", 0)
+        if received is None or self.closed:
+            return
+        size = len(data) + OVERHEAD
+        if self._bytes and self._bytes + size > BUFFER_BYTES:
+            self.dropped += 1
+            return
+        self._bytes += size
+        self._kept.append((size, received))
+        self._lot.unpark_all()
+
+
+async def open_session(network: Network, name: str) -> Session:
+    """Begin one, and listen."""
+    keeper = network.sessions
+    session = Session(network, name, new_number())
+    keeper.held[session.id] = name
+    try:
+        await network.run(open_call(name, session.id, keeper.client, int(keeper.ttl * 1000)))
+    except BaseException:
+        keeper.held.pop(session.id, None)
+        raise
+    network.spawn(session.listen)
+    return session

@@ -1,0 +1,91 @@
+"""What a node sends without being asked: the client of a session listens on the leader's node while its call lasts.
+
+Invariants: at most one connection listens to a session, the newest; a connection that does not take what it is sent
+loses pushes (counted), never this node's memory or another client's time. `listen` is called by `node`, a `Listener`
+is made by `rpc` for each such call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from logyard.client import wire
+from logyard.engine.errors import Refused, SessionExpired, UnknownGroup
+from logyard.engine.host import effects
+from logyard.engine.host.delivery import SessionSink
+from logyard.engine.host.member import Member
+from logyard.engine.host.system import System
+from logyard.engine.types import Buffer
+
+from .rpc_calls import Asked, SystemPort
+
+ALIVE_S = 1.0
+"""So often a listener is looked after, and told that the node lives: its client takes silence for a hung node."""
+WAITING_BYTES_MAX = 8 << 20
+"""Pushes are dropped while so much waits for a connection; one push alone may be larger."""
+
+
+class Listener:
+    """The sink of one listening call. `waiting` says what the connection has not sent yet, `send` queues a frame."""
+
+    __slots__ = ("request", "dropped", "_waiting", "_send")
+
+    def __init__(self, request: int, waiting: Callable[[], int], send: Callable[[list[wire.Buffer]], None]) -> None:
+        self.request = request
+        self.dropped = 0
+        self._waiting = waiting
+        self._send = send
+
+    def push(self, uid: int, session: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> bool:
+        """See `SessionSink`."""
+        frame = wire.encode_push(self.request, {**header, "dropped": self.dropped}, body)
+        size, waiting = sum(map(len, frame)), self._waiting()
+        if size - wire.HEADER_BYTES > wire.PUSH_BYTES_MAX or (waiting and waiting + size > WAITING_BYTES_MAX):
+            if header["kind"] != ALIVE:
+                self.dropped += 1
+                return False
+            return True
+        self._send(frame)
+        return True
+
+
+ALIVE = "alive"
+
+
+async def listen(system: System, name: str, session: int, sink: SessionSink) -> NoReturn:
+    """Let `sink` have what the group's machine sends to a session, until it raises why that is over: `NotLeader`,
+    `SessionExpired`, `Refused` (another connection listens now), `UnknownGroup`, `GroupStopped`."""
+    delivery = system.delivery
+    member: Member | None = system.member(name)
+    assert member is not None
+    uid, told = member.uid, False
+    system.check_leader(member)
+    delivery.sinks[session] = sink
+    try:
+        while True:
+            if not system.has(uid):
+                raise UnknownGroup(f"no group {name!r} on node {system.node_id}", name=name)
+            # A group that sleeps is left alone: what there is to send wakes it.
+            member = system.members.get(uid)
+            if member is not None:
+                system.check_leader(member)
+                if member.leading:
+                    if member.sessions is None or session not in member.sessions.by_id:
+                        raise SessionExpired(f"{name}: session {session:016x} has ended")
+                    if not told:
+                        told = True
+                        effects.on_listening(system, member, session)
+            sink.push(uid, session, {"kind": ALIVE, "index": 0}, ())
+            await delivery.stirred(uid, ALIVE_S)
+            if delivery.sinks.get(session) is not sink:
+                raise Refused(f"{name}: another connection listens to session {session:016x} now")
+    finally:
+        if delivery.sinks.get(session) is sink:
+            del delivery.sinks[session]
+
+
+async def serve_listen(system: SystemPort, arguments: Mapping[str, Any], sink: SessionSink) -> object:
+    """The verb that has a sink of its own. Raises when it is over."""
+    asked = Asked(arguments)
+    return await system.listen(asked.text("name"), asked.number("session", least=1), sink)
