@@ -5,7 +5,7 @@ One directory, one node, groups of one member; the verbs are those of the client
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from logyard.engine.ports import NoPeers
 from logyard.engine.types import Buffer
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog
+from logyard.machines.registry import create_machine
 
 from . import log_reader
 from .node import Node, build_system
@@ -48,6 +49,10 @@ class EmbeddedLog:
         frame = encode_frame(records, command=APPEND)
         first, count = APPEND_REPLY.unpack(await self._node.commit(self._member, frame))
         return range(first, first + count)
+
+    async def command(self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"") -> bytes:
+        """The reply of any machine to a command with one record. Raises what it is refused with."""
+        return await self._node.commit(self._member, encode_frame([(metadata, payload)], command=command))
 
     async def poll(
         self,
@@ -114,12 +119,13 @@ class EmbeddedLog:
 class EmbeddedSystem:
     """A node of this process."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, machines: Mapping[str, type[Machine]]) -> None:
         self.node = node
+        self._kinds = {**MACHINES, **{kind: name for name, kind in machines.items()}}
 
     async def start_group(self, name: str, machine: Machine) -> EmbeddedLog:
         """The group `name`, created when it is new. `machine` says its kind. Raises `GroupExists` for another kind."""
-        kind = MACHINES.get(type(machine))
+        kind = self._kinds.get(type(machine))
         if kind is None:
             raise LogyardError(f"{type(machine).__name__} is not a machine that logyard knows by name")
         await self.node.create_groups(
@@ -154,14 +160,22 @@ class EmbeddedSystem:
 
 
 @asynccontextmanager
-async def open_system(path: str | Path, config: SystemConfig | None = None) -> AsyncIterator[EmbeddedSystem]:
-    """Open (or create) a directory as a node of its own. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
-    system = build_system(Path(path), 1, "embedded", config or SystemConfig())
+async def open_system(
+    path: str | Path, config: SystemConfig | None = None, machines: Mapping[str, type[Machine]] | None = None
+) -> AsyncIterator[EmbeddedSystem]:
+    """Open (or create) a directory as a node of its own. `machines`: your own kinds by name, each made without
+    arguments; a name is for good. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
+    own = dict(machines or {})
+
+    def made(name: str, arguments: dict[str, Any]) -> Machine:
+        return own[name]() if name in own else create_machine(name, arguments)
+
+    system = build_system(Path(path), 1, "embedded", config or SystemConfig(), machines=made)
     await system.open()
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(system.run, NoPeers())
-            yield EmbeddedSystem(Node(system))
+            yield EmbeddedSystem(Node(system), own)
             nursery.cancel_scope.cancel()
     finally:
         system.close()
