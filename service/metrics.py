@@ -131,6 +131,8 @@ METRICS = (
     Metric("peer_live", "gauge", "1: that node renews its liveness.", by_peer("live"), ("peer",)),
     Metric("peer_queued_bytes", "gauge", "Waiting for that node's sockets.", by_peer("queued"), ("peer",)),
     Metric("peer_sent_bytes", "counter", "Sent to that node.", by_peer("sent_bytes"), ("peer",)),
+    Metric("listening_sessions", "gauge", "Sessions whose client listens on this node.", field("listening")),
+    Metric("pushes_dropped", "counter", "Pushes for clients that were too slow.", field("pushes_dropped")),
     Metric("peer_dropped", "counter", "Messages to that node that a full queue dropped.", by_peer("dropped"),
            ("peer",)),
     Metric("follower_inflight_bytes", "gauge", "Entries sent to that node and not acknowledged, all groups.",

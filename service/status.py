@@ -43,6 +43,8 @@ def node_status(system: System) -> dict[str, Any]:
         "elections": system.leaderboard.elections,
         "leaderships_lost": system.leaderboard.lost,
         "busy": dict(system.counters.busy),
+        "listening": len(system.delivery.sinks),
+        "pushes_dropped": system.delivery.dropped,
         "inflight_bytes": sum(member.inflight_bytes + member.queue_bytes for member in members),
         "wal_bytes_live": in_wal,
         "generations_bytes_live": in_generations,

@@ -15,6 +15,7 @@ from logyard.client.aio import Yard, connect
 from logyard.client.messages import Delivered, Message, Session, decode_push
 from logyard.client.session import Answer, Channel
 from logyard.engine.machine import Effect, Send
+from logyard.service import pushes
 from logyard.service.pushes import WAITING_BYTES_MAX, Listener
 from tests.engine.host.cluster import Cluster, cluster, until
 from tests.engine.host.scribe import Scribe, command
@@ -136,6 +137,31 @@ async def test_what_a_slow_reader_has_no_room_for_is_dropped_and_counted(
         assert [one.data[:1] for one in await following(session, 2) if isinstance(one, Message)] == [b"0", b"1"]
         await session.command(command("send", session.id, b"again"))
         assert [one.data for one in await following(session, 1) if isinstance(one, Message)] == [b"again"]
+
+
+async def test_a_client_that_does_not_read_costs_a_bound_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushes, "WAITING_BYTES_MAX", 100_000)
+    async with served(tmp_path) as (run, doors, yard):
+        other = await yard.open_session("s")
+        host, _, port = doors.addresses[1].rpartition(":")
+        with trio.socket.socket() as deaf:
+            await deaf.connect((host, int(port)))
+            await deaf.send(wire.encode_hello())
+            assert await deaf.recv(4096)
+            await run.nodes[1].open_session("s", 77, 7, 60_000)
+            await deaf.send(wire.encode_call(1, "session_listen", {"name": "s", "session": 77}))
+            delivery = run.system(1).delivery
+            await until(lambda: 77 in delivery.sinks and listens(run, other), "both listen")
+            with trio.fail_after(20):
+                while not delivery.dropped:
+                    await other.command(command("send", 77, bytes(60_000)))
+            await other.command(command("send", other.id, b"not late"))
+            (received,) = await following(other, 1)
+            assert isinstance(received, Message) and received.data == b"not late"
+            assert run.nodes[1].status()["pushes_dropped"] > 0 and run.nodes[1].status()["listening"] == 2
+        await until(lambda: 77 not in delivery.sinks, "its connection ended")
 
 
 def test_a_connection_that_takes_nothing_loses_pushes() -> None:
