@@ -235,6 +235,9 @@ class Liveness:
         at, stop = max(Position(*first), self.released_before), Position(*end)
         found = []
         for low, high in self._dead_within(at, stop):
+            if low >= stop:
+                # The dead tail of the entry where the range ends begins behind it: what lives between is not asked for.
+                break
             if at < low:
                 found.append(PayloadRange(at, low))
             at = max(at, high)
