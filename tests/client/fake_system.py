@@ -260,6 +260,9 @@ class FakeSystem:
         self.cluster.heartbeats.append((self.node_id, client))
         return None
 
+    async def listen(self, name: str, session: int, sink: object) -> object:
+        raise BadRequest("nothing is sent to sessions here")
+
     async def session_reply(self, name: str, session: int, sequence: int, wait_s: float) -> bytes:
         reply = self._log(name).sessions.known(session, sequence)
         if not isinstance(reply, bytes):
