@@ -237,3 +237,19 @@ def test_how_long_log_time_takes_to_a_timer() -> None:
             assert LogTime(start, wall, 0).now(wall + wait, wait) >= start + due_s * 1000
             early = wait - 2_000_000
             assert early < 0 or LogTime(start, wall, 0).now(wall + early, early) < start + due_s * 1000
+
+
+async def test_a_machine_rebuilt_without_any_snapshot_sees_its_sessions_frames_again(tmp_path: Path) -> None:
+    """The table of before would take what is replayed for duplicates."""
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await c.create("s", machine="scribe")
+        leader = await c.leader("s")
+        await c.nodes[leader].open_session("s", SESSION, 77, TTL)
+        (frame,) = encode_frame([(b"", None)], command=command("note", "in session"), session=SESSION, sequence=1)
+        assert await c.nodes[leader].commit(c.member(leader, "s"), [frame])
+        assert not c.member(leader, "s").snapshot_index
+        submit(c, leader, "s", command("boom"))
+        await try_skip(c, "s", await halted(c, "s"), 0)
+        await until(lambda: all(c.member(number, "s").state == "running" for number in c.ids), "the skip helps")
+        await tell(c, "s", "note", "after")
+        assert [note[2] for note in await same(c)] == ["in session", "after"]
