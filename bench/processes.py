@@ -1,6 +1,6 @@
-"""Memory and processor time of a node with all its child processes, read from /proc.
+"""Memory, processor time and written bytes of a node with all its child processes, read from /proc.
 
-Called by the idle case. Linux only: elsewhere the functions return 0, which the report shows as missing.
+Called by the idle and churn cases. Linux only: elsewhere the functions return 0, which the report shows as missing.
 """
 
 from __future__ import annotations
@@ -59,3 +59,18 @@ def cpu_seconds(pid: int) -> float:
         if fields:
             total += int(fields[11]) + int(fields[12])
     return total / TICKS
+
+
+def written_bytes(pid: int) -> int:
+    """Bytes that a node caused to be written to storage so far, all its processes (`write_bytes` of /proc/PID/io).
+
+    Of processes that ended it counts those that their parent waited for: the kernel adds them to the parent's.
+    """
+    total = 0
+    for member in family([pid]):
+        try:
+            text = Path(f"/proc/{member}/io").read_text(encoding="ascii")
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("write_bytes:"))
+    return total

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def bench() -> None:
-    """Measure: appends, idle logs, recovery, failover, mixed loads. Nodes and load are processes of their own.
+    """Measure: appends, idle logs, recovery, failover, replay, churn. Nodes and load are processes of their own.
 
     \b
     Example:
@@ -30,23 +30,29 @@ def bench() -> None:
     """
 
 
+def cluster_directory(command: F) -> F:
+    """Adds --dir, --volatile and --json."""
+    kind = click.Path(file_okay=False, path_type=Path)
+    command = json_option(command)
+    command = click.option("--volatile", is_flag=True, help="Allow a directory in memory (tmpfs).")(command)
+    return click.option("--dir", "directory", type=kind, help="Keep nodes here (default: temporary).")(command)
+
+
 def cluster_options(nodes: int) -> Callable[[F], F]:
     """Adds --nodes, --dir, --volatile and --json."""
 
     def add(command: F) -> F:
-        kind = click.Path(file_okay=False, path_type=Path)
-        command = json_option(command)
-        command = click.option("--volatile", is_flag=True, help="Allow a directory in memory (tmpfs).")(command)
-        command = click.option("--dir", "directory", type=kind, help="Keep nodes here (default: temporary).")(command)
         return click.option(
             "--nodes", type=click.IntRange(1, 9), default=nodes, show_default=True, help="How many nodes."
-        )(command)
+        )(cluster_directory(command))
 
     return add
 
 
 @contextlib.contextmanager
-def bench_cluster(nodes: int, directory: Path | None, volatile: bool) -> Iterator[tuple[Any, Path]]:
+def bench_cluster(
+    nodes: int, directory: Path | None, volatile: bool, limits: Mapping[str, object] | None = None
+) -> Iterator[tuple[Any, Path]]:
     """A running cluster in a new or empty directory, and the directory. Raises a usage error for one in memory."""
     from logyard.bench.calibrate import VOLATILE, filesystem_of
 
@@ -63,7 +69,7 @@ def bench_cluster(nodes: int, directory: Path | None, volatile: bool) -> Iterato
             raise click.BadParameter(f"{where} is in memory ({kind}): give another, or --volatile", param_hint="--dir")
         if any(where.iterdir()):
             raise click.BadParameter(f"{where} is not empty", param_hint="--dir")
-        cluster = stack.enter_context(LocalCluster(where, nodes))
+        cluster = stack.enter_context(LocalCluster(where, nodes, limits=limits))
         cluster.start()
         yield cluster, where
 
@@ -225,6 +231,64 @@ def bench_mixed(
     settings = MixedSettings(logs, size, seconds, warmup, upload_mib << 20)
     with bench_cluster(nodes, directory, volatile) as (cluster, where):
         report = run_mixed(settings, cluster, where, output.say)
+    show(report, output)
+
+
+@bench.command("replay")
+@click.option("--size", type=click.IntRange(min=16), default=1024, show_default=True, help="Bytes of a payload.")
+@click.option("--entries", type=click.IntRange(min=1), default=1000, show_default=True, help="How many entries.")
+@cluster_directory
+def bench_replay(size: int, entries: int, directory: Path | None, volatile: bool, output: Output) -> None:
+    """Microseconds of processor an entry to apply and to replay: neither depends on the payload's size.
+
+    \b
+    Example:
+      logyard bench replay --size 1048576 --json
+    """
+    from logyard.bench.cases.replay import ReplaySettings, limits_of, run_replay
+
+    settings = ReplaySettings(size, entries)
+    try:
+        limits = limits_of(settings)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--entries") from None
+    with bench_cluster(1, directory, volatile, limits) as (cluster, where), output.progress("entries", entries) as step:
+        report = run_replay(settings, cluster, where, output.say, step)
+    show(report, output)
+
+
+@bench.command("churn")
+@cluster_options(3)
+@click.option("--mode", type=click.Choice(["young", "old"]), default="young", show_default=True, help="When they die.")
+@click.option("--size", type=click.IntRange(4096, 1 << 20), default=65_536, show_default=True, help="Bytes a payload.")
+@click.option("--mib", type=click.IntRange(min=8), default=512, show_default=True, help="MiB of payload to append.")
+@click.option("--settle", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="Seconds of quiet.")
+def bench_churn(
+    nodes: int,
+    mode: str,
+    size: int,
+    mib: int,
+    settle: float,
+    directory: Path | None,
+    volatile: bool,
+    output: Output,
+) -> None:
+    """How often a payload byte is written, and how much disk one that lives takes.
+
+    Payloads die young, before their WAL file is given up, or live on and are migrated; then half of them die.
+
+    \b
+    Example:
+      logyard bench churn --mode old --mib 1024 --json
+    """
+    from logyard.bench.cases.churn import ChurnSettings, limits_of, run_churn
+
+    settings = ChurnSettings(mode, size, mib << 20, settle)
+    with (
+        bench_cluster(nodes, directory, volatile, limits_of(settings)) as (cluster, where),
+        output.progress("records", settings.records) as step,
+    ):
+        report = run_churn(settings, cluster, where, output.say, step)
     show(report, output)
 
 

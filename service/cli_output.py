@@ -6,9 +6,10 @@ an error is one clear line, never a traceback (LOGYARD_DEBUG=1 shows it). Used b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -52,6 +53,20 @@ class Output:
         for row in rows:
             shown.add_row(*(escape(str(cell)) for cell in row))
         self.console.print(shown)
+
+    @contextlib.contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar for a human on a terminal; the block calls what it gets with each advance. Nothing elsewhere."""
+        console = self.console
+        if not console.is_terminal:
+            yield lambda count: None
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as shown:
+            task = shown.add_task(what, total=total)
+            yield lambda count: shown.advance(task, count)
 
     def result(self, fields: Mapping[str, object], text: str | None = None) -> None:
         """The outcome: the JSON object, or `text`. Leaves the command with exit 1 if `fields["ok"]` is false."""

@@ -17,7 +17,8 @@ from logyard.machines.log import AppendLog
 
 
 def node_status(system: System) -> dict[str, Any]:
-    """Sizes in bytes; `live` are payload bytes that no release has named yet."""
+    """Sizes in bytes; `live` are payload bytes that no release has named yet. `apply` is of this process: entries it
+    applied since its start, the processor time of that, and of the start's replay of the write-ahead log."""
     members = list(system.members.values())
     sleepers = system.hibernation.sleepers
     storage = system.storage
@@ -58,6 +59,11 @@ def node_status(system: System) -> dict[str, Any]:
         "snapshots_installed": system.counters.snapshots_installed,
         "migrated_files": system.counters.migrated_files,
         "migrated_bytes": system.counters.migrated_bytes,
+        "apply": {
+            "entries": system.applier.entries,
+            "cpu_us": system.applier.nanoseconds // 1000,
+            "replay_cpu_us": system.counters.replay_nanoseconds // 1000,
+        },
         "wal": {
             "files": len(system.wal.files),
             "allocated_bytes": system.wal.allocated_bytes(),

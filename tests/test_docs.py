@@ -22,6 +22,7 @@ from .source_tree import PACKAGES, ROOT
 
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```\s*$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 NAMED_FILE = re.compile(rf"`((?:{'|'.join(PACKAGES)}|tests|docs)/[\w/.-]+\.\w+)`")
 
 
@@ -175,3 +176,15 @@ def test_named_files_exist() -> None:
         if not (ROOT / name).exists()
     ]
     assert not absent, "\n" + "\n".join(absent)
+
+
+def test_named_tests_exist() -> None:
+    absent, seen = [], 0
+    for page in pages():
+        for file, name in NAMED_TEST.findall(page.read_text("utf-8")):
+            seen += 1
+            path = ROOT / file
+            if not path.exists() or not re.search(rf"^(?:async )?def {name}\(", path.read_text("utf-8"), re.MULTILINE):
+                absent.append(f"{page.relative_to(ROOT)}: {file}::{name}")
+    assert not absent, "\n" + "\n".join(absent)
+    assert seen

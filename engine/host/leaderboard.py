@@ -69,10 +69,12 @@ class Counters:
     """Events since the process began. Plain numbers: whoever counts adds, whoever reads never waits.
 
     `busy` counts refusals by cause; causes are texts of ours, so they are few.
+    `replay_nanoseconds` is the processor time of the start's replay of the write-ahead log and of building the members.
     """
 
     __slots__ = (
-        "busy", "migrated_bytes", "migrated_files", "snapshots_installed", "snapshots_sent", "snapshots_taken",
+        "busy", "migrated_bytes", "migrated_files", "replay_nanoseconds", "snapshots_installed", "snapshots_sent",
+        "snapshots_taken",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -82,6 +84,7 @@ class Counters:
         self.snapshots_installed = 0
         self.migrated_files = 0
         self.migrated_bytes = 0
+        self.replay_nanoseconds = 0
 
     def refused(self, cause: str) -> None:
         """One `Busy` was answered."""

@@ -1,15 +1,15 @@
 """From a directory to living members: meta rows, then the WAL on top of them, then one core a group.
 
 Invariant 7: nothing here depends on how often it ran before or where it was cut off; until `Wal.open` nothing is
-written but the epoch. A
-group whose records are damaged comes up stopped, with the reason, and takes no part (law 7, section 10). Called by
-`system`.
+written but the epoch. A group whose records are damaged comes up stopped, with the reason, and takes no part (law 7,
+section 10). Called by `system`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -43,8 +43,7 @@ class Recovered:
     """What the WAL says of one group, gathered in write order.
 
     `lowest` is the lowest index written or voided, `end` where the log ended last (-1: not known), `restart` where it
-    started
-    over above an installed snapshot (0: it did not).
+    started over above an installed snapshot (0: it did not).
     """
 
     __slots__ = ("entries", "hard_state", "floor", "lowest", "end", "restart")
@@ -106,8 +105,7 @@ class Collector:
 
 
 def open_directory(system: System) -> None:
-    """Lock, open and recover everything. BLOCKING. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`; nothing is
-    open then."""
+    """Lock, open, recover. BLOCKING. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`; nothing is open then."""
     try:
         _open(system)
     except BaseException:
@@ -139,6 +137,7 @@ def _open(system: System) -> None:
     }
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
     sink = Collector()
+    began = time.thread_time_ns()
     result = replay(disk, str(path / "wal"), sink, flushed)
     replayed = [sealed.file for sealed in result.sealed] + ([result.current.head.epoch] if result.current else [])
     if stored is not None and flushed + 1 not in replayed:
@@ -148,6 +147,7 @@ def _open(system: System) -> None:
     storage.wal = Wal(disk, str(path / "wal"), wal_config, result)
     storage.closing.append(storage.wal.close)
     restarted = _build_members(system, sink, result)
+    system.counters.replay_nanoseconds = time.thread_time_ns() - began
     storage.wal.open()
     storage.adopt_recovered(result.sealed)
     if restarted:

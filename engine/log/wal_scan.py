@@ -126,7 +126,10 @@ class FileScan:
             return self._window[at : at + length]
         if length >= WINDOW:
             return _read(self._disk, self._fd, length, offset, self.unreadable)
-        self._window = _read(self._disk, self._fd, WINDOW, offset, self.unreadable)
+        # Behind a payload that was skipped lies one batch's metadata, then probably the next payload: it is not read.
+        skipped = offset > self._base + len(self._window) > 0
+        size = -(-length // BLOCK) * BLOCK if skipped else WINDOW
+        self._window = _read(self._disk, self._fd, size, offset, self.unreadable)
         self._base = offset
         return self._window[:length]
 

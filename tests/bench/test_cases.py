@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from logyard.bench.cases.append import LoadFailed, run_processes
+from logyard.bench.cases.churn import differences
 from logyard.bench.cases.failover import FailoverSettings, Load
 from logyard.bench.load import LoadSpec
+from logyard.bench.workload import Workload
 from logyard.client.lane import Batch
 
 
@@ -85,6 +87,51 @@ def test_mixed_compares_the_small_ones_alone_and_beside(tmp_path: Path) -> None:
     assert 0 < found["p50_quiet_ms"] <= found["p99_quiet_ms"]
     assert found["ratio"] == pytest.approx(found["p99_beside_ms"] / found["p99_quiet_ms"], rel=0.05)
     assert found["upload_mb_per_s"] > 0.1
+
+
+def test_replay_counts_what_the_node_counted(tmp_path: Path) -> None:
+    found = bench("replay", "--size", "70000", "--entries", "40", "--dir", str(tmp_path / "nodes"))
+    assert found["ok"] is True and found["problems"] == []
+    assert found["applied"] >= 40 and found["replayed"] >= 40
+    assert 0 < found["apply_us"] < 100_000 and 0 < found["replay_us"] < 1_000_000
+    assert found["replay_us"] == pytest.approx(found["replay_log_us"] + found["replay_apply_us"], abs=0.02)
+
+
+def test_churn_of_the_young_writes_them_once(tmp_path: Path) -> None:
+    found = bench("churn", "--mode", "young", "--nodes", "1", "--mib", "24", "--settle", "0.3", "--dir", str(tmp_path))
+    assert found["ok"] is True and found["problems"] == []
+    assert found["migrated_bytes"] < found["payload_bytes"] / 10
+    assert found["filesystem"] == "tmpfs" or 0.9 < found["written_per_payload_byte"] < 1.6
+    assert found["disk_per_payload_byte"] > 0.5
+
+
+def test_churn_of_the_old_migrates_them(tmp_path: Path) -> None:
+    found = bench("churn", "--mode", "old", "--nodes", "1", "--mib", "24", "--settle", "1.5", "--dir", str(tmp_path))
+    assert found["ok"] is True and found["problems"] == []
+    assert found["migrated_bytes"] > found["payload_bytes"] / 4 and found["generations_bytes"] > 0
+    assert found["live_bytes"] == found["payload_bytes"] / 2
+    assert found["disk_per_payload_byte"] > 0.9
+
+
+def test_churn_notices_a_record_that_came_back_different() -> None:
+    class Log:
+        def latest(self, *, node: int, consistency: str) -> tuple[int, int]:
+            return 0, 3
+
+        def read(self, number: int, *, node: int) -> Any:
+            return Record(0, b"", bodies[number])
+
+    class Record(NamedTuple):
+        offset: int
+        metadata: bytes
+        payload: bytes
+
+    workload = Workload(64, 1, 0)
+    bodies = [workload.body(0), workload.body(1), workload.body(2)]
+    assert differences(Log(), workload, 0, 3, 1) == []
+    bodies[2] = bodies[1]
+    assert differences(Log(), workload, 0, 3, 1) == ["node 1: record 2 came back different"]
+    assert "it should be 1..3" in differences(Log(), workload, 1, 3, 1)[0]
 
 
 def test_a_load_process_that_cannot_connect_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
