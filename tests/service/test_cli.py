@@ -38,7 +38,7 @@ def run(*words: str, text: str | None = None) -> Result:
 def test_every_verb_is_there() -> None:
     assert set(cli.commands) == VERBS
     assert {path[1] for path in every_command() if path[0] == "bench" and len(path) == 2} == {
-        "append", "failover", "idle", "mixed", "recover",
+        "append", "churn", "failover", "idle", "mixed", "recover", "replay",
     }  # fmt: skip
 
 
