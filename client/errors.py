@@ -91,6 +91,11 @@ class NoSpace(LogyardError):
     code = "no_space"
     retry = "same_session"
 
+    @property
+    def retry_after(self) -> float:
+        """Seconds to wait before the next try: nothing changes sooner."""
+        return self._number("retry_after") or 1.0
+
 
 class Gone(LogyardError):
     """What was asked for was truncated or released."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import wire
-from .errors import BadRequest, Busy, LogyardError, NotLeader, Unknown, error_of
+from .errors import BadRequest, Busy, LogyardError, NoSpace, NotLeader, Unknown, error_of
 from .sequences import OUT_OF_WINDOW, RENEW, Sequences, expired, final
 from .session import backoff
 from .wire import LARGE, REPLIES, Buffer, ProtocolError
@@ -397,7 +397,7 @@ class Lane:
         if not self.recovering:
             # One failure a round, however many frames it struck; the first redirection is followed at once.
             self.failures += 1
-            if isinstance(error, Busy):
+            if isinstance(error, Busy | NoSpace):
                 self.held_until = now + max(error.retry_after, 0.001) * (0.75 + self.chance.random() / 2)
             elif not (isinstance(error, NotLeader) and error.leader and self.failures == 1):
                 self.held_until = now + backoff(self.failures - 1, self.chance)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
 from . import wire
-from .errors import BadRequest, Busy, LogyardError, NotLeader, WrongIdentity, error_of
+from .errors import BadRequest, Busy, LogyardError, NoSpace, NotLeader, WrongIdentity, error_of
 from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, Buffer, ProtocolError
 
 BACKOFF_FIRST = 0.01
@@ -234,7 +234,7 @@ class Retry:
             raise error
         if error.retry == "never" or (self.pinned and not cut and error.retry == "elsewhere"):
             raise error
-        if isinstance(error, Busy):
+        if isinstance(error, Busy | NoSpace):
             wanted = error.retry_after
         elif not (isinstance(error, NotLeader) and error.leader and not self.failures):
             wanted = backoff(self.failures, self.chance)

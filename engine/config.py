@@ -48,6 +48,19 @@ class SystemConfig:
         "Emptied files kept for reuse: writing into space written before is about three times as fast as into "
         "new space.",
     )
+    wal_reserve_files: int = _limit(
+        1,
+        1,
+        16,
+        "Spare files that only a full disk uses, for truncations, deletions, configurations, terms and votes, so that "
+        "it can be emptied.",
+    )
+    disk_reserve_bytes: int = _limit(
+        64 * MIB,
+        0,
+        64 * GIB,
+        "Allocated and given up when the disk is full, so that segments, snapshots and the meta store can go on.",
+    )
     wal_unflushed_bytes_max: int = _limit(
         512 * MIB,
         4 * MIB,

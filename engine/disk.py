@@ -31,6 +31,11 @@ ALIGNMENT = 4096
 OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that the disk, or this user's share of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def join_small(buffers: Iterable[Buffer]) -> list[Buffer]:
     """Join neighbours below `JOIN_BELOW` bytes; pass bigger buffers by reference. The order stays."""
     joined: list[Buffer] = []
@@ -85,6 +90,11 @@ class Disk:
         """Bytes of an open file."""
         return os.fstat(fd).st_size
 
+    def free_bytes(self, path: str) -> int:
+        """Bytes that this process may still allocate on the file system of `path`. A quota may say less."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
     def read(self, fd: int, length: int, offset: int) -> bytes:
         """Up to `length` bytes at `offset`; fewer only at the end of the file."""
         found = os.pread(fd, length, offset)
@@ -108,7 +118,13 @@ class Disk:
         disk; under load it only writes everything twice (docs/decisions/0003).
         """
         if size:
-            os.posix_fallocate(fd, 0, size)
+            try:
+                os.posix_fallocate(fd, 0, size)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+                # Where the file system can't reserve and the C library does not write for it, zeros claim the space.
+                fill = True
         if not fill:
             return
         zeros = memoryview(bytes(min(STEP, size)))

@@ -26,6 +26,8 @@ from .measuring import Measured, Measuring, check_file
 from .writing import GenerationConfig, JobState, Statistics, Step, WriteReport, Writing, quiet
 
 FORMAT = 1
+LOCK_BYTES = 64 * 1024
+"""More than LMDB uses for 64 readers."""
 _HEADER = struct.Struct("<IIQQQ")
 """format, reserved, generation, map bytes, highest run given out before this generation."""
 _CHUNK_BYTES = 1 << 20
@@ -83,11 +85,23 @@ class Generation:
         self._open(writable=False, lock=not self.sealed)
         self._check_header()
 
+    def _claim_lock_file(self) -> None:
+        """LMDB maps this file and writes to it: on a full disk that is a signal that kills, here it is an error."""
+        fd = os.open(os.path.join(self.path, "lock.mdb"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, LOCK_BYTES)
+        except OSError as error:
+            raise StoreFull(f"{self.path}: the disk is full: {error}") from error
+        finally:
+            os.close(fd)
+
     def _open(self, *, writable: bool, lock: bool) -> None:
         assert self._env is None, "open already"
         data = os.path.join(self.path, "data.mdb")
         if not writable or os.path.exists(data):
             check_file(data)
+        if writable and lock:
+            self._claim_lock_file()
         if self._journal is not None:
             self._slot = self._journal.enter(self.number)
         try:

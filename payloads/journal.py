@@ -36,6 +36,8 @@ class Journal:
         try:
             old = os.pread(fd, size, 0)
             os.truncate(fd, size)
+            # Through a map a full disk is a signal that kills; here it is an error.
+            os.posix_fallocate(fd, 0, size)
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)

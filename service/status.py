@@ -77,6 +77,7 @@ def node_status(system: System) -> dict[str, Any]:
         "cache_bytes": system.cache.bytes,
         "memory_rss": _resident_bytes(),
         "budget": system.budget.status(),
+        "space": system.space.status(),
         "followers": system.sender.status(),
         "peers": [one._asdict() for one in system.peers.status()],
     }

@@ -135,7 +135,7 @@ class Budget:
         self._drain = Drain(clock())
 
     def admit(self, member: Member, size: int, reserved: bool = False) -> None:
-        """Take `size` bytes for a frame of `member`, or raise `Busy` naming the stage that is full.
+        """Take `size` bytes for a frame of `member`, or raise `Busy` naming the stage that is full, or `NoSpace`.
 
         `reserved`: what frees space or keeps the group going may use all of a limit, the rest only most of it.
         """
@@ -156,6 +156,9 @@ class Budget:
             self._admitted += size
             if (self.full or self._admitted >= LOOK_BYTES) and self._is_full(limits.memory):
                 self._refuse(MEMORY, size, size)
+        space = self._system.space
+        if space.full and not reserved and not space.takes(size):
+            raise space.refusal()
         storage = self._system.storage
         if storage.backlog_files and storage.backlog_files * self._system.config.wal_file_bytes > limits.wal_unflushed:
             self._refuse(WAL_UNFLUSHED, self._system.config.wal_file_bytes, size)

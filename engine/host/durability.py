@@ -19,7 +19,7 @@ from typing import TypeVar
 import trio
 
 from ..entry import Entry
-from ..errors import LogyardError, WalFailed
+from ..errors import LogyardError, NoSpace, WalFailed
 from ..log.wal import Rolled, Wal, WalItem
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def metadata_bytes(entries: Iterable[Entry]) -> int:
 
 
 class Durability:
-    """Owns the WAL's writing side. `persisted(items)` and `failed(error)` are called on the loop."""
+    """Owns the WAL's writing side. `persisted(items)`, `failed(error)`, `no_space(reason)` are called on the loop."""
 
     def __init__(
         self,
@@ -49,12 +49,16 @@ class Durability:
         persisted: Callable[[Sequence[WalItem]], None],
         rolled: Callable[[Rolled], None],
         failed: Callable[[LogyardError], None],
+        no_space: Callable[[str], None],
         batch_bytes_max: int = 1 << 20,
     ) -> None:
         self.wal = wal
         self.persisted = persisted
         self.rolled = rolled
         self.failed = failed
+        self.no_space = no_space
+        # A full disk refused what is first in line; `resume` tries again.
+        self.held = False
         self.items: list[WalItem] = []
         self.batch_bytes_max = batch_bytes_max
         self._put_off = False
@@ -111,7 +115,7 @@ class Durability:
 
     def kick(self) -> None:
         """Write what is queued, unless a batch is under way (then its end does)."""
-        while self.items and not self.busy and self.error is None:
+        while self.items and not (self.busy or self.held) and self.error is None:
             items, size = self._take()
             self.bytes -= size
             self.writing_bytes = size
@@ -122,6 +126,23 @@ class Durability:
                 self._jobs.put(items)
                 return
             self._finish(items, *self._write(items))
+
+    def resume(self) -> None:
+        """There may be space again for what a full disk refused."""
+        if self.held:
+            self.held = False
+            self.kick()
+
+    def _hold(self, items: Sequence[WalItem], error: NoSpace) -> None:
+        """What was not written goes back to the head of the line: nobody was told anything of it."""
+        done = self.wal.written(items) if items else 0
+        self.items = [*items[done:], *self.items]
+        self.bytes += sum(len(entry.data) + entry.body_bytes for item in items[done:] for entry in item.entries)
+        self.held = True
+        self.sealed = False
+        self.no_space(str(error))
+        if done:
+            self.persisted(items[:done])
 
     def _take(self) -> tuple[list[WalItem], int]:
         """The next batch: all of it, unless it is many bytes. Then small items go first, in every other batch without
@@ -181,7 +202,7 @@ class Durability:
 
     def seal(self) -> None:
         """An empty batch, so that an acknowledged batch is soon never the last (law 8)."""
-        if not self.sealed and not self.busy and not self.items and self.error is None:
+        if not (self.sealed or self.busy or self.held or self.items) and self.error is None:
             self.sealed = True
             self.busy = True
             self._begun = time.monotonic()
@@ -262,6 +283,9 @@ class Durability:
     def _finish(self, items: Sequence[WalItem], rolled: Rolled | None, error: LogyardError | None) -> None:
         self._begun = 0.0
         self.writing_bytes = 0
+        if isinstance(error, NoSpace):
+            self._hold(items, error)
+            return
         if error is not None:
             self.error = error
             self.failed(error)

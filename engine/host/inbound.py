@@ -66,6 +66,12 @@ class Inbound:
                 if member.raft.stopped:
                     continue
                 entries = message.entries
+                if entries and system.space.full and (taken := system.space.accepts(entries)) < len(entries):
+                    # As lost: the leader's window stays closed, and its probes without entries say that it leads.
+                    if not taken:
+                        continue
+                    message = _first_of(message, taken)
+                    entries = message.entries
                 if entries:
                     for entry in entries:
                         if entry.body_bytes and not entry.tombstone:
@@ -155,3 +161,13 @@ class Inbound:
                 self.system.snapshots.on_blob(node, kind, request, header, body)
         except LogyardError as error:
             log.warning("blob kind %d from node %d refused: %s", kind, node, error)
+
+
+def _first_of(message: Message, count: int) -> Message:
+    """An APPEND with the first `count` of its entries."""
+    entries = message.entries
+    assert entries is not None
+    return Message(
+        message.kind, message.uid, message.to, message.sender, message.term, message.index, message.log_term,
+        message.commit, message.context, message.reject, entries[:count], message.index + 1, message.index + count,
+    )  # fmt: skip

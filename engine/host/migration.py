@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..entry import units_of
-from ..errors import Corrupt
+from ..errors import Corrupt, NoSpace
 from ..ports import SourceEntry
 from .homes import SealedFile
+from .space import COPY_RETRY_S
 
 if TYPE_CHECKING:
     from .system import System
@@ -51,7 +52,9 @@ class Migration:
         found = choose_victims(
             files, time.monotonic(), config.migrate_budget_bytes, config.migrate_age_s, config.migrate_dead_ratio
         )
-        return [file for file in found if self._committed(file)]
+        space = self.system.space
+        # Dropping whole files is always possible; what is copied needs room.
+        return [file for file in found if self._committed(file) and (not file.live or space.may_copy(file.live))]
 
     def _committed(self, file: SealedFile) -> bool:
         """Whether all in a file is committed. A generation never holds what another leader may overwrite."""
@@ -74,6 +77,9 @@ class Migration:
                 # Trying again would fill a generation with half copies each time; the file stays the home of what is
                 # good in it.
                 file.failed = True
+                raise
+            except NoSpace:
+                system.space.copy_at = time.monotonic() + COPY_RETRY_S
                 raise
             for uid in list(file.shares):
                 file.remove(uid)
@@ -128,28 +134,59 @@ class Migration:
             first = entries[-1].index + 1
 
     async def collect(self, live_ratio: float) -> None:
-        """Rewrite generations below a live ratio, unlink those with nothing live."""
+        """Rewrite generations below a live ratio, unlink those with nothing live. These go also where there is no room
+        for a copy of those; raises `NoSpace` then."""
         system = self.system
-        rewritten = await system.store.rewrite_sparse(live_ratio)
+        trouble: NoSpace | None = None
+        rewritten = 0
+        try:
+            if live_ratio and system.space.may_copy(0):
+                rewritten = await system.store.rewrite_sparse(live_ratio)
+        except NoSpace as error:
+            trouble = error
+            system.space.copy_at = time.monotonic() + COPY_RETRY_S
         # Those that die from here on are not covered by the floors stored here (law 4): they go another time.
         dead = system.store.dead_generations()
         if rewritten or dead:
             system.storage.raise_floors(system.members)
             await system.storage.books.commit_members(())
             await trio.to_thread.run_sync(system.store.unlink_dead, dead)
+        if trouble is not None:
+            raise trouble
 
     async def compact(self) -> dict[str, Any]:
         """Everything at once: every live payload into generations, sparse generations rewritten, dead space given
-        back."""
+        back. On a full disk what can be dropped goes first; raises `NoSpace` at the end for what could not be copied.
+        """
         system = self.system
         storage = system.storage
-        await storage.roll()
-        files = sorted((file for file in storage.files.values() if self._committed(file)), key=lambda file: file.file)
+        trouble: NoSpace | None = None
+        system.space.copy_at = 0.0
+        # A file of the reserve is not put aside for another one of it.
+        try:
+            if not (system.wal.stock.short or (system.space.full and system.space.is_low())):
+                await storage.roll()
+        except NoSpace as error:
+            trouble = error
+        files = sorted(
+            (file for file in storage.files.values() if self._committed(file)),
+            key=lambda file: (file.live > 0, file.file),
+        )
         for file in files:
-            await self.migrate(file)
-        await trio.to_thread.run_sync(system.store.seal_current)
-        # Asked for by hand, so every dead byte is worth the copying.
-        await self.collect(1.0)
+            try:
+                await self.migrate(file)
+            except NoSpace as error:
+                trouble = error
+        try:
+            if trouble is None:
+                await trio.to_thread.run_sync(system.store.seal_current)
+            # Asked for by hand, so every dead byte is worth the copying.
+            await self.collect(1.0)
+        except NoSpace as error:
+            trouble = error
+        storage.look()
+        if trouble is not None:
+            raise trouble
         return {
             "files": len(files),
             "live_bytes_in_wal": storage.wal_live_bytes(),

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..disk import is_full
+
 if TYPE_CHECKING:
     from .system import System
 
@@ -67,7 +69,10 @@ class Pulse:
                 # A thread that hangs in a sync can't be ended, and must not keep the node from ending.
                 await trio.to_thread.run_sync(self._sync, abandon_on_cancel=True)
                 break
-            except OSError:
+            except OSError as error:
+                if is_full(error):
+                    # A full disk is none that hangs, and votes have a reserve.
+                    break
                 await trio.sleep(self.system.config.disk_probe_ms / 1000)
         self._probed = time.monotonic()
         self._probing = 0.0

@@ -120,6 +120,7 @@ def _open(system: System) -> None:
     disk.make_directory(str(path))
     lock_fd = disk.lock_directory(str(path))
     storage.closing.append(lambda: disk.close(lock_fd))
+    system.space.open()
     for name in ("wal", "segments"):
         disk.make_directory(str(path / name))
     storage.books.meta = meta = MetaStore(disk, str(path / "meta"))
@@ -142,9 +143,7 @@ def _open(system: System) -> None:
     replayed = [sealed.file for sealed in result.sealed] + ([result.current.head.epoch] if result.current else [])
     if stored is not None and flushed + 1 not in replayed:
         result.damage.append(Damage(0, flushed + 1, 0, "the file is missing, and with it what groups had written last"))
-    config = system.config
-    wal_config = WalConfig(config.wal_file_bytes, config.wal_batch_bytes, config.wal_stock_files)
-    storage.wal = Wal(disk, str(path / "wal"), wal_config, result)
+    storage.wal = Wal(disk, str(path / "wal"), WalConfig.of(system.config), result)
     storage.closing.append(storage.wal.close)
     restarted = _build_members(system, sink, result)
     system.counters.replay_nanoseconds = time.thread_time_ns() - began

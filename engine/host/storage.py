@@ -30,12 +30,14 @@ from .homes import Homes, SealedFile
 from .member import RUNNING, Member, SegmentRun, Spec, cut_runs
 from .migration import Migration
 from .segments import Segments
+from .space import SNAPSHOT_ENTRIES
 
 if TYPE_CHECKING:
     from .system import System
 
 log = logging.getLogger(__name__)
 
+RESERVE = "the reserve of the write-ahead log is in use"
 QUIET_SECONDS = 5.0
 """Without a full file for so long, the disk has time to fill the next one with zeros ahead."""
 
@@ -68,6 +70,8 @@ class Storage:
             member = self.system.members.get(gap.uid)
             if member is not None:
                 self.system.stop_member(member, f"the write-ahead log expected entry {gap.expected} of this group next")
+        if self.wal.stock.short:
+            self.system.space.note(RESERVE)
         self._wake.set()
 
     def look(self) -> None:
@@ -153,9 +157,9 @@ class Storage:
                 await self._try("collection", self.migration.collect, self.system.config.rewrite_live_ratio)
                 await self._try("removal of segments", self.segments.remove_unused)
             await self._try("snapshots", self._take_due_snapshots)
-            await self._try("preparation of a WAL file", trio.to_thread.run_sync, self.wal.prepare_next, self._quiet())
+            await self._try("preparation of a WAL file", self.system.space.look)
 
-    def _quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether the disk has time to fill the next file with zeros ahead."""
         return trio.current_time() - self._last_rolled >= QUIET_SECONDS
 
@@ -163,6 +167,7 @@ class Storage:
         try:
             await job(*arguments)
         except (LogyardError, OSError) as error:
+            self.system.space.found(what, error)
             log.error("storage: %s failed: %s", what, error)
 
     async def compact(self) -> dict[str, Any]:
@@ -175,6 +180,8 @@ class Storage:
     async def roll(self) -> None:
         """Seal the current WAL file, whatever room is left, and make its segment."""
         sealed = await self.system.durability.exclusive(self.wal.roll)
+        if self.wal.stock.short:
+            self.system.space.note(RESERVE)
         if sealed is not None:
             # A later file may have filled up before this task went on; its row would say that this one is flushed.
             self._sealed = deque(sorted([sealed, *self._sealed], key=lambda one: one.file))
@@ -195,7 +202,7 @@ class Storage:
         """A sealed WAL file's metadata becomes a segment; the file stays as the home of its payloads."""
         hard_states, self._hard_states = self._hard_states, set()
         try:
-            found = await trio.to_thread.run_sync(self._write_segment, sealed)
+            found = await self.system.space.out_of_reserve("a segment", lambda: self._write_segment(sealed))
             file = SealedFile(sealed.file, sealed.length)
             touched = {member for member in hard_states if self.system.members.get(member.uid) is member}
             self._adopt_segment(file, found, touched)
@@ -327,11 +334,13 @@ class Storage:
         self.wal.recycle(file)
 
     async def _take_due_snapshots(self) -> None:
-        config = self.system.config
+        entries = self.system.config.snapshot_entries
+        if self.system.space.full:
+            entries = min(entries, SNAPSHOT_ENTRIES)
         due = [
             member
             for member in self.system.members.values()
-            if member.state == RUNNING and member.raft.applied - member.snapshot_index >= config.snapshot_entries
+            if member.state == RUNNING and member.raft.applied - member.snapshot_index >= entries
         ]
         if due:
             await self.system.snapshots.take(due)
@@ -409,7 +418,8 @@ class Storage:
                 file = self.homes.files.get(run.segment)
                 if file is not None:
                     file.remove(member.uid)
-        await self.books.commit(build, store=True)
+        # It is decided, and frees space: it waits for what it needs of it.
+        await self.system.space.insist(lambda: self.books.commit(build, store=True))
         for member in members:
             for run in member.segments:
                 self.segments.leave(member, run.segment)

@@ -47,6 +47,7 @@ from .reader import Reader
 from .scheduler import Scheduler
 from .sender import Sender
 from .snapshots import Snapshots
+from .space import Space
 from .storage import Storage
 from .versions import Versions
 
@@ -101,6 +102,7 @@ class System:
         self.sender = Sender(self)
         self.inbound = Inbound(self)
         self.storage = Storage(self)
+        self.space = Space(self)
         self.directory = Directory(self)
         self.departures = Departures(self)
         self.snapshots = Snapshots(self)
@@ -127,8 +129,9 @@ class System:
         """Lock the directory, recover everything from it. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
         await trio.to_thread.run_sync(recovery.open_directory, self)
         self.durability = Durability(
-            self.wal, self.scheduler.persisted, self.storage.rolled, self._wal_failed, self.config.wal_batch_bytes
-        )
+            self.wal, self.scheduler.persisted, self.storage.rolled, self._wal_failed, self.space.note,
+            self.config.wal_batch_bytes,
+        )  # fmt: skip
         self.durability.metadata_bytes = metadata_bytes(entry for _, entry in self.storage.unsealed())
 
     @property

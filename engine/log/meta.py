@@ -19,7 +19,7 @@ import lmdb
 import msgpack
 from xxhash import xxh3_64_intdigest
 
-from ..disk import Disk
+from ..disk import Disk, is_full
 from ..errors import Corrupt, NoSpace, WrongIdentity
 from .meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
 
@@ -30,6 +30,8 @@ IDENTITY = b"\x00identity"
 COMMIT = b"\x00commit"
 HEADER_BYTES = 16
 """In front of every value: checksum and commit number, eight bytes each, little-endian."""
+FULL_BELOW_BYTES = 1 << 20
+"""With less free space an I/O error of LMDB is taken for that of a full disk."""
 MAP_BYTES = 16 << 30
 """Address space, not disk: a map is never grown while it is open."""
 NAMES = ("a", "b")
@@ -103,7 +105,10 @@ class MetaStore:
             disk.make_directory(path)
             try:
                 environment, rows = self._scan(path)
-            except (lmdb.Error, OSError):
+            except (lmdb.Error, OSError) as error:
+                if is_full(error) or isinstance(error, lmdb.DiskError):
+                    # Nothing is wrong with it.
+                    raise NoSpace(f"the disk of the meta store is full: {error}") from error
                 self._set_aside(path)
                 disk.make_directory(path)
                 environment, rows = self._scan(path)
@@ -244,9 +249,13 @@ class MetaStore:
                         transaction.delete(key)
         except lmdb.MapFullError as error:
             raise NoSpace(f"the meta store's map of {self._map_bytes} bytes is full") from error
-        except (lmdb.DiskError, OSError) as error:
-            if getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) or "No space" in str(error):
+        except (lmdb.Error, OSError) as error:
+            code = getattr(error, "errno", 0) or getattr(error, "code", 0)
+            if code in (errno.ENOSPC, errno.EDQUOT) or "No space" in str(error) or "quota" in str(error):
                 raise NoSpace("the disk of the meta store is full") from error
+            # A write that the kernel cuts short is an I/O error to LMDB, full disk or not.
+            if isinstance(error, lmdb.Error) and self._disk.free_bytes(self._directory) < FULL_BELOW_BYTES:
+                raise NoSpace(f"the disk of the meta store is full: {error}") from error
             raise
 
     def commit(self, puts: Sequence[tuple[bytes, bytes | None]]) -> None:

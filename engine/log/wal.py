@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
+from ..config import SystemConfig
 from ..disk import Disk
 from ..entry import Entry
 from ..errors import LogyardError, NoSpace, WalFailed
@@ -51,6 +52,13 @@ class WalConfig:
     """The most one sync carries, one oversized entry apart: the disk's throughput is at its ceiling there."""
     stock: int = 2
     """Spare files kept for the next rolls."""
+    reserve: int = 0
+    """Spare files kept for the rolls of a full disk, beside those."""
+
+    @classmethod
+    def of(cls, config: SystemConfig) -> WalConfig:
+        """The WAL's part of a system's limits."""
+        return cls(config.wal_file_bytes, config.wal_batch_bytes, config.wal_stock_files, config.wal_reserve_files)
 
 
 class Gap(NamedTuple):
@@ -91,8 +99,8 @@ class Wal:
     """The writing side. The constructor does no I/O; `open` comes first."""
 
     __slots__ = (
-        "_direct", "_draw_salt", "_entries", "_error", "_fd", "_files", "_head", "_idle", "_last", "_limit", "_number",
-        "_recovered", "_rolled", "_seen", "_size", "_stage", "_tail", "_unknown", "disk",
+        "_direct", "_draw_salt", "_entries", "_error", "_fd", "_files", "_from", "_head", "_idle", "_last", "_limit",
+        "_number", "_recovered", "_rolled", "_seen", "_size", "_stage", "_tail", "_unknown", "disk",
     )  # fmt: skip
 
     def __init__(
@@ -107,7 +115,7 @@ class Wal:
         self.disk = disk
         self._limit = config.batch_bytes
         self._draw_salt = draw_salt
-        self._files = WalFiles(disk, directory, config.file_bytes, config.stock)
+        self._files = WalFiles(disk, directory, config.file_bytes, config.stock, config.reserve)
         self._recovered: ReplayResult | None = recovered
         # Per group: the last index the WAL has seen, and the number of the batch that held its newest record.
         self._last: dict[int, int] = dict(recovered.last_index)
@@ -128,6 +136,7 @@ class Wal:
         self._entries: list[tuple[int, Entry]] = []
         self._rolled = Rolled()
         self._error: LogyardError | None = None
+        self._from: WalItem | None = None  # The first of the last `write` that is not durable, once some are.
 
     def open(self) -> None:
         """Continue behind the recovered tail, in a new batch, or start the first file. Raises `NoSpace` or `WalFailed`.
@@ -174,16 +183,22 @@ class Wal:
         """Make the items durable: BLOCKING; one batch and one fdatasync per `batch_bytes`.
 
         On return every entry with a payload has `.file` and `.offset`. None when nothing else happened. Raises
-        `NoSpace` when the disk is full: none of the items is acknowledged, all may be written again. Raises
+        `NoSpace` when the disk is full: `written` says how many of the items are durable all the same. Raises
         `WalFailed` for every other `OSError`, now and forever.
         """
         self._check()
+        self._from = None
         try:
             self._write(items)
         except OSError as error:
-            self._rolled.gaps.clear()
+            if not self._from:
+                self._rolled.gaps.clear()
             self._fail(error)
         return self.take()
+
+    def written(self, items: Sequence[WalItem]) -> int:
+        """How many of the items that `write` refused with `NoSpace` are durable all the same: the first so many."""
+        return next((number for number, item in enumerate(items) if item is self._from), 0)
 
     def _write(self, items: Sequence[WalItem]) -> None:
         """Put items into batches. One pass, locals only: with many small groups this loop is what a batch costs."""
@@ -228,6 +243,7 @@ class Wal:
                     self._put(plan.measured(records, contents, payload))
                     plan = _Plan()
                     records = contents = payload = 0
+                self._from = item
                 if content + body + count * overhead > limit and len(entries) > 1:
                     plan = self._split(item)
                     runs, lasts = plan.runs, plan.last
@@ -249,13 +265,14 @@ class Wal:
         plan.records, plan.contents = own_sizes(item)
         taken: list[Entry] = []
         first = True
-        for number, entry in enumerate(item.entries):
+        entries = item.entries
+        for number, entry in enumerate(entries):
             payload = 0 if entry.tombstone else entry.body_bytes
             taken.append(entry)
             plan.records += 1
             plan.contents += len(entry.data)
             plan.payload += payload
-            after = item.entries[number + 1] if number + 1 < len(item.entries) else None
+            after = entries[number + 1] if number + 1 < len(entries) else None
             size = plan.contents + plan.payload + plan.records * RECORD_BYTES
             if after is None or size + after.size + RECORD_BYTES > self._limit:
                 plan.runs.append((item, taken, first, self._seen.get(item.uid, self._unknown)))
@@ -264,6 +281,9 @@ class Wal:
                 if after is not None:
                     self._put(plan)
                     plan, taken = _Plan(), []
+                    # Should the rest find the disk full, it alone is written again: these may leave memory from now on.
+                    item.entries = entries[number + 1 :]
+                    item.truncate, item.floor, item.hard_state = 0, 0, None
         return plan
 
     def _put(self, plan: _Plan) -> None:
@@ -411,6 +431,16 @@ class Wal:
     def position(self) -> tuple[int, int]:
         """(number of the next batch, its offset in the current file)."""
         return self._number, self._tail
+
+    @property
+    def room(self) -> int:
+        """Bytes left in the current file."""
+        return self._size - self._tail
+
+    @property
+    def stock(self) -> WalFiles:
+        """The files: what is spare, what is missing, whether the reserve is in use."""
+        return self._files
 
     def allocated_bytes(self) -> int:
         """Bytes of disk held, spares included."""

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..disk import Disk
+from ..disk import Disk, is_full
 from ..entry import Entry
 from ..errors import Corrupt, Gone
 from .record import BLOCK, DATA_START, FileHead, encode_file_head
@@ -78,13 +78,20 @@ class _File:
 class WalFiles:
     """The directory's files. Every method may be called from any thread; `start` and `open` only from the writer's."""
 
-    __slots__ = ("_disk", "_directory", "_file_bytes", "_stock_max", "_files", "_stock", "_lock", "_preparing")
+    __slots__ = (
+        "_disk", "_directory", "_file_bytes", "_stock_max", "_reserve", "_files", "_stock", "_lock", "_preparing",
+        "short",
+    )  # fmt: skip
 
-    def __init__(self, disk: Disk, directory: str, file_bytes: int, stock: int) -> None:
+    def __init__(self, disk: Disk, directory: str, file_bytes: int, stock: int, reserve: int = 0) -> None:
         self._disk = disk
         self._directory = directory
         self._file_bytes = file_bytes
-        self._stock_max = stock
+        self._stock_max = stock + reserve
+        # So many spares are used only when the disk has no room for another file.
+        self._reserve = reserve
+        # The file in use came out of the reserve.
+        self.short = False
         self._files: dict[int, _File] = {}
         # Spare files: path and bytes.
         self._stock: list[tuple[str, int]] = []
@@ -133,11 +140,14 @@ class WalFiles:
         disk = self._disk
         path, size = self._take_spare(DATA_START + need + BLOCK)
         final = os.path.join(self._directory, wal_name(head.epoch))
+        fd = -1
         try:
             fd = disk.open_file(path, write=True)
             block = encode_file_head(head)
             disk.gather_write(fd, [block, block], 0)
         except OSError:
+            if fd >= 0:
+                disk.close(fd)
             # Nothing refers to the spare yet: a full disk can be waited out, and the head is written again.
             with self._lock:
                 self._stock.append((path, size))
@@ -154,22 +164,47 @@ class WalFiles:
         return fd, size
 
     def prepare(self, fill: bool) -> None:
-        """Make a spare when there is none. Slow when it is to `fill` the file with zeros: call it on a thread of its
-        own."""
+        """Make a spare when there is none beside the reserve, and the reserve. Slow when it is to `fill` the files with
+        zeros: call it on a thread of its own."""
         with self._preparing:
-            if not self._stock:
-                made = self._make_spare(self._file_bytes, fill)
+            while self.missing:
+                made = self._make_spare(self._file_bytes, fill and not self._stock)
                 with self._lock:
                     self._stock.append(made)
 
+    @property
+    def missing(self) -> int:
+        """Spares to make until the next file and the reserve are there."""
+        return max(0, self._reserve + 1 - len(self._stock))
+
+    @property
+    def spare_bytes(self) -> int:
+        """Of all spares."""
+        with self._lock:
+            return sum(size for _, size in self._stock)
+
     def _take_spare(self, need: int) -> tuple[str, int]:
         with self._preparing:
-            with self._lock:
-                for number, (_, size) in enumerate(self._stock):
-                    if size >= need:
-                        return self._stock.pop(number)
-            # A writer waits for this one: reserved space is enough.
-            return self._make_spare(max(self._file_bytes, (need + BLOCK - 1) // BLOCK * BLOCK), False)
+            if len(self._stock) > self._reserve and (found := self._fitting(need)):
+                self.short = False
+                return found
+            try:
+                # A writer waits for this one: reserved space is enough.
+                made = self._make_spare(max(self._file_bytes, (need + BLOCK - 1) // BLOCK * BLOCK), False)
+            except OSError as error:
+                if not is_full(error) or not (found := self._fitting(need)):
+                    raise
+                self.short = True
+                return found
+            self.short = False
+            return made
+
+    def _fitting(self, need: int) -> tuple[str, int] | None:
+        with self._lock:
+            for number, (_, size) in enumerate(self._stock):
+                if size >= need:
+                    return self._stock.pop(number)
+        return None
 
     def _make_spare(self, size: int, fill: bool) -> tuple[str, int]:
         disk = self._disk
@@ -283,4 +318,5 @@ class WalFiles:
     def allocated_bytes(self) -> int:
         """Bytes of disk the directory holds, spares included."""
         with self._lock:
-            return sum(file.bytes for file in self._files.values()) + sum(size for _, size in self._stock)
+            used = sum(file.bytes for file in self._files.values())
+        return used + self.spare_bytes

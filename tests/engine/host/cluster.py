@@ -37,6 +37,7 @@ SMALL: dict[str, Any] = {
     "wal_file_bytes": MIB,
     "wal_unflushed_bytes_max": 64 * MIB,
     "wal_stock_files": 0,
+    "disk_reserve_bytes": MIB,
     "generation_bytes": 16 * MIB,
     "generation_transaction_bytes": MIB,
     # Nothing moves by itself: a test that wants it to asks for it.

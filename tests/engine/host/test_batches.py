@@ -18,7 +18,7 @@ class Idle:
 
 def durability() -> Durability:
     unused: Any = Idle()
-    return Durability(unused, unused, unused, unused, MIB)
+    return Durability(unused, unused, unused, unused, unused, MIB)
 
 
 def item(uid: int, index: int, size: int) -> WalItem:

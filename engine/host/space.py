@@ -1,0 +1,241 @@
+"""What a full disk stops and what goes on: ordinary writes wait, reads, truncations, deletions and votes do not.
+
+Invariant: space is claimed before it is promised. The next WAL file and the reserve (spare WAL files, and one file that
+is given up so that segments and rows have somewhere to go) are allocated while there is room; when they can't be,
+ordinary writes are refused (`NoSpace`) or, from a leader elsewhere, not taken, and only what frees space or keeps
+groups going is written. When all of it can be had again, writes go on. Asked by `budget` and `inbound`,
+driven by `storage`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import trio
+
+from ..disk import is_full
+from ..entry import Entry
+from ..errors import NoSpace
+from ..log.wal_files import SPARE
+
+if TYPE_CHECKING:
+    from .system import System
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+DISK: Final = "the node's disk"
+RETRY_S: Final = 1.0
+"""The janitor looks once a second; sooner nothing can have changed."""
+COPY_RETRY_S: Final = 30.0
+"""Between two tries to copy what there was no room for: each may fill the disk again before it gives up."""
+MARGIN_BYTES: Final = 64 * 1024
+"""Of the last file: heads, directories and alignment of what is on its way there."""
+LOW_BYTES: Final = 1 << 20
+"""Enough for a start, a segment, some commits of the meta store."""
+SNAPSHOT_ENTRIES: Final = 64
+"""While the disk is full a snapshot is due after so many entries: with it the segments below can go."""
+SMALL_BODY: Final = 256
+"""A truncation has some bytes of payload: its argument."""
+ENTRY_BYTES: Final = 128
+"""Of a record's head and alignment, about."""
+
+
+class Space:
+    """One node's. `full`: there is no room for another WAL file. `free` is as of the last look, -1 before the first."""
+
+    __slots__ = ("system", "full", "free", "reason", "refused", "failed", "copy_at", "_since", "_held")
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.full = False
+        self.free = -1
+        self.reason = ""
+        # Messages of leaders elsewhere that were not taken.
+        self.refused = 0
+        # A job of the janitor's present round found no room.
+        self.failed = False
+        # Not before this time (monotonic, s) is anything copied by itself.
+        self.copy_at = 0.0
+        self._since = 0.0
+        # The file that is given up exists.
+        self._held = False
+
+    @property
+    def _path(self) -> str:
+        return str(self.system.path / "reserve")
+
+    def open(self) -> None:
+        """BLOCKING. Before recovery, which writes: a node that stopped on a full disk starts on one."""
+        self._held = os.path.exists(self._path)
+        disk, path = self.system.disk, str(self.system.path)
+        if self._held and disk.free_bytes(path) < self.system.config.disk_reserve_bytes:
+            self._give_up()
+        if disk.free_bytes(path) < LOW_BYTES and os.path.exists(wal := os.path.join(path, "wal")):
+            # Somebody else's files took the room: one spare WAL file is enough to start with.
+            spares = [name for name in disk.list_directory(wal) if name.endswith(SPARE)]
+            for name in spares[:1]:
+                disk.unlink(os.path.join(wal, name))
+
+    def is_low(self) -> bool:
+        """Whether there is next to nothing left."""
+        return self.system.disk.free_bytes(str(self.system.path)) < LOW_BYTES
+
+    # Asked in turns
+
+    def takes(self, size: int) -> bool:
+        """Whether an ordinary write of `size` bytes still has room in the WAL file in use, behind all that is queued.
+        Asked only while `full`."""
+        system = self.system
+        durability = system.durability
+        queued = durability.bytes + durability.writing_bytes + system.budget.queued
+        if system.wal.stock.short or durability.held:
+            return False
+        room: int = system.wal.room
+        return size + queued + MARGIN_BYTES <= room
+
+    def refusal(self) -> NoSpace:
+        """What an ordinary write gets."""
+        self.system.counters.refused(DISK)
+        return NoSpace(
+            "the disk of this node is full: reads, truncation and deletion go on, writes wait for space",
+            cause=DISK,
+            retry_after=RETRY_S,
+        )
+
+    def accepts(self, entries: Sequence[Entry]) -> int:
+        """How many of a leader's entries a follower writes while `full`. What carries next to no payload may be
+        what frees space, and all but half a file of the reserve is for it; that half is for terms and votes, and for
+        what this node's leaders owe."""
+        system = self.system
+        total = own = 0
+        left = (
+            system.wal.room + system.wal.stock.spare_bytes - system.durability.bytes - system.durability.writing_bytes
+        )
+        for number, entry in enumerate(entries):
+            size = len(entry.data) + ENTRY_BYTES
+            body = 0 if entry.tombstone else entry.body_bytes
+            total += size + body
+            own += size + body
+            if not self.takes(total) and (body > SMALL_BODY or left - own < system.config.wal_file_bytes // 2):
+                self.refused += 1
+                return number
+        return len(entries)
+
+    def note(self, reason: str) -> None:
+        """No room for another WAL file: from now on ordinary writes wait."""
+        if not self.full:
+            self.full = True
+            self.reason = reason
+            self._since = time.monotonic()
+            log.error("the disk is full (%s): reads and deletions go on, writes wait for room", reason)
+
+    # The janitor's
+
+    def found(self, what: str, error: BaseException) -> bool:
+        """A job failed; True when for want of space: then it is done again out of the reserve."""
+        if not (isinstance(error, NoSpace) or is_full(error)):
+            return False
+        self.failed = True
+        self.note(what)
+        return True
+
+    async def out_of_reserve(self, what: str, call: Callable[[], T]) -> T:
+        """`call` in a thread; without room for it the reserve is given up, and it is called once more. Raises
+        `NoSpace`."""
+        try:
+            return await trio.to_thread.run_sync(call)
+        except (NoSpace, OSError) as error:
+            if not self.found(what, error):
+                raise
+        if self._held:
+            await trio.to_thread.run_sync(self._give_up)
+        try:
+            return await trio.to_thread.run_sync(call)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise NoSpace(f"no room on the disk for {what}") from error
+
+    def may_copy(self, size: int) -> bool:
+        """Whether `size` bytes may be copied to a generation now, and leave what is claimed untouched."""
+        if time.monotonic() < self.copy_at:
+            return False
+        return 2 * size < self.system.disk.free_bytes(str(self.system.path))
+
+    async def look(self) -> None:
+        """Once a second, after the jobs: claim what is to be held, or give up what they need."""
+        if self.failed or not await trio.to_thread.run_sync(self._claim, self.system.storage.is_quiet()):
+            self.note("no room for the next WAL file")
+            if self._held:
+                await trio.to_thread.run_sync(self._give_up)
+        elif self.full:
+            self.full = False
+            self.reason = ""
+            log.warning("there is room on the disk again after %.1f s: writes go on", time.monotonic() - self._since)
+        self.failed = False
+        # Also while full: what the janitor gave back may be enough for what waits.
+        self.system.durability.resume()
+
+    def _claim(self, quiet: bool) -> bool:
+        """BLOCKING. Whether the reserve and the next WAL file are there, made where missing."""
+        system = self.system
+        config, disk, wal = system.config, system.disk, system.wal
+        self.free = disk.free_bytes(str(system.path))
+        size = 0 if self._held else config.disk_reserve_bytes
+        missing = wal.stock.missing * config.wal_file_bytes
+        if not size and not missing:
+            return True
+        if size + missing > self.free:
+            return False
+        try:
+            if size:
+                self._hold(size)
+            return missing == 0 or bool(wal.prepare_next(quiet))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return False
+
+    def _hold(self, size: int) -> None:
+        disk = self.system.disk
+        disk.unlink(self._path)
+        fd = disk.create(self._path)
+        try:
+            disk.preallocate(fd, size, False)
+        except OSError:
+            disk.unlink(self._path)
+            raise
+        finally:
+            disk.close(fd)
+        self._held = True
+
+    def _give_up(self) -> None:
+        self._held = False
+        self.system.disk.unlink(self._path)
+
+    async def insist(self, job: Callable[[], Awaitable[Any]]) -> None:
+        """Do `job` until there is room for it: for what was decided already and can't be refused any more."""
+        while True:
+            try:
+                await job()
+                return
+            except NoSpace as error:
+                self.found(str(error), error)
+                self.system.storage.look()
+            await trio.sleep(RETRY_S)
+
+    def status(self) -> dict[str, Any]:
+        """For `logyard status`: `full_s` since when writes are refused, `free_bytes` as of the last look."""
+        return {
+            "full": self.full,
+            "full_s": round(time.monotonic() - self._since, 1) if self.full else 0.0,
+            "reason": self.reason,
+            "free_bytes": self.free,
+            "reserve_bytes": self.system.config.disk_reserve_bytes if self._held else 0,
+            "entries_refused": self.refused,
+        }
