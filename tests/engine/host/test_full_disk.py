@@ -14,7 +14,7 @@ from logyard.engine.errors import NoSpace
 from logyard.engine.raft.core import LEADER
 from logyard.service.check import check_directory
 
-from .cluster import KIB, Cluster, cluster, until
+from .cluster import KIB, MIB, Cluster, cluster, until
 from .full_disk import QuotaDisk
 
 BODY = 40 * KIB
@@ -236,6 +236,9 @@ async def test_a_real_small_file_system(small_disk: Path) -> None:
         with pytest.raises(NoSpace):
             await c.nodes[1].compact()
         assert await bodies_of(c, 1) == bodies and 1 not in c.failures
+        if not c.system(1).wal.stock.spare_bytes:
+            # The reserve is in use: a start has nothing to give up, and needs some room of its own.
+            os.truncate(stranger, max(0, stranger.stat().st_size - MIB))
         await c.restart(1)
         await c.leader()
         assert await bodies_of(c, 1) == bodies
