@@ -162,10 +162,8 @@ class Migration:
         storage = system.storage
         trouble: NoSpace | None = None
         system.space.copy_at = 0.0
-        # A file of the reserve is not put aside for another one of it.
         try:
-            if not (system.wal.stock.short or (system.space.full and system.space.is_low())):
-                await storage.roll()
+            await self._roll()
         except NoSpace as error:
             trouble = error
         files = sorted(
@@ -193,3 +191,18 @@ class Migration:
             "live_bytes_in_generations": sum(one.live for one in system.store.generations()),
             "disk_bytes": storage.disk_bytes(),
         }
+
+    async def _roll(self) -> None:
+        """Seal the current file. Without room for the next one what is dead already is dropped first."""
+        system = self.system
+        storage = system.storage
+        # A file of the reserve is not put aside for another one of it.
+        if system.wal.stock.short or (system.space.full and system.space.is_low()):
+            return
+        try:
+            await storage.roll()
+        except NoSpace:
+            await storage.seal_all()
+            for file in [file for file in storage.files.values() if not file.live and self._committed(file)]:
+                await self.migrate(file)
+            await storage.roll()

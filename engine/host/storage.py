@@ -151,7 +151,7 @@ class Storage:
             await self._wake.wait()
             self._wake = trio.Event()
             async with self._janitor_lock:
-                await self._try("sealing", self._seal_all)
+                await self._try("sealing", self.seal_all)
                 for file in self.migration.victims():
                     await self._try(f"migration of WAL file {file.file}", self.migration.migrate, file)
                 await self._try("collection", self.migration.collect, self.system.config.rewrite_live_ratio)
@@ -185,9 +185,10 @@ class Storage:
         if sealed is not None:
             # A later file may have filled up before this task went on; its row would say that this one is flushed.
             self._sealed = deque(sorted([sealed, *self._sealed], key=lambda one: one.file))
-        await self._seal_all()
+        await self.seal_all()
 
-    async def _seal_all(self) -> None:
+    async def seal_all(self) -> None:
+        """Segments for all files that have none."""
         while self._sealed:
             self._sealing = self._sealed.popleft()
             try:
