@@ -1,0 +1,66 @@
+"""The WAL on a full disk: what is cut off, and what the reserve is for."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from pathlib import Path
+
+import pytest
+
+from logyard.engine.disk import Disk, FaultyDisk
+from logyard.engine.errors import NoSpace
+from logyard.engine.log.record import FileHead
+from logyard.engine.log.wal import WalItem
+from logyard.engine.log.wal_files import WalFiles
+
+from .model import SMALL, command, open_wal, recover
+
+
+def test_what_a_full_disk_cut_off_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    """Of one write of several batches, the durable items are not written again: they may have left memory."""
+    disk = FaultyDisk()
+    wal, _, _ = open_wal(disk, str(tmp_path))
+    items = [WalItem(uid, [command(uid, 1, bodies=[b"m" * 9000])]) for uid in range(1, 21)]
+    # The last item is larger than a batch, and cut between its entries.
+    items.append(WalItem(30, [command(30, index, bodies=[b"n" * 9000]) for index in range(1, 12)]))
+    refused: list[int] = []
+    while items:
+        disk.fail("preallocate", 1, errno.ENOSPC)
+        try:
+            wal.write(items)
+        except NoSpace:
+            done = wal.written(items)
+            assert all(entry.file for item in items[:done] for entry in item.entries)
+            assert not any(entry.file for item in items[done:] for entry in item.entries)
+            refused.append(done)
+            items = items[done:]
+            disk._plans.clear()
+            wal.prepare_next()
+        else:
+            items = []
+    assert len(refused) >= 2 and any(refused), refused
+    wal.close()
+    memory, result = recover(Disk(), str(tmp_path))
+    assert not result.damage and all(sorted(memory.log[uid]) == [1] for uid in range(1, 21))
+    assert sorted(memory.log[30]) == list(range(1, 12))
+
+
+def test_the_reserve_is_used_only_when_no_file_can_be_made(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    config = dataclasses.replace(SMALL, stock=1, reserve=1)
+    files = WalFiles(disk, str(tmp_path / "wal"), config.file_bytes, config.stock, config.reserve)
+    files.open()
+    files.prepare(False)
+    assert files.missing == 0 and files.spare_bytes == 2 * config.file_bytes
+    files.start(FileHead(1, 1, 0, 0, 1), 0)
+    assert not files.short and files.missing == 1
+    files.start(FileHead(2, 2, 1, 0, 1), 0)
+    assert not files.short and files.missing == 1, "another file was made: the reserve stays"
+    disk.fail("preallocate", 1, errno.ENOSPC)
+    files.start(FileHead(3, 3, 2, 0, 1), 0)
+    assert files.short and files.missing == 2
+    disk.fail("preallocate", 1, errno.ENOSPC)
+    with pytest.raises(OSError):
+        files.start(FileHead(4, 4, 3, 0, 1), 0)
+    files.close()
