@@ -186,6 +186,27 @@ class SystemConfig:
         1.0,
         "A sealed file with more than this share of dead payload bytes is migrated: its survivors cost little.",
     )
+    migrate_bytes_s_min: int = _limit(
+        128 * MIB,
+        MIB,
+        64 * GIB,
+        "Copying to generations is never slowed below this: an idle disk should be done soon, a busy one keeps most "
+        "of its speed.",
+    )
+    migrate_rate_ratio: float = _limit(
+        1.5,
+        1.0,
+        100.0,
+        "How fast payloads are copied, times the rate at which clients write: at 1 the debt never falls, more takes "
+        "from the clients' share.",
+    )
+    migrate_debt_bytes_max: int = _limit(
+        4 * GIB,
+        MIB,
+        1024 * GIB,
+        "Sealed WAL above migrate_budget_bytes that waits to be migrated: from half of it on copying is not slowed "
+        "down, at the whole of it clients wait.",
+    )
     rewrite_live_ratio: float = _limit(
         0.5,
         0.0,

@@ -9,12 +9,11 @@ is its twin, which fails the n-th call of a kind, shortens writes and records wh
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .errors import DirectoryInUse
+from .lock import lock_directory
 from .types import Buffer
 
 IOV_MAX = 1024
@@ -271,23 +270,8 @@ class Disk:
             pass
 
     def lock_directory(self, path: str) -> int:
-        """Take the lock of a data directory; the descriptor holds it until it and every inherited copy are closed.
-
-        Raises `DirectoryInUse`. The lock belongs to the open file, so a writer process that inherits the descriptor
-        keeps the directory locked while it lives, also as an orphan.
-        """
-        name = os.path.join(path, "lock")
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | OPEN, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-            os.close(fd)
-            message = f"{path} is in use by process {holder or 'unknown'}; stop it first"
-            raise DirectoryInUse(message, path=path) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        return fd
+        """Take the lock of a data directory (see `lock.lock_directory`). Raises `DirectoryInUse`."""
+        return lock_directory(path)
 
 
 class Call(NamedTuple):

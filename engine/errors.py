@@ -78,6 +78,12 @@ class NoSpace(LogyardError):
     retry = "same_session"
 
 
+class JobPoisoned(LogyardError):
+    """A storage job killed the writer process again and again; it is set aside, and the reason is in the status."""
+
+    code = "job_poisoned"
+
+
 class Gone(LogyardError):
     """What was asked for was released or truncated."""
 

@@ -189,7 +189,12 @@ class StorePort(Protocol):
         """
         ...
 
-    async def rewrite_sparse(self, live_ratio: float) -> int:
+    async def migrate(self, source: Any, bytes_s: int) -> None:
+        """As `write`, for what a `log.payload_source.FileSource` names, wherever jobs run; at most `bytes_s` bytes a
+        second (0: no limit). Raises `Corrupt`, `NoSpace`, `JobPoisoned`."""
+        ...
+
+    async def rewrite_sparse(self, live_ratio: float, bytes_s: int) -> int:
         """Copy the survivors of sealed generations below `live_ratio` to the current one; how many were rewritten."""
         ...
 
@@ -223,6 +228,24 @@ class StorePort(Protocol):
 
     def disk_bytes(self) -> int:
         """Allocated bytes of all generations."""
+        ...
+
+
+class WriterPort(Protocol):
+    """A process of its own for segment and payload jobs (storage.md, "The writer process"). Without one they run in
+    threads."""
+
+    async def run(self, lock_fd: int, task_status: Any) -> None:
+        """Keep the process running until cancelled; `lock_fd` is the directory's lock, which it inherits. Started at
+        once: nobody waits for the process."""
+        ...
+
+    async def write_segment(self, job: Any, entries: Sequence[Any]) -> Any:
+        """A `log.segment_writer.SegmentRunner`."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Its process id, restarts, jobs, and jobs set aside with their reasons."""
         ...
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from .errors import JobStale, PayloadCorrupt, PayloadMissing
+from .errors import GenerationUnfinished, JobStale, PayloadCorrupt, PayloadMissing
 from .generation import Generation
 from .layout import Buffer, SourceRow, SourceUnit, StoredEntry
 from .ledger import ENTRY_SLOT, Ledger, Marks
@@ -151,7 +151,13 @@ def _portions(shelf: Shelf, job: int, start: int) -> list[tuple[int, JobState]]:
     there."""
     found: list[tuple[int, JobState]] = []
     for number in shelf.numbers():
-        if number >= start and (state := shelf.get(number).job_state(job)) is not None:
+        if number < start:
+            continue
+        try:
+            state = shelf.get(number).job_state(job)
+        except GenerationUnfinished:
+            continue  # A writer died while it made this one: it holds nothing, and is made anew.
+        if state is not None:
             if state.previous != (found[-1][0] if found else 0):
                 raise JobStale(
                     f"job {job} continues in generation {number}, but what came before is gone: build a new job"

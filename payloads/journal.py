@@ -13,6 +13,9 @@ import mmap
 import os
 import struct
 
+IN_USE = "in-use"
+IN_USE_WRITER = "in-use.writer"
+"""Journals in a store's directory: of the process that has it, and of its writer process."""
 _MAGIC = b"logyard-journal1"
 _SLOT = struct.Struct("<QQ")
 """generation, 1 while a thread is inside (a whole word: torn by nothing)."""
@@ -41,14 +44,9 @@ class Journal:
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)
-        suspects: set[int] = set()
-        if len(old) == size and old.startswith(_MAGIC):
-            for generation, inside in _SLOT.iter_unpack(old[len(_MAGIC) :]):
-                if inside:
-                    suspects.add(generation)
         self._map[:] = _MAGIC + bytes(size - len(_MAGIC))
         self._free = list(range(_SLOTS - 1, -1, -1))
-        return sorted(suspects)
+        return _suspects(old)
 
     def enter(self, generation: int) -> int:
         """A slot for an environment that is about to be opened; it counts as inside until `mark(slot, False)`."""
@@ -75,3 +73,20 @@ class Journal:
         if self._map is not None:
             self._map.close()
             self._map = None
+
+
+def take_suspects(path: str) -> list[int]:
+    """What the journal of another process, which is dead, says as `Journal.open` does; the journal is removed."""
+    try:
+        with open(path, "rb") as file:
+            found = _suspects(file.read())
+        os.unlink(path)
+    except FileNotFoundError:
+        return []
+    return found
+
+
+def _suspects(old: bytes) -> list[int]:
+    if len(old) != len(_MAGIC) + _SLOTS * _SLOT.size or not old.startswith(_MAGIC):
+        return []
+    return sorted({generation for generation, inside in _SLOT.iter_unpack(old[len(_MAGIC) :]) if inside})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from .errors import FormatNewer, PayloadError
+from .errors import FormatNewer, GenerationUnfinished, PayloadError
 from .generation import Generation
 from .writing import GenerationConfig
 
@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> int:
         generation.measure()
     except FormatNewer:
         return _NEWER
+    except GenerationUnfinished:
+        return 0  # Nothing was ever stored there; whoever creates it anew replaces it.
     except PayloadError as error:
         print(error, file=sys.stderr)
         return 1

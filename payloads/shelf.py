@@ -102,12 +102,16 @@ class Shelf:
             return generation
 
     def create(self, number: int, base_run: int) -> Generation:
-        """A new, empty generation; `base_run` is the highest run number in use."""
+        """A new, empty generation; `base_run` is the highest run number in use. It stays open in a process that
+        writes; another opens it again when it reads it."""
         with self._lock:
-            assert self.writer and number not in self._open
+            assert number not in self._open
             generation = Generation(self.path(number), number, self.config, self._journal)
             generation.create(base_run, self._disk.sync_directory)
-            self._open[number] = generation
+            if self.writer:
+                self._open[number] = generation
+            else:
+                generation.close()
             return generation
 
     def writer_from(self, number: int, base_run: int) -> Generation:

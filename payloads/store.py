@@ -20,7 +20,7 @@ from .copies import END, Owner, Place
 from .errors import GenerationFailed, PayloadCorrupt, PayloadMissing
 from .generation import Generation
 from .homes import Home
-from .journal import Journal
+from .journal import IN_USE, IN_USE_WRITER, Journal, take_suspects
 from .layout import SourceRow, StoredEntry
 from .measuring import Measured
 from .placement import Placement
@@ -32,8 +32,8 @@ from .writing import GenerationConfig, Step, quiet
 class StoreConfig(NamedTuple):
     """Limits. `generation_bytes`: a map's fixed size. `transaction_bytes`: one sync while migrating.
     `ledger_slots`: sizes kept in memory, 20 bytes each. `drop_current_bytes`: a current generation with nothing
-    live and this much in it is sealed and dropped too. `remote_writer`: jobs run in another process; here nothing
-    is opened for writing."""
+    live and this much in it is sealed and dropped too. `remote_writer`: jobs run in another process; here
+    generations are opened for reading only."""
 
     generation_bytes: int = 1 << 30
     transaction_bytes: int = 8 << 20
@@ -81,7 +81,7 @@ class PayloadStore:
         self.directory = os.fspath(directory)
         self.config = config
         self._disk = disk
-        self._journal = Journal(os.path.join(self.directory, "in-use.reader" if config.remote_writer else "in-use"))
+        self._journal = Journal(os.path.join(self.directory, IN_USE))
         maps = GenerationConfig(config.generation_bytes, config.transaction_bytes)
         self.shelf = Shelf(self.directory, maps, disk, journal=self._journal, writer=not config.remote_writer)
         self._lock = threading.RLock()
@@ -101,7 +101,8 @@ class PayloadStore:
         """
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         aside: list[int] = []
-        for number in self._journal.open():
+        writer = os.path.join(self.directory, IN_USE_WRITER)
+        for number in sorted({*self._journal.open(), *take_suspects(writer)}):
             if os.path.isdir(self.shelf.path(number)) and not self._probe(self.shelf.path(number), number):
                 self.shelf.set_aside(number)
                 aside.append(number)
@@ -117,14 +118,25 @@ class PayloadStore:
         self.shelf.sweep()
         return aside
 
+    def examine(self) -> list[int]:
+        """BLOCKING. The writer process died: probe what it was inside of, set aside what kills a process; their
+        numbers."""
+        aside: list[int] = []
+        for number in take_suspects(os.path.join(self.directory, IN_USE_WRITER)):
+            path = self.shelf.path(number)
+            if os.path.isdir(path) and not self._probe(path, number):
+                self._fail(number, GenerationFailed(path, "it killed the writer process"))
+                self.shelf.set_aside(number)
+                aside.append(number)
+        return aside
+
     def close(self) -> None:
         """Close every environment."""
         self.shelf.close()
         self._journal.close()
 
     def suspects(self) -> list[int]:
-        """Generations that are not served: set aside after a crash inside them, or failing. Their homes are in
-        `lost`."""
+        """Generations not served: set aside after a crash inside them, or failing. Their homes are in `lost`."""
         return sorted({*self.shelf.set_aside_numbers(), *self.shelf.failed()})
 
     def lost(self) -> list[tuple[int, int, int]]:
@@ -354,10 +366,7 @@ class PayloadStore:
         ):
             return False
         if newest:
-            # Numbers are never used twice, so the newest needs a successor, which only a writer can make.
-            return not self.config.remote_writer and self._totals.get(number, 0) >= max(
-                self.config.drop_current_bytes, 1
-            )
+            return self._totals.get(number, 0) >= max(self.config.drop_current_bytes, 1)
         return self.shelf.sealed(number)
 
     def drop(self, generation: int) -> int:
@@ -368,6 +377,7 @@ class PayloadStore:
             if generation not in numbers or not self._droppable(generation, generation == numbers[-1]):
                 return 0
             if generation == numbers[-1]:
+                # Numbers are never used twice, so the newest needs a successor. No job runs: no writer has either open.
                 self.shelf.seal(generation)
                 self.shelf.create(generation + 1, self._placement.newest_run)
                 self._placement.note(generation + 1, 0)

@@ -22,6 +22,7 @@ from typing import Any
 
 from logyard.engine.disk import Disk
 from logyard.engine.errors import DirectoryInUse, LogyardError, WrongIdentity
+from logyard.engine.lock import in_use
 
 from .check_report import DAMAGE, Progress
 
@@ -63,9 +64,7 @@ def _held(directory: Path, exclusive: bool) -> Iterator[None]:
         try:
             fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            message = f"{directory} is in use by process {holder}; stop it first"
-            raise DirectoryInUse(message, path=str(directory)) from None
+            raise DirectoryInUse(in_use(str(directory), fd), path=str(directory)) from None
         yield
     finally:
         os.close(fd)

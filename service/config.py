@@ -54,6 +54,13 @@ class NodeConfig:
         default=None,
         metadata={"meaning": "Where Prometheus scrapes this node ([metrics](metrics.md)); nowhere when absent."},
     )
+    writer_process: bool = field(
+        default=True,
+        metadata={
+            "meaning": "Whether segments and payload migration are written by a process of their own, so that they "
+            "take no time of the node's interpreter; otherwise by threads."
+        },
+    )
     peers: Mapping[int, Address] = field(default_factory=dict)
     clients: Mapping[int, Address] = field(default_factory=dict)
     tls: TlsConfig | None = None
@@ -188,6 +195,8 @@ def _place_of(variable: str) -> tuple[str, str] | None:
 def _node_value(key: str, value: object, root: Path) -> object:
     if key == "id":
         return _node_number("node.id", value)
+    if key == "writer_process":
+        return _switch(key, value)
     if not isinstance(value, str):
         raise BadRequest(f"node.{key} = {value!r}: must be text in quotes", key=f"node.{key}")
     if key.endswith("_listen"):
@@ -197,6 +206,14 @@ def _node_value(key: str, value: object, root: Path) -> object:
             raise BadRequest('node.directory = "": must name a directory', key="node.directory")
         return root / Path(value).expanduser()
     return value
+
+
+def _switch(key: str, value: object) -> bool:
+    """true or false; as text where it comes from the environment."""
+    known = {"true": True, "false": False, True: True, False: False}
+    if not isinstance(value, str | bool) or value not in known:
+        raise BadRequest(f"node.{key} = {value!r}: must be true or false", key=f"node.{key}")
+    return known[value]
 
 
 def _node_number(where: str, value: object) -> int:
@@ -328,6 +345,8 @@ def _shown_default(value: object) -> str:
         return "required"
     if isinstance(value, tuple):
         return f'`"{value[0]}:{value[1]}"`'
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     return f'`"{value}"`' if value else ""
 
 

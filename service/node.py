@@ -45,6 +45,8 @@ from .pushes import listen
 from .rpc import RpcServer
 from .status import board_rows, describe_member, describe_sleeper, key_metrics, node_status
 from .tls import Door, PeerGuard, open_doors
+from .writer_process import COMMAND as WRITER_COMMAND
+from .writer_process import WriterProcess
 
 RETRY_S = 0.02
 """When a client asks again for what this member has not applied yet: it has waited here already."""
@@ -356,12 +358,15 @@ def build_system(
     *,
     disk: Disk | None = None,
     machines: Callable[[str, dict[str, Any]], Machine] = create_machine,
+    writer_command: Sequence[str] = (),
 ) -> System:
-    """An engine on a directory, not opened yet. `disk` and `machines` are other than the usual ones in tests."""
+    """An engine on a directory, not opened yet. `disk` and `machines` are other than the usual ones in tests.
+    `writer_command` starts the process that storage jobs run in; without one they run in threads."""
     disk = disk or Disk()
-    store = StoreAdapter(path / "payloads", config, disk)
+    writer = WriterProcess(path, config, disk, writer_command) if writer_command else None
+    store = StoreAdapter(path / "payloads", config, disk, writer)
     draw = random.Random(int.from_bytes(os.urandom(8), "little"))
-    return System(path, node_id, cluster_id, config, store, machines, draw.randrange, disk)
+    return System(path, node_id, cluster_id, config, store, machines, draw.randrange, disk, writer)
 
 
 async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio.TASK_STATUS_IGNORED) -> None:
@@ -371,7 +376,8 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
     """
     limits = config.limits
     peer_door, client_door = open_doors(config)
-    system = build_system(Path(config.directory), config.id, config.cluster, limits)
+    command = WRITER_COMMAND if config.writer_process else ()
+    system = build_system(Path(config.directory), config.id, config.cluster, limits, writer_command=command)
     await system.open()
     try:
         peers = build_peers(config, system, peer_door)

@@ -1,35 +1,52 @@
-"""The payload store behind the engine's port: its errors become the engine's, its jobs run one at a time in a
-thread."""
+"""The payload store behind the engine's port: its errors become the engine's, its jobs run one at a time.
+
+Invariant: a job is adopted or abandoned before the next is built. Jobs run in a thread, or, when the node has a writer
+process, there: then this process opens generations for reading only. Wired by `node.build_system`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.entry import unit_seed, units_of
-from logyard.engine.errors import Corrupt, Gone, LogyardError, NoSpace
+from logyard.engine.errors import Corrupt, Gone, JobPoisoned, LogyardError, NoSpace
+from logyard.engine.log.payload_source import FileSource
 from logyard.engine.ports import SourceEntry
+from logyard.engine.types import Buffer
 from logyard.payloads.checkpoints import Home
-from logyard.payloads.compaction import MigrateJob, RewriteJob, choose_rewrite
+from logyard.payloads.compaction import MigrateReport, RewriteJob, choose_rewrite
 from logyard.payloads.errors import PayloadCorrupt, PayloadError, PayloadMissing, StoreFull
-from logyard.payloads.layout import SourceRow, SourceUnit, StoredEntry
+from logyard.payloads.layout import StoredEntry
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.payloads.reference import PayloadRange, Position
 from logyard.payloads.store import GenerationInfo, PayloadStore, StoreConfig
 from logyard.payloads.transfer import subtract
 
+from .writer_jobs import FILE, REWRITE, ROWS, Pacer, migrate_file, pack_rows, source_row, unpack_report
+from .writer_process import WriterProcess
+
+log = logging.getLogger(__name__)
+
 
 class StoreAdapter:
     """`engine.ports.StorePort` over a `PayloadStore`."""
 
-    def __init__(self, directory: Path, config: SystemConfig, disk: Disk) -> None:
-        limits = StoreConfig(config.generation_bytes, config.generation_transaction_bytes)
+    def __init__(self, directory: Path, config: SystemConfig, disk: Disk, writer: WriterProcess | None = None) -> None:
+        limits = StoreConfig(
+            config.generation_bytes, config.generation_transaction_bytes, remote_writer=writer is not None
+        )
         self._store = PayloadStore(directory, limits, disk)
+        self._disk = disk
+        self._writer = writer
         self._job = trio.Lock()
+        # Generations whose rewriting killed the writer process: left as they are until the next start.
+        self._poisoned: set[int] = set()
 
     def open(self) -> Sequence[int]:
         """BLOCKING."""
@@ -98,23 +115,53 @@ class StoreAdapter:
         """Copy entries to the current generation and make it their home."""
         async with self._job:
             job = self._store.migrate_job(ranges)
-            await self._run(job, lambda uid, first, last: map(_source_row, read(uid, first, last)))
+            if self._writer is None:
+                run = partial(self._store.run, job, lambda *one: map(source_row, read(*one)))
+                await self._finish(trio.to_thread.run_sync(run))
+                return
+            rows, bodies = pack_rows(entry for one in ranges for entry in read(*one))
+            await self._finish(self._there("payloads of a snapshot", [ROWS, 0, list(job), rows], bodies))
 
-    async def rewrite_sparse(self, live_ratio: float) -> int:
+    async def migrate(self, source: FileSource, bytes_s: int) -> None:
+        """Copy what lives in a sealed WAL file to the current generation and make it its home."""
+        async with self._job:
+            job = self._store.migrate_job(source.ranges)
+            if self._writer is None:
+                step = Pacer(bytes_s, _pause)
+                run = partial(migrate_file, source, job, self._disk, self._store.shelf, step)
+                await self._finish(trio.to_thread.run_sync(run))
+                return
+            what = f"migration of WAL file {source.file}"
+            await self._finish(self._there(what, [FILE, bytes_s, list(job), source.pack()]))
+
+    async def rewrite_sparse(self, live_ratio: float, bytes_s: int) -> int:
         """Rewrite what lives too little."""
         done = 0
         async with self._job:
             for number in choose_rewrite(self._store.generations(), live_ratio):
-                await self._run(self._store.rewrite_job(number), None)
+                if number in self._poisoned:
+                    continue
+                job = self._store.rewrite_job(number)
+                if self._writer is None:
+                    run = partial(self._store.run, job, step=Pacer(bytes_s, _pause))
+                    await self._finish(trio.to_thread.run_sync(run))
+                else:
+                    await self._rewrite_there(number, bytes_s, job)
                 done += 1
         return done
 
-    async def _run(
-        self, job: MigrateJob | RewriteJob, read: Callable[[int, int, int], Iterable[SourceRow]] | None
-    ) -> None:
+    async def _rewrite_there(self, number: int, bytes_s: int, job: RewriteJob) -> None:
+        try:
+            await self._finish(self._there(f"rewriting of generation {number}", [REWRITE, bytes_s, list(job)]))
+        except JobPoisoned:
+            self._poisoned.add(number)
+            raise
+
+    async def _finish(self, run: Awaitable[MigrateReport]) -> None:
+        """Wait for the running job, and adopt what it did. When this raises, nothing works on it any more."""
         try:
             with _translated():
-                report = await trio.to_thread.run_sync(self._store.run, job, read)
+                report = await run
                 if report.damaged:
                     uid, index, reason = report.damaged[0]
                     raise Corrupt(f"payload of entry {index} of group {uid:016x}", 0, "its hash", reason)
@@ -122,6 +169,17 @@ class StoreAdapter:
         except BaseException:
             self._store.abandon()
             raise
+
+    async def _there(self, what: str, header: Sequence[object], bodies: Sequence[Buffer] = ()) -> MigrateReport:
+        """A job in the writer process; what that was inside of when it died is looked at before it goes on."""
+        assert self._writer is not None
+
+        async def died() -> None:
+            aside = await trio.to_thread.run_sync(self._store.examine)
+            if aside:
+                log.error("payloads: generations %s killed the writer process: they are set aside", aside)
+
+        return unpack_report(await self._writer.call(what, header, bodies, died))
 
     def mark_dead(self, uid: int, first: tuple[int, int], end: tuple[int, int]) -> object:
         """These units are dead."""
@@ -160,19 +218,9 @@ class StoreAdapter:
         return self._store.disk_bytes()
 
 
-def _source_row(entry: SourceEntry) -> SourceRow:
-    """All units with seed and hash, so that the copy is checked against the proposer's own hashes."""
-    units = [
-        SourceUnit(
-            unit.number,
-            unit.length,
-            bool(unit.records),
-            unit_seed(entry.uid, entry.index, entry.term, unit.number),
-            unit.hash,
-        )
-        for unit in units_of(entry.data)
-    ]
-    return SourceRow(entry.uid, entry.index, entry.term, entry.data, units, entry.live, entry.read)
+def _pause(seconds: float) -> None:
+    """In a worker thread: by the loop's clock, and over when its task is cancelled."""
+    trio.from_thread.run(trio.sleep, seconds)
 
 
 class _translated:

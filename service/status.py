@@ -71,6 +71,7 @@ def node_status(system: System) -> dict[str, Any]:
             **system.durability.status(),
         },
         "segments": storage.segments.status(),
+        "writer": system.writer.status() if system.writer is not None else None,
         "generations": [
             {"id": one.id, "total": one.total, "live": one.live, "sealed": one.sealed} for one in generations
         ],

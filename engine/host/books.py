@@ -59,7 +59,9 @@ class Books:
                 puts += self._owed.items()
             try:
                 if puts:
-                    await self.system.space.out_of_reserve("the meta store", lambda: self.meta.commit(puts))
+                    await self.system.space.out_of_reserve(
+                        "the meta store", lambda: trio.to_thread.run_sync(self.meta.commit, puts)
+                    )
             except BaseException:
                 self.floors |= floors
                 raise

@@ -25,6 +25,7 @@ WAL_QUEUE: Final = "the write-ahead log's queue"
 WAL_UNFLUSHED: Final = "the write-ahead log without segments"
 APPLY: Final = "the group's queue of committed entries"
 MEMORY: Final = "the node's memory"
+MIGRATION: Final = "the WAL that waits to be migrated"
 
 RETRY_S_MIN: Final = 0.01
 RETRY_S_MAX: Final = 2.0
@@ -46,6 +47,7 @@ class Stages(NamedTuple):
     wal_unflushed: int
     apply: int
     memory: int
+    migration: int
 
 
 def stages(config: SystemConfig, share: float) -> Stages:
@@ -60,6 +62,7 @@ def stages(config: SystemConfig, share: float) -> Stages:
                 config.wal_unflushed_bytes_max,
                 config.apply_lag_bytes_max,
                 config.node_memory_bytes,
+                config.migrate_debt_bytes_max,
             )
         )
     )
@@ -162,6 +165,8 @@ class Budget:
         storage = self._system.storage
         if storage.backlog_files and storage.backlog_files * self._system.config.wal_file_bytes > limits.wal_unflushed:
             self._refuse(WAL_UNFLUSHED, self._system.config.wal_file_bytes, size)
+        if storage.migration.debt > limits.migration:
+            self._refuse(MIGRATION, storage.migration.debt - limits.migration, size)
         raft = member.raft
         if raft.commit > raft.applied and apply_lag(member) > limits.apply:
             self._refuse(APPLY, size, size)
@@ -209,6 +214,7 @@ class Budget:
             "wal_queue": durability.bytes + durability.writing_bytes,
             "wal_unflushed": system.storage.backlog_files * system.config.wal_file_bytes,
             "memory": self.memory(),
+            "migration": system.storage.migration.debt,
         }
         return {
             "bytes": held,

@@ -8,21 +8,19 @@ twice. Called by the janitor of `storage`; the copying itself runs in a thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..entry import units_of
-from ..errors import Corrupt, NoSpace
-from ..ports import SourceEntry
+from ..errors import Corrupt, JobPoisoned, NoSpace
+from ..log.payload_source import FileSource, LiveGroup
 from .homes import SealedFile
+from .pace import Pace
 from .space import COPY_RETRY_S
 
 if TYPE_CHECKING:
     from .system import System
-
-READ_BYTES = 4 * 1024 * 1024
 
 
 def choose_victims(
@@ -44,6 +42,9 @@ class Migration:
 
     def __init__(self, system: System) -> None:
         self.system = system
+        self.pace = Pace(system.config)
+        # Bytes of sealed files above the budget that could move and have not: clients wait while they are too many.
+        self.debt = 0
 
     def victims(self) -> list[SealedFile]:
         """Sealed files to migrate now, by this node's limits. A file that failed waits for a start or for `compact`."""
@@ -52,9 +53,12 @@ class Migration:
         found = choose_victims(
             files, time.monotonic(), config.migrate_budget_bytes, config.migrate_age_s, config.migrate_dead_ratio
         )
+        movable = [file for file in found if self._committed(file)]
+        over = sum(file.length for file in files) - config.migrate_budget_bytes
+        self.debt = max(0, min(over, sum(file.length for file in movable)))
         space = self.system.space
         # Dropping whole files is always possible; what is copied needs room.
-        return [file for file in found if self._committed(file) and (not file.live or space.may_copy(file.live))]
+        return [file for file in movable if not file.live or space.may_copy(file.live)]
 
     def _committed(self, file: SealedFile) -> bool:
         """Whether all in a file is committed. A generation never holds what another leader may overwrite."""
@@ -62,18 +66,16 @@ class Migration:
         shares = [(members.get(uid), share) for uid, share in file.shares.items()]
         return all(member is None or member.damaged or member.raft.commit >= share.last for member, share in shares)
 
-    async def migrate(self, file: SealedFile) -> None:
+    async def migrate(self, file: SealedFile, paced: bool = True) -> None:
         """Copy what lives in one sealed file to the current generation, then let the file go. Raises `Corrupt` for
-        damaged bytes."""
+        damaged bytes, `JobPoisoned`."""
         system = self.system
         storage = system.storage
         live = file.live
         if live:
             try:
-                await system.store.write(
-                    self._ranges(file), lambda uid, first, last: self._read(file, uid, first, last)
-                )
-            except Corrupt:
+                await system.store.migrate(self._source(file), self._limit() if paced else 0)
+            except (Corrupt, JobPoisoned):
                 # Trying again would fill a generation with half copies each time; the file stays the home of what is
                 # good in it.
                 file.failed = True
@@ -92,48 +94,35 @@ class Migration:
             # A home by what is stored, so it is one still: the next look lets it go.
             storage.files[file.file] = file
             raise
+        self.debt = max(0, self.debt - file.length)
         system.counters.migrated_files += 1
         system.counters.migrated_bytes += live
         storage.homes.give_up(("wal", file.file), lambda: storage.recycle(file.file))
         storage.segments.release(file.file)
 
-    def _ranges(self, file: SealedFile) -> list[tuple[int, int, int]]:
-        """(uid, first, last) of what to copy: each group's share, without its dead prefix."""
-        ranges = []
+    def _limit(self) -> int:
+        """Bytes a second for the next job; 0: as fast as it can."""
+        storage = self.system.storage
+        self.pace.sample(self.system.durability.batch_bytes)
+        return self.pace.limit(self.debt, storage.backlog_files)
+
+    def _source(self, file: SealedFile) -> FileSource:
+        """What to copy: each group's share, without its dead prefix, and what of it lives now."""
+        storage = self.system.storage
+        groups = []
         for uid, share in sorted(file.shares.items()):
             member = self.system.members.get(uid)
             if member is None:
                 continue
             first = max(share.first, member.liveness.released_before.index)
             if first <= share.last:
-                ranges.append((uid, first, share.last))
-        return ranges
+                spans = member.liveness.live_within((first, 0), (share.last + 1, 0))
+                live = tuple((low.index, low.ordinal, high.index, high.ordinal) for low, high in spans)
+                groups.append(LiveGroup(uid, first, share.last, live))
+        segment = str(storage.segments.path(file.file))
+        return FileSource(segment, str(self.system.path / "wal"), file.file, tuple(groups))
 
-    def _read(self, file: SealedFile, uid: int, first: int, last: int) -> Iterator[SourceEntry]:
-        """In a thread: the entries to copy; metadata from the segment, payload from the WAL file on demand."""
-        system = self.system
-        reader = system.storage.segments.reader(file.file)
-        member = system.members.get(uid)
-        while first <= last and member is not None:
-            entries = reader.entries(uid, first, last, READ_BYTES)
-            if not entries:
-                return
-            for entry in entries:
-                if not entry.body_bytes or entry.tombstone:
-                    continue
-                units = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(entry.data)]
-                live = member.liveness.live_units(entry.index, units)
-                if not live:
-                    continue
-
-                def read(offset: int, length: int, base: int = entry.offset) -> bytes:
-                    data: bytes = system.wal.read_payload(file.file, base + offset, length)
-                    return data
-
-                yield SourceEntry(uid, entry.index, entry.term, entry.data, live, read)
-            first = entries[-1].index + 1
-
-    async def collect(self, live_ratio: float) -> None:
+    async def collect(self, live_ratio: float, paced: bool = True) -> None:
         """Rewrite generations below a live ratio, unlink those with nothing live. These go also where there is no room
         for a copy of those; raises `NoSpace` then."""
         system = self.system
@@ -141,7 +130,7 @@ class Migration:
         rewritten = 0
         try:
             if live_ratio and system.space.may_copy(0):
-                rewritten = await system.store.rewrite_sparse(live_ratio)
+                rewritten = await system.store.rewrite_sparse(live_ratio, self._limit() if paced else 0)
         except NoSpace as error:
             trouble = error
             system.space.copy_at = time.monotonic() + COPY_RETRY_S
@@ -172,14 +161,14 @@ class Migration:
         )
         for file in files:
             try:
-                await self.migrate(file)
+                await self.migrate(file, paced=False)
             except NoSpace as error:
                 trouble = error
         try:
             if trouble is None:
                 await trio.to_thread.run_sync(system.store.seal_current)
             # Asked for by hand, so every dead byte is worth the copying.
-            await self.collect(1.0)
+            await self.collect(1.0, paced=False)
         except NoSpace as error:
             trouble = error
         storage.look()

@@ -120,6 +120,7 @@ def _open(system: System) -> None:
     disk.make_directory(str(path))
     lock_fd = disk.lock_directory(str(path))
     storage.closing.append(lambda: disk.close(lock_fd))
+    storage.lock_fd = lock_fd
     system.space.open()
     for name in ("wal", "segments"):
         disk.make_directory(str(path / name))

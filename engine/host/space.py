@@ -144,18 +144,17 @@ class Space:
         self.note(what)
         return True
 
-    async def out_of_reserve(self, what: str, call: Callable[[], T]) -> T:
-        """`call` in a thread; without room for it the reserve is given up, and it is called once more. Raises
-        `NoSpace`."""
+    async def out_of_reserve(self, what: str, job: Callable[[], Awaitable[T]]) -> T:
+        """Do `job`; without room for it the reserve is given up, and it is done once more. Raises `NoSpace`."""
         try:
-            return await trio.to_thread.run_sync(call)
+            return await job()
         except (NoSpace, OSError) as error:
             if not self.found(what, error):
                 raise
         if self._held:
             await trio.to_thread.run_sync(self._give_up)
         try:
-            return await trio.to_thread.run_sync(call)
+            return await job()
         except OSError as error:
             if not is_full(error):
                 raise

@@ -18,7 +18,7 @@ import trio
 
 from ..entry import Entry
 from ..errors import LogyardError
-from ..log.segment_writer import build_segment_job, latest_entries, run_segment_job
+from ..log.segment_writer import SegmentJob, SegmentRunner, SegmentWritten, build_segment_job, run_segment_job
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..machine import Position
 from ..ports import LivenessPort, SourceEntry
@@ -51,6 +51,9 @@ class Storage:
         self.migration = Migration(system)
         self.books = Books(system)
         self.wal: Wal
+        # The directory's lock, which the writer process inherits.
+        self.lock_fd = -1
+        self.write_segment: SegmentRunner | None = None if system.writer is None else system.writer.write_segment
         self.closing: list[Callable[[], None]] = []
         self.segments = Segments(system)
         self._sealed: deque[Sealed] = deque()
@@ -154,6 +157,10 @@ class Storage:
                 await self._try("sealing", self.seal_all)
                 for file in self.migration.victims():
                     await self._try(f"migration of WAL file {file.file}", self.migration.migrate, file)
+                    if self._sealed:
+                        # Files without segments hold up more than files with: what filled up meanwhile comes first.
+                        await self._try("sealing", self.seal_all)
+                self.migration.victims()
                 await self._try("collection", self.migration.collect, self.system.config.rewrite_live_ratio)
                 await self._try("removal of segments", self.segments.remove_unused)
             await self._try("snapshots", self._take_due_snapshots)
@@ -245,21 +252,23 @@ class Storage:
         self.segments.users[file.file] = users
         self.homes.files[file.file] = file
 
-    def _write_segment(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
-        """In a thread. (first, last, term of the last, payload bytes) of each group in the file."""
+    async def _write_segment(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
+        """(first, last, term of the last, payload bytes) of each group in the file."""
+        written = await trio.to_thread.run_sync(self._segment_in_thread, sealed)
+        if not isinstance(written, SegmentWritten):
+            assert self.write_segment is not None
+            written = await self.write_segment(written, sealed.entries)
+        info, sizes = written
+        return {uid: (first, last, info.terms[uid][-1][1], sizes[uid]) for uid, (first, last) in info.runs.items()}
+
+    def _segment_in_thread(self, sealed: Sealed) -> SegmentWritten | SegmentJob:
+        """The segment, or the job for who else runs such jobs."""
         members = self.system.members
         job = build_segment_job(
             sealed, lambda uid, index, term: uid in members, segment=sealed.file,
             path=str(self.segments.path(sealed.file)), directory=str(self.system.path / "wal"),
         )  # fmt: skip
-        info = run_segment_job(self.system.disk, job, sealed.entries)
-        sizes: dict[int, int] = {}
-        for (uid, _), entry in latest_entries(sealed.entries).items():
-            if entry.file:
-                sizes[uid] = sizes.get(uid, 0) + entry.body_bytes
-        return {
-            uid: (first, last, info.terms[uid][-1][1], sizes.get(uid, 0)) for uid, (first, last) in info.runs.items()
-        }
+        return job if self.write_segment is not None else run_segment_job(self.system.disk, job, sealed.entries)
 
     def _current_part(self, member: Member, segment: int, first: int, last: int) -> tuple[int, int]:
         """The longest prefix of a segment's run that is still the log's content: its last index and its payload bytes

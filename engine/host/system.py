@@ -23,7 +23,7 @@ from ..disk import Disk
 from ..entry import PIECE, PIECE_BYTES_MAX, check_frame, encode_system
 from ..errors import BadRequest, Busy, GroupStopped, LogyardError, NotLeader, Refused, UnknownGroup, WalFailed
 from ..machine import Machine
-from ..ports import PeersPort, StorePort
+from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
@@ -63,6 +63,7 @@ UPLOADS_FULL_S = 0.5
 class System:
     """One node's engine.
 
+    `writer` is the process that storage jobs run in; without one they run in threads.
     `machines` turns a machine's name and arguments into a fresh machine. `draw(n)` is the random source of elections,
     in [0, n).
     """
@@ -77,12 +78,14 @@ class System:
         machines: Callable[[str, dict[str, Any]], Machine],
         draw: Callable[[int], int],
         disk: Disk | None = None,
+        writer: WriterPort | None = None,
     ) -> None:
         self.path = path
         self.node_id = node_id
         self.cluster_id = cluster_id
         self.config = config
         self.store = store
+        self.writer = writer
         self.create_machine = machines
         self.draw = draw
         self.disk = disk or Disk()
@@ -149,6 +152,8 @@ class System:
         try:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
+                if self.writer is not None:
+                    await nursery.start(self.writer.run, self.storage.lock_fd)
                 nursery.start_soon(self.scheduler.run)
                 nursery.start_soon(self.scheduler.tell)
                 nursery.start_soon(ticker.run, self)

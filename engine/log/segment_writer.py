@@ -9,7 +9,7 @@ by the host after a roll.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..disk import Disk
 from ..entry import Entry
@@ -50,6 +50,32 @@ class SegmentJob(NamedTuple):
         assert isinstance(runs, (list, tuple)) and isinstance(path, str) and isinstance(directory, str)
         assert isinstance(segment, int) and isinstance(file, int) and isinstance(epoch, int) and isinstance(length, int)
         return cls(segment, path, directory, file, epoch, length, tuple(ValidRun(*run) for run in runs))
+
+
+class SegmentWritten(NamedTuple):
+    """A segment that is durable, and the payload bytes that its WAL file holds of each group in it."""
+
+    info: SegmentInfo
+    sizes: dict[int, int]
+
+    def pack(self) -> list[object]:
+        """As nested lists: maps with number keys are refused by careful decoders."""
+        return [pack_info(self.info), list(self.sizes.items())]
+
+    @classmethod
+    def unpack(cls, plain: Sequence[object]) -> SegmentWritten:
+        """From what `pack` made."""
+        info, sizes = plain
+        assert isinstance(info, (list, tuple)) and isinstance(sizes, (list, tuple))
+        return cls(unpack_info(info), dict(sizes))
+
+
+class SegmentRunner(Protocol):
+    """Whoever runs segment jobs: a thread, or the writer process. Idempotent, durable on return."""
+
+    async def __call__(self, job: SegmentJob, entries: Sequence[tuple[int, Entry]]) -> SegmentWritten:
+        """`entries` are the file's, for who has no need to read them again. Raises `Corrupt`, `OSError`."""
+        ...
 
 
 def latest_entries(entries: Sequence[tuple[int, Entry]]) -> dict[tuple[int, int], Entry]:
@@ -96,7 +122,7 @@ def build_segment_job(
     return SegmentJob(segment, path, directory, sealed.file, sealed.epoch, sealed.length, tuple(runs))
 
 
-def run_segment_job(disk: Disk, job: SegmentJob, entries: Sequence[tuple[int, Entry]] | None = None) -> SegmentInfo:
+def run_segment_job(disk: Disk, job: SegmentJob, entries: Sequence[tuple[int, Entry]] | None = None) -> SegmentWritten:
     """Write the job's segment; durable on return. Without `entries` (another process) they are read from the WAL file.
 
     Raises `Corrupt` when the file no longer holds an entry the job names: then memory, or a peer, has to give it.
@@ -105,13 +131,18 @@ def run_segment_job(disk: Disk, job: SegmentJob, entries: Sequence[tuple[int, En
         entries = replay_file(disk, job.directory, job.file)
     latest = latest_entries(entries)
     rows: list[tuple[int, Entry]] = []
+    sizes: dict[int, int] = {}
     for uid, first, last, term in job.runs:
+        size = 0
         for index in range(first, last + 1):
             entry = latest.get((uid, index))
             if entry is None or entry.term != term:
                 raise Corrupt(f"WAL file {job.file}", 0, f"entry {index} of group {uid:016x}", entry)
             rows.append((uid, entry))
-    return write_segment(disk, job.path, job.segment, rows)
+            if entry.file:
+                size += entry.body_bytes
+        sizes[uid] = sizes.get(uid, 0) + size
+    return SegmentWritten(write_segment(disk, job.path, job.segment, rows), sizes)
 
 
 def pack_info(info: SegmentInfo) -> list[object]:

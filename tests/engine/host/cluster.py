@@ -29,10 +29,12 @@ from logyard.engine.transport.memory import MemoryNetwork, MemoryPeers
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.registry import create_machine
 from logyard.service.node import Node, build_system
+from logyard.service.writer_process import COMMAND
 
 KIB = 1024
 MIB = 1024 * KIB
 PATIENCE = 20.0
+WRITER_VARIABLE = "LOGYARD_TEST_WRITER"
 SMALL: dict[str, Any] = {
     "wal_file_bytes": MIB,
     "wal_unflushed_bytes_max": 64 * MIB,
@@ -77,6 +79,7 @@ class Cluster:
         limits: Mapping[str, Any],
         machines: Machines,
         disks: Mapping[int, Disk],
+        writer: Sequence[str],
     ) -> None:
         self.path = path
         self.ids = list(range(1, count + 1))
@@ -86,6 +89,7 @@ class Cluster:
         self.nodes: dict[int, Node] = {}
         self.machines = machines
         self.disks = dict(disks)
+        self.writer = writer
         self.failures: dict[int, LogyardError] = {}
         self._nursery = nursery
         self._scopes: dict[int, tuple[trio.CancelScope, trio.Event]] = {}
@@ -113,7 +117,7 @@ class Cluster:
         """A node's engine, not opened."""
         return build_system(
             self.path / f"node-{number}", number, "test", self.config,
-            disk=self.disks.get(number), machines=self.machines,
+            disk=self.disks.get(number), machines=self.machines, writer_command=self.writer,
         )  # fmt: skip
 
     async def _run(
@@ -302,11 +306,15 @@ async def cluster(
     machines: Machines = create_machine,
     disks: Mapping[int, Disk] | None = None,
     group: str = "log",
+    writer: Sequence[str] | None = None,
     **limits: Any,
 ) -> AsyncIterator[Cluster]:
-    """`count` running nodes, and a group on all of them unless `group` is empty."""
+    """`count` running nodes, and a group on all of them unless `group` is empty. `writer`: the command of their writer
+    processes; by default there is none, or, when the environment says LOGYARD_TEST_WRITER=process, the real one."""
+    if writer is None:
+        writer = COMMAND if os.environ.get(WRITER_VARIABLE) == "process" else ()
     async with trio.open_nursery() as nursery:
-        found = Cluster(path, count, nursery, limits, machines, disks or {})
+        found = Cluster(path, count, nursery, limits, machines, disks or {}, writer)
         await nursery.start(found.network.run)
         for number in found.ids:
             await found.start(number)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,13 @@ import trio
 from logyard.engine.entry import units_of
 from logyard.engine.errors import Corrupt, Gone, LogyardError
 
-from .cluster import KIB, Cluster, cluster, payload_books, until
+from .cluster import KIB, WRITER_VARIABLE, Cluster, cluster, payload_books, until
+
+
+@pytest.fixture(params=["thread", "process"], autouse=True)
+def writer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test twice: jobs in threads, and in the writer process."""
+    monkeypatch.setenv(WRITER_VARIABLE, request.param)
 
 
 async def restarted_books(c: Cluster, number: int) -> dict[str, object]:
@@ -154,34 +161,24 @@ async def test_a_release_while_its_payloads_move_is_counted_in_the_copy(tmp_path
         await c.roll(1)
         system = c.system(1)
         inside, go_on = trio.Event(), trio.Event()
-        write = system.store.write
+        finish = system.store._finish  # type: ignore[attr-defined]
 
-        async def slow(ranges: object, read: object) -> None:
-            # Built before the release, adopted after it.
-            store = system.store._store  # type: ignore[attr-defined]
-            run = store.run
-
-            def late(*arguments: object) -> object:
-                report = run(*arguments)
-                trio.from_thread.run_sync(inside.set)
-                trio.from_thread.run(go_on.wait)
+        async def late(run: Awaitable[object]) -> None:
+            # Built and run before the release, adopted after it.
+            async def held() -> object:
+                report = await run
+                inside.set()
+                await go_on.wait()
                 return report
 
-            store_run = type(store).run
-            type(store).run = lambda _, *arguments: late(*arguments)
-            run = store_run.__get__(store)
-            try:
-                await write(ranges, read)  # type: ignore[arg-type]
-            finally:
-                type(store).run = store_run
+            await finish(held())
 
-        system.store.write = slow  # type: ignore[method-assign]
+        system.store._finish = late  # type: ignore[attr-defined]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(c.nodes[1].compact)
             await inside.wait()
             await c.nodes[1].truncate("log", 15)
             go_on.set()
-        system.store.write = write  # type: ignore[method-assign]
         live = sum(one.live for one in system.store.generations())
         assert 5 * 40 * KIB <= live < 6 * 40 * KIB + 4096
         assert [body for _, body in await c.read(1, 15)] == bodies[15:]

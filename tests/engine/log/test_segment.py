@@ -16,6 +16,7 @@ from logyard.engine.log.record import BLOCK
 from logyard.engine.log.segment import HEAD_BYTES, ROW_BYTES, SegmentReader, write_segment
 from logyard.engine.log.segment_writer import (
     SegmentJob,
+    SegmentWritten,
     build_segment_job,
     pack_info,
     run_segment_job,
@@ -207,7 +208,7 @@ def job_of(tmp_path: Path, sealed: Sealed) -> SegmentJob:
 
 def test_pitfall_43_53_a_deleted_group_and_old_content_are_left_behind(tmp_path: Path) -> None:
     wal, sealed = sealed_file(tmp_path)
-    info = run_segment_job(Disk(), job_of(tmp_path, sealed), sealed.entries)
+    info = run_segment_job(Disk(), job_of(tmp_path, sealed), sealed.entries).info
     assert info.runs == {7: (3, 6), 8: (1, 3)}
     assert info.terms == {7: [(3, 1), (4, 2)], 8: [(1, 1)]}
     reader = SegmentReader(Disk(), str(tmp_path / "1.segment"))
@@ -226,7 +227,7 @@ def test_pitfall_46_what_an_overwrite_voids_is_left_behind_whoever_is_asked(tmp_
         sealed, lambda uid, index, term: True, segment=1, path=str(tmp_path / "1"), directory=str(tmp_path)
     )
     assert [tuple(run) for run in job.runs] == [(7, 1, 2, 1), (7, 3, 4, 2), (8, 5, 5, 1)]
-    assert run_segment_job(Disk(), job, sealed.entries).runs == {7: (1, 4), 8: (5, 5)}
+    assert run_segment_job(Disk(), job, sealed.entries).info.runs == {7: (1, 4), 8: (5, 5)}
 
 
 def test_another_process_writes_the_same_bytes_from_the_file_alone(tmp_path: Path) -> None:
@@ -237,7 +238,8 @@ def test_another_process_writes_the_same_bytes_from_the_file_alone(tmp_path: Pat
     bytes_here = (tmp_path / "1.segment").read_bytes()
     job = SegmentJob.unpack(msgpack.unpackb(msgpack.packb(job.pack())))
     there = run_segment_job(Disk(), job)
-    assert unpack_info(msgpack.unpackb(msgpack.packb(pack_info(there)))) == here
+    assert unpack_info(msgpack.unpackb(msgpack.packb(pack_info(there.info)))) == here.info
+    assert SegmentWritten.unpack(msgpack.unpackb(msgpack.packb(there.pack()))) == here
     assert (tmp_path / "1.segment").read_bytes() == bytes_here
     again = run_segment_job(Disk(), job)
     assert again == here and (tmp_path / "1.segment").read_bytes() == bytes_here
