@@ -162,7 +162,7 @@ class WriterProcess:
         what = f"segment of WAL file {job.file}"
         try:
             return SegmentWritten.unpack(await self.call(what, [SEGMENT, job.pack()]))
-        except (Corrupt, JobPoisoned, WriterAway, WireBroken) as error:
+        except (Corrupt, FileNotFoundError, JobPoisoned, WriterAway, WireBroken) as error:
             # What the file does not give any more is in memory; and a job that is too long, or deadly, is not so here.
             log.error("writer: %s is written in the node: %s", what, error)
         return await trio.to_thread.run_sync(run_segment_job, self._disk, job, entries)

@@ -53,12 +53,15 @@ class Migration:
         found = choose_victims(
             files, time.monotonic(), config.migrate_budget_bytes, config.migrate_age_s, config.migrate_dead_ratio
         )
-        movable = [file for file in found if self._committed(file)]
-        over = sum(file.length for file in files) - config.migrate_budget_bytes
-        self.debt = max(0, min(over, sum(file.length for file in movable)))
         space = self.system.space
         # Dropping whole files is always possible; what is copied needs room.
-        return [file for file in movable if not file.live or space.may_copy(file.live)]
+        return [file for file in found if self._committed(file) and (not file.live or space.may_copy(file.live))]
+
+    def book(self) -> None:
+        """Add up the debt: what is above the budget, as far as it can move."""
+        movable = sum(file.length for file in self.victims())
+        held = sum(file.length for file in self.system.storage.files.values() if not file.failed)
+        self.debt = max(0, min(held - self.system.config.migrate_budget_bytes, movable))
 
     def _committed(self, file: SealedFile) -> bool:
         """Whether all in a file is committed. A generation never holds what another leader may overwrite."""

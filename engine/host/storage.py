@@ -160,7 +160,7 @@ class Storage:
                     if self._sealed:
                         # Files without segments hold up more than files with: what filled up meanwhile comes first.
                         await self._try("sealing", self.seal_all)
-                self.migration.victims()
+                self.migration.book()
                 await self._try("collection", self.migration.collect, self.system.config.rewrite_live_ratio)
                 await self._try("removal of segments", self.segments.remove_unused)
             await self._try("snapshots", self._take_due_snapshots)
@@ -225,6 +225,7 @@ class Storage:
                 self._compact_log(member)
         if not file.live:
             await self.migration.migrate(file)
+        self.migration.book()
         self.system.durability.metadata_bytes -= metadata_bytes(entry for _, entry in sealed.entries)
 
     def _adopt_segment(

@@ -1,0 +1,95 @@
+"""A writer process that fails where a plan says: ``python -m tests.service.failing_writer PLAN ...`` and what
+`logyard.service.writer` takes.
+
+PLAN is a directory. `die` holds a number: that many steps from now the process is killed, once. `always` and `stall`
+hold a step's name: it is killed there each time; it waits there while the file exists. `steps` gets the names of all
+steps, `died` those at which `die` was obeyed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from logyard.engine.disk import Disk
+from logyard.engine.types import Buffer
+from logyard.payloads.writing import GenerationConfig
+from logyard.service.writer import serve
+
+
+def command(plan: Path) -> tuple[str, ...]:
+    """For `WriterProcess`."""
+    plan.mkdir(exist_ok=True)
+    return (sys.executable, "-m", "tests.service.failing_writer", str(plan))
+
+
+class Plan:
+    """What happens at a step."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def read(self, name: str) -> str:
+        try:
+            return (self.directory / name).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def step(self, name: str, size: int = 0) -> None:
+        with (self.directory / "steps").open("a") as steps:
+            steps.write(f"{name}\n")
+        left = self.read("die")
+        if left:
+            if int(left) > 1:
+                (self.directory / "die").write_text(str(int(left) - 1))
+            else:
+                (self.directory / "die").unlink()
+                with (self.directory / "died").open("a") as died:
+                    died.write(f"{name}\n")
+                os.kill(os.getpid(), signal.SIGKILL)
+        if self.read("always") == name:
+            for data in Path(self.read("damage") or "/nowhere").glob("gen-*/data.mdb"):
+                os.truncate(data, 3 * 4096)
+            os.kill(os.getpid(), signal.SIGBUS if self.read("damage") else signal.SIGKILL)
+        while self.read("stall") == name:
+            (self.directory / "stalled").write_text(str(os.getpid()))
+            select.select([], [], [], 0.005)
+
+
+class StepDisk(Disk):
+    """A disk whose calls are steps."""
+
+    __slots__ = ("_plan",)
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+
+    def gather_write(self, fd: int, buffers: Iterable[Buffer], offset: int) -> int:
+        self._plan.step("before write")
+        return super().gather_write(fd, buffers, offset)
+
+    def sync_file(self, fd: int) -> None:
+        self._plan.step("before sync")
+        super().sync_file(fd)
+        self._plan.step("after sync")
+
+    def rename(self, old: str, new: str) -> None:
+        self._plan.step("before rename")
+        super().rename(old, new)
+
+
+def main() -> int:
+    """As the real one."""
+    plan = Plan(Path(sys.argv[1]))
+    directory, lock_fd, map_bytes, transaction_bytes = sys.argv[2:]
+    maps = GenerationConfig(int(map_bytes), int(transaction_bytes))
+    return serve(directory, int(lock_fd), maps, plan.step, StepDisk(plan))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

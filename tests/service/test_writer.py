@@ -1,0 +1,395 @@
+"""The writer process: killed at every step, orphaned, started twice, poisoned; nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.engine.disk import Disk
+from logyard.engine.errors import Busy, DirectoryInUse, JobPoisoned
+from logyard.engine.host import budget
+from logyard.engine.lock import lock_directory, lock_holders
+from logyard.service.check import check_directory
+from logyard.service.writer_process import COMMAND, WriterProcess
+from tests.engine.host.cluster import KIB, MIB, Cluster, cluster, payload_books, until
+from tests.service import failing_writer
+
+
+def writer_of(c: Cluster) -> WriterProcess:
+    writer = c.system(1).writer
+    assert isinstance(writer, WriterProcess)
+    return writer
+
+
+async def check_books(c: Cluster, path: Path) -> None:
+    """Counters equal a full scan, `logyard check` finds nothing, and a restart counts the same."""
+    books = payload_books(c.system(1))
+    recounted = {number: found.live for number, found in c.system(1).store._store.recount().items()}  # type: ignore[attr-defined]
+    assert recounted == books["generations"]
+    await c.crash(1)
+    report = await trio.to_thread.run_sync(check_directory, path / "node-1")
+    assert report["ok"] and report["counts"]["payload_rows" if "payload_rows" in report["counts"] else "groups"], report
+    await c.start(1)
+    await c.leader()
+    member = c.member(1)
+    await until(lambda: member.raft.applied == member.raft.log.last_index)
+    assert payload_books(c.system(1)) == books
+
+
+async def test_jobs_run_in_the_process_and_it_ends_with_the_system(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, writer=COMMAND, payload_cache_bytes=0) as c:
+        writer = writer_of(c)
+        bodies = await c.fill(1, 20, 40 * KIB)
+        await c.nodes[1].compact()
+        status = c.nodes[1].status()["writer"]
+        assert status["pid"] == writer.pid and status["jobs"] == 2 and status["starts"] == 1 and not status["job"]
+        store = c.system(1).store
+        assert [one.live > 20 * 40 * KIB for one in store.generations()] == [True]
+        assert not store._store.generation(1).writable  # type: ignore[attr-defined]
+        assert [body for _, body in await c.read(1)] == bodies
+        # It yields to the loop, and ends when its input does.
+        assert os.getpriority(os.PRIO_PROCESS, writer.pid) > os.getpriority(os.PRIO_PROCESS, os.getpid())
+        pid = writer.pid
+        await c.crash(1)
+        assert not Path(f"/proc/{pid}").exists()
+        await c.start(1)
+
+
+async def test_disk_space_comes_back_although_another_process_writes(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, writer=COMMAND, payload_cache_bytes=0) as c:
+        await c.fill(1, 30, 40 * KIB)
+        await c.nodes[1].compact()
+        full = c.system(1).store.disk_bytes()
+        await c.nodes[1].truncate("log", 30)
+        await c.nodes[1].compact()
+        assert full > 1200 * KIB and c.system(1).store.disk_bytes() < 200 * KIB
+        bodies = await c.fill(1, 5, 40 * KIB)
+        await c.nodes[1].compact()
+        assert [body for _, body in await c.read(1, 30)] == bodies
+
+
+async def one_round(c: Cluster, bodies: list[bytes]) -> None:
+    """Segments, a migration over two generations with an entry above the transaction size, and a rewriting."""
+    start = len(bodies)
+    bodies += await c.fill(1, 3, 40 * KIB)
+    bodies += await c.fill(1, 1, 1500 * KIB)
+    await c.nodes[1].compact()
+    store = c.system(1).store
+    store._store.seal_current()  # type: ignore[attr-defined]
+    await c.nodes[1].truncate("log", start + 2)
+    await c.nodes[1].compact()
+
+
+@pytest.mark.slow
+async def test_killed_at_every_step_of_every_job(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
+        bodies: list[bytes] = []
+        await one_round(c, bodies)
+        names = (plan / "steps").read_text().splitlines()
+        wanted = {"before segment", "before write", "before sync", "after sync", "before rename", "after segment"}
+        wanted |= {"open", "before part", "after part", "before commit", "after commit", "written"}
+        wanted |= {"before reply", "after reply"}
+        assert wanted <= set(names)
+        for nth in range(1, 2 * len(names)):
+            (plan / "die").write_text(str(nth))
+            await one_round(c, bodies)
+            start = c.log(1).start
+            assert [body for _, body in await c.read(1, start)] == bodies[start:]
+            if (plan / "die").exists():
+                break
+        (plan / "die").unlink()
+        died = (plan / "died").read_text().splitlines()
+        # Each step of a round was the last of a process once (the first round made a generation more), and no job was
+        # given up.
+        assert wanted <= set(died) and len(died) > len(names) * 0.8
+        assert writer_of(c).starts > len(died) and not writer_of(c).set_aside
+        await check_books(c, tmp_path)
+        start = c.log(1).start
+        assert [body for _, body in await c.read(1, start)] == bodies[start:]
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_the_node_dies_between_the_reply_and_the_meta_commit(tmp_path: Path, done: bool) -> None:
+    async with cluster(tmp_path, 1, writer=COMMAND, payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 10, 40 * KIB)
+        await c.roll(1)
+        system = c.system(1)
+        lock = system.storage.books._lock
+        await lock.acquire()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(c.nodes[1].compact)
+            jobs = writer_of(c).jobs
+            await until(lambda: writer_of(c).jobs > jobs and (not done or system.store.homes(c.member(1).uid)))
+            nursery.cancel_scope.cancel()
+        await c.restart(1)
+        await c.leader()
+        assert c.system(1).storage.files, "the file is the home until a commit says otherwise"
+        assert [body for _, body in await c.read(1)] == bodies
+        await c.nodes[1].compact()
+        assert [body for _, body in await c.read(1)] == bodies
+        await check_books(c, tmp_path)
+
+
+async def test_a_stalled_writer_stalls_no_group(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 5, 40 * KIB)
+        (plan / "stall").write_text("before commit")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(c.nodes[1].compact)
+            await until(lambda: (plan / "stalled").exists())
+            assert c.nodes[1].status()["writer"]["job"] == "migration of WAL file 1"
+            began = time.monotonic()
+            bodies += await c.fill(1, 40, 4 * KIB)
+            assert [body for _, body in await c.read(1)] == bodies
+            # What dies meanwhile is dead in the copy.
+            await c.nodes[1].truncate("log", 3)
+            assert time.monotonic() - began < 10
+            (plan / "stall").unlink()
+        assert sum(one.live for one in c.system(1).store.generations()) < 3 * 41 * KIB
+        await check_books(c, tmp_path)
+
+
+async def test_a_deadly_migration_is_set_aside_and_all_else_goes_on(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(
+        tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0, migrate_budget_bytes=0
+    ) as c:
+        (plan / "always").write_text("before commit")
+        bodies = await c.fill(1, 5, 40 * KIB)
+        await c.roll(1)
+        c.system(1).storage.look()
+        await until(lambda: writer_of(c).set_aside, "the job is set aside")
+        ((what, reason),) = c.nodes[1].status()["writer"]["set_aside"]
+        assert what == "migration of WAL file 1" and "3 times" in reason and "SIGKILL" in reason
+        await until(lambda: c.system(1).storage.files[1].failed)
+        # Segments go on in the process, reads and writes as ever; no debt is made of what cannot move.
+        bodies += await c.fill(1, 5, 40 * KIB)
+        await c.roll(1)
+        assert [body for _, body in await c.read(1)] == bodies
+        failed = c.system(1).storage.files[1]
+        assert c.system(1).storage.migration.debt < failed.length + c.system(1).wal.position[1]
+        (plan / "always").unlink()
+        await c.nodes[1].compact()
+        assert not c.system(1).storage.files
+        assert [body for _, body in await c.read(1)] == bodies
+        await check_books(c, tmp_path)
+
+
+async def test_a_deadly_segment_is_written_by_the_node(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
+        (plan / "always").write_text("before write")
+        bodies = await c.fill(1, 5, 40 * KIB)
+        await c.roll(1)
+        assert c.member(1).segments and writer_of(c).set_aside[0][0] == "segment of WAL file 1"
+        await c.nodes[1].compact()
+        assert [body for _, body in await c.read(1)] == bodies
+        await check_books(c, tmp_path)
+
+
+async def test_a_generation_that_kills_the_writer_is_set_aside_and_the_job_finds_another(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
+        (plan / "damage").write_text(str(tmp_path / "node-1" / "payloads"))
+        (plan / "always").write_text("after commit")
+        bodies = await c.fill(1, 5, 40 * KIB)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(c.nodes[1].compact)
+            await until(lambda: "SIGBUS" in writer_of(c).last_end)
+            (plan / "always").unlink()
+        names = os.listdir(tmp_path / "node-1" / "payloads")
+        assert "gen-0000000001.suspect" in names and "gen-0000000002" in names
+        assert not writer_of(c).set_aside
+        assert [body for _, body in await c.read(1)] == bodies
+        await check_books(c, tmp_path)
+
+
+async def test_no_writer_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logyard.service.writer_process.START_S", 0.05)
+    async with cluster(tmp_path, 1, writer=("/nowhere/python",), payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 5, 40 * KIB)
+        await c.roll(1)
+        assert c.member(1).segments
+        c.system(1).storage.files[1].sealed_at -= 1e9
+        c.system(1).storage.look()
+        await until(lambda: not c.system(1).storage._wake.is_set())
+        assert [body for _, body in await c.read(1)] == bodies
+        status = c.nodes[1].status()["writer"]
+        assert status["pid"] == 0 and "could not be started" in status["last_end"]
+        assert 1 in c.system(1).storage.files and not c.system(1).storage.files[1].failed
+
+
+async def test_a_cancelled_job_leaves_no_reply_for_the_next(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 5, 40 * KIB)
+        (plan / "stall").write_text("before commit")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(c.nodes[1].compact)
+            await until(lambda: (plan / "stalled").exists())
+            nursery.cancel_scope.cancel()
+            (plan / "stall").unlink()
+        assert c.system(1).store.homes(c.member(1).uid) == []
+        await c.nodes[1].compact()
+        assert [body for _, body in await c.read(1)] == bodies
+        await check_books(c, tmp_path)
+
+
+async def test_payloads_that_come_with_a_snapshot_go_through_the_writer(tmp_path: Path) -> None:
+    async with cluster(tmp_path, writer=COMMAND, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 3, 100)
+        await c.applied()
+        await c.crash(3)
+        bodies += await c.fill(1, 40, 40 * KIB)
+        await c.nodes[1].compact()
+        await c.nodes[1].snapshot(["log"])
+        await c.nodes[1].compact()
+        await until(lambda: c.member(1).raft.log.snapshot_index > 40)
+        await c.start(3)
+        await c.applied()
+        assert c.member(3).snapshot_index > 40 and writer_of_node(c, 3).jobs
+        assert [body for _, body in await c.read(3)] == bodies
+
+
+def writer_of_node(c: Cluster, number: int) -> Any:
+    return c.system(number).writer
+
+
+async def test_what_waits_to_be_migrated_makes_clients_wait(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(
+        tmp_path, 1, writer=failing_writer.command(plan), migrate_budget_bytes=0, migrate_debt_bytes_max=4 * MIB,
+        payload_cache_bytes=0,
+    ) as c:  # fmt: skip
+        (plan / "always").write_text("before commit")
+        (plan / "stall").write_text("open")
+        with pytest.raises(Busy) as busy:
+            for _ in range(200):
+                await c.append(1, [(b"", bytes(100 * KIB))])
+                if (plan / "stalled").exists():
+                    # As if the janitor had gone on sealing: files are booked as they come.
+                    await c.system(1).storage._seal_all()
+        assert busy.value.cause == budget.MIGRATION
+        (plan / "always").unlink()
+        # What frees space is let in.
+        assert await c.nodes[1].truncate("log", 1) == 1
+        (plan / "stall").unlink()
+        await until(lambda: not c.system(1).storage.migration.debt)
+        await c.append(1, [(b"", bytes(100 * KIB))])
+
+
+# The lock, and who has it
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """A data directory and its lock."""
+    (tmp_path / "payloads").mkdir()
+    fd = Disk().lock_directory(str(tmp_path))
+    yield str(tmp_path), fd
+    os.close(fd)
+
+
+def start(directory: str, fd: int, *, inherit: bool = True) -> subprocess.Popen[bytes]:
+    arguments = [*COMMAND, directory, str(fd), str(16 * MIB), str(MIB)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=[fd] if inherit else [])
+
+
+def test_only_a_node_starts_a_writer_and_only_one(directory: tuple[str, int], tmp_path: Path) -> None:
+    path, fd = directory
+    stranger = start(path, fd, inherit=False)
+    assert b"only its node starts a writer" in stranger.communicate(timeout=30)[1] and stranger.returncode == 1
+    with (tmp_path / "lock").open() as other:
+        thief = start(path, other.fileno())
+        assert b"only its node starts a writer" in thief.communicate(timeout=30)[1] and thief.returncode == 1
+    bare = subprocess.run(COMMAND, capture_output=True, check=False)
+    assert bare.returncode == 2 and b"nobody else" in bare.stderr
+    first = start(path, fd)
+    assert first.stdout is not None and first.stdout.read(4) == b"LYw1"
+    second = start(path, fd)
+    errors = second.communicate(timeout=30)[1]
+    assert second.returncode == 1 and f"has a writer already, process {first.pid}".encode() in errors
+    # Ctrl-C in the node's terminal is not for it; the end of its input is.
+    first.send_signal(signal.SIGINT)
+    first.send_signal(signal.SIGTERM)
+    assert first.poll() is None
+    first.communicate(timeout=30)
+    assert first.returncode == 0
+    third = start(path, fd)
+    assert third.communicate(b"x" * 100, timeout=30)[1] and third.returncode, "what is no message ends it"
+
+
+ORPHANING = """
+import sys, trio
+from pathlib import Path
+from tests.engine.host.cluster import cluster, KIB
+from tests.service import failing_writer
+
+async def main(path, plan):
+    async with cluster(path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
+        await c.fill(1, 20, 100 * KIB)
+        (plan / "stall").write_text("before commit")
+        await c.nodes[1].compact()
+
+trio.run(main, Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+async def test_an_orphan_keeps_the_directory_until_it_has_ended(tmp_path: Path) -> None:
+    plan, path = tmp_path / "plan", tmp_path / "node-1"
+    node = subprocess.Popen([sys.executable, "-c", ORPHANING, str(tmp_path), str(plan)])
+    await until(lambda: (plan / "stalled").exists())
+    node.kill()
+    await trio.to_thread.run_sync(node.wait)
+    orphan = int((plan / "stalled").read_text())
+    with (path / "lock").open("rb") as lock:
+        assert lock_holders(lock.fileno()) == (node.pid, orphan)
+    with pytest.raises(DirectoryInUse, match=f"process {orphan}, the writer of a node that died"):
+        lock_directory(str(path), 0.0)
+    with pytest.raises(DirectoryInUse, match=f"process {orphan}, the writer of a node that died"):
+        check_directory(path)
+    # A start waits for it, while everything else goes on; it aborts its transaction and ends.
+    async with cluster_after(tmp_path, plan) as c:
+        assert c.log(1).end == 20
+        assert [len(body or b"") for _, body in await c.read(1)] == [100 * KIB] * 20
+        assert not Path(f"/proc/{orphan}").exists() or "Z" in Path(f"/proc/{orphan}/stat").read_text().split()
+        await c.nodes[1].compact()
+        assert len(await c.read(1)) == 20
+        await check_books(c, tmp_path)
+
+
+def cluster_after(path: Path, plan: Path) -> Any:
+    """The same node, started while its orphan still has the directory; that may go on only then."""
+    (plan / "stall").rename(plan / "stall-soon-over")
+    return cluster(path, 1, writer=COMMAND, payload_cache_bytes=0)
+
+
+async def test_a_job_is_poison_only_when_it_kills_again_and_again(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(tmp_path, 1, writer=failing_writer.command(plan)) as c:
+        writer = writer_of(c)
+        await until(lambda: writer.pid)
+        for _ in range(5):
+            # Killed while idle: nobody notices but the next start.
+            pid = writer.pid
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda pid=pid: writer.pid not in (0, pid))
+            await c.fill(1, 1, 40 * KIB)
+            await c.roll(1)
+        assert not writer.set_aside and writer.starts >= 6
+        (plan / "always").write_text("before reply")
+        with pytest.raises(JobPoisoned):
+            await writer.call("a job", ["segment", []])
