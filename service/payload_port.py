@@ -119,8 +119,14 @@ class StoreAdapter:
                 run = partial(self._store.run, job, lambda *one: map(source_row, read(*one)))
                 await self._finish(trio.to_thread.run_sync(run))
                 return
-            rows, bodies = pack_rows(entry for one in ranges for entry in read(*one))
-            await self._finish(self._there("payloads of a snapshot", [ROWS, 0, list(job), rows], bodies))
+
+            async def there() -> MigrateReport:
+                # What `read` gives may lie on the disk.
+                found = partial(pack_rows, (entry for one in ranges for entry in read(*one)))
+                rows, bodies = await trio.to_thread.run_sync(found)
+                return await self._there("payloads of entries", lambda: [ROWS, 0, list(job), rows], bodies)
+
+            await self._finish(there())
 
     async def migrate(self, source: FileSource, bytes_s: int) -> None:
         """Copy what lives in a sealed WAL file to the current generation and make it its home."""
@@ -132,7 +138,7 @@ class StoreAdapter:
                 await self._finish(trio.to_thread.run_sync(run))
                 return
             what = f"migration of WAL file {source.file}"
-            await self._finish(self._there(what, [FILE, bytes_s, list(job), source.pack()]))
+            await self._finish(self._there(what, lambda: [FILE, bytes_s, list(job), source.pack()]))
 
     async def rewrite_sparse(self, live_ratio: float, bytes_s: int) -> int:
         """Rewrite what lives too little."""
@@ -152,7 +158,7 @@ class StoreAdapter:
 
     async def _rewrite_there(self, number: int, bytes_s: int, job: RewriteJob) -> None:
         try:
-            await self._finish(self._there(f"rewriting of generation {number}", [REWRITE, bytes_s, list(job)]))
+            await self._finish(self._there(f"rewriting of generation {number}", lambda: [REWRITE, bytes_s, list(job)]))
         except JobPoisoned:
             self._poisoned.add(number)
             raise
@@ -170,7 +176,9 @@ class StoreAdapter:
             self._store.abandon()
             raise
 
-    async def _there(self, what: str, header: Sequence[object], bodies: Sequence[Buffer] = ()) -> MigrateReport:
+    async def _there(
+        self, what: str, pack: Callable[[], Sequence[object]], bodies: Sequence[Buffer] = ()
+    ) -> MigrateReport:
         """A job in the writer process; what that was inside of when it died is looked at before it goes on."""
         assert self._writer is not None
 
@@ -179,7 +187,7 @@ class StoreAdapter:
             if aside:
                 log.error("payloads: generations %s killed the writer process: they are set aside", aside)
 
-        return unpack_report(await self._writer.call(what, header, bodies, died))
+        return unpack_report(await self._writer.call(what, pack, bodies, died))
 
     def mark_dead(self, uid: int, first: tuple[int, int], end: tuple[int, int]) -> object:
         """These units are dead."""

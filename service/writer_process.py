@@ -41,6 +41,10 @@ STOP_S = 10.0
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 5.0
 """Pause before the next start, doubled for each process that ended without a finished job."""
+MISFIRES_MAX = 2
+"""Processes in a row that never said hello: from then on no job waits for the next."""
+INLINE_BYTES = 64 << 10
+"""A longer reply is decoded in a thread."""
 ASIDE_MAX = 16
 """Reasons kept for the status."""
 COMMAND = (sys.executable, "-m", "logyard.service.writer")
@@ -67,6 +71,7 @@ class WriterProcess:
         self._changed = trio.Event()
         self._stopped = True
         self._failures = 0
+        self._misfires = 0
         self.starts = 0
         self.jobs = 0
         self.last_end = ""
@@ -111,6 +116,7 @@ class WriterProcess:
                 env={**os.environ, "PYTHONPATH": path},
             )  # fmt: skip
         except OSError as error:
+            self._misfires += 1
             self._ended(f"it could not be started: {error}")
             return
         self.starts += 1
@@ -119,9 +125,11 @@ class WriterProcess:
             if header[:2] != [HELLO, PROTOCOL]:
                 raise WireBroken(f"it said {header[:2]}, not {[HELLO, PROTOCOL]}")
             self._process = process
+            self._misfires = 0
             self._tell()
             await process.wait()
         except (_Died, WireBroken) as error:
+            self._misfires += 1
             log.error("writer: %s", error)
         finally:
             # Nobody else writes to this directory until it has ended.
@@ -161,7 +169,8 @@ class WriterProcess:
         """Write a segment there, or, where that fails and memory helps, in a thread here."""
         what = f"segment of WAL file {job.file}"
         try:
-            return SegmentWritten.unpack(await self.call(what, [SEGMENT, job.pack()]))
+            result = await self.call(what, lambda: [SEGMENT, job.pack()])
+            return await trio.to_thread.run_sync(SegmentWritten.unpack, result)
         except (Corrupt, FileNotFoundError, JobPoisoned, WriterAway, WireBroken) as error:
             # What the file does not give any more is in memory; and a job that is too long, or deadly, is not so here.
             log.error("writer: %s is written in the node: %s", what, error)
@@ -170,15 +179,17 @@ class WriterProcess:
     async def call(
         self,
         what: str,
-        header: Sequence[object],
+        pack: Callable[[], Sequence[object]],
         bodies: Sequence[Buffer] = (),
         died: Callable[[], Awaitable[object]] | None = None,
     ) -> list[Any]:
-        """One job's result. A process that dies is replaced, `died` awaited, and the same job sent again.
+        """One job's result; `pack()` is called in a thread, as a job of many groups takes a while to encode. A process
+        that dies is replaced, `died` awaited, and the same job sent again.
 
         Raises `JobPoisoned` when it died too often, `WriterAway`, and what the job raised.
         """
-        head = await trio.to_thread.run_sync(encode, header, sum(map(len, bodies)))
+        size = sum(map(len, bodies))
+        head = await trio.to_thread.run_sync(lambda: encode(pack(), size))
         deaths = 0
         async with self._turn:
             self.job = what
@@ -206,7 +217,7 @@ class WriterProcess:
     async def _attempt(self, head: bytes, bodies: Sequence[Buffer]) -> list[Any]:
         """Send a job and wait for its reply. When this raises, no process has the job any more."""
         with trio.move_on_after(START_S):
-            await self._until(lambda: self._process is not None or self._stopped)
+            await self._until(lambda: self._process is not None or self._stopped or self._misfires >= MISFIRES_MAX)
         process = self._process
         if process is None:
             raise WriterAway(f"no writer process runs: {self.last_end or 'it has not started yet'}")
@@ -228,7 +239,11 @@ class WriterProcess:
     async def _receive(self, process: trio.Process) -> tuple[list[Any], bytes]:
         """Header and body of the next message. Raises `_Died`, `WireBroken`."""
         header_bytes, body_bytes = decode_head(await self._exactly(process, HEAD.size))
-        header = decode_header(await self._exactly(process, header_bytes))
+        packed = await self._exactly(process, header_bytes)
+        if header_bytes > INLINE_BYTES:
+            header = await trio.to_thread.run_sync(decode_header, packed)
+        else:
+            header = decode_header(packed)
         return header, await self._exactly(process, body_bytes)
 
     async def _exactly(self, process: trio.Process, size: int) -> bytes:

@@ -8,7 +8,7 @@ twice. Called by the janitor of `storage`; the copying itself runs in a thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -21,6 +21,9 @@ from .space import COPY_RETRY_S
 
 if TYPE_CHECKING:
     from .system import System
+
+GROUPS_PER_JOB = 4096
+"""Of one file: bounds a job's description, and what is done for it without a pause in the loop."""
 
 
 def choose_victims(
@@ -77,7 +80,12 @@ class Migration:
         live = file.live
         if live:
             try:
-                await system.store.migrate(self._source(file), self._limit() if paced else 0)
+                while file.shares:
+                    # In portions: what the loop does for each group is done for some, and then others get their turn.
+                    some = sorted(file.shares)[:GROUPS_PER_JOB]
+                    await system.store.migrate(self._source(file, some), self._limit() if paced else 0)
+                    for uid in some:
+                        file.remove(uid)
             except (Corrupt, JobPoisoned):
                 # Trying again would fill a generation with half copies each time; the file stays the home of what is
                 # good in it.
@@ -86,8 +94,6 @@ class Migration:
             except NoSpace:
                 system.space.copy_at = time.monotonic() + COPY_RETRY_S
                 raise
-            for uid in list(file.shares):
-                file.remove(uid)
         # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
         storage.raise_floors(storage.segments.users.get(file.file, ()))
         storage.files.pop(file.file, None)
@@ -109,11 +115,12 @@ class Migration:
         self.pace.sample(self.system.durability.batch_bytes)
         return self.pace.limit(self.debt, storage.backlog_files)
 
-    def _source(self, file: SealedFile) -> FileSource:
-        """What to copy: each group's share, without its dead prefix, and what of it lives now."""
+    def _source(self, file: SealedFile, uids: Sequence[int]) -> FileSource:
+        """What to copy of these groups: each one's share, without its dead prefix, and what of it lives now."""
         storage = self.system.storage
         groups = []
-        for uid, share in sorted(file.shares.items()):
+        for uid in uids:
+            share = file.shares[uid]
             member = self.system.members.get(uid)
             if member is None:
                 continue

@@ -118,9 +118,8 @@ def _open(system: System) -> None:
     disk = system.disk
     path = system.path
     disk.make_directory(str(path))
-    lock_fd = disk.lock_directory(str(path))
+    storage.lock_fd = lock_fd = disk.lock_directory(str(path))
     storage.closing.append(lambda: disk.close(lock_fd))
-    storage.lock_fd = lock_fd
     system.space.open()
     for name in ("wal", "segments"):
         disk.make_directory(str(path / name))
