@@ -120,6 +120,11 @@ METRICS = (
     Metric("snapshot_bytes", "gauge", "Bytes of the newest snapshot of every group.", field("snapshot_bytes")),
     Metric("migrated_files", "counter", "Sealed WAL files emptied into generations.", field("migrated_files")),
     Metric("migrated_bytes", "counter", "Live payload bytes copied by that.", field("migrated_bytes")),
+    Metric("writer_starts", "counter", "Writer processes started; each after the first followed one that died.",
+           field("writer", "starts")),
+    Metric("writer_jobs", "counter", "Jobs that they finished.", field("writer", "jobs")),
+    Metric("writer_jobs_set_aside", "counter", "Jobs that killed them time and again; the status has the reasons.",
+           field("writer", "poisoned")),
     Metric("payload_live_bytes", "gauge", "Payload bytes that no release has named yet.", live_bytes, ("home",)),
     Metric("payload_dead_bytes", "gauge", "Released payload bytes that still take space, in sealed WAL files and in"
            " generations.", dead_bytes, ("home",)),

@@ -4,7 +4,7 @@ disk."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 from typing import Any
 
@@ -14,6 +14,12 @@ from logyard.engine.host.system import System
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.state import FOLLOWER, ROLE_NAMES
 from logyard.machines.log import AppendLog
+
+
+NO_WRITER: Mapping[str, Any] = {
+    "pid": 0, "starts": 0, "jobs": 0, "poisoned": 0, "job": "", "last_end": "", "set_aside": ()
+}  # fmt: skip
+"""The writer's row of a node whose storage jobs run in threads."""
 
 
 def node_status(system: System) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def node_status(system: System) -> dict[str, Any]:
             **system.durability.status(),
         },
         "segments": storage.segments.status(),
-        "writer": system.writer.status() if system.writer is not None else None,
+        "writer": system.writer.status() if system.writer is not None else dict(NO_WRITER),
         "generations": [
             {"id": one.id, "total": one.total, "live": one.live, "sealed": one.sealed} for one in generations
         ],

@@ -74,6 +74,7 @@ class WriterProcess:
         self._misfires = 0
         self.starts = 0
         self.jobs = 0
+        self.poisoned = 0
         self.last_end = ""
         self.job = ""
         self.set_aside: deque[tuple[str, str]] = deque(maxlen=ASIDE_MAX)
@@ -86,8 +87,8 @@ class WriterProcess:
     def status(self) -> dict[str, Any]:
         """For `logyard status`; `set_aside` are (job, reason), the last few."""
         return {
-            "pid": self.pid, "starts": self.starts, "jobs": self.jobs, "job": self.job, "last_end": self.last_end,
-            "set_aside": [list(one) for one in self.set_aside],
+            "pid": self.pid, "starts": self.starts, "jobs": self.jobs, "poisoned": self.poisoned, "job": self.job,
+            "last_end": self.last_end, "set_aside": [list(one) for one in self.set_aside],
         }  # fmt: skip
 
     # The process
@@ -204,6 +205,7 @@ class WriterProcess:
                             await died()
                         if deaths >= DEATHS_MAX:
                             reason = f"it ended the writer process {deaths} times, last: {self.last_end}"
+                            self.poisoned += 1
                             self.set_aside.append((what, reason))
                             raise JobPoisoned(f"{what} is set aside: {reason}") from None
             finally:

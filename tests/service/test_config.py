@@ -55,6 +55,19 @@ def test_a_minimal_file(tmp_path: Path) -> None:
     assert config.client_addresses == {1: ("127.0.0.1", 7001)}
 
 
+@pytest.mark.parametrize(
+    ("text", "environment", "want"),
+    [("", {}, True), ("writer_process = false", {}, False), ("", {"LOGYARD_NODE_WRITER_PROCESS": "false"}, False)],
+)
+def test_a_writer_process_unless_told_otherwise(
+    tmp_path: Path, text: str, environment: dict[str, str], want: bool
+) -> None:
+    assert load_config(write(tmp_path, MINIMAL + text), environment).writer_process is want
+    for wrong in ('"maybe"', "1", "[]"):
+        with pytest.raises(BadRequest, match="node.writer_process"):
+            load_config(write(tmp_path, f"{MINIMAL}writer_process = {wrong}"), {})
+
+
 def test_a_full_file(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, FULL), {"HOME": "elsewhere", "LOGYARD_SERVERS": "127.0.0.1:7001"})
     assert config.nodes == (1, 2, 3)

@@ -189,6 +189,26 @@ async def test_a_deadly_migration_is_set_aside_and_all_else_goes_on(tmp_path: Pa
         await check_books(c, tmp_path)
 
 
+async def test_a_deadly_rewriting_is_not_tried_again(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 10, 40 * KIB)
+        await c.nodes[1].compact()
+        system = c.system(1)
+        system.store.seal_current()
+        await c.nodes[1].truncate("log", 8)
+        (plan / "always").write_text("before commit")
+        with pytest.raises(JobPoisoned):
+            await system.storage.migration.collect(0.5)
+        starts = writer_of(c).starts
+        await system.storage.migration.collect(0.5)
+        assert writer_of(c).set_aside[0][0] == "rewriting of generation 1"
+        await until(lambda: writer_of(c).pid)
+        assert writer_of(c).starts <= starts + 1
+        assert [body for _, body in await c.read(1, 8)] == bodies[8:]
+        await check_books(c, tmp_path)
+
+
 async def test_a_deadly_segment_is_written_by_the_node(tmp_path: Path) -> None:
     plan = tmp_path / "plan"
     async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
