@@ -15,7 +15,6 @@ from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.state import FOLLOWER, ROLE_NAMES
 from logyard.machines.log import AppendLog
 
-
 NO_WRITER: Mapping[str, Any] = {
     "pid": 0, "starts": 0, "jobs": 0, "poisoned": 0, "job": "", "last_end": "", "set_aside": ()
 }  # fmt: skip

@@ -64,7 +64,7 @@ def test_a_writer_process_unless_told_otherwise(
 ) -> None:
     assert load_config(write(tmp_path, MINIMAL + text), environment).writer_process is want
     for wrong in ('"maybe"', "1", "[]"):
-        with pytest.raises(BadRequest, match="node.writer_process"):
+        with pytest.raises(BadRequest, match=r"node\.writer_process"):
             load_config(write(tmp_path, f"{MINIMAL}writer_process = {wrong}"), {})
 
 
