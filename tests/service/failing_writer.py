@@ -1,9 +1,9 @@
 """A writer process that fails where a plan says: ``python -m tests.service.failing_writer PLAN ...`` and what
 `logyard.service.writer` takes.
 
-PLAN is a directory. `die` holds a number: that many steps from now the process is killed, once. `always` and `stall`
-hold a step's name: it is killed there each time; it waits there while the file exists. `steps` gets the names of all
-steps, `died` those at which `die` was obeyed.
+PLAN is a directory. `die` holds a number: that many steps from now the process is killed, once. `always`, `once` and
+`stall` hold a step's name: it is killed there each time, or once; it waits there while the file exists. `steps` gets
+the names of all steps, `died` those at which `die` was obeyed.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ class Plan:
             for data in Path(self.read("damage") or "/nowhere").glob("gen-*/data.mdb"):
                 os.truncate(data, 3 * 4096)
             os.kill(os.getpid(), signal.SIGBUS if self.read("damage") else signal.SIGKILL)
+        if self.read("once") == name:
+            (self.directory / "once").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
         while self.read("stall") == name:
             (self.directory / "stalled").write_text(str(os.getpid()))
             select.select([], [], [], 0.005)

@@ -121,6 +121,20 @@ async def test_killed_at_every_step_of_every_job(tmp_path: Path) -> None:
         assert [body for _, body in await c.read(1, start)] == bodies[start:]
 
 
+async def test_the_same_job_goes_on_behind_its_last_transaction(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 9, 100 * KIB)
+        (plan / "once").write_text("after commit")
+        await c.fill(1, 9, 100 * KIB)
+        await c.nodes[1].compact()
+        assert writer_of(c).starts == 2
+        # Everything is there once: a job from its beginning, or a new one, would have copied some of it twice.
+        (one,) = c.system(1).store._store.generations()  # type: ignore[attr-defined]
+        assert one.live == one.total and one.live >= sum(map(len, bodies)) * 2
+        await check_books(c, tmp_path)
+
+
 @pytest.mark.parametrize("done", [False, True])
 async def test_the_node_dies_between_the_reply_and_the_meta_commit(tmp_path: Path, done: bool) -> None:
     async with cluster(tmp_path, 1, writer=COMMAND, payload_cache_bytes=0) as c:
