@@ -3,12 +3,13 @@
 
 PLAN is a directory. `die` holds a number: that many steps from now the process is killed, once. `always`, `once` and
 `stall` hold a step's name: it is killed there each time, or once; it waits there while the file exists. `steps` gets
-the names of all steps, `died` those at which `die` was obeyed.
+the names of all steps, `died` those at which `die` was obeyed. `full` holds the size beyond which no file grows.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import sys
@@ -40,6 +41,7 @@ class Plan:
             return ""
 
     def step(self, name: str, size: int = 0) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(self.read("full") or resource.RLIM_INFINITY), -1))
         with (self.directory / "steps").open("a") as steps:
             steps.write(f"{name}\n")
         left = self.read("die")

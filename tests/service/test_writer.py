@@ -16,7 +16,7 @@ import trio
 
 from logyard.client.sync import Yard, connect_sync
 from logyard.engine.disk import Disk
-from logyard.engine.errors import Busy, DirectoryInUse, JobPoisoned
+from logyard.engine.errors import Busy, DirectoryInUse, JobPoisoned, NoSpace
 from logyard.engine.host import budget
 from logyard.engine.lock import lock_directory, lock_holders
 from logyard.service.check import check_directory
@@ -248,6 +248,33 @@ async def test_a_generation_that_kills_the_writer_is_set_aside_and_the_job_finds
         names = os.listdir(tmp_path / "node-1" / "payloads")
         assert "gen-0000000001.suspect" in names and "gen-0000000002" in names
         assert not writer_of(c).set_aside
+        assert [body for _, body in await c.read(1)] == bodies
+        await check_books(c, tmp_path)
+
+
+async def test_a_full_disk_is_no_death_and_the_job_is_done_when_there_is_room(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
+        storage = c.system(1).storage
+
+        async def migrate() -> None:
+            (file,) = storage.files.values()
+            await storage.migration.migrate(file)
+
+        bodies = await c.fill(1, 5, 40 * KIB)
+        await c.roll(1)
+        await migrate()
+        bodies += await c.fill(1, 5, 40 * KIB)
+        await c.roll(1)
+        # The generation is larger already, so every further write to it fails whole, as on a full disk.
+        (plan / "full").write_text("40000")
+        for _ in range(2):
+            with pytest.raises(NoSpace):
+                await migrate()
+        assert [body for _, body in await c.read(1)] == bodies
+        (plan / "full").unlink()
+        await migrate()
+        assert writer_of(c).starts == 1 and not storage.files
         assert [body for _, body in await c.read(1)] == bodies
         await check_books(c, tmp_path)
 
