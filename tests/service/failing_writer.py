@@ -61,7 +61,8 @@ class Plan:
             (self.directory / "once").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         while self.read("stall") == name:
-            (self.directory / "stalled").write_text(str(os.getpid()))
+            (self.directory / "stalling").write_text(str(os.getpid()))
+            (self.directory / "stalling").rename(self.directory / "stalled")
             select.select([], [], [], 0.005)
 
 

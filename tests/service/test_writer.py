@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from logyard.client.sync import Yard, connect_sync
 from logyard.engine.disk import Disk
@@ -424,20 +425,25 @@ async def test_an_orphan_keeps_the_directory_until_it_has_ended(tmp_path: Path) 
         lock_directory(str(path), 0.0)
     with pytest.raises(DirectoryInUse, match=f"process {orphan}, the writer of a node that died"):
         check_directory(path)
-    # A start waits for it, while everything else goes on; it aborts its transaction and ends.
-    async with cluster_after(tmp_path, plan) as c:
-        assert c.log(1).end == 20
+    # A start waits for it; it aborts its transaction and ends.
+    locked: list[int] = []
+
+    async def lock() -> None:
+        locked.append(await trio.to_thread.run_sync(lock_directory, str(path)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lock)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert not locked
+        (plan / "stall").unlink()
+    os.close(locked[0])
+    async with cluster(tmp_path, 1, group="", writer=COMMAND, payload_cache_bytes=0) as c:
+        await c.leader()
+        await until(lambda: c.log(1).end == 20)
         assert [len(body or b"") for _, body in await c.read(1)] == [100 * KIB] * 20
-        assert not Path(f"/proc/{orphan}").exists() or "Z" in Path(f"/proc/{orphan}/stat").read_text().split()
         await c.nodes[1].compact()
-        assert len(await c.read(1)) == 20
+        assert [len(body or b"") for _, body in await c.read(1)] == [100 * KIB] * 20
         await check_books(c, tmp_path)
-
-
-def cluster_after(path: Path, plan: Path) -> Any:
-    """The same node, started while its orphan still has the directory; that may go on only then."""
-    (plan / "stall").rename(plan / "stall-soon-over")
-    return cluster(path, 1, writer=COMMAND, payload_cache_bytes=0)
 
 
 def test_a_daemon_has_a_writer_and_both_may_be_killed_at_any_time(tmp_path: Path) -> None:
