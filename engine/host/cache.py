@@ -27,6 +27,9 @@ class PayloadCache:
         self.bytes_max = bytes_max
         self.bytes = 0
         self._clock = clock
+        # Whether a turn is under way, and what came in since the last look.
+        self._held = False
+        self._came = 0
         self._entries: deque[Entry] = deque()
         # Entries that were due while they were not written, with the time by which they must be.
         self._unwritten: deque[tuple[float, Entry]] = deque()
@@ -37,6 +40,17 @@ class PayloadCache:
             return
         self._entries.append(entry)
         self.bytes += entry.body_bytes
+        self._came += 1
+        if self.bytes > self.bytes_max and not self._held:
+            self._shrink()
+
+    def hold(self) -> None:
+        """A turn begins: what is in memory now may be part of a message that it sends."""
+        self._held = True
+
+    def release(self) -> None:
+        """Its messages left."""
+        self._held = False
         if self.bytes > self.bytes_max:
             self._shrink()
 
@@ -52,7 +66,8 @@ class PayloadCache:
         now = self._clock()
         unwritten, entries = self._unwritten, self._entries
         # In rotation, for one that is never written must not hold up those behind it; more are looked at than come in.
-        for _ in range(min(LOOKS, len(unwritten))):
+        looks, self._came = LOOKS * max(1, self._came), 0
+        for _ in range(min(looks, len(unwritten))):
             due, old = unwritten.popleft()
             if old.file or due < now:
                 self._drop(old)

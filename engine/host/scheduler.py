@@ -132,6 +132,7 @@ class Scheduler:
             return
         self.running = True
         system = self.system
+        system.cache.hold()
         try:
             for _ in range(PASSES_MAX):
                 if not self.dirty:
@@ -158,6 +159,7 @@ class Scheduler:
                     call()
         finally:
             self.running = False
+            system.cache.release()
             self._ended = time.monotonic()
 
     def _drain(self, member: Member, messages: list[Message]) -> None:

@@ -314,6 +314,28 @@ def test_the_cache_is_bounded_although_some_entries_are_never_written() -> None:
     assert cache.bytes <= 11_000
 
 
+def test_what_a_turn_may_send_stays_in_memory_until_it_ends() -> None:
+    cache = PayloadCache(1500)
+    sent = Entry(1, 1, 1, b"", (b"x" * 1000,), 1000)
+    cache.keep(sent)
+    sent.file = 1
+    cache.hold()
+    # Another group's entries come in behind a message with this one, which is encoded at the end of the turn.
+    late = [Entry(index, 1, 1, b"", (b"y" * 1000,), 1000) for index in range(2, 40)]
+    for entry in late:
+        cache.keep(entry)
+    assert sent.bodies is not None
+    cache.release()
+    assert sent.bodies is None
+    # As many as came in are looked at, so that those which were not written then do not stay for ever.
+    for entry in late:
+        entry.file = 1
+    cache.keep(Entry(50, 1, 1, b"", (b"z" * 10,), 10))
+    for index in range(51, 70):
+        cache.keep(Entry(index, 1, 1, b"", (b"z" * 10,), 10))
+    assert cache.bytes < 3000
+
+
 async def test_a_retransmission_does_not_fill_the_cache(tmp_path: Path) -> None:
     async with cluster(tmp_path, payload_cache_bytes=64 * KIB) as c:
         await c.lead(1)
