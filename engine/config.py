@@ -214,10 +214,36 @@ class SystemConfig:
         "A generation with less than this share alive is rewritten; 0.5 bounds space to twice the live bytes.",
     )
 
+    pin_ms: int = _limit(
+        30_000,
+        10,
+        600_000,
+        "What is being read is kept so long at most: a stuck reader holds up no space, a slower one hears gone.",
+    )
+
     # Snapshots.
     snapshot_entries: int = _limit(10_000, 16, 1 << 40, "Entries of a group since its last snapshot that make one due.")
     snapshot_piece_bytes: int = _limit(
         MIB, 64 * KIB, 8 * MIB, "One piece of a transfer; nothing urgent waits behind more than one."
+    )
+    snapshot_bytes_per_s: int = _limit(
+        128 * MIB,
+        64 * KIB,
+        64 * GIB,
+        "What one node pulls for snapshots and repairs; a node that returns leaves disk and network to clients.",
+    )
+    snapshot_stall_ms: int = _limit(
+        10_000,
+        100,
+        600_000,
+        "A peer that answers no pull for so long is passed over; a transfer without progress for twice this is over, "
+        "and with it the pins of what it was offered.",
+    )
+    snapshot_lease_bytes: int = _limit(
+        4 * GIB,
+        MIB,
+        1024 * GIB,
+        "Sections of snapshots kept for transfers under way; beyond that the oldest transfer gets a newer snapshot.",
     )
 
     # Time. Timers decide when to campaign or to wake, never a commit or a read.

@@ -86,7 +86,10 @@ class Append(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """Effect: this is a good moment for a snapshot (much state is gone, say)."""
+    """Effect: this is a good moment for a snapshot (much state is gone, say). `keep_log`: for a quick start only, the
+    log below it stays, so that a follower that is behind still needs no snapshot."""
+
+    keep_log: bool = False
 
 
 class Aux(NamedTuple):

@@ -155,6 +155,10 @@ class StorePort(Protocol):
         """Ranges (first, last) of entry indexes in a live set, above `have_through`."""
         ...
 
+    def lost(self, uid: int, first: int, last: int) -> bool:
+        """Whether payloads of the entries first..last went with a generation that failed, and are not back."""
+        ...
+
     def home(self, uid: int, index: int) -> HomePort | None:
         """Where an entry's payload is, if it was migrated."""
         ...

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from logyard.engine.entry import COMMANDS, Entry, frames_of, is_guarded, records_in, timestamp_of
 from logyard.engine.errors import WrongIdentity
-from logyard.engine.host import replica
+from logyard.engine.host import replica, rows
 from logyard.engine.host.member import Spec
 from logyard.engine.host.recovery import Recovered
 from logyard.engine.host.sessions import Sessions, apply_guarded, run_batch
@@ -115,7 +115,9 @@ def _read_snapshot(group: GroupLog, facts: Facts, report: Report) -> None:
     row = facts.snapshots.get(group.spec.uid)
     if row is not None:
         try:
-            group.snapshot = snapshot_format.decode(row.data, row.uid)
+            group.snapshot = snapshot_format.decode(
+                row.data, row.uid, lambda name: facts.chunks.get(rows.chunk_key(row.uid, name))
+            )
             group.live = decode_live_set(group.snapshot.live, f"the snapshot of group {group.name}").liveness
             group.live_at_end = decode_live_set(group.snapshot.live).liveness
             report.count("snapshots")

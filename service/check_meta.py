@@ -36,17 +36,17 @@ from .check_report import Report
 
 KINDS = {
     b"g": "definition", b"s": "checkpoint", b"n": "snapshot", b"f": "file", b"p": "payload homes", b"d": "deletion",
-    b"e": "epoch", b"x": "damage",
+    b"e": "epoch", b"x": "damage", b"c": "section", b"i": "transfer",
 }  # fmt: skip
-GROUP_ROWS = (b"g", b"s", b"n", b"d", b"x")
+GROUP_ROWS = (b"g", b"s", b"n", b"d", b"x", b"i")
 
 
 class Facts:
     """What the meta store says. `complete`: no row is lost, so what nothing names is nobody's."""
 
     __slots__ = (
-        "node", "cluster", "epoch", "groups", "states", "snapshots", "wal_files", "flushed", "deleted", "store",
-        "lost", "complete",
+        "node", "cluster", "epoch", "groups", "states", "snapshots", "chunks", "wal_files", "flushed", "deleted",
+        "store", "lost", "complete",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -56,6 +56,8 @@ class Facts:
         self.groups: dict[int, Spec] = {}
         self.states: dict[int, StateRow] = {}
         self.snapshots: dict[int, SnapshotRow] = {}
+        self.chunks: dict[bytes, bytes] = {}
+        """Chunks of large sections, by key."""
         self.wal_files: dict[int, int] = {}
         """Sealed WAL files that are homes: number -> where their batches end, in bytes."""
         self.flushed = 0
@@ -82,7 +84,7 @@ def uid_of(key: bytes) -> int:
     """The group that a row belongs to; 0: none."""
     if key[:1] in GROUP_ROWS and len(key) == 1 + meta_rows.KEY.size:
         return int.from_bytes(key[1:], "big")
-    if key[:1] == rows.STORE and len(key) > 8:
+    if key[:1] in (rows.STORE, rows.CHUNK) and len(key) > 8:
         return int.from_bytes(key[-8:], "big")
     return 0
 
@@ -235,6 +237,7 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     take(StateRow.PREFIX, state)
     take(SnapshotRow.PREFIX, snapshot)
     take(FileRow.PREFIX, file)
+    take(rows.CHUNK, facts.chunks.__setitem__)
     take(rows.DELETED, lambda key, _: facts.deleted.add(int.from_bytes(key[1:], "big")))
     take(rows.DEPARTED, lambda key, _: left.add(int.from_bytes(key[1:], "big")))
     # A group that was left has rows again when this node is a member again.

@@ -15,7 +15,7 @@ import trio
 from logyard.client.records import ABSENT, encode_block, encode_long
 from logyard.client.wire import FRAME_BYTES_MAX
 from logyard.engine.entry import LARGE, Unit, frames_of, table_of, timestamp_of, units_of
-from logyard.engine.errors import BadRequest, Busy, Corrupt, Gone, OutOfRange
+from logyard.engine.errors import BadRequest, Busy, Corrupt, Gone, LogyardError, OutOfRange
 from logyard.engine.host.member import Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
@@ -23,6 +23,9 @@ from logyard.engine.host.uploads import TABLE_BYTES
 from logyard.engine.types import Buffer
 from logyard.machines.log import AppendLog, Long, Slice, slices
 from logyard.payloads.reference import Position
+
+DAMAGE = ("corrupt", "error")
+"""Codes of what a peer's copy may mend: damaged rows, a gap, an environment that fails."""
 
 
 class Piece(NamedTuple):
@@ -64,7 +67,7 @@ async def poll(
         machine = append_log(member)
     if offset != machine.end or offset < machine.start:
         machine.anchor(offset)
-    pieces = _plan(system, member, machine, offset, max_records, max_bytes, bodies) if offset < machine.end else []
+    pieces = await _mended(system, member, machine, offset, max_records, max_bytes, bodies)
     bounds = {"start": machine.start, "end": machine.end, "node": system.node_id}
     wanted = []
     for piece in pieces:
@@ -89,7 +92,7 @@ async def read_body(system: System, member: Member, offset: int, start: int, sto
     """Bytes `start`..`stop` of one record's body. Raises `OutOfRange` for a range outside of the body."""
     machine = append_log(member)
     machine.anchor(offset)
-    plan = _plan(system, member, machine, offset, 1, 1)
+    plan = await _mended(system, member, machine, offset, 1, 1)
     if not plan:
         raise Gone(f"log {member.spec.name!r} on this node has not caught up with a release yet; ask another member")
     piece = plan[0]
@@ -192,6 +195,36 @@ def _plan(
     if not pieces and member.resolves:
         raise Corrupt(f"log {member.spec.name}", offset, "a record", "nothing at its place")
     return pieces
+
+
+async def _mended(
+    system: System,
+    member: Member,
+    machine: AppendLog,
+    offset: int,
+    max_records: int,
+    max_bytes: int,
+    bodies: bool = False,
+) -> list[Piece]:
+    """`_plan`; where entries are damaged or lost here, everything up to the next anchor comes from a peer, and as few
+    records are planned as can be."""
+    if offset >= machine.end:
+        return []
+    try:
+        return _plan(system, member, machine, offset, max_records, max_bytes, bodies)
+    except LogyardError as error:
+        if error.code not in DAMAGE:
+            raise
+    try:
+        return _plan(system, member, machine, offset, 1, 1, bodies)
+    except LogyardError as error:
+        if error.code not in DAMAGE:
+            raise
+        _, position = machine.anchor(offset)
+        last = next((index - 1 for at, index in machine.anchors if at > offset), member.raft.applied)
+        if not await system.repair.stretch(member, position.index, last):
+            raise
+    return _plan(system, member, machine, offset, 1, 1, bodies)
 
 
 def long_parts(system: System, member: Member, long: Long, start: int, stop: int) -> list[Wanted]:

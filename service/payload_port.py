@@ -83,6 +83,19 @@ class StoreAdapter:
         left = subtract(wanted, held)
         return [(first.index, end.index if end.ordinal else end.index - 1) for first, end in left]
 
+    def lost(self, uid: int, first: int, last: int) -> bool:
+        """Whether a failed generation took payloads of these entries that have no other home since."""
+        for owner, low, high in self._store.lost():
+            at, end = max(low, first), min(high, last)
+            if owner != uid or at > end:
+                continue
+            for home in self._store.homes(uid):
+                if home.first <= at <= home.last:
+                    at = home.last + 1
+            if at <= end:
+                return True
+        return False
+
     def home(self, uid: int, index: int) -> Home | None:
         """Where an entry's payload is."""
         return self._store.home(uid, index)

@@ -85,6 +85,11 @@ def node_status(system: System) -> dict[str, Any]:
         "budget": system.budget.status(),
         "space": system.space.status(),
         "followers": system.sender.status(),
+        "transfers": system.receiving.status(),
+        "pieces_served": system.serving.pieces,
+        "pins_expired": storage.homes.expired,
+        "repaired_entries": system.repair.fetched,
+        "repairs_failed": system.repair.failed,
         "peers": [one._asdict() for one in system.peers.status()],
     }
 

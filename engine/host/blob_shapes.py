@@ -27,6 +27,10 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _bytes(value: Any) -> bool:
+    return isinstance(value, bytes)
+
+
 def _text_or_none(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
@@ -51,7 +55,7 @@ def _versions(value: Any) -> bool:
 
 _UIDS = {"uids": _list_of(_number)}
 _SPEC = _row(_number, _text, _text, _text_map, _list_of(_number), _number)
-_PIECE = _row(_number, _number, lambda value: isinstance(value, bytes), _list_of(_number))
+_PIECE = _row(_number, _number, _bytes, _list_of(_number))
 
 SHAPES: Mapping[int, Mapping[str, Check]] = {
     1: _UIDS,
@@ -60,8 +64,22 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
     4: _UIDS,
     5: {"groups": _list_of(_row(_number, _number, _number))},
     10: {"uid": _number, "index": _number},
-    11: {"uid": _number, "ranges": _list_of(_row(_number, _number))},
-    12: {"uid": _number, "entries": _list_of(_PIECE), "last": _flag},
+    11: {
+        "uid": _number,
+        "index": _number,
+        "ranges": _list_of(_row(_number, _number)),
+        "chunks": _list_of(_bytes),
+        "limit": _number,
+    },
+    12: {
+        "uid": _number,
+        "entries": _list_of(_PIECE),
+        "through": _number,
+        "release": _number,
+        "live": _number,
+        "chunks": _list_of(_row(_bytes, _number)),
+        "error": _text_or_none,
+    },
     13: {"uid": _number},
     14: {"uid": _number, "ok": _flag, "error": _text_or_none},
     30: {"machines": _versions},

@@ -8,14 +8,15 @@ travel with the rows that rely on them (invariants 3 and 6). Called by `storage`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
 from ..errors import LogyardError
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow, snapshot_key
-from ..snapshot.format import Snapshot
+from ..snapshot import format as snapshot_format
+from ..snapshot.format import Encoded, Snapshot
 from . import rows
 from .homes import SealedFile
 from .member import Member, Spec
@@ -23,8 +24,14 @@ from .member import Member, Spec
 if TYPE_CHECKING:
     from .system import System
 
-Captured: TypeAlias = tuple[Member, Snapshot, bytes]
-"""A member, its snapshot, and that encoded."""
+
+class Captured(NamedTuple):
+    """A member, its snapshot, and that encoded. `keep_log`: a checkpoint, the log below it stays."""
+
+    member: Member
+    snapshot: Snapshot
+    encoded: Encoded
+    keep_log: bool = False
 
 
 class Books:
@@ -93,24 +100,40 @@ class Books:
         stored: list[Captured] = []
 
         def build() -> Iterator[rows.Put]:
-            for member, snapshot, data in captured:
+            for one in captured:
+                member, snapshot, encoded, keep_log = one
                 if not member.is_gone and not member.damaged and snapshot.index > member.snapshot_stored:
-                    stored.append((member, snapshot, data))
-                    yield rows.snapshot(member.uid, snapshot.index, snapshot.term, data)
-                    yield rows.state(member, snapshot)
+                    stored.append(one)
+                    yield rows.snapshot(member.uid, snapshot.index, snapshot.term, encoded.manifest)
+                    yield rows.state(member, snapshot, keep_log=keep_log)
+                    intent = self.system.receiving.intents.get(member.uid)
+                    if intent is not None and intent.index <= snapshot.index:
+                        yield rows.intent_key(member.uid), None
+                    if encoded.names or member.chunks:
+                        yield from self.system.chunks.changed(member, encoded)
 
         def then() -> None:
-            for member, snapshot, _ in stored:
+            for member, snapshot, encoded, _ in stored:
                 member.snapshot_stored = snapshot.index
+                member.chunks = encoded.names
 
         # With the store's rows: what is dead below the snapshot is not marked again by a restart that begins at it.
         await self.commit(build, store=True, then=then)
         return stored
 
-    def snapshot(self, uid: int) -> bytes:
-        """A group's newest snapshot. Raises `LogyardError` when there is none."""
+    def snapshot(self, uid: int) -> SnapshotRow:
+        """A group's newest snapshot, its chunks apart. Raises `LogyardError` when there is none."""
         key = snapshot_key(uid)
         value = self.meta.get(key)
         if value is None:
             raise LogyardError(f"group {uid:016x} has no snapshot on this node")
-        return SnapshotRow.unpack(key, value).data
+        return SnapshotRow.unpack(key, value)
+
+    def has_snapshot(self, uid: int) -> bool:
+        """Whether there is one."""
+        return self.meta.get(snapshot_key(uid)) is not None
+
+    def load_snapshot(self, row: SnapshotRow) -> Snapshot:
+        """What a row says, with its chunks. Raises `Corrupt`."""
+        uid = row.uid
+        return snapshot_format.decode(row.data, uid, lambda name: self.meta.get(rows.chunk_key(uid, name)))

@@ -101,12 +101,12 @@ def _act(system: System, member: Member, index: int, effects: Sequence[Effect]) 
         elif isinstance(effect, Aux):
             _outside(member, "on_aux", effect.data)
         elif isinstance(effect, Checkpoint):
-            system.nursery.start_soon(_checkpoint, system, member)
+            system.nursery.start_soon(_checkpoint, system, member, effect.keep_log)
 
 
-async def _checkpoint(system: System, member: Member) -> None:
+async def _checkpoint(system: System, member: Member, keep_log: bool) -> None:
     try:
-        await system.snapshots.take([member])
+        await system.snapshots.take([member], keep_log)
     except LogyardError as error:
         log.warning("group %s: no snapshot although its machine asked for one: %s", member.spec.name, error)
 

@@ -15,7 +15,6 @@ from ..entry import COMMANDS, SYSTEM, Entry, Frame, frames_of, is_guarded, syste
 from ..errors import Corrupt, GroupStopped, NotLeader, Refused
 from ..machine import BatchMachine
 from ..raft.core import LEADER
-from ..snapshot import format as snapshot_format
 from . import replica
 from .member import HALTED, RUNNING, Halt, Member, Sink
 from .sessions import CommandFault
@@ -163,8 +162,7 @@ def rebuild(system: System, member: Member, through: int) -> None:
     member.sessions = member.uploads = None
     member.kept = None
     if member.snapshot_index:
-        snapshot = snapshot_format.decode(system.storage.books.snapshot(member.uid), member.uid)
-        replica.restore(member, snapshot)
+        replica.restore(member, system.storage.books.load_snapshot(system.storage.books.snapshot(member.uid)))
     leading, member.leading = member.leading, False
     try:
         index = member.snapshot_index + 1

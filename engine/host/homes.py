@@ -79,32 +79,64 @@ class SealedFile:
             self.live -= share.live
 
 
+class Pin:
+    """How many read a home, and until when it waits for the last of them (monotonic seconds)."""
+
+    __slots__ = ("count", "until")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.until = 0.0
+
+
 class Homes:
     """Counters and pins of every home on this node."""
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.files: dict[int, SealedFile] = {}
-        self._pins: dict[Home, int] = {}
+        self.expired = 0
+        self._pins: dict[Home, Pin] = {}
+        # Of pins that ended by themselves: how many will still be taken off.
+        self._late: dict[Home, int] = {}
         self._doomed: dict[Home, Callable[[], None]] = {}
 
     def pin(self, home: Home) -> None:
-        """Promise not to destroy a home until `unpin`."""
-        if home[0] == "generation":
-            self.system.store.pin(home[1])
-            return
-        self._pins[home] = self._pins.get(home, 0) + 1
+        """Promise not to destroy a home until `unpin`, or for `pin_ms` at most. A slower reader hears `Gone`, and never
+        gets other bytes: each single read holds the file or environment itself."""
+        pin = self._pins.get(home)
+        if pin is None:
+            pin = self._pins[home] = Pin()
+            if home[0] == "generation":
+                self.system.store.pin(home[1])
+        pin.count += 1
+        pin.until = time.monotonic() + self.system.config.pin_ms / 1000
 
     def unpin(self, home: Home) -> None:
         """End of the promise; what waited for it happens now."""
+        late = self._late.get(home, 0)
+        if late:
+            self._late[home] = late - 1
+            if late == 1:
+                del self._late[home]
+            return
+        pin = self._pins[home]
+        pin.count -= 1
+        if not pin.count:
+            self._let_go(home)
+
+    def expire(self, now: float) -> None:
+        """End the promises that were not kept in time: nobody waits for a stuck reader."""
+        for home, pin in list(self._pins.items()):
+            if pin.until <= now:
+                self._late[home] = self._late.get(home, 0) + pin.count
+                self.expired += 1
+                self._let_go(home)
+
+    def _let_go(self, home: Home) -> None:
+        del self._pins[home]
         if home[0] == "generation":
             self.system.store.unpin(home[1])
-            return
-        left = self._pins[home] - 1
-        if left:
-            self._pins[home] = left
-            return
-        del self._pins[home]
         give_up = self._doomed.pop(home, None)
         if give_up is not None:
             give_up()

@@ -28,9 +28,9 @@ DEFINE_GROUPS = 2
 DEFINED = 3
 DELETE_GROUPS = 4
 SNAPSHOT_OFFER = 10
-SNAPSHOT_NEED = 11
-SNAPSHOT_DATA = 12
-SNAPSHOT_TAKEN = 13
+SNAPSHOT_PULL = 11
+SNAPSHOT_PIECE = 12
+SNAPSHOT_PROGRESS = 13
 SNAPSHOT_DONE = 14
 SLEEP = 40
 SLEEPING = 41
@@ -121,6 +121,7 @@ class Inbound:
         """A link was lost, or dropped messages because its queue was full."""
         self._reset(node)
         self.system.snapshots.on_link_lost(node)
+        self.system.pulls.on_link_lost(node)
 
     def _reset(self, node: int) -> None:
         system = self.system
@@ -157,8 +158,14 @@ class Inbound:
                 self.system.versions.on_blob(node, header)
             elif kind >= SLEEP:
                 self.system.hibernation.on_blob(node, kind, request, header)
+            elif kind == SNAPSHOT_OFFER:
+                self.system.receiving.on_offer(node, request, header, body)
+            elif kind == SNAPSHOT_PULL:
+                self.system.serving.on_pull(node, request, header)
+            elif kind == SNAPSHOT_PIECE:
+                self.system.pulls.on_piece(node, request, header, body)
             else:
-                self.system.snapshots.on_blob(node, kind, request, header, body)
+                self.system.snapshots.on_blob(node, kind, request, header)
         except LogyardError as error:
             log.warning("blob kind %d from node %d refused: %s", kind, node, error)
 

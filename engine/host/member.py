@@ -150,7 +150,7 @@ class Member:
         "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
         "damaged", "snapshot_stored", "sessions", "system_queue", "kept", "version", "clock", "leading", "halt",
         "uploads", "left_out", "budget", "urgent", "guarded", "under_way", "lead_since",
-        "low", "low_waited", "early",
+        "low", "low_waited", "early", "chunks", "compactable",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, budget: Budget) -> None:
@@ -178,6 +178,9 @@ class Member:
         self.flushed = 0
         # Stopped at recovery: what is known here is not what this member promised, and is never stored.
         self.damaged = False
+        # The names of the stored snapshot's chunks; and up to where the log may go: a checkpoint leaves it as it is.
+        self.chunks: tuple[bytes, ...] = ()
+        self.compactable = 0
         # The index of the snapshot in the meta store; ahead of `snapshot_index` while one is being installed.
         self.snapshot_stored = 0
         self.waiters: list[tuple[Callable[[], bool], Callable[[], None]]] | None = None

@@ -17,6 +17,7 @@ from ..errors import Corrupt, JobPoisoned, NoSpace
 from ..log.payload_source import FileSource, LiveGroup
 from .homes import SealedFile
 from .pace import Pace
+from .pieces import subtract
 from .space import COPY_RETRY_S
 
 if TYPE_CHECKING:
@@ -125,10 +126,12 @@ class Migration:
             if member is None:
                 continue
             first = max(share.first, member.liveness.released_before.index)
-            if first <= share.last:
-                spans = member.liveness.live_within((first, 0), (share.last + 1, 0))
-                live = tuple((low.index, low.ordinal, high.index, high.ordinal) for low, high in spans)
-                groups.append(LiveGroup(uid, first, share.last, live))
+            # What has a home in a generation already was mended (`repair`): the file's copy of it is damaged.
+            homed = [(home.first, home.last) for home in self.system.store.homes(uid) if home.last >= first]
+            for low, high in subtract([(first, share.last)], homed):
+                spans = member.liveness.live_within((low, 0), (high + 1, 0))
+                live = tuple((start.index, start.ordinal, end.index, end.ordinal) for start, end in spans)
+                groups.append(LiveGroup(uid, low, high, live))
         segment = str(storage.segments.path(file.file))
         return FileSource(segment, str(self.system.path / "wal"), file.file, tuple(groups))
 

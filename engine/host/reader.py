@@ -119,8 +119,9 @@ class Reader:
                 return reader.entries(member.uid, index, min(stop, run.last), SCAN_BYTES)
         return []
 
-    async def read(self, member: Member, wanted: Sequence[Wanted]) -> list[Buffer]:
-        """The bytes of each wanted range, verified by unit hash. Raises `Gone`, `Corrupt`.
+    async def read(self, member: Member, wanted: Sequence[Wanted], mend: bool = True) -> list[Buffer]:
+        """The bytes of each wanted range, verified by unit hash. Raises `Gone`, `Corrupt`. `mend`: what is missing or
+        damaged here comes from a peer, unless it was released.
 
         Pins every home before the first await, so that nothing asked for here can be destroyed while it is read.
         """
@@ -135,16 +136,34 @@ class Reader:
         try:
             size = sum(want.stop - want.start for want in wanted)
             in_memory = all(want.located.entry is not None and want.located.entry.bodies for want in wanted)
-            if in_memory or size <= THREAD_BYTES:
-                return [self._load(member.uid, want) for want in wanted]
             bodies = [want.located.entry.bodies if want.located.entry else None for want in wanted]
-            return await trio.to_thread.run_sync(self._load_all, member.uid, wanted, bodies)
+            if in_memory or size <= THREAD_BYTES:
+                found = self._load_all(member.uid, wanted, bodies)
+            else:
+                found = await trio.to_thread.run_sync(self._load_all, member.uid, wanted, bodies)
         finally:
             for home in homes:
                 storage.unpin(home)
+        data: list[Buffer] = []
+        for want, one in zip(wanted, found, strict=True):
+            if isinstance(one, LogyardError):
+                if not mend:
+                    raise one
+                one = await self.system.repair.unit(member, want, one)
+            data.append(one)
+        return data
 
-    def _load_all(self, uid: int, wanted: Sequence[Wanted], bodies: Sequence[Sequence[Buffer] | None]) -> list[Buffer]:
-        return [self._load(uid, want, held) for want, held in zip(wanted, bodies, strict=True)]
+    def _load_all(
+        self, uid: int, wanted: Sequence[Wanted], bodies: Sequence[Sequence[Buffer] | None]
+    ) -> list[Buffer | LogyardError]:
+        """What could not be read is its error."""
+        found: list[Buffer | LogyardError] = []
+        for want, held in zip(wanted, bodies, strict=True):
+            try:
+                found.append(self._load(uid, want, held))
+            except LogyardError as error:
+                found.append(error)
+        return found
 
     def _load(self, uid: int, want: Wanted, held: Sequence[Buffer] | None = None) -> Buffer:
         located, unit, start, stop = want

@@ -26,11 +26,11 @@ from ..raft.membership import Configuration
 from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
-from . import revival, rows
+from . import receiving, revival, rows
 from .departures import Departed
 from .homes import SealedFile, Share
 from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
-from .snapshots import restore
+from .receiving import restore
 from .versions import UnknownVersion
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ def _open(system: System) -> None:
             # As in `installed`: the checkpoint of the file with the marks has to say what they say.
             storage.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
+    receiving.recover(system)
 
 
 def _build_members(system: System, sink: Collector, result: ReplayResult) -> list[tuple[int, int]]:
@@ -165,7 +166,7 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
     states = {row.uid: row for row in meta_rows.state_rows(meta)}
     snapshots = {row.uid: row for row in meta_rows.snapshot_rows(meta)}
     # Every kind of row that is about one group ends with its uid.
-    lost = {key[-8:] for key in meta.lost}
+    lost = {key[-8:] for key in meta.lost if key[:1] != rows.INTENT}
     for key in meta.lost:
         if key[:1] == meta_rows.GroupRow.PREFIX:
             log.error("group %s: its definition is damaged in both copies; it is left alone", key[1:].hex())
@@ -264,7 +265,7 @@ def build_member(
     """One member from its checkpoint, its snapshot and what the WAL says on top. Raises `Corrupt` when they leave a
     gap."""
     state = state or meta_rows.StateRow(spec.uid)
-    snapshot = snapshot_format.decode(snapshot_row.data, spec.uid) if snapshot_row else None
+    snapshot = system.storage.books.load_snapshot(snapshot_row) if snapshot_row else None
     term, vote = state.term, state.vote
     commit = state.commit
     if recovered.hard_state is not None:
@@ -309,7 +310,9 @@ def build_member(
     if snapshot is not None and snapshot_row is not None:
         member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
         member.snapshot_stored = snapshot.index
-        member.snapshot_bytes = len(snapshot_row.data)
+        manifest = snapshot_format.read_manifest(snapshot_row.data, spec.uid)
+        member.snapshot_bytes, member.chunks = len(snapshot_row.data) + manifest.chunk_bytes, manifest.chunks
+        member.compactable = min(int(state.extra.get("compactable", snapshot.index)), snapshot.index)
         try:
             restore(member, snapshot, system)
         except UnknownVersion as error:
@@ -345,9 +348,8 @@ def _log(
             raft_log = RaftLog(base_index, base_term, term_runs, entries, last_index=flushed)
             if raft_log.term(snapshot.index) == snapshot.term:
                 return raft_log, segments, flushed
-        # An installed snapshot: the log starts over above it, whatever stood there before. What was committed still
-        # has its
-        # payloads where they were; those above came with the snapshot.
+        # An installed snapshot: the log starts over above it, whatever stood there before. What was committed still has
+        # its payloads where they were; those above came with the snapshot.
         keep = entries if restarted else []
         segments = cut_runs(segments, min(flushed, state.commit) + 1)
         return RaftLog(snapshot.index, snapshot.term, (), keep), segments, snapshot.index

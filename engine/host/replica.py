@@ -18,6 +18,8 @@ from .versions import UnknownVersion
 if TYPE_CHECKING:
     from .member import Member
 
+VERSION = 1
+"""Of the engine's sections: another one is another format."""
 SESSIONS = "@sessions"
 UPLOADS = "@uploads"
 

@@ -30,6 +30,10 @@ DAMAGED = b"x"
 long gone."""
 DEPARTED = b"r"
 """Prefix of the uids of groups that this node was removed from: the promises of the replica that went."""
+CHUNK = b"c"
+"""Prefix of large sections' chunks: name, uid."""
+INTENT = b"i"
+"""Prefix of the uids of groups that a snapshot is on its way to: what is there of it already (`receiving`)."""
 EPOCH = b"e"
 """The node's epoch: raised and synced before its first frame of each start."""
 
@@ -46,8 +50,9 @@ def spec_of(row: meta_rows.GroupRow) -> Spec:
     return Spec(row.uid, row.name, row.machine, row.arguments, voters, row.created)
 
 
-def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int] = ()) -> Put:
-    """A group's checkpoint; `snapshot` is one that becomes durable in the same commit.
+def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int] = (), keep_log: bool = False) -> Put:
+    """A group's checkpoint; `snapshot` is one that becomes durable in the same commit, `keep_log`: and the log below it
+    is not free to go.
 
     `asleep`: the group may hibernate by this row: [leader, its node's epoch, next timer, start, end, snapshot bytes].
     """
@@ -72,6 +77,8 @@ def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int
     }
     if asleep:
         row.extra["asleep"] = list(asleep)
+    if member.compactable < row.snapshot_index and (keep_log or snapshot is None):
+        row.extra["compactable"] = member.compactable
     return row.put()
 
 
@@ -105,8 +112,18 @@ def snapshot(uid: int, index: int, term: int, data: bytes) -> Put:
     return meta_rows.SnapshotRow(uid, index, term, data).put()
 
 
+def chunk_key(uid: int, name: bytes) -> bytes:
+    """The key of one chunk of a large section. As every row about one group, it ends with the uid."""
+    return CHUNK + name + meta_rows.KEY.pack(uid)
+
+
+def intent_key(uid: int) -> bytes:
+    """The key of the row of a snapshot that is on its way."""
+    return INTENT + meta_rows.KEY.pack(uid)
+
+
 def deleted(uid: int) -> list[Put]:
-    """All of a group's rows go, its uid is remembered."""
+    """All of a group's rows go, its uid is remembered. Its chunks are nobody's, and go at a start."""
     return [
         *_without(uid),
         (DEPARTED + meta_rows.KEY.pack(uid), None),
@@ -130,6 +147,7 @@ def _without(uid: int) -> list[Put]:
         (meta_rows.state_key(uid), None),
         (meta_rows.snapshot_key(uid), None),
         (DAMAGED + meta_rows.KEY.pack(uid), None),
+        (intent_key(uid), None),
     ]
 
 

@@ -10,6 +10,8 @@ and 6 are kept here.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,13 +24,14 @@ from ..log.segment_writer import SegmentJob, SegmentRunner, SegmentWritten, buil
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..machine import Position
 from ..ports import LivenessPort, SourceEntry
-from ..snapshot.format import Snapshot
+from ..snapshot.format import Encoded, Snapshot
 from . import rows
 from .books import Books, Captured
 from .durability import metadata_bytes
 from .homes import Homes, SealedFile
 from .member import RUNNING, Member, SegmentRun, Spec, cut_runs
 from .migration import Migration
+from .pieces import runs_of
 from .segments import Segments
 from .space import SNAPSHOT_ENTRIES
 
@@ -163,6 +166,7 @@ class Storage:
                 self.migration.book()
                 await self._try("collection", self.migration.collect, self.system.config.rewrite_live_ratio)
                 await self._try("removal of segments", self.segments.remove_unused)
+            await self._try("removal of what transfers left", self._collect_transfers)
             await self._try("snapshots", self._take_due_snapshots)
             await self._try("preparation of a WAL file", self.system.space.look)
 
@@ -174,8 +178,18 @@ class Storage:
         try:
             await job(*arguments)
         except (LogyardError, OSError) as error:
-            self.system.space.found(what, error)
             log.error("storage: %s failed: %s", what, error)
+            if self.system.space.found(what, error):
+                # No promise holds up the space that a full disk needs.
+                self.system.chunks.give_up()
+                self.homes.expire(math.inf)
+
+    async def _collect_transfers(self) -> None:
+        """What was kept for other members' transfers, or for one that came to nothing."""
+        self.homes.expire(time.monotonic())
+        self.system.chunks.expire(trio.current_time())
+        await self.system.receiving.collect()
+        await self.system.chunks.collect()
 
     async def compact(self) -> dict[str, Any]:
         """Migrate and collect everything now."""
@@ -222,7 +236,7 @@ class Storage:
         for member in touched:
             if member.flushed and not member.raft.stopped:
                 member.raft.log.release_memory(member.flushed)
-                self._compact_log(member)
+                self.compact_log(member)
         if not file.live:
             await self.migration.migrate(file)
         self.migration.book()
@@ -294,11 +308,13 @@ class Storage:
         migrate.)"""
         self.homes.cut(member, index - 1)
 
-    def _compact_log(self, member: Member) -> None:
+    def compact_log(self, member: Member) -> None:
         """Forget log entries that the snapshot covers, once they are in a segment: memory still locates their
         payloads until then."""
         raft_log = member.raft.log
-        index = min(member.snapshot_index, member.flushed)
+        index = min(member.compactable, member.flushed)
+        if self.system.chunks.leases:
+            index = min(index, self.system.chunks.log_kept_above(member))
         if index <= raft_log.snapshot_index:
             return
         term = raft_log.term(index)
@@ -315,7 +331,7 @@ class Storage:
         needs, so its log starts there and it leaves its segments."""
         assert member.snapshot_index == member.raft.log.last_index
         member.flushed = max(member.flushed, member.snapshot_index)
-        self._compact_log(member)
+        self.let_log_go(member)
         runs, member.segments = member.segments, []
         for run in runs:
             self.segments.leave(member, run.segment)
@@ -351,7 +367,7 @@ class Storage:
         due = [
             member
             for member in self.system.members.values()
-            if member.state == RUNNING and member.raft.applied - member.snapshot_index >= entries
+            if member.state == RUNNING and member.raft.applied - member.compactable >= entries
         ]
         if due:
             await self.system.snapshots.take(due)
@@ -369,21 +385,30 @@ class Storage:
     async def store_snapshots(self, captured: Sequence[Captured]) -> None:
         """Snapshots durable first, then the logs below them may go (invariant 3)."""
         stored = await self.books.commit_snapshots(captured)
-        for member, snapshot, data in stored:
+        for member, snapshot, encoded, keep_log in stored:
             if not member.raft.stopped and snapshot.index > member.snapshot_index:
                 member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
-                member.snapshot_bytes = len(data)
-                self._compact_log(member)
+                member.snapshot_bytes = encoded.size
+                if not keep_log:
+                    self.let_log_go(member)
 
-    async def store_payloads(self, member: Member, entries: Sequence[SourceEntry]) -> None:
-        """Payloads that came with a snapshot, durable in a generation; their home from now on."""
-        first, last = entries[0].index, entries[-1].index
+    def let_log_go(self, member: Member) -> None:
+        """The log up to the snapshot, which may have been a checkpoint until now, is not needed any more."""
+        member.compactable = member.snapshot_index
+        self.compact_log(member)
+
+    async def store_payloads(self, member: Member, entries: Sequence[SourceEntry], dense: bool = False) -> None:
+        """Payloads that came from a peer, rising, durable in a generation; their home from now on. `dense`: nothing
+        between them changes its home, else nothing that has one in a generation."""
         async with self._janitor_lock:
             before = list(self.system.store.homes(member.uid))
+            runs = runs_of([one.index for one in entries], before, dense)
             await self.system.store.write(
-                [(member.uid, first, last)], lambda _, low, high: [one for one in entries if low <= one.index <= high]
+                [(member.uid, first, last) for first, last in runs],
+                lambda _, low, high: [one for one in entries if low <= one.index <= high],
             )
-            self.homes.rehomed(member, first, last, before)
+            for first, last in runs:
+                self.homes.rehomed(member, first, last, before)
 
     async def move(
         self,
@@ -398,14 +423,15 @@ class Storage:
             for member, (_, first, last) in zip(members, ranges, strict=True):
                 self.homes.rehomed(member, first, last, before[member])
 
-    async def store_installed(self, member: Member, snapshot: Snapshot, data: bytes) -> None:
+    async def store_installed(self, member: Member, snapshot: Snapshot, encoded: Encoded) -> None:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
-        await self.books.commit_snapshots([(member, snapshot, data)])
+        await self.books.commit_snapshots([Captured(member, snapshot, encoded)])
 
     def installed(self, member: Member, snapshot: Snapshot, size: int, keep: int) -> None:
         """The switch after `store_installed`. Payloads up to `keep` are where they were, those above came with the
         snapshot."""
         member.snapshot_index, member.snapshot_term, member.snapshot_bytes = snapshot.index, snapshot.term, size
+        member.compactable = snapshot.index
         if member.raft.log.snapshot_index != snapshot.index:
             # The log has the snapshot's last entry and goes on as it is.
             return

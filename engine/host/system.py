@@ -32,6 +32,7 @@ from .answer import Answer
 from .applier import Applier
 from .budget import Budget
 from .cache import PayloadCache
+from .chunks import Chunks
 from .delivery import Delivery
 from .departures import Departures
 from .directory import Directory
@@ -42,10 +43,14 @@ from .inbound import Inbound
 from .intake import Early
 from .leaderboard import Counters, Leaderboard
 from .member import DROP, RUNNING, Member, Queued, Sink, Spec
+from .pulling import Pulls
 from .pulse import Pulse
 from .reader import Reader
+from .receiving import Receiving
+from .repair import Repair
 from .scheduler import Scheduler
 from .sender import Sender
+from .serving import Serving
 from .snapshots import Snapshots
 from .space import Space
 from .storage import Storage
@@ -109,6 +114,11 @@ class System:
         self.directory = Directory(self)
         self.departures = Departures(self)
         self.snapshots = Snapshots(self)
+        self.chunks = Chunks(self)
+        self.pulls = Pulls(self)
+        self.serving = Serving(self)
+        self.receiving = Receiving(self)
+        self.repair = Repair(self)
         self.pulse = Pulse(self)
         self.hibernation = Hibernation(self)
         self.versions = Versions(self)

@@ -293,6 +293,17 @@ class MetaStore:
             raise Corrupt(self._directory, 0, f"row {key!r}", "two bad copies")
         return None
 
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """The keys that start with `prefix`, in order; their rows are not read."""
+        found: list[bytes] = []
+        with self._environments[0].begin() as transaction, transaction.cursor() as cursor:
+            if cursor.set_range(prefix):
+                for key in cursor.iternext(keys=True, values=False):
+                    if not key.startswith(prefix):
+                        break
+                    found.append(bytes(key))
+        return found
+
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Rows whose keys start with `prefix`, in key order; rows lost in both copies are left out (`lost` names them).
 

@@ -27,7 +27,8 @@ Span = tuple[int, int, int, int]
 
 
 class LiveGroup(NamedTuple):
-    """Entries `first` to `last` of a group are the log's content, committed; of their records those in `live` live."""
+    """Entries `first` to `last` of a group are the log's content, committed; of their records those in `live` live.
+    A group may come several times, rising."""
 
     uid: int
     first: int
@@ -64,12 +65,14 @@ class FileSource(NamedTuple):
 class FileReader:
     """Reads a `FileSource`; one thread at a time. Close it."""
 
-    __slots__ = ("_disk", "_path", "_segment", "_fd", "_groups")
+    __slots__ = ("_disk", "_path", "_segment", "_fd", "_live")
 
     def __init__(self, disk: Disk, source: FileSource) -> None:
         self._disk = disk
         self._path = os.path.join(source.directory, wal_name(source.file))
-        self._groups = {group.uid: group for group in source.groups}
+        self._live: dict[int, list[Span]] = {}
+        for group in source.groups:
+            self._live.setdefault(group.uid, []).extend(group.live)
         try:
             self._segment = SegmentReader(disk, source.segment)
         except OSError as error:
@@ -93,8 +96,8 @@ class FileReader:
 
     def read(self, uid: int, first: int, last: int) -> Iterator[SourceEntry]:
         """The entries first..last of a group of which something lives. Raises `Corrupt`."""
-        group = self._groups[uid]
-        ends = [span[2:] for span in group.live]
+        spans = self._live[uid]
+        ends = [span[2:] for span in spans]
         while first <= last:
             entries = self._segment.entries(uid, first, last, READ_BYTES)
             if not entries:
@@ -102,7 +105,7 @@ class FileReader:
             for entry in entries:
                 if not entry.body_bytes or entry.tombstone:
                     continue
-                live = _live_units(entry.index, units_of(entry.data), group.live, ends)
+                live = _live_units(entry.index, units_of(entry.data), spans, ends)
                 if not live:
                     continue
 

@@ -156,7 +156,7 @@ async def test_law_3_entries_behind_marks_that_a_restart_wrote_survive_the_next_
         # Another group's payloads keep the files, and with them the old segments and rows, as they are.
         await c.create("other", [3], by=3)
         await _old_tail(c, 30)
-        snapshots, raft = c.system(3).snapshots, c.member(3).raft
+        snapshots, raft = c.system(3).receiving, c.member(3).raft
         take_in, stored = snapshots._take_in, trio.Event()
 
         async def late(*arguments: Any) -> None:
@@ -200,7 +200,7 @@ async def test_invariant_7_a_snapshot_of_a_later_term_is_durable_before_that_ter
         # Node 3 hears of the new term by the snapshot alone, and dies before its log starts over.
         stored = trio.Event()
         monkeypatch.setattr(c.system(3).inbound, "on_messages", lambda *_: None)
-        monkeypatch.setattr(c.system(3).snapshots, "_install", lambda *_: stored.set())
+        monkeypatch.setattr(c.system(3).receiving, "_install", lambda *_: stored.set())
         term = c.member(3).raft.term
         c.network.heal()
         await stored.wait()
@@ -365,7 +365,7 @@ async def test_law_4_a_snapshot_below_a_release_is_not_sent_without_its_payloads
         assert c.member(1).snapshot_index < release
         system = await c.start(3)
         installed: list[tuple[int, bool, int]] = []
-        snapshots = system.system.snapshots
+        snapshots = system.system.receiving
         install = snapshots._install
 
         def look(member: Any, snapshot: Any, size: int, have: int) -> None:

@@ -13,7 +13,7 @@ import trio
 
 from logyard.engine.errors import LogyardError
 from logyard.engine.host.blob_shapes import SHAPES
-from logyard.engine.host.inbound import SNAPSHOT_DATA, SNAPSHOT_OFFER
+from logyard.engine.host.inbound import SNAPSHOT_OFFER, SNAPSHOT_PIECE
 from logyard.engine.raft.messages import APPEND, LEADER_GONE, PREVOTE, SNAPSHOT, Message
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.transport.codec import decode_messages, encode_messages
@@ -127,6 +127,8 @@ def plausible(chance: random.Random, kind: int, uid: int) -> dict[Any, Any]:
     ranges = [[chance.choice(HUGE), chance.choice(HUGE)] for _ in range(chance.randrange(3))]
     piece = [number, number, chance.randbytes(60), [0, 1]]
     header: dict[Any, Any] = {
+        "limit": chance.choice(HUGE), "through": number, "release": chance.choice(HUGE), "live": 5,
+        "chunks": chance.choice(([], [b"x" * 16], [[b"x" * 16, 5]], [[b"", 2**63]], [b""])),
         "uid": number, "uids": [chance.choice(HUGE)], "specs": [spec], "index": number, "ranges": ranges,
         "entries": [piece] * chance.randrange(2), "last": chance.random() < 0.5, "ok": chance.random() < 0.5,
         "error": chance.choice((None, "no")), "machines": {"log": chance.choice(HUGE), "odd": 3},
@@ -147,7 +149,7 @@ async def test_blobs_of_any_shape(tmp_path: Path, seed: int) -> None:
         await c.fill(await c.leader(), 3, 100)
         await c.nodes[1].snapshot()
         uid = c.member(1).uid
-        data = bytes(c.system(1).storage.books.snapshot(uid))
+        data = bytes(c.system(1).storage.books.snapshot(uid).data)
         kinds = [*SHAPES, 0, 5, 9, 15, 29, 31, 65535]
         refused = 0
         for _ in range(150):
@@ -185,7 +187,7 @@ async def test_snapshots_that_check_and_lie(tmp_path: Path, seed: int) -> None:
         await c.fill(await c.leader(), 3, 100)
         await c.nodes[1].snapshot()
         uid = c.member(1).uid
-        found = snapshot_format.decode(bytes(c.system(1).storage.books.snapshot(uid)), uid)
+        found = snapshot_format.decode(bytes(c.system(1).storage.books.snapshot(uid).data), uid)
         for request in range(1, 13):
             fields: dict[str, Any] = {
                 "index": chance.choice([found.index, *(number for number in HUGE if number < 2**63)]),
@@ -212,7 +214,9 @@ async def test_snapshots_that_check_and_lie(tmp_path: Path, seed: int) -> None:
                 with suppress(LogyardError):
                     inbound.on_blob(3, SNAPSHOT_OFFER, request, {"uid": uid, "index": found.index}, data)
                     await trio.sleep(0.002)
-                    inbound.on_blob(3, SNAPSHOT_DATA, request, {"uid": uid, "entries": [], "last": True}, b"")
+                    answer = {"uid": uid, "entries": [], "through": found.index, "release": 0, "live": 0}
+                    answer |= {"chunks": [], "error": None}
+                    inbound.on_blob(3, SNAPSHOT_PIECE, request, answer, b"")
             await trio.sleep(0.003)
         await unharmed(c)
         for node in (1, 2):

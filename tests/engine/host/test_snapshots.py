@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from logyard.engine.errors import Corrupt, LogyardError
-from logyard.engine.host.inbound import SNAPSHOT_DATA
-from logyard.engine.host.snapshots import _rows
+from logyard.engine.host.inbound import SNAPSHOT_PIECE
+from logyard.engine.host.pieces import _rows
 from logyard.engine.raft.core import LEADER
 from logyard.engine.snapshot import format as snapshot_format
 
@@ -37,7 +37,7 @@ def count_pieces(c: Cluster, number: int) -> list[int]:
     send_blob = peers.send_blob
 
     def counting(node: int, kind: int, request: int, header: Any, body: Any = (), **options: Any) -> bool:
-        if kind == SNAPSHOT_DATA:
+        if kind == SNAPSHOT_PIECE:
             sent.extend(row[0] for row in header["entries"])
         return send_blob(node, kind, request, header, body, **options)
 
@@ -246,7 +246,7 @@ async def test_an_older_snapshot_never_overwrites_a_newer_one(tmp_path: Path) ->
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(system.storage.store_snapshots, [old])
             await trio.testing.wait_all_tasks_blocked()
-        found = snapshot_format.decode(system.storage.books.snapshot(member.uid), member.uid)
+        found = snapshot_format.decode(system.storage.books.snapshot(member.uid).data, member.uid)
         assert found.index == new[1].index == member.snapshot_index
         await c.restart(1)
         await c.leader()

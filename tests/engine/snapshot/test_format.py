@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logyard.engine.errors import Corrupt, LogyardError, WrongIdentity
-from logyard.engine.snapshot.format import HEAD, MAGIC, Snapshot, decode, encode
+from logyard.engine.snapshot.format import (
+    CHUNK_BYTES,
+    FORMAT,
+    HEAD,
+    MAGIC,
+    Snapshot,
+    assemble,
+    decode,
+    encode,
+    read_manifest,
+    split,
+)
 
 sections = st.dictionaries(st.text(max_size=8), st.binary(max_size=50), max_size=4)
 numbers = st.integers(0, 2**64 - 1)
@@ -47,10 +58,36 @@ def test_a_newer_format_is_refused_as_such() -> None:
     magic, _, zero, length, check = HEAD.unpack_from(data)
     assert magic == MAGIC
     with pytest.raises(WrongIdentity):
-        decode(HEAD.pack(magic, 2, zero, length, check) + data[HEAD.size :], 7)
+        decode(HEAD.pack(magic, FORMAT + 1, zero, length, check) + data[HEAD.size :], 7)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(LogyardError):
         decode(data, 7)
+
+
+@given(st.dictionaries(st.text(max_size=4), st.binary(max_size=400), max_size=4), st.integers(0, 300))
+def test_sections_beside_the_manifest_come_back(parts: dict[str, bytes], inline: int) -> None:
+    snapshot = Snapshot(7, 100, 3, b"conf", 3, 90, 5, parts, b"live", dict.fromkeys(list(parts)[:1], 9))
+    found = split(snapshot, inline)
+    manifest = read_manifest(found.manifest, 7)
+    assert manifest.chunks == found.names == tuple(found.chunks)
+    stored = {name: bytes(data) for name, data in found.chunks.items()}
+    assert assemble(manifest, stored.get) == snapshot == decode(found.manifest, 7, stored.get)
+    assert found.size == len(found.manifest) + manifest.chunk_bytes
+    if not found.names:
+        assert found.manifest == encode(snapshot), "as it always was"
+
+
+def test_a_chunk_that_is_missing_or_another_is_refused() -> None:
+    data = bytes(range(256)) * (CHUNK_BYTES // 128)
+    found = split(Snapshot(7, 1, 1, b"", 1, 0, 0, {"a": data, "b": data[: CHUNK_BYTES + 1]}, b""))
+    # The same bytes have the same name.
+    assert len(found.names) == 2 and len(found.manifest) < 500
+    stored = {name: bytes(part) for name, part in found.chunks.items()}
+    assert decode(found.manifest, 7, stored.get).sections["a"] == data
+    first, second = found.names
+    for wrong in ({first: stored[first]}, {**stored, second: stored[first]}, {**stored, second: stored[second] + b"x"}):
+        with pytest.raises(Corrupt):
+            decode(found.manifest, 7, wrong.get)

@@ -1,0 +1,175 @@
+"""The pieces of a transfer: what a pull asks for and what its answer brings, as blobs.
+
+Invariant: nothing of an answer is believed before it adds up: entries rise within what was asked for, every unit
+matches the hash in its entry, every chunk its name. Called by `serving` (builds) and `pulling` (reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import xxhash
+
+from ..entry import parse_entry, unit_hash, units_of
+from ..errors import Corrupt
+from ..machine import PayloadRange
+from ..ports import HomePort, LivenessPort, SourceEntry
+from ..types import Buffer
+
+Range = tuple[int, int]
+"""Indexes of entries: first, last."""
+RANGES_MAX = 256
+"""In one question."""
+INDEX_MAX = 1 << 62
+"""Above what any honest node says."""
+
+
+class Piece(NamedTuple):
+    """An answer. It covers what was asked for up to and with `through`; `release` is the newest release its sender has
+    applied (0: none), `live` names what lives there of the covered ranges."""
+
+    rows: list[SourceEntry]
+    through: int
+    release: int
+    live: int
+    chunks: dict[bytes, memoryview]
+    size: int
+
+
+def covered(ranges: Iterable[Range], through: int) -> list[Range]:
+    """The part of the ranges up to `through`."""
+    return [(first, min(last, through)) for first, last in ranges if first <= through]
+
+
+def subtract(ranges: Iterable[Range], held: Sequence[Range]) -> list[Range]:
+    """What is in `ranges` and not in `held`; both rising and disjoint."""
+    left: list[Range] = []
+    start = 0
+    for first, last in ranges:
+        while start < len(held) and held[start][1] < first:
+            start += 1
+        at = start
+        while at < len(held) and held[at][0] <= last:
+            low, high = held[at]
+            if low > first:
+                left.append((first, low - 1))
+            first = max(first, high + 1)
+            at += 1
+        if first <= last:
+            left.append((first, last))
+    return left
+
+
+def union(ranges: Iterable[Range]) -> list[Range]:
+    """Rising, disjoint, and as few as possible."""
+    found: list[Range] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        elif first <= last:
+            found.append((first, last))
+    return found
+
+
+def runs_of(indexes: Sequence[int], homes: Sequence[HomePort], dense: bool) -> list[Range]:
+    """Rising indexes as runs that a home may cover: broken where they are not dense, or, unless `dense`, where
+    something between two of them is at home elsewhere."""
+    found: list[Range] = []
+    at = 0
+    for index in indexes:
+        low, high = (found[-1][1] + 1, index - 1) if found else (1, 0)
+        while at < len(homes) and homes[at].last < low:
+            at += 1
+        apart = low <= high and (dense or (at < len(homes) and homes[at].first <= high))
+        if found and not apart:
+            found[-1] = (found[-1][0], index)
+        else:
+            found.append((index, index))
+    return found
+
+
+def live_digest(liveness: LivenessPort, ranges: Iterable[Range]) -> int:
+    """A number that two members share if and only if, but for chance, the same lives for both in these ranges."""
+    found: list[PayloadRange] = []
+    for first, last in ranges:
+        found += liveness.live_within((first, 0), (last + 1, 0))
+    return xxhash.xxh3_64_intdigest(repr([(*first, *end) for first, end in found]).encode())
+
+
+def read_piece(
+    uid: int, ranges: Sequence[Range], names: Sequence[bytes], header: Mapping[str, Any], body: Any
+) -> Piece:
+    """An answer to a pull of `ranges` and chunks `names`. Raises `Corrupt` unless all of it adds up."""
+    where = f"snapshot piece of group {uid:016x}"
+    data = memoryview(body)
+    chunks: dict[bytes, memoryview] = {}
+    at = 0
+    for name, size in header["chunks"]:
+        chunk = data[at : at + size]
+        at += size
+        if name not in names or len(chunk) != size or xxhash.xxh3_128_digest(chunk) != name:
+            raise Corrupt(where, at, f"chunk {name.hex()}", "another")
+        chunks[name] = chunk
+    through, release = header["through"], header["release"]
+    if through >= INDEX_MAX or release >= INDEX_MAX:
+        raise Corrupt(where, 0, "indexes that may be", max(through, release))
+    rows = _rows(uid, header["entries"], data[at:])
+    asked = covered(ranges, through)
+    last = 0
+    for row in rows:
+        if row.index <= last or not any(first <= row.index <= end for first, end in asked):
+            raise Corrupt(where, at, "rising entries of what was asked for", f"entry {row.index}")
+        last = row.index
+    return Piece(rows, through, release, header["live"], chunks, len(data))
+
+
+def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[SourceEntry]:
+    """The entries of one piece with their live units, whose bytes are sliced from `body` and verified. Raises
+    `Corrupt`."""
+    where = f"snapshot piece of group {uid:016x}"
+    rows = []
+    at = 0
+    for index, term, data, numbers in entries:
+        entry = parse_entry(data, where)
+        live = set(numbers)
+        count = 0
+        # (offset in the entry's payload, bytes) of each unbroken stretch of live units.
+        parts: list[tuple[int, memoryview]] = []
+        begin = start = end = 0
+        for unit in units_of(entry.data):
+            if unit.number not in live:
+                continue
+            count += 1
+            if unit.offset != end or not parts:
+                begin, start = at, unit.offset
+                parts.append((start, body[at:at]))
+            if unit_hash(uid, entry.index, entry.term, unit.number, body[at : at + unit.length]) != unit.hash:
+                raise Corrupt(where, at, unit.hash.hex(), "another hash")
+            at += unit.length
+            end = unit.offset + unit.length
+            parts[-1] = (start, body[begin:at])
+        if (entry.index, entry.term) != (index, term) or count != len(live) or at > len(body):
+            raise Corrupt(where, at, "entries and bytes that add up", f"{len(body)} bytes")
+        rows.append(SourceEntry(uid, entry.index, entry.term, bytes(data), live, slicer(parts)))
+    if at != len(body):
+        raise Corrupt(where, at, "entries and bytes that add up", f"{len(body)} bytes")
+    return rows
+
+
+def slicer(parts: Sequence[tuple[int, Buffer]]) -> Callable[[int, int], Buffer]:
+    """Bytes of an entry's payload by offset. A reader may ask for a stretch with released units in it, which it then
+    ignores."""
+
+    def read(offset: int, length: int) -> Buffer:
+        found = bytearray()
+        for start, data in parts:
+            if start <= offset and offset + length <= start + len(data):
+                return memoryview(data)[offset - start : offset - start + length]
+            found = found or bytearray(length)
+            low, high = max(start, offset), min(start + len(data), offset + length)
+            if low < high:
+                found[low - offset : high - offset] = memoryview(data)[low - start : high - start]
+        return found
+
+    return read

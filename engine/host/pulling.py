@@ -1,0 +1,144 @@
+"""Asks other members for pieces: one question at a time, of one peer after the other, at a bounded rate.
+
+Invariant: a question ends with an answer, a lost link or a time-out, never later; what is asked of one peer in vain is
+asked of the next. The rate is this node's, over all of its transfers and repairs. Called by `receiving` and `repair`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..errors import Corrupt, LogyardError
+from ..raft.membership import Configuration
+from .inbound import SNAPSHOT_PULL
+from .pieces import Piece, Range, read_piece
+
+if TYPE_CHECKING:
+    from .system import System
+
+LATE_PIECES = 4
+"""A peer may be busy with so many pieces of others before ours, each at the whole rate."""
+
+
+class Pace:
+    """A rate in bytes per second: what went too fast is waited for afterwards."""
+
+    def __init__(self, bytes_per_s: int, clock: Callable[[], float] = trio.current_time) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._free_at = 0.0
+
+    def take(self, size: int) -> float:
+        """Book `size` bytes; seconds to wait before the next."""
+        now = self._clock()
+        self._free_at = max(now, self._free_at) + size / self.bytes_per_s
+        return self._free_at - now
+
+
+class Question:
+    """One pull that waits for its answer."""
+
+    __slots__ = ("node", "answered", "header", "body")
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.answered = trio.Event()
+        self.header: Mapping[str, Any] | None = None
+        self.body: bytes | memoryview = b""
+
+
+class Pulls:
+    """The questions of this node."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.pace = Pace(system.config.snapshot_bytes_per_s)
+        self.pieces = 0
+        self.bytes = 0
+        self.failed = 0
+        self._next = 0
+        self._questions: dict[int, Question] = {}
+
+    def on_piece(self, node: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
+        """An answer; one that nobody waits for is dropped."""
+        question = self._questions.get(request)
+        if question is not None and question.node == node and not question.answered.is_set():
+            question.header, question.body = header, body
+            question.answered.set()
+
+    def on_link_lost(self, node: int) -> None:
+        """What was asked of a node may never be answered."""
+        for question in self._questions.values():
+            if question.node == node:
+                question.answered.set()
+
+    async def ask(
+        self, node: int, uid: int, index: int, ranges: Sequence[Range] = (), chunks: Sequence[bytes] = ()
+    ) -> Piece:
+        """One piece from a node. `index`: of the snapshot it is for, 0 for a repair. Raises `LogyardError`, `Corrupt`
+        for an answer that does not add up."""
+        config = self.system.config
+        self._next += 1
+        request = self._next
+        question = self._questions[request] = Question(node)
+        header = {
+            "uid": uid, "index": index, "ranges": [list(one) for one in ranges], "chunks": list(chunks),
+            "limit": config.snapshot_piece_bytes,
+        }  # fmt: skip
+        patience = config.snapshot_stall_ms / 1000 + LATE_PIECES * config.snapshot_piece_bytes / self.pace.bytes_per_s
+        try:
+            if not self.system.peers.send_blob(node, SNAPSHOT_PULL, request, header):
+                raise LogyardError(f"the link to node {node} is down or full")
+            with trio.move_on_after(patience):
+                await question.answered.wait()
+            if question.header is None:
+                raise LogyardError(f"node {node} does not answer")
+            if question.header["uid"] != uid:
+                raise Corrupt(f"an answer of node {node}", 0, f"group {uid:016x}", question.header["uid"])
+            if question.header["error"]:
+                raise LogyardError(f"node {node}: {question.header['error']}")
+            piece = read_piece(uid, ranges, chunks, question.header, question.body)
+        except LogyardError:
+            self.failed += 1
+            raise
+        finally:
+            del self._questions[request]
+        self.pieces += 1
+        self.bytes += piece.size
+        await trio.sleep(self.pace.take(piece.size))
+        return piece
+
+
+def others(system: System, configuration: Configuration) -> list[int]:
+    """The other members' nodes, those that live first: whether the rest do is not known right after a start."""
+    nodes = configuration.nodes() - {system.node_id}
+    return [*sorted(nodes & system.live), *sorted(nodes - system.live)]
+
+
+class Sources:
+    """The peers that may have something, in turn. One that failed is asked no more."""
+
+    def __init__(self, nodes: Iterable[int]) -> None:
+        self._nodes = list(dict.fromkeys(nodes))
+        self._failed: set[int] = set()
+        self._at = 0
+
+    def include(self, nodes: Iterable[int]) -> None:
+        """These may have it as well."""
+        self._nodes += [node for node in nodes if node not in self._nodes]
+
+    def next(self) -> int:
+        """Whom to ask now; 0 when everybody failed."""
+        for _ in range(len(self._nodes)):
+            node = self._nodes[self._at % len(self._nodes)]
+            self._at += 1
+            if node not in self._failed:
+                return node
+        return 0
+
+    def fail(self, node: int) -> None:
+        """It did not have it, or does not answer."""
+        self._failed.add(node)

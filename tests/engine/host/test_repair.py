@@ -1,0 +1,233 @@
+"""Read repair (faults L4): what is damaged or lost here comes from a peer, is verified, served and written back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.engine.entry import units_of
+from logyard.engine.errors import Corrupt, Gone, LogyardError
+from logyard.engine.host.inbound import SNAPSHOT_PIECE
+from logyard.engine.host.reader import Wanted
+
+from .cluster import KIB, Cluster, cluster, until
+from .test_histories import check_books
+
+SIZE = 20 * KIB
+
+
+async def filled(c: Cluster, count: int = 12) -> list[bytes]:
+    await c.lead(1)
+    bodies = await c.fill(1, count, SIZE)
+    await c.applied()
+    return bodies
+
+
+def hurt_file(c: Cluster, number: int, bodies: list[bytes]) -> int:
+    """Flip a bit of each of these payloads in a node's WAL files; how many were there."""
+    found = 0
+    for path in sorted((c.path / f"node-{number}" / "wal").iterdir()):
+        data = bytearray(path.read_bytes())
+        for body in bodies:
+            at = data.find(body)
+            if at >= 0:
+                found += 1
+                data[at + 50] ^= 4
+                with path.open("r+b") as file:
+                    file.seek(at + 50)
+                    file.write(data[at + 50 : at + 51])
+    return found
+
+
+def hurt_generations(c: Cluster, number: int, bodies: list[bytes]) -> int:
+    found = 0
+    for path in sorted((c.path / f"node-{number}" / "payloads").glob("gen-*/data.mdb")):
+        data = path.read_bytes()
+        with path.open("r+b") as file:
+            for body in bodies:
+                at = data.find(body[:2000])
+                if at >= 0:
+                    found += 1
+                    file.seek(at + 50)
+                    file.write(bytes([data[at + 50] ^ 4]))
+    return found
+
+
+async def all_read(c: Cluster, number: int, bodies: list[bytes]) -> None:
+    assert [body for _, body in await c.read(number)] == bodies
+
+
+@pytest.mark.parametrize("place", ["open file", "sealed file", "generation"])
+async def test_a_damaged_payload_comes_from_a_peer_and_is_written_back(tmp_path: Path, place: str) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        if place == "sealed file":
+            await c.roll(3)
+        elif place == "generation":
+            await c.nodes[3].compact()
+        hurt = hurt_generations if place == "generation" else hurt_file
+        if place == "generation":
+            await c.crash(3)
+        assert hurt(c, 3, bodies[2:5]) == 3
+        if place == "generation":
+            await c.start(3)
+            await c.applied()
+        await all_read(c, 3, bodies)
+        repair = c.system(3).repair
+        assert repair.fetched >= 3 and not repair.failed
+        # Its own again: without peers, and after a restart.
+        c.partition(3)
+        before = repair.fetched
+        await all_read(c, 3, bodies)
+        assert repair.fetched == before
+        c.network.heal()
+        await c.restart(3)
+        await c.applied()
+        await all_read(c, 3, bodies)
+        assert not c.system(3).repair.fetched
+        if place != "generation":
+            # Rows that do not verify can't be counted anew.
+            await check_books(c, 3, list(bodies))
+
+
+async def test_a_file_that_could_not_be_emptied_can_be_after_the_repair(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        await c.roll(3)
+        assert hurt_file(c, 3, bodies[4:5]) == 1
+        with pytest.raises(Corrupt):
+            await c.nodes[3].compact()
+        assert any(file.failed for file in c.system(3).storage.files.values())
+        await all_read(c, 3, bodies)
+        assert not any(file.failed for file in c.system(3).storage.files.values())
+        await c.nodes[3].compact()
+        assert not c.system(3).storage.files
+        await all_read(c, 3, bodies)
+        await check_books(c, 3, list(bodies))
+
+
+async def test_a_lost_generation_is_refilled_by_reading(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c, 30)
+        await c.nodes[3].snapshot()
+        await c.nodes[3].compact()
+        await c.crash(3)
+        (generation, *_) = sorted((c.path / "node-3" / "payloads").glob("gen-*"))
+        shutil.rmtree(generation)
+        await c.start(3)
+        await c.applied()
+        system, member = c.system(3), c.member(3)
+        assert system.store.lost(member.uid, 1, member.raft.applied)
+        await all_read(c, 3, bodies)
+        assert 30 <= system.repair.fetched <= 33, "but for the ends of stretches, each once"
+        await c.restart(3)
+        await c.applied()
+        await all_read(c, 3, bodies)
+        assert not c.system(3).repair.fetched
+
+
+async def test_a_stretch_that_was_lost_is_not_served_to_others(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0, snapshot_stall_ms=500) as c:
+        bodies = await filled(c, 10)
+        for number in (1, 2):
+            await c.nodes[number].snapshot()
+            await c.nodes[number].compact()
+        await c.crash(3)
+        shutil.rmtree(tmp_path / "node-3")
+        await c.crash(2)
+        for generation in (tmp_path / "node-2" / "payloads").glob("gen-*"):
+            shutil.rmtree(generation)
+        await c.start(2)
+        await c.lead(1)
+        await c.start(3)
+        # As a member that was added: it has nothing at all. (Its votes are not the point here.)
+        system = c.system(2)
+        assert system.store.lost(c.member(2).uid, 1, c.member(2).raft.applied)
+        with pytest.raises(LogyardError) as caught:
+            system.serving._collect(c.member(2), [(1, 100)], 1 << 20)
+        assert "lost" in str(caught.value)
+        await all_read(c, 1, bodies)
+
+
+async def test_without_a_peer_that_has_it_the_error_is_typed_and_no_wrong_byte_is_served(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0, snapshot_stall_ms=200) as c:
+        bodies = await filled(c)
+        assert hurt_file(c, 3, bodies[2:3]) == 1
+        c.partition(3)
+        with pytest.raises(Corrupt):
+            await c.read(3)
+        assert c.system(3).repair.failed
+        # A peer whose copy is damaged as well says so, and sends nothing.
+        c.network.heal()
+        for number in (1, 2):
+            assert hurt_file(c, number, bodies[2:3]) == 1
+        await until(lambda: len(c.system(3).live) == 3)
+        with pytest.raises(Corrupt):
+            await c.read(3)
+        assert [body for _, body in await c.read(3, 3)] == bodies[3:]
+
+
+async def test_a_peer_that_sends_other_bytes_is_not_believed(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        assert hurt_file(c, 3, bodies[2:3]) == 1
+        peers = c.network.nodes[1]
+        send_blob, lies = peers.send_blob, []
+
+        def lying(node: int, kind: int, request: int, header: Any, body: Any = (), **options: Any) -> bool:
+            if kind == SNAPSHOT_PIECE and header["entries"]:
+                lies.append(node)
+                data = bytearray(b"".join(bytes(part) for part in body))
+                data[100] ^= 1
+                body = [bytes(data)]
+            return send_blob(node, kind, request, header, body, **options)
+
+        peers.send_blob = lying  # type: ignore[method-assign]
+        await all_read(c, 3, bodies)
+        assert lies == [3] and c.system(3).pulls.failed == 1
+
+
+async def test_what_was_released_is_gone_and_nobody_is_asked(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await filled(c)
+        member = c.member(3)
+        located = next(one for one in c.system(3).reader.payload_entries(member, 3, 3) if one.index == 3)
+        await c.nodes[1].truncate("log", 8)
+        await c.applied()
+        assert hurt_file(c, 3, [bytes(b"r%08d" % at) for at in range(8)]) >= 1
+        unit = units_of(located.data)[0]
+        assert unit.records == 1 or unit.length
+        with pytest.raises((Gone, Corrupt)):
+            await c.system(3).reader.read(
+                member, [Wanted(located, one, 0, one.length) for one in units_of(located.data)]
+            )
+        assert not c.system(3).pulls.pieces
+
+
+async def test_many_readers_of_one_damaged_payload_fetch_it_about_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        assert hurt_file(c, 3, bodies[2:3]) == 1
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(all_read, c, 3, bodies)
+        assert c.system(3).repair.fetched <= 2, "at most as many as may work at a time"
+
+
+async def test_a_leader_with_a_damaged_payload_brings_a_follower_up(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        await c.crash(3)
+        bodies = await c.fill(1, 6, SIZE)
+        await c.applied(among=[1, 2])
+        assert hurt_file(c, 1, bodies[1:2]) == 1
+        await c.start(3)
+        await c.applied()
+        await all_read(c, 3, bodies)
+        assert c.system(1).repair.fetched == 1
+        assert os.path.isdir(tmp_path / "node-1")
