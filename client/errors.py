@@ -97,6 +97,12 @@ class NoSpace(LogyardError):
         return self._number("retry_after") or 1.0
 
 
+class JobPoisoned(LogyardError):
+    """A storage job of the node was set aside, because it ended its writer process again and again."""
+
+    code = "job_poisoned"
+
+
 class Gone(LogyardError):
     """What was asked for was truncated or released."""
 

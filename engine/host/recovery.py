@@ -229,17 +229,20 @@ def log_base(state: meta_rows.StateRow | None) -> tuple[int, int]:
 
 
 def _limits(system: System) -> Limits:
-    config = system.config
-    return Limits(
-        election_ticks=config.election_ticks,
-        append_bytes=config.append_bytes_max,
-        inflight_bytes=config.append_inflight_bytes,
-        inflight_messages=config.append_inflight_messages,
-        follower_bytes=config.follower_inflight_bytes,
-        uncommitted_bytes=config.uncommitted_bytes_max,
-        uncommitted_reserve=int(config.uncommitted_bytes_max * config.reserved_ratio),
-        lazy_commit=True,
-    )
+    """One object for all groups."""
+    if system.limits is None:
+        config = system.config
+        system.limits = Limits(
+            election_ticks=config.election_ticks,
+            append_bytes=config.append_bytes_max,
+            inflight_bytes=config.append_inflight_bytes,
+            inflight_messages=config.append_inflight_messages,
+            follower_bytes=config.follower_inflight_bytes,
+            uncommitted_bytes=config.uncommitted_bytes_max,
+            uncommitted_reserve=int(config.uncommitted_bytes_max * config.reserved_ratio),
+            lazy_commit=True,
+        )
+    return system.limits
 
 
 def _encoder(system: System, uid: int) -> Callable[[int, int, int, bytes], Entry]:
@@ -297,7 +300,7 @@ def build_member(
     raft = Raft(
         spec.uid, system.node_id, base, raft_log,
         term=term, vote=vote, commit=max(commit, snapshot.index if snapshot else 0),
-        live=system.live, draw=system.draw, encode=_encoder(system, spec.uid), limits=_shared_limits(system),
+        live=system.live, draw=system.draw, encode=_encoder(system, spec.uid), limits=_limits(system),
         windows=system.windows,
         configuration_index=base_index, configurations=configurations,
         promise=(left.last_term, left.last_index) if left is not None else (0, 0),
@@ -354,13 +357,6 @@ def _log(
         segments = cut_runs(segments, min(flushed, state.commit) + 1)
         return RaftLog(snapshot.index, snapshot.term, (), keep), segments, snapshot.index
     return RaftLog(base_index, base_term, term_runs, entries, last_index=flushed), segments, flushed
-
-
-def _shared_limits(system: System) -> Limits:
-    """One object for all groups."""
-    if system.limits is None:
-        system.limits = _limits(system)
-    return system.limits
 
 
 def _adopt_files(system: System, flushed: int) -> None:

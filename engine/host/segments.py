@@ -10,8 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import trio
+
 from ..errors import Corrupt
 from ..log.segment import SegmentReader
+from ..log.segment_writer import SegmentJob, SegmentRunner, SegmentWritten, build_segment_job, run_segment_job
+from ..log.wal import Sealed
 from .member import Member
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ class Segments:
         # Segments that nobody needs any more, and the members whose stored rows may still refer to them.
         self._unused: list[int] = []
         self._unreferring: set[Member] = set()
+        # Who writes segments instead of a thread of this process.
+        self._elsewhere: SegmentRunner | None = None if system.writer is None else system.writer.write_segment
 
     def status(self) -> dict[str, int]:
         """How many there are, and their bytes."""
@@ -48,6 +54,42 @@ class Segments:
             except OSError as error:
                 raise Corrupt(path, 0, "a segment", error.strerror) from error
         return reader
+
+    async def write(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
+        """(first, last, term of the last, payload bytes) of each group in the file."""
+        written = await trio.to_thread.run_sync(self._write_in_thread, sealed)
+        if not isinstance(written, SegmentWritten):
+            assert self._elsewhere is not None
+            written = await self._elsewhere(written, sealed.entries)
+        info, sizes = written
+        return {uid: (first, last, info.terms[uid][-1][1], sizes[uid]) for uid, (first, last) in info.runs.items()}
+
+    def _write_in_thread(self, sealed: Sealed) -> SegmentWritten | SegmentJob:
+        """The segment, or the job for who else runs such jobs."""
+        members = self.system.members
+        job = build_segment_job(
+            sealed, lambda uid, index, term: uid in members, segment=sealed.file,
+            path=str(self.path(sealed.file)), directory=str(self.system.path / "wal"),
+        )  # fmt: skip
+        return job if self._elsewhere is not None else run_segment_job(self.system.disk, job, sealed.entries)
+
+    def current_part(self, member: Member, segment: int, first: int, last: int) -> tuple[int, int]:
+        """The longest prefix of a segment's run that is still the log's content: its last index and its payload bytes
+        at home here."""
+        size = 0
+        good = first - 1
+        home = self.system.store.home
+        while good < last:
+            entries = self.reader(segment).entries(member.uid, good + 1, last, 1 << 22)
+            if not entries:
+                break
+            for entry in entries:
+                if member.raft.log.term(entry.index) != entry.term:
+                    return good, size
+                good = entry.index
+                if not entry.tombstone and home(member.uid, good) is None:
+                    size += entry.body_bytes
+        return good, size
 
     def leave(self, member: Member, number: int) -> None:
         """A group needs nothing of a segment any more, and its runs do not name it."""

@@ -20,7 +20,6 @@ import trio
 
 from ..entry import Entry
 from ..errors import LogyardError
-from ..log.segment_writer import SegmentJob, SegmentRunner, SegmentWritten, build_segment_job, run_segment_job
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..machine import Position
 from ..ports import LivenessPort, SourceEntry
@@ -56,7 +55,6 @@ class Storage:
         self.wal: Wal
         # The directory's lock, which the writer process inherits.
         self.lock_fd = -1
-        self.write_segment: SegmentRunner | None = None if system.writer is None else system.writer.write_segment
         self.closing: list[Callable[[], None]] = []
         self.segments = Segments(system)
         self._sealed: deque[Sealed] = deque()
@@ -224,7 +222,7 @@ class Storage:
         """A sealed WAL file's metadata becomes a segment; the file stays as the home of its payloads."""
         hard_states, self._hard_states = self._hard_states, set()
         try:
-            found = await self.system.space.out_of_reserve("a segment", lambda: self._write_segment(sealed))
+            found = await self.system.space.out_of_reserve("a segment", lambda: self.segments.write(sealed))
             file = SealedFile(sealed.file, sealed.length)
             touched = {member for member in hard_states if self.system.members.get(member.uid) is member}
             self._adopt_segment(file, found, touched)
@@ -257,7 +255,7 @@ class Storage:
             # The log may have been overwritten, or replaced by a snapshot: only what is its present content counts.
             moved = self.system.store.homes(uid)
             if low != first or member.raft.log.term(last) != last_term or (moved and moved[-1].last >= low):
-                last, size = self._current_part(member, file.file, low, last)
+                last, size = self.segments.current_part(member, file.file, low, last)
             if last < low:
                 continue
             users.add(uid)
@@ -266,42 +264,6 @@ class Storage:
             file.add(uid, self.homes.share_of(member, file, low, last, size), size)
         self.segments.users[file.file] = users
         self.homes.files[file.file] = file
-
-    async def _write_segment(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
-        """(first, last, term of the last, payload bytes) of each group in the file."""
-        written = await trio.to_thread.run_sync(self._segment_in_thread, sealed)
-        if not isinstance(written, SegmentWritten):
-            assert self.write_segment is not None
-            written = await self.write_segment(written, sealed.entries)
-        info, sizes = written
-        return {uid: (first, last, info.terms[uid][-1][1], sizes[uid]) for uid, (first, last) in info.runs.items()}
-
-    def _segment_in_thread(self, sealed: Sealed) -> SegmentWritten | SegmentJob:
-        """The segment, or the job for who else runs such jobs."""
-        members = self.system.members
-        job = build_segment_job(
-            sealed, lambda uid, index, term: uid in members, segment=sealed.file,
-            path=str(self.segments.path(sealed.file)), directory=str(self.system.path / "wal"),
-        )  # fmt: skip
-        return job if self.write_segment is not None else run_segment_job(self.system.disk, job, sealed.entries)
-
-    def _current_part(self, member: Member, segment: int, first: int, last: int) -> tuple[int, int]:
-        """The longest prefix of a segment's run that is still the log's content: its last index and its payload bytes
-        at home here."""
-        size = 0
-        good = first - 1
-        home = self.system.store.home
-        while good < last:
-            entries = self.segments.reader(segment).entries(member.uid, good + 1, last, 1 << 22)
-            if not entries:
-                break
-            for entry in entries:
-                if member.raft.log.term(entry.index) != entry.term:
-                    return good, size
-                good = entry.index
-                if not entry.tombstone and home(member.uid, good) is None:
-                    size += entry.body_bytes
-        return good, size
 
     def overwritten(self, member: Member, index: int) -> None:
         """Entries from `index` on were replaced: nothing of them lives in sealed files. (Only committed entries ever

@@ -127,8 +127,8 @@ def yard(cluster: LocalCluster) -> Iterator[Yard]:
 
 def caught_up(yard: Yard, name: str, end: int) -> None:
     for node in (1, 2, 3):
-        while yard.log(name).latest(node=node).end < end:
-            yard.log(name).poll(end - 1, wait=1.0, max_bytes=1, node=node)
+        while (now := yard.log(name).latest(node=node).end) < end:
+            yard.log(name).poll(now, wait=1.0, max_bytes=1, node=node)
 
 
 @pytest.mark.parametrize("size", [MIB + 1, 4 * MIB, 30 * MIB + 17])

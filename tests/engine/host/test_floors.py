@@ -76,8 +76,7 @@ async def test_bytes_of_a_wal_file_under_a_pin_outlive_their_release(tmp_path: P
         assert member.floor == member.last_release > 0 and not system.storage.files
         assert [bytes(one) for one in system.reader._load_all(member.uid, wanted, [None] * 10)] == bodies
         system.storage.unpin(("wal", file))
-        with pytest.raises(Gone):
-            system.reader._load_all(member.uid, wanted, [None] * 10)
+        assert all(isinstance(one, Gone) for one in system.reader._load_all(member.uid, wanted, [None] * 10))
 
 
 async def test_a_generation_under_a_pin_stays_and_what_is_released_in_it_is_gone(tmp_path: Path) -> None:
