@@ -11,6 +11,7 @@ import trio
 
 from logyard.engine.entry import units_of
 from logyard.engine.errors import Corrupt, Gone, LogyardError
+from logyard.engine.log.wal import Sealed
 
 from .cluster import KIB, WRITER_VARIABLE, Cluster, cluster, payload_books, until
 
@@ -236,3 +237,49 @@ def damage(path: Path, needle: bytes, optional: bool = False) -> None:
             file.seek(at + 5)
             file.write(bytes([data[at + 5] ^ 0x40]))
             at = data.find(needle, at + 1)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before it is written", "behind it"])
+@pytest.mark.parametrize("how", ["stopped", "deleted"])
+async def test_pitfall_53_a_group_goes_while_its_segment_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, late: bool
+) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.create("other", [1])
+        await c.leader("other")
+        await c.fill(1, 5, 40 * KIB)
+        others = await c.fill(1, 5, 40 * KIB, "other")
+        system, gone = c.system(1), c.member(1)
+        write = system.storage.segments.write
+
+        async def go() -> None:
+            if how == "deleted":
+                await c.nodes[1].delete_group("log")
+            else:
+                system.stop_member(gone, "a test stops it")
+
+        async def written(sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
+            if not late:
+                await go()
+            found = await write(sealed)
+            if late:
+                await go()
+            return found
+
+        monkeypatch.setattr(system.storage.segments, "write", written)
+        await c.roll(1)
+        monkeypatch.undo()
+        others += await c.fill(1, 5, 40 * KIB, "other", tag=b"s")
+        await c.nodes[1].compact()
+        assert [body for _, body in await c.read(1, name="other")] == others
+        before = payload_books(c.system(1))
+        await c.restart(1)
+        await c.leader("other")
+        member = c.member(1, "other")
+        await until(lambda: member.raft.applied == member.raft.log.last_index)
+        assert [body for _, body in await c.read(1, name="other")] == others
+        if how == "deleted":
+            assert payload_books(c.system(1)) == before
+            # With their heads, and without a single payload of the other group.
+            assert c.replica(1) is None
+            assert 0 <= sum(before["generations"].values()) - sum(map(len, others)) < 40 * KIB
