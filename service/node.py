@@ -412,6 +412,6 @@ def build_peers(config: NodeConfig, system: System, door: Door | None = None) ->
     addresses = {config.id: config.peer_listen, **config.peers}
     return Peers(
         config.id, config.cluster, system.epoch, addresses, transport, system.inbound,
-        healthy=system.pulse.healthy, digest=system.hibernation.accord.digest,
+        healthy=system.pulse.healthy, at_rest=system.ticker.is_resting, digest=system.hibernation.accord.digest,
         guard=None if door is None else PeerGuard(door),
     )  # fmt: skip

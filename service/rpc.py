@@ -360,6 +360,7 @@ class RpcServer:
         self.host, self.port = listen_address(address, secured=door is not None)
         self.client_addresses = dict(client_addresses)
         self.connections: set[Connection] = set()
+        self._came = trio.lowlevel.ParkingLot()
         self.room = Room(config.node_inflight_bytes, config.reserved_ratio)
         self.log = logging.getLogger("logyard.rpc")
 
@@ -418,6 +419,7 @@ class RpcServer:
                 continue
             connection = Connection(self, raw)
             self.connections.add(connection)
+            self._came.unpark_all()
             nursery.start_soon(self._run, connection)
 
     async def _run(self, connection: Connection) -> None:
@@ -430,6 +432,8 @@ class RpcServer:
         """One clock for all connections: no timer is paid for each receive."""
         handshake = self.config.handshake_timeout_ms / 1000
         while True:
+            if not self.connections:
+                await self._came.park()
             await trio.sleep(min(SWEEP_S, handshake / 4))
             now = trio.current_time()
             for connection in list(self.connections):

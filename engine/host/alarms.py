@@ -8,6 +8,7 @@ would stand still over the sleep, and a timer further away than a group stays aw
 from __future__ import annotations
 
 import heapq
+import math
 from typing import TYPE_CHECKING
 
 from .log_time import MS, LogTime
@@ -48,6 +49,12 @@ class Alarms:
     def _push(self, uid: int, at: int, clock: LogTime | None) -> None:
         self._alarms[uid] = (at, clock)
         heapq.heappush(self._due, (at, uid))
+        if self._due[0] == (at, uid):
+            self.system.ticker.stir()
+
+    def next_s(self) -> float:
+        """Seconds until the next one rings; infinity without any."""
+        return max(0, self._due[0][0] - self.system.monotonic_ns()) / 1e9 if self._due else math.inf
 
     def pop(self, uid: int) -> LogTime | None:
         """A group wakes, or goes: its clock."""

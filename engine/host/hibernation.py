@@ -9,6 +9,7 @@ both sides find out. Nothing here decides a commit or a read (law 10). Called by
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,7 @@ class Hibernation:
         # Quiet groups led here, by when they are looked at: those of the usual wait, and those that were looked at.
         self._resting: dict[Member, float] = {}
         self._patient: dict[Member, float] = {}
+        self._rested = trio.lowlevel.ParkingLot()
         self._offers: dict[int, _Offer] = {}
         self._offer = 0
         self._preparing = trio.Lock()
@@ -76,12 +78,16 @@ class Hibernation:
         if after and member.raft.role == LEADER:
             self._resting.pop(member, None)
             self._resting[member] = time.monotonic() + after
+            self._rested.unpark_all()
 
     async def run(self) -> None:
         """Put groups to sleep, a batch at a time, for at most a quarter of the time. Until cancelled."""
         pause = min(LOOK_SECONDS, self.system.config.hibernate_after_ms / 2000)
         while True:
-            await trio.sleep(pause)
+            while not (self._resting or self._patient):
+                await self._rested.park()
+            dues = [due for queue in (self._resting, self._patient) for due in itertools.islice(queue.values(), 1)]
+            await trio.sleep(max(pause, min(dues) - time.monotonic()))
             while found := self._due_batch():
                 began = time.monotonic()
                 try:
@@ -344,6 +350,11 @@ class Hibernation:
                 if key[1] == epoch and uid in self.sleepers and not self.sleepers.row(uid).leader:
                     self.sleepers.follow(uid, node)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the next tick has groups to wake, or to speak of."""
+        return bool(self._waking or self._notices)
+
     def tick(self) -> None:
         """Once a tick: wake what is due, as much as there is time for; say what there is to say; compare digests."""
         end = time.monotonic() + WAKE_SECONDS
@@ -364,11 +375,13 @@ class Hibernation:
     def wake_soon(self, uid: int, leader: int, by: int = 0) -> None:
         """Wake a group when there is time. `leader` is whom it slept under; it is believed if `by` is the same."""
         self._waking[uid] = (leader, by)
+        self.system.ticker.stir()
 
     def tell_awake(self, node: int, uid: int) -> None:
         """Tell a node, with the next tick, that a group it sleeps in is awake here."""
         if uid not in self._waking:
             self._notices.setdefault(node, []).append(uid)
+            self.system.ticker.stir()
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
         """What another node says of groups that sleep or wake; its shape was checked."""
@@ -381,7 +394,7 @@ class Hibernation:
         elif kind == AWAKE:
             for uid in header["groups"]:
                 if uid in self.sleepers:
-                    self._waking[uid] = (self.sleepers.row(uid).leader, node)
+                    self.wake_soon(uid, self.sleepers.row(uid).leader, node)
         elif kind == DIGEST:
             self.accord.differing(node, {int(number): int(total) for number, total in header["parts"]})
         elif kind == SLEEPERS:

@@ -18,6 +18,8 @@ from ..disk import is_full
 if TYPE_CHECKING:
     from .system import System
 
+REST_PROBES = 2
+"""So many times the usual pause between probes while no group here needs a tick."""
 PROBE = b"logyard".ljust(512, b"\0")
 
 
@@ -58,7 +60,9 @@ class Pulse:
             return
         proved = max(self._probed, self.system.durability.last_write)
         now = time.monotonic()
-        if (now - proved) * 1000 >= self.system.config.disk_probe_ms:
+        # A node at rest has nothing to write, so nobody waits for what its disk would not do.
+        pause_ms = self.system.config.disk_probe_ms * (REST_PROBES if self.system.ticker.resting else 1)
+        if (now - proved) * 1000 >= pause_ms:
             self._probing = now
             self.system.nursery.start_soon(self._probe)
 

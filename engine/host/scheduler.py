@@ -160,6 +160,8 @@ class Scheduler:
         finally:
             self.running = False
             system.cache.release()
+            if system.ticker.resting:
+                system.ticker.stir()
             self._ended = time.monotonic()
 
     def _drain(self, member: Member, messages: list[Message]) -> None:

@@ -27,7 +27,7 @@ from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
-from . import recovery, revival, ticker
+from . import recovery, revival
 from .answer import Answer
 from .applier import Applier
 from .budget import Budget
@@ -54,6 +54,7 @@ from .serving import Serving
 from .snapshots import Snapshots
 from .space import Space
 from .storage import Storage
+from .ticker import Ticker
 from .versions import Versions
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class System:
         self.leaderboard = Leaderboard()
         self.counters = Counters()
         self.scheduler = Scheduler(self)
+        self.ticker = Ticker(self)
         self.applier = Applier(self)
         self.reader = Reader(self)
         self.sender = Sender(self)
@@ -166,7 +168,7 @@ class System:
                     await nursery.start(self.writer.run, self.storage.lock_fd)
                 nursery.start_soon(self.scheduler.run)
                 nursery.start_soon(self.scheduler.tell)
-                nursery.start_soon(ticker.run, self)
+                nursery.start_soon(self.ticker.run)
                 if self.config.hibernate_after_ms:
                     nursery.start_soon(self.hibernation.run)
                 nursery.start_soon(self.storage.run)

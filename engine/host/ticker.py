@@ -1,7 +1,8 @@
 """The one timer of a node: ticks the cores that need it, seals the WAL when writing stops, and looks after storage.
 
-A quiet group is not in `system.active` and costs nothing here (law 10). While the disk does not answer nobody is
-ticked, because nobody could keep what a campaign promises. Called by `system`.
+A quiet group is not in `system.active` and costs nothing here (law 10); a node without an active one rests, and looks
+only at its disk and at what other nodes say of sleeping groups. While the disk does not answer nobody is ticked,
+because nobody could keep what a campaign promises. Called by `system`; whoever makes work for it calls `stir`.
 """
 
 from __future__ import annotations
@@ -21,44 +22,98 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 1.0
+REST_SECONDS = 0.2
+"""A node at rest looks up this often, at multiples of it on the loop's clock: with the renewals, as a wake-up costs a
+node at rest more than what it does then."""
+STORAGE_REST_SECONDS = 5.0
+"""So often the janitor looks at a node at rest: nothing is written, so only pins and files grow old."""
 
 
-async def run(system: System) -> None:
-    """Tick until cancelled."""
-    interval = system.config.tick_ms / 1000
-    seal_after = system.config.wal_seal_idle_ms / 1000
-    machine_tick = system.config.machine_tick_ms / 1000
-    housekeeping = machines = time.monotonic()
-    healthy = True
-    while True:
-        await trio.sleep(interval)
+class Ticker:
+    """One node's. `resting` while nothing needs a tick: the turn that makes a member active says `stir`."""
+
+    __slots__ = ("system", "resting", "_lot", "_healthy", "_machines", "_housekeeping", "_storage")
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.resting = False
+        self._lot = trio.lowlevel.ParkingLot()
+        self._healthy = True
+        self._machines = 0.0
+        self._housekeeping = 0.0
+        self._storage = 0.0
+
+    def is_resting(self) -> bool:
+        """Whether no group here needs a tick."""
+        return self.resting
+
+    def stir(self) -> None:
+        """There is something to tick: the next tick comes one interval from now."""
+        if self.resting:
+            self.resting = False
+            self._lot.unpark_all()
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        interval = self.system.config.tick_ms / 1000
+        self._machines = self._housekeeping = self._storage = time.monotonic()
+        while True:
+            until = self._rest_until()
+            self.resting = until > trio.current_time() + interval
+            if self.resting:
+                with trio.move_on_at(until):
+                    await self._lot.park()
+            if not self.resting:
+                await trio.sleep(interval)
+            self._look()
+
+    def _rest_until(self) -> float:
+        """Until when nothing has to be done, by the loop's clock; 0.0 while a tick may change anything."""
+        system = self.system
+        if (
+            system.active or system.timed or system.ticking or system.budget.full or system.space.full
+            or not self._healthy or not system.durability.sealed or system.hibernation.is_busy
+            or any(window.waiting for window in system.windows.values())
+        ):  # fmt: skip
+            return 0.0
+        now = trio.current_time()
+        return min((now // REST_SECONDS + 1) * REST_SECONDS, now + system.hibernation.alarms.next_s())
+
+    def _look(self) -> None:
+        system = self.system
         system.pulse.look()
         if system.pulse.healthy():
-            healthy = True
+            self._healthy = True
             _tick(system)
             system.hibernation.tick()
-        elif healthy:
-            healthy = False
+        elif self._healthy:
+            self._healthy = False
             _abdicate(system)
         if system.timed:
             effects.tick(system)
         system.budget.look()
         system.sender.resume_all()
         now = time.monotonic()
-        if now >= machines:
-            machines = now + machine_tick
+        if now >= self._machines:
+            self._machines = now + system.config.machine_tick_ms / 1000
             effects.tick_machines(system)
-        if not system.durability.sealed and now - system.durability.last_write >= seal_after:
+        if not system.durability.sealed and now - system.durability.last_write >= system.config.wal_seal_idle_ms / 1000:
             system.durability.seal()
-        if now - housekeeping >= HOUSEKEEPING_SECONDS:
-            housekeeping = now
-            system.inbound.forget_asked()
-            system.departures.forget_told()
-            system.hibernation.look()
-            system.leaderboard.prune(system.names)
-            system.heartbeats.look()
+        if now - self._housekeeping >= HOUSEKEEPING_SECONDS:
+            self._housekeeping = now
+            _keep_house(system)
+        if now - self._storage >= (HOUSEKEEPING_SECONDS if not self.resting else STORAGE_REST_SECONDS):
+            self._storage = now
             system.storage.look()
-            system.versions.look()
+
+
+def _keep_house(system: System) -> None:
+    system.inbound.forget_asked()
+    system.departures.forget_told()
+    system.hibernation.look()
+    system.leaderboard.prune(system.names)
+    system.heartbeats.look()
+    system.versions.look()
 
 
 def _tick(system: System) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from .config import TransportConfig
 from .frame import Renewal
 
+REST_INTERVALS_MAX = 2
+"""Two renewals in a row may be lost, as far as a timeout of six intervals goes."""
 ANSWER_SECONDS = 0.01
 """At most one renewal out of turn in this time: it makes a new link count within a round trip, not an interval."""
 
@@ -74,10 +76,19 @@ class Liveness:
         peer = self._peers.get(node)
         return peer.digest if peer is not None else 0
 
-    def advance(self) -> None:
-        """Start the next round of renewals. Only while this node may renew at all: an unhealthy node's counter stands
-        still, so that its own silence does not make the others look silent, too."""
-        self.counter += 1
+    @property
+    def rest_intervals(self) -> int:
+        """How many intervals may lie between two renewals of a node at rest, as a death must not be noticed later: so
+        many that a timeout has three of them, and one while a peer is suspect."""
+        if any(peer.suspected is not None and node in self.live for node, peer in self._peers.items()):
+            return 1
+        return max(1, min(REST_INTERVALS_MAX, round(self._timeout / self._interval) // 3))
+
+    def advance(self, intervals: int = 1) -> None:
+        """Start the next round of renewals, the one after it comes in `intervals`: the counter tells time. Only while
+        this node may renew at all: an unhealthy node's counter stands still, so that its own silence does not make the
+        others look silent, too."""
+        self.counter += intervals
 
     def renewal(self, node: int, digest: int = 0) -> Renewal:
         """What to tell `node` now."""
@@ -137,10 +148,10 @@ class Liveness:
         peer.refused = True
         return self._expire(node, peer, now)
 
-    def tick(self, now: float) -> bool:
-        """Look at the time, once an interval or more often."""
+    def tick(self, now: float, intervals: int = 1) -> bool:
+        """Look at the time, `intervals` after the last look or sooner."""
         if self._ticked is not None:
-            pause = now - self._ticked - self._interval
+            pause = now - self._ticked - intervals * self._interval
             if pause > self._interval:
                 # This node stood still (a stop, a long collection): renewals that came meanwhile are not read yet, and
                 # its own pause must not look like everyone else's death.

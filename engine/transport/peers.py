@@ -105,9 +105,9 @@ class Peers:
 
     `addresses` holds this node's own listening address, too (port 0: the kernel chooses; see `address`). `epoch` is
     this node's, raised and made durable before every start. `healthy()` says whether the WAL's syncs complete: renewals
-    are sent only then. `digest(node)` goes with each renewal (see `Liveness.digest_of`). `live` is shared and changed
-    in place. `guard` secures every connection (TLS); without it only loopback addresses are dialled and listened on.
-    The constructor does no I/O.
+    are sent only then; `at_rest()` whether fewer of them will do. `digest(node)` goes with each renewal (see
+    `Liveness.digest_of`). `live` is shared and changed in place. `guard` secures every connection (TLS); without it
+    only loopback addresses are dialled and listened on. The constructor does no I/O.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class Peers:
         handler: Handler,
         *,
         healthy: Callable[[], bool] = lambda: True,
+        at_rest: Callable[[], bool] = lambda: False,
         digest: Callable[[int], int] = lambda node: 0,
         draw: random.Random | None = None,
         guard: Guard | None = None,
@@ -132,6 +133,7 @@ class Peers:
         self.live = self.liveness.live
         self._handler = handler
         self._healthy = healthy
+        self._at_rest = at_rest
         self._digest = digest
         self._draw = draw or random.Random()
         self._guard = guard
@@ -399,12 +401,22 @@ class Peers:
     async def _renew(self) -> None:
         interval = self.config.liveness_interval_ms / 1000
         due = trio.current_time()
+        intervals = 1
         while True:
             now = trio.current_time()
-            self._notify(self.liveness.tick(now))
+            self._notify(self.liveness.tick(now, intervals))
+            intervals = self.liveness.rest_intervals if self._at_rest() else 1
             if self._healthy():
-                self.liveness.advance()
+                self.liveness.advance(intervals)
                 for peer in self._peers.values():
                     self._send_renewal(peer)
             due = max(due + interval, now)
+            if intervals > 1:
+                due = next_beat(now, intervals * interval)
             await trio.sleep_until(due)
+
+
+def next_beat(now: float, period: float) -> float:
+    """The next multiple of `period`. At rest a wake-up costs more than what it is for (some 200 us, as all caches are
+    cold): timers with the same period share theirs."""
+    return (now // period + 1) * period
