@@ -8,7 +8,6 @@ that a node never outlives the process that started it. Exit codes: 0 stopped, 1
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -27,8 +26,6 @@ SWITCH_INTERVAL_S = 5e-5
 """Keeps the WAL thread from starving beside a busy loop (architecture.md section 11, the GIL convoy)."""
 STOP_GRACE_S = 10.0
 """After the parent is gone, how long a clean stop may take before the process ends itself."""
-GC_ALLOCATIONS = 50_000
-"""New containers between two collections of the youngest (Python's default: 700)."""
 
 
 def leaves(error: BaseException) -> list[BaseException]:
@@ -77,6 +74,7 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
 
     from logyard.engine.errors import BadRequest
 
+    from . import memory
     from .node import serve
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -102,11 +100,8 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
                 watch_input(stop)
             node: Node = await nursery.start(serve, config)
             nursery.start_soon(reload_on_signal, node)
-            # Everything alive now lives long: keep it out of every later collection. What comes later is mostly
-            # entries that live until their segment is written: looking at them 70 times a megabyte finds nothing.
-            gc.set_threshold(GC_ALLOCATIONS, 20, 100)
-            gc.collect()
-            gc.freeze()
+            memory.begin()
+            node.system.grown, node.system.shrunk = memory.grown, memory.shrunk
             host, port = config.client_listen
             metrics = f" metrics={config.metrics_listen[0]}:{node.metrics_port}" if config.metrics_listen else ""
             print(f"ready client={host}:{port} pid={os.getpid()}{metrics}", flush=True)

@@ -110,9 +110,7 @@ class Node:
     def groups(self) -> list[dict[str, Any]]:
         """A row a group. Wakes none."""
         return [describe_member(self.system, member, brief=True) for member in self.system.members.values()] + [
-            describe_sleeper(self.system, name, uid)
-            for name, uid in self.system.names.items()
-            if uid in self.system.hibernation.sleepers
+            describe_sleeper(self.system, uid, row) for uid, row in self.system.hibernation.sleepers.rows()
         ]
 
     def describe(self, name: str) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from heapq import nsmallest
 from typing import Any
 
 from logyard.engine.host import effects
 from logyard.engine.host.member import ASLEEP, HALTED, Member
+from logyard.engine.host.sleepers import Row
 from logyard.engine.host.system import System
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.state import FOLLOWER, ROLE_NAMES
@@ -94,11 +94,10 @@ def node_status(system: System) -> dict[str, Any]:
     }
 
 
-def describe_sleeper(system: System, name: str, uid: int) -> dict[str, Any]:
+def describe_sleeper(system: System, uid: int, row: Row) -> dict[str, Any]:
     """One hibernating group on this node, as briefly as its row says it."""
-    row = system.hibernation.sleepers.row(uid)
     found: dict[str, Any] = {
-        "name": name,
+        "name": row.name,
         "uid": uid,
         "node": system.node_id,
         "machine": row.shape.machine,
@@ -119,18 +118,20 @@ def describe_sleeper(system: System, name: str, uid: int) -> dict[str, Any]:
 
 
 def _sleeper_standing(system: System, name: str, uid: int) -> list[Any]:
-    row, since = system.hibernation.sleepers.row(uid), system.leaderboard.of(uid).since_ms
+    row = system.hibernation.sleepers.row(uid)
     role = ROLE_NAMES[LEADER if row.leader == system.node_id else FOLLOWER]
-    return [name, uid, row.leader, row.term, since, role, ASLEEP, list(row.shape.voters), list(row.shape.learners), []]
+    voters, learners = list(row.shape.voters), list(row.shape.learners)
+    return [name, uid, row.leader, row.term, row.since_ms, role, ASLEEP, voters, learners, []]
 
 
-def _sleeper_metrics(system: System, name: str, uid: int) -> dict[str, Any]:
-    row, brief = system.hibernation.sleepers.row(uid), describe_sleeper(system, name, uid)
+def _sleeper_metrics(system: System, uid: int) -> dict[str, Any]:
+    row = system.hibernation.sleepers.row(uid)
+    brief = describe_sleeper(system, uid, row)
     for key in ("node", "machine", "start", "end"):
         brief.pop(key, None)
     return brief | {
         "membership": "voter" if system.node_id in row.shape.voters else "learner",
-        "leader_since_ms": system.leaderboard.of(uid).since_ms,
+        "leader_since_ms": row.since_ms,
         "stable": row.last,
         "pending_bytes": 0,
     }
@@ -192,13 +193,13 @@ def board_rows(system: System, after: str, limit: int) -> list[list[Any]]:
     From this node's own tables: no group is asked, whatever state it is in.
     """
     found: list[list[Any]] = []
-    for name in nsmallest(limit, (name for name in system.names if name > after)):
+    for name in system.names.behind(after, limit):
         uid = system.names[name]
         member = system.members.get(uid)
-        if uid in system.hibernation.sleepers:
-            found.append(_sleeper_standing(system, name, uid))
         # A name is taken before its group is durable.
-        if member is not None:
+        if member is None and uid in system.hibernation.sleepers:
+            found.append(_sleeper_standing(system, name, uid))
+        elif member is not None:
             raft, configuration = member.raft, member.raft.configuration
             standing = system.leaderboard.of(member.uid)
             found.append(
@@ -222,7 +223,7 @@ def key_metrics(system: System, names: Iterable[str]) -> list[dict[str, Any]]:
         member = system.members.get(uid)
         if member is None:
             if uid in system.hibernation.sleepers:
-                found.append(_sleeper_metrics(system, name, uid))
+                found.append(_sleeper_metrics(system, uid))
             continue
         raft = member.raft
         found.append(

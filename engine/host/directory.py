@@ -35,6 +35,8 @@ DEFINE_SECONDS = 15.0
 ASK_AGAIN_SECONDS = 2.0
 LOOK_SECONDS = 0.05
 SPECS_PER_BLOB = 2000
+GROWN = 100
+"""Groups that come alive in one step: some milliseconds of the loop."""
 TAKEN_BACK_MAX = 8000
 """Uids of failed creations that a node is told of on each new link: as many as a few large creations have."""
 
@@ -189,7 +191,8 @@ class Directory:
                     del system.names[spec.name]
                 continue
             system.storage.start_member(spec)
-            if number % 200 == 199:
+            if number % GROWN == GROWN - 1:
+                system.grown()
                 await trio.lowlevel.checkpoint()
 
     async def _take_back(self, specs: Sequence[Spec]) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -25,6 +26,7 @@ from .accord import Accord
 from .alarms import Alarms
 from .guests import Guests
 from .inbound import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
+from .leaderboard import UNKNOWN, Standing
 from .member import ASLEEP, RUNNING, STOPPED, Member
 from .sleepers import Row, Shape, Sleepers, quorum_lives
 
@@ -42,6 +44,8 @@ LOOK_SECONDS = 0.1
 WAKE_SECONDS = 0.02
 """What a tick may spend waking groups that nobody waits for."""
 NOTICE_MAX = 4096
+TIDY_MIN = 256
+"""Groups that went to sleep since memory was given back last: it costs tens of milliseconds."""
 
 
 class Hibernation:
@@ -52,6 +56,7 @@ class Hibernation:
         self.sleepers = Sleepers(system.node_id)
         self.slept = 0
         self.woken = 0
+        self._tidied = 0
         # Quiet groups led here, by when they are looked at: those of the usual wait, and those that were looked at.
         self._resting: dict[Member, float] = {}
         self._patient: dict[Member, float] = {}
@@ -63,8 +68,8 @@ class Hibernation:
         self._notices: dict[int, list[int]] = {}
         # Groups to wake when there is time: (leader that each slept under, 0 for one that is gone; by whose word).
         self._waking: dict[int, tuple[int, int]] = {}
-        # (leader, its epoch) -> groups that slept under it before this process began.
-        self._hints: dict[tuple[int, int], list[int]] = {}
+        # Walks over the table after a node came or went, and which node's groups each gives up (0: none).
+        self._sweeps: deque[tuple[int, Iterator[None]]] = deque()
         self._live: set[int] = {system.node_id}
         self.guests = Guests(system)
         self.alarms = Alarms(self)
@@ -97,11 +102,20 @@ class Hibernation:
                     log.warning("hibernation of %d groups: %s", len(found), error)
                 await trio.sleep(3 * (time.monotonic() - began))
 
+    def _tidy(self) -> None:
+        """Give memory back, when most of it is that of groups which sleep now."""
+        system = self.system
+        count = self.slept - self._tidied
+        system.storage.forget_slept(count)
+        if count >= max(TIDY_MIN, 4 * len(system.members)):
+            self._tidied = self.slept
+            system.shrunk()
+
     def _due_batch(self) -> list[Member]:
         now = time.monotonic()
         found: list[Member] = []
         for queue in (self._resting, self._patient):
-            for member, due in list(queue.items()):
+            for member, due in list(itertools.islice(queue.items(), 2 * BATCH)):
                 if due > now or len(found) == BATCH:
                     break
                 del queue[member]
@@ -137,7 +151,9 @@ class Hibernation:
         return member.resolves and member.raft.log.last_index > 0 and quiescence.may_hibernate(member.raft)
 
     def look(self) -> None:
-        """Once a second: sessions of silent clients have to end, so their groups wake."""
+        """Once a second: sessions of silent clients have to end, so their groups wake; memory of those asleep."""
+        if self.slept > self._tidied:
+            self._tidy()
         for uid in self.guests.overdue():
             if uid not in self._waking:
                 self.wake_soon(uid, self.system.node_id)
@@ -240,7 +256,9 @@ class Hibernation:
         self._resting.pop(member, None)
         self._patient.pop(member, None)
         system.storage.slept(member)
-        self.sleepers.add(member.uid, row)
+        standing = system.leaderboard.rows.pop(member.uid, UNKNOWN)
+        self.sleepers.add(member.uid, row._replace(name=member.spec.name, since_ms=standing.since_ms))
+        del system.names[member.spec.name]
         if leader == system.node_id:
             self.guests.sleep(member)
         if row.due:
@@ -292,9 +310,14 @@ class Hibernation:
         row = self.sleepers.pop(uid)
         assert row is not None
         leader, by = self._waking.pop(uid, (row.leader, by))
+        if any(leader == node for node, _ in self._sweeps):
+            leader = 0
         clock = self.alarms.pop(uid)
         self.woken += 1
-        member = system.members[uid] = revival.revive(system, uid)
+        system.names[row.name] = uid
+        if leader:
+            system.leaderboard.rows[uid] = Standing(leader, row.term, row.since_ms)
+        member = system.members[uid] = revival.revive(system, uid, row.name)
         if member.state == STOPPED:
             return member
         self.guests.wake(member)
@@ -325,38 +348,58 @@ class Hibernation:
         leads no more; who comes back wakes what went to sleep without it."""
         died, came = self._live - live, live - self._live
         self._live = set(live)
-        for node in came:
-            self._met(node)
         if not died and not came:
             return
-        own = self.system.node_id
-        for uid, row in self.sleepers.rows():
-            if row.leader in died:
-                self.sleepers.follow(uid, 0)
-                if quorum_lives(row.shape, live):
-                    self._waking[uid] = (0, 0)
-            elif row.leader == own:
-                if not quorum_lives(row.shape, live):
-                    self.sleepers.follow(uid, 0)
-                elif came.intersection(row.shape.absent):
-                    self._waking[uid] = (own, 0)
+        for node in died:
+            self._sweeps.append((node, self._bereave(node)))
+        self._sweeps.append((0, self._recount(set(live), came)))
+        for node in came:
+            self._sweeps.append((0, self._meet(node, self.system.peers.epoch_of(node))))
+        self._sweep()
 
-    def _met(self, node: int) -> None:
+    def _sweep(self) -> None:
+        """Go on with the walks, as far as there is time; the ticker does the rest."""
+        end = time.monotonic() + WAKE_SECONDS
+        while self._sweeps:
+            for _ in self._sweeps[0][1]:
+                if time.monotonic() >= end:
+                    self.system.ticker.stir()
+                    return
+            self._sweeps.popleft()
+
+    def _bereave(self, node: int) -> Iterator[None]:
+        """The groups that slept under a node which is gone have no leader, and wake where a quorum is left."""
+        for uid, row in self.sleepers.rows("leader = ?", node):
+            self.sleepers.follow(uid, 0)
+            if quorum_lives(row.shape, self._live):
+                self._waking[uid] = (0, 0)
+            yield
+
+    def _recount(self, live: set[int], came: set[int]) -> Iterator[None]:
+        """Groups that sleep under this node: without a quorum it leads them no more, and who comes back wakes those
+        that went to sleep without it."""
+        for uid, _ in self.sleepers.led_where(lambda shape: not quorum_lives(shape, live)):
+            self.sleepers.follow(uid, 0)
+            yield
+        for uid, _ in self.sleepers.led_where(lambda shape: not came.isdisjoint(shape.absent)):
+            self._waking[uid] = (self.system.node_id, 0)
+            yield
+
+    def _meet(self, node: int, epoch: int) -> Iterator[None]:
         """Before a restart of this node some groups slept under `node`: they still do, if it is the same process. If
         not, nobody leads them until somebody needs them."""
-        epoch = self.system.peers.epoch_of(node)
-        for key in [key for key in self._hints if key[0] == node]:
-            for uid in self._hints.pop(key):
-                if key[1] == epoch and uid in self.sleepers and not self.sleepers.row(uid).leader:
-                    self.sleepers.follow(uid, node)
+        for uid, _ in self.sleepers.rows("leader = 0 AND under = ? AND epoch = ?", node, epoch):
+            self.sleepers.follow(uid, node)
+            yield
 
     @property
     def is_busy(self) -> bool:
         """Whether the next tick has groups to wake, or to speak of."""
-        return bool(self._waking or self._notices)
+        return bool(self._waking or self._notices or self._sweeps)
 
     def tick(self) -> None:
         """Once a tick: wake what is due, as much as there is time for; say what there is to say; compare digests."""
+        self._sweep()
         end = time.monotonic() + WAKE_SECONDS
         while self._waking:
             uid = next(iter(self._waking))
@@ -402,9 +445,8 @@ class Hibernation:
 
     def adopt(self, uid: int, row: Row, leader: int, epoch: int) -> None:
         """At recovery: a group that slept when this node ended. Nobody leads it until its leader is met again."""
-        self.sleepers.add(uid, row._replace(leader=0))
-        if leader != self.system.node_id:
-            self._hints.setdefault((leader, epoch), []).append(uid)
+        under = leader if leader != self.system.node_id else 0
+        self.sleepers.add(uid, row._replace(leader=0, under=under, epoch=epoch))
         if row.due:
             self.alarms.set(uid, row.due, None)
 

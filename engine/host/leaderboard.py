@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..raft.state import LEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container
 
     from .member import Member
 
@@ -58,11 +58,11 @@ class Leaderboard:
         """The standing of a group; `UNKNOWN` before its first election here."""
         return self.rows.get(uid, UNKNOWN)
 
-    def prune(self, names: Mapping[str, int]) -> None:
-        """Forget groups that are gone, once they are half of the table. Called by the ticker's housekeeping."""
-        if len(self.rows) > 2 * len(names) + STALE_MIN:
-            known = set(names.values())
-            self.rows = {uid: row for uid, row in self.rows.items() if uid in known}
+    def prune(self, members: Container[int], count: int) -> None:
+        """Forget groups that are not among the `count` members, once they are half of the table. Called by the ticker's
+        housekeeping; what sleeps has its standing in its row."""
+        if len(self.rows) > 2 * count + STALE_MIN:
+            self.rows = {uid: row for uid, row in self.rows.items() if uid in members}
 
 
 class Counters:

@@ -192,10 +192,10 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
             reason = "its rows in the meta store are damaged in both copies"
         recovered = sink.groups.get(spec.uid) or Recovered()
         state = states.get(spec.uid)
-        system.names[spec.name] = spec.uid
         if not reason and state is not None and revival.slept_on(state, snapshots.get(spec.uid), recovered):
             revival.adopt_row(system, spec, state)
             continue
+        system.names[spec.name] = spec.uid
         try:
             member = build_member(system, spec, state, snapshots.get(spec.uid), recovered)
         except Exception as error:

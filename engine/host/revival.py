@@ -40,7 +40,7 @@ def adopt_row(system: System, spec: Spec, state: meta_rows.StateRow) -> None:
     leader, epoch, due, start, end, size = state.extra["asleep"]
     configuration = Configuration.decode(state.extra["configurations"][0][2])
     shape = Shape(configuration.voters, configuration.learners, (), (), spec.machine)
-    row = Row(state.term, _last(state), due, start, end, 0, size, shape)
+    row = Row(state.term, _last(state), due, start, end, 0, size, shape, spec.name)
     system.hibernation.adopt(spec.uid, row, leader, epoch)
 
 
@@ -53,7 +53,7 @@ def stored_spec(system: System, uid: int) -> Spec:
     return rows.spec_of(meta_rows.GroupRow.unpack(key, value))
 
 
-def revive(system: System, uid: int) -> Member:
+def revive(system: System, uid: int, name: str) -> Member:
     """A member from the rows that it hibernated by: recovery of one group, with nothing in the WAL. One whose rows are
     damaged comes up stopped."""
     # Recovery asks here which groups slept on.
@@ -63,7 +63,6 @@ def revive(system: System, uid: int) -> Member:
     try:
         spec = stored_spec(system, uid)
     except LogyardError as error:
-        name = next(name for name, found in system.names.items() if found == uid)
         member = recovery.fresh_member(system, Spec(uid, name, "log", {}, (), 0))
         recovery.stop_damaged(system, member, str(error))
         return member

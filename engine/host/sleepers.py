@@ -1,22 +1,31 @@
 """The table of hibernating groups: one packed row each, and the digests by which two nodes know that they agree.
 
 Invariants: a group is in this table or a `Member`, never both; the sum kept for a node is that of `mark(uid, term)`
-over the rows it concerns, whatever the order they came and went in (architecture section 9). No I/O, no clock; the
-verbs are in `hibernation`.
+over the rows it concerns, whatever the order they came and went in (architecture section 9). The rows are in an SQLite
+database in memory and no Python object is kept for any of them: a few small ones for each, made while members end,
+would lie in the allocator's arenas that these leave, and keep every one of them. No I/O, no clock; the verbs are in
+`hibernation`.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import struct
-from collections.abc import Container, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterator
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-ROW = struct.Struct("<QQQQQIII")
 MARK = struct.Struct("<QQ")
 MASK = (1 << 64) - 1
 BUCKETS = 256
+PAGE = 256
+"""Rows that a walk over the table takes at once."""
+LOWEST = -(1 << 63)
+TABLE = """CREATE TABLE rows (
+    uid INTEGER PRIMARY KEY, term INT, last INT, due INT, start INT, "end" INT, leader INT, size INT, shape INT,
+    name TEXT, since_ms INT, under INT, epoch INT
+)"""
 
 
 class Shape(NamedTuple):
@@ -34,7 +43,8 @@ class Row(NamedTuple):
     """A hibernating group: everything committed and applied is at `last`, in a durable snapshot of `size` bytes.
 
     `leader` 0: nobody is known to lead; the first use elects. `due`: log time of its next timer in ms, 0 for none.
-    `start` and `end` are those of a machine that is a log.
+    `start` and `end` are those of a machine that is a log. `since_ms`: since when `leader` leads. After a restart,
+    `under` and `epoch` say which process led the group before.
     """
 
     term: int
@@ -45,6 +55,10 @@ class Row(NamedTuple):
     leader: int
     size: int
     shape: Shape
+    name: str = ""
+    since_ms: int = 0
+    under: int = 0
+    epoch: int = 0
 
 
 def mark(uid: int, term: int) -> int:
@@ -62,65 +76,100 @@ class Sleepers:
     `under[node]` over those that this node sleeps in under `node`. `led` counts groups, `entries` and `bytes` sum what
     rows say of their last index and snapshot."""
 
-    __slots__ = ("node", "led", "entries", "bytes", "led_with", "under", "_rows", "_shapes", "_numbers")
+    __slots__ = ("node", "led", "entries", "bytes", "led_with", "under", "_count", "_table", "_shapes", "_numbers")
 
     def __init__(self, node: int) -> None:
         self.node = node
         self.led = self.entries = self.bytes = 0
         self.led_with: dict[int, int] = {}
         self.under: dict[int, int] = {}
-        self._rows: dict[int, bytes] = {}
+        self._count = 0
+        # Recovery fills it in a thread; from then on it is the loop's.
+        self._table = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        for statement in ("PRAGMA journal_mode = OFF", TABLE, "CREATE INDEX by_name ON rows (name)"):
+            self._table.execute(statement)
         self._shapes: list[Shape] = []
         self._numbers: dict[Shape, int] = {}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._count
 
     def __contains__(self, uid: int) -> bool:
-        return uid in self._rows
+        return self._count > 0 and self._find(uid, "uid") is not None
 
     def __iter__(self) -> Iterator[int]:
-        return iter(list(self._rows))
+        return (uid for uid, _ in self.rows())
+
+    def _find(self, uid: int, columns: str) -> tuple[Any, ...] | None:
+        found: tuple[Any, ...] | None = self._table.execute(
+            f"SELECT {columns} FROM rows WHERE uid = ?", (_signed(uid),)
+        ).fetchone()
+        return found
 
     def row(self, uid: int) -> Row:
-        """A group's row."""
-        return self._unpack(self._rows[uid])
+        """A group's row. Raises KeyError."""
+        found = self._find(uid, "*")
+        if found is None:
+            raise KeyError(uid)
+        return self._row(found)
 
-    def _unpack(self, packed: bytes) -> Row:
-        term, last, due, start, end, leader, size, shape = ROW.unpack(packed)
-        return Row(term, last, due, start, end, leader, size, self._shapes[shape])
+    def _row(self, found: tuple[Any, ...]) -> Row:
+        _, term, last, due, start, end, leader, size, shape, name, since_ms, under, epoch = found
+        return Row(term, last, due, start, end, leader, size, self._shapes[shape], name, since_ms, under, epoch)
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
-        """All of them; the table may change meanwhile."""
-        for uid, packed in list(self._rows.items()):
-            yield uid, self._unpack(packed)
+    def rows(self, where: str = "1", *values: int) -> Iterator[tuple[int, Row]]:
+        """Those for which an SQL expression holds, in steps; the table may change meanwhile."""
+        after = LOWEST
+        query = f"SELECT * FROM rows WHERE uid >= ? AND ({where}) ORDER BY uid LIMIT {PAGE}"
+        while True:
+            found = self._table.execute(query, (after, *values)).fetchall()
+            for columns in found:
+                yield columns[0] & MASK, self._row(columns)
+            if len(found) < PAGE or columns[0] == -LOWEST - 1:
+                return
+            after = columns[0] + 1
+
+    def named(self, name: str) -> int:
+        """The uid of a group, 0 for none."""
+        found = self._table.execute("SELECT uid FROM rows WHERE name = ?", (name,)).fetchone() if self._count else None
+        return 0 if found is None else int(found[0]) & MASK
+
+    def names(self, after: str = "", limit: int = -1) -> list[str]:
+        """At most so many names behind `after`, in order."""
+        query = "SELECT name FROM rows WHERE name > ? ORDER BY name LIMIT ?"
+        return [name for (name,) in self._table.execute(query, (after, limit))]
 
     def add(self, uid: int, row: Row) -> None:
         """A group goes to sleep."""
-        assert uid not in self._rows
         number = self._numbers.get(row.shape)
         if number is None:
             number = self._numbers[row.shape] = len(self._shapes)
             self._shapes.append(row.shape)
-        self._rows[uid] = ROW.pack(*row[:-1], number)
-        self._count(uid, row, 1)
+        self._table.execute(
+            "INSERT INTO rows VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", (_signed(uid), *row[:7], number, *row[8:])
+        )
+        self._count += 1
+        self._sum(uid, row, 1)
 
     def pop(self, uid: int) -> Row | None:
         """A group wakes, or goes."""
-        if uid not in self._rows:
+        found = self._find(uid, "*")
+        if found is None:
             return None
-        row = self.row(uid)
-        del self._rows[uid]
-        self._count(uid, row, -1)
+        row = self._row(found)
+        self._table.execute("DELETE FROM rows WHERE uid = ?", (found[0],))
+        self._count -= 1
+        self._sum(uid, row, -1)
         return row
 
     def follow(self, uid: int, leader: int) -> None:
         """Another leader, or none (0), from now on."""
-        row = self.pop(uid)
-        assert row is not None
-        self.add(uid, row._replace(leader=leader))
+        row = self.row(uid)
+        self._table.execute("UPDATE rows SET leader = ? WHERE uid = ?", (leader, _signed(uid)))
+        self._sum(uid, row, -1)
+        self._sum(uid, row._replace(leader=leader), 1)
 
-    def _count(self, uid: int, row: Row, sign: int) -> None:
+    def _sum(self, uid: int, row: Row, sign: int) -> None:
         self.entries += sign * row.last
         self.bytes += sign * row.size
         self.led += sign * (row.leader == self.node)
@@ -133,10 +182,15 @@ class Sleepers:
         for node in row.shape.asleep:
             self.led_with[node] = (self.led_with.get(node, 0) + share) & MASK
 
+    def led_where(self, holds: Callable[[Shape], bool]) -> Iterator[tuple[int, Row]]:
+        """The groups that this node leads and whose shape `holds`; the table may change meanwhile."""
+        numbers = [str(number) for number, shape in enumerate(self._shapes) if holds(shape)]
+        return self.rows(f"leader = {self.node} AND shape IN ({','.join(numbers)})") if numbers else iter(())
+
     def between(self, leader: int, follower: int) -> Iterator[tuple[int, Row]]:
         """The groups behind the digest of `leader` for `follower`; one of the two is this node."""
-        for uid, row in self.rows():
-            if row.leader == leader and (follower == self.node or follower in row.shape.asleep):
+        for uid, row in self.rows("leader = ?", leader):
+            if follower == self.node or follower in row.shape.asleep:
                 yield uid, row
 
     def parts(self, leader: int, follower: int) -> dict[int, int]:
@@ -145,6 +199,15 @@ class Sleepers:
         for uid, row in self.between(leader, follower):
             found[bucket(uid)] = (found.get(bucket(uid), 0) + mark(uid, row.term)) & MASK
         return {number: total for number, total in found.items() if total}
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._table.close()
+
+
+def _signed(uid: int) -> int:
+    """As SQLite has integers."""
+    return uid - (1 << 64) if uid >> 63 else uid
 
 
 def quorum_lives(shape: Shape, live: Container[int]) -> bool:

@@ -43,6 +43,7 @@ from .inbound import Inbound
 from .intake import Early
 from .leaderboard import Counters, Leaderboard
 from .member import DROP, RUNNING, Member, Queued, Sink, Spec
+from .names import Names
 from .pulling import Pulls
 from .pulse import Pulse
 from .reader import Reader
@@ -96,7 +97,6 @@ class System:
         self.draw = draw
         self.disk = disk or Disk()
         self.members: dict[int, Member] = {}
-        self.names: dict[str, int] = {}
         self.live: set[int] = {node_id}
         self.active: set[Member] = set()
         self.epoch = 0
@@ -123,6 +123,7 @@ class System:
         self.repair = Repair(self)
         self.pulse = Pulse(self)
         self.hibernation = Hibernation(self)
+        self.names = Names(self.hibernation.sleepers)
         self.versions = Versions(self)
         self.delivery = Delivery(self)
         # Members that lead and have timers or follow-ups pending, and those whose machine wants ticks.
@@ -138,6 +139,9 @@ class System:
         self.failure: LogyardError | None = None
         self._failed = trio.Event()
         self.limits: Limits | None = None
+        # Called when many objects came that live long, and when many went: the daemon looks after its memory then.
+        self.grown: Callable[[], None] = _nothing
+        self.shrunk: Callable[[], None] = _nothing
         self._contexts = 0
 
     async def open(self) -> None:
@@ -184,6 +188,7 @@ class System:
         """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""
         self.pulse.close()
         self.storage.close()
+        self.hibernation.sleepers.close()
 
     def _wal_failed(self, error: LogyardError) -> None:
         log.error("the write-ahead log failed, this node stops: %s", error)
@@ -398,3 +403,7 @@ class System:
             raise GroupStopped(f"group {member.spec.name!r} is {member.state}: {member.reason}")
         if member.raft.role != LEADER:
             raise NotLeader(member.raft.leader)
+
+
+def _nothing() -> None:
+    """Of an embedded system the process is somebody else's."""

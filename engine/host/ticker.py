@@ -111,7 +111,7 @@ def _keep_house(system: System) -> None:
     system.inbound.forget_asked()
     system.departures.forget_told()
     system.hibernation.look()
-    system.leaderboard.prune(system.names)
+    system.leaderboard.prune(system.members, len(system.members))
     system.heartbeats.look()
     system.versions.look()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
@@ -390,6 +390,14 @@ class Wal:
         """The group is deleted, or hibernates and owns nothing here: its next write may start anywhere."""
         self._last.pop(uid, None)
         self._seen.pop(uid, None)
+
+    def keep_only(self, uids: Container[int]) -> list[Entry]:
+        """Other groups own nothing here, so what the current file has of them needs no segment. Not while a write is
+        under way. Returns their entries."""
+        gone = [entry for uid, entry in self._entries if uid not in uids]
+        if gone:
+            self._entries = [pair for pair in self._entries if pair[0] in uids]
+        return gone
 
     def recycle(self, file: int) -> bool:
         """Everything in `file` is durable elsewhere or dead: reuse its space once no pin holds it (False: one does)."""

@@ -112,7 +112,7 @@ async def test_a_status_wakes_nobody(tmp_path: Path) -> None:
         assert (status["groups"], status["hibernating"]) == (1, 1)
         assert sum(c.nodes[number].status()["led"] for number in c.ids) == 1
         system = c.system(1)
-        assert describe_sleeper(system, "log", system.names["log"])["last"] == status["applied"]
+        assert describe_sleeper(system, system.names["log"], row(c, 1))["last"] == status["applied"]
         spec = {"name": "log", "members": c.ids, "machine": "log"}
         (again,) = await c.nodes[1].create_groups([spec])
         assert again["uid"] == system.names["log"] and sleeps(c, 1), "an equal definition is known from its row"

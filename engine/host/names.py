@@ -1,0 +1,48 @@
+"""The names of a node's groups: a dictionary of those awake, the table of sleepers for the others.
+
+Invariant: a name is in one of the two; it is taken here before its group is durable, and so before there is a member.
+Called by `directory`, `hibernation` and recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from heapq import merge, nsmallest
+from itertools import islice
+
+from .sleepers import Sleepers
+
+
+class Names(MutableMapping[str, int]):
+    """name -> uid."""
+
+    __slots__ = ("awake", "_sleepers")
+
+    def __init__(self, sleepers: Sleepers) -> None:
+        self.awake: dict[str, int] = {}
+        self._sleepers = sleepers
+
+    def __getitem__(self, name: str) -> int:
+        uid = self.awake.get(name) or self._sleepers.named(name)
+        if not uid:
+            raise KeyError(name)
+        return uid
+
+    def __setitem__(self, name: str, uid: int) -> None:
+        self.awake[name] = uid
+
+    def __delitem__(self, name: str) -> None:
+        # Who sleeps is woken before it goes.
+        del self.awake[name]
+
+    def __len__(self) -> int:
+        return len(self.awake) + len(self._sleepers)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from list(self.awake)
+        yield from self._sleepers.names()
+
+    def behind(self, after: str, limit: int) -> list[str]:
+        """At most `limit` of them that are greater than `after`, in order."""
+        awake = nsmallest(limit, (name for name in self.awake if name > after))
+        return list(islice(merge(awake, self._sleepers.names(after, limit)), limit))
