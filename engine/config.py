@@ -186,6 +186,13 @@ class SystemConfig:
         1.0,
         "A sealed file with more than this share of dead payload bytes is migrated: its survivors cost little.",
     )
+    segments_max: int = _limit(
+        64,
+        1,
+        65_536,
+        "With more segments than these the groups that need the oldest are asked for a snapshot, so that one slow log "
+        "does not keep a file of all.",
+    )
     migrate_bytes_s_min: int = _limit(
         128 * MIB,
         MIB,

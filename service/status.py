@@ -76,6 +76,7 @@ def node_status(system: System) -> dict[str, Any]:
             **system.durability.status(),
         },
         "segments": storage.segments.status(),
+        "holders": storage.holders.status(),
         "writer": system.writer.status() if system.writer is not None else dict(NO_WRITER),
         "generations": [
             {"id": one.id, "total": one.total, "live": one.live, "sealed": one.sealed} for one in generations

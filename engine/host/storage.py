@@ -27,6 +27,7 @@ from ..snapshot.format import Encoded, Snapshot
 from . import rows
 from .books import Books, Captured
 from .durability import metadata_bytes
+from .holders import Holders
 from .homes import Homes, SealedFile
 from .member import RUNNING, Member, SegmentRun, Spec, cut_runs
 from .migration import Migration
@@ -52,6 +53,7 @@ class Storage:
         self.homes = Homes(system)
         self.migration = Migration(system)
         self.books = Books(system)
+        self.holders = Holders(system)
         self.wal: Wal
         # The directory's lock, which the writer process inherits.
         self.lock_fd = -1
@@ -166,6 +168,7 @@ class Storage:
                 await self._try("removal of segments", self.segments.remove_unused)
             await self._try("removal of what transfers left", self._collect_transfers)
             await self._try("snapshots", self._take_due_snapshots)
+            await self._try("snapshots for old segments", self.holders.ask)
             await self._try("preparation of a WAL file", self.system.space.look)
 
     def is_quiet(self) -> bool:
