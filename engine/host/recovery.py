@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgpack
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .system import System
 
 log = logging.getLogger(__name__)
+R = TypeVar("R", bound="meta_rows.StateRow | meta_rows.SnapshotRow")
 
 
 class Recovered:
@@ -104,6 +105,20 @@ class Collector:
         group.floor = max(group.floor, p)
 
 
+class _Beside(Generic[R]):
+    """Rows in the order of their uids, read beside the groups': not all of them are in memory at once."""
+
+    def __init__(self, rows_: Iterator[R]) -> None:
+        self._rows: Iterator[R] = rows_
+        self._next: R | None = next(rows_, None)
+
+    def of(self, uid: int) -> R | None:
+        """A group's; asked in the order of uids."""
+        while self._next is not None and self._next.uid < uid:
+            self._next = next(self._rows, None)
+        return self._next if self._next is not None and self._next.uid == uid else None
+
+
 def open_directory(system: System) -> None:
     """Lock, open, recover. BLOCKING. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`; nothing is open then."""
     try:
@@ -158,13 +173,13 @@ def _open(system: System) -> None:
             storage.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
     receiving.recover(system)
+    meta.unmap()
 
 
 def _build_members(system: System, sink: Collector, result: ReplayResult) -> list[tuple[int, int]]:
     """Returns (uid, snapshot index) of logs that start over above a snapshot without the WAL saying so."""
     meta = system.storage.books.meta
-    states = {row.uid: row for row in meta_rows.state_rows(meta)}
-    snapshots = {row.uid: row for row in meta_rows.snapshot_rows(meta)}
+    states, snapshots = _Beside(meta_rows.state_rows(meta)), _Beside(meta_rows.snapshot_rows(meta))
     # Every kind of row that is about one group ends with its uid.
     lost = {key[-8:] for key in meta.lost if key[:1] != rows.INTENT}
     for key in meta.lost:
@@ -191,13 +206,13 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
         if meta_rows.KEY.pack(spec.uid) in lost:
             reason = "its rows in the meta store are damaged in both copies"
         recovered = sink.groups.get(spec.uid) or Recovered()
-        state = states.get(spec.uid)
-        if not reason and state is not None and revival.slept_on(state, snapshots.get(spec.uid), recovered):
+        state, snapshot_row = states.of(spec.uid), snapshots.of(spec.uid)
+        if not reason and state is not None and revival.slept_on(state, snapshot_row, recovered):
             revival.adopt_row(system, spec, state)
             continue
         system.names[spec.name] = spec.uid
         try:
-            member = build_member(system, spec, state, snapshots.get(spec.uid), recovered)
+            member = build_member(system, spec, state, snapshot_row, recovered)
         except Exception as error:
             reason = reason or f"its records do not fit together: {type(error).__name__}: {error}"
             member = fresh_member(system, spec)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import lmdb
@@ -32,6 +34,7 @@ HEADER_BYTES = 16
 """In front of every value: checksum and commit number, eight bytes each, little-endian."""
 FULL_BELOW_BYTES = 1 << 20
 """With less free space an I/O error of LMDB is taken for that of a full disk."""
+SCAN_ROWS = 1024
 MAP_BYTES = 16 << 30
 """Address space, not disk: a map is never grown while it is open."""
 NAMES = ("a", "b")
@@ -92,32 +95,30 @@ class MetaStore:
         before any row is touched.
         """
         disk = self._disk
-        paths = {name: os.path.join(self._directory, name) for name in NAMES}
-        for name, path in paths.items():
+        disk.make_directory(self._directory)
+        for name in NAMES:
+            path = os.path.join(self._directory, name)
+            # One at a time: a scan that kills the process must not be held against the twin as well.
             if os.path.exists(os.path.join(path, "data.mdb")):
                 if self._killed_twice(name):
                     self._set_aside(path)
                 else:
                     self._refuse(path, cluster, node)
-        disk.make_directory(self._directory)
-        contents: list[dict[bytes, bytes]] = []
-        for name, path in paths.items():
             disk.make_directory(path)
             try:
-                environment, rows = self._scan(path)
+                environment = self._scan(path)
             except (lmdb.Error, OSError) as error:
                 if is_full(error) or isinstance(error, lmdb.DiskError):
                     # Nothing is wrong with it.
                     raise NoSpace(f"the disk of the meta store is full: {error}") from error
                 self._set_aside(path)
                 disk.make_directory(path)
-                environment, rows = self._scan(path)
+                environment = self._scan(path)
             self._environments.append(environment)
-            contents.append(rows)
             disk.unlink(self._journal(name))
         disk.sync_directory(self._directory)
-        self._reconcile(contents[0], contents[1])
-        del contents
+        self._reconcile()
+        self.unmap()
         stored = self.get(IDENTITY)
         if stored is None:
             self.identity = Identity(cluster, node, FORMAT)
@@ -183,32 +184,54 @@ class MetaStore:
             self._disk.rename(path, aside)
             self._disk.sync_directory(self._directory)
 
-    def _scan(self, path: str) -> tuple[lmdb.Environment, dict[bytes, bytes]]:
+    def _scan(self, path: str) -> lmdb.Environment:
         """Open an environment and read every row, so that a bad page shows now and not in the middle of the work."""
         environment = self._open(path)
         try:
             environment.reader_check()
             with environment.begin() as transaction:
-                return environment, dict(transaction.cursor())
+                deque(transaction.cursor(), maxlen=0)
         except BaseException:
             environment.close()
             raise
+        return environment
 
-    def _reconcile(self, one: dict[bytes, bytes], two: dict[bytes, bytes]) -> None:
-        """Give both environments the better copy of each row, in one commit each."""
-        rows = (one, two)
-        newest = [_commit_of(side[COMMIT]) if COMMIT in side and _holds(COMMIT, side[COMMIT]) else 0 for side in rows]
-        self._commit = max(newest)
+    def unmap(self) -> None:
+        """Open both anew: what reading them mapped no longer counts as this process's memory. Not beside a read."""
+        with self._lock:
+            for number, name in enumerate(NAMES):
+                self._environments[number].close()
+                self._environments[number] = self._open(os.path.join(self._directory, name))
+
+    def _reconcile(self) -> None:
+        """Give both environments the better copy of each row, in one commit each. Both are read in key order, side by
+        side, so that this takes no memory."""
         fixes: tuple[list[tuple[bytes, bytes | None]], list[tuple[bytes, bytes | None]]] = ([], [])
-        for key, raw in one.items():
-            other = two.get(key)
-            if raw == other:
-                if not _holds(key, raw):
-                    self.lost.append(key)
-                continue
-            self._judge(key, raw, other, newest, fixes)
-        for key in two.keys() - one.keys():
-            self._judge(key, None, two[key], newest, fixes)
+        with self._environments[0].begin() as first, self._environments[1].begin() as second:
+            newest = [0, 0]
+            for side, transaction in enumerate((first, second)):
+                raw = transaction.get(COMMIT)
+                if raw is not None and _holds(COMMIT, raw):
+                    newest[side] = _commit_of(raw)
+            self._commit = max(newest)
+            rows, others = iter(first.cursor()), iter(second.cursor())
+            one, two = next(rows, None), next(others, None)
+            while one is not None or two is not None:
+                if one == two:
+                    assert one is not None
+                    if not _holds(*one):
+                        self.lost.append(one[0])
+                    one, two = next(rows, None), next(others, None)
+                elif two is None or (one is not None and one[0] < two[0]):
+                    assert one is not None
+                    self._judge(one[0], one[1], None, newest, fixes)
+                    one = next(rows, None)
+                elif one is None or two[0] < one[0]:
+                    self._judge(two[0], None, two[1], newest, fixes)
+                    two = next(others, None)
+                else:
+                    self._judge(one[0], one[1], two[1], newest, fixes)
+                    one, two = next(rows, None), next(others, None)
         for environment, changes in zip(self._environments, fixes, strict=True):
             if changes:
                 self.repaired += len(changes)
@@ -307,16 +330,18 @@ class MetaStore:
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Rows whose keys start with `prefix`, in key order; rows lost in both copies are left out (`lost` names them).
 
-        The rows are read at once: no read transaction outlives the call, which would let the file grow.
+        They are read in portions: no read transaction outlives one, which would let the file grow.
         """
-        with self._environments[0].begin() as transaction:
-            cursor = transaction.cursor()
+        start: bytes | None = prefix
+        while start is not None:
             found: list[tuple[bytes, bytes]] = []
-            if cursor.set_range(prefix):
-                for key, raw in cursor:
-                    if not key.startswith(prefix):
-                        break
-                    found.append((key, raw))
+            with self._environments[0].begin() as transaction, transaction.cursor() as cursor:
+                if cursor.set_range(start):
+                    found = [pair for pair in islice(cursor, SCAN_ROWS) if pair[0].startswith(prefix)]
+            start = found[-1][0] + b"\0" if len(found) == SCAN_ROWS else None
+            yield from self._verified(found)
+
+    def _verified(self, found: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         for key, raw in found:
             if _holds(key, raw):
                 yield key, raw[HEADER_BYTES:]

@@ -12,6 +12,7 @@ import pytest
 
 from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt, NoSpace, WrongIdentity
+from logyard.engine.log import meta
 from logyard.engine.log.meta import FileRow, GroupRow, MetaStore, SnapshotRow, StateRow
 from logyard.engine.log.meta_rows import (
     file_key,
@@ -189,6 +190,37 @@ def test_an_environment_that_killed_two_scans_is_set_aside(tmp_path: Path) -> No
         store.close()
         assert (path / "b.bad-0").exists() == (death == 2)
         assert not (path / "scanning-b").exists()
+
+
+def test_a_scan_that_kills_is_not_held_against_the_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "meta"
+    store = opened(path)
+    store.commit([(b"k", b"v")])
+    store.close()
+    scan = MetaStore._scan
+
+    def dies(self: MetaStore, which: str) -> lmdb.Environment:
+        if which.endswith("a") and not (path / "a.bad-0").exists():
+            raise KeyboardInterrupt
+        return scan(self, which)
+
+    monkeypatch.setattr(MetaStore, "_scan", dies)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            opened(path)
+    store = opened(path)
+    assert store.get(b"k") == b"v" and store.repaired
+    store.close()
+    assert (path / "a.bad-0").exists() and not (path / "b.bad-0").exists()
+
+
+def test_many_rows_are_scanned_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meta, "SCAN_ROWS", 4)
+    store = opened(tmp_path / "meta")
+    for count in (3, 4, 5, 8, 9):
+        store.commit([(b"k%02d" % n, b"v") for n in range(count)] + [(b"l", b"other")])
+        assert [key for key, _ in store.scan(b"k")] == [b"k%02d" % n for n in range(count)]
+    store.close()
 
 
 def test_a_full_map_refuses_a_commit_as_a_whole(tmp_path: Path) -> None:
