@@ -34,6 +34,10 @@ class Cluster(Protocol):
         """SIGKILL."""
         ...
 
+    def stop(self) -> Mapping[int, int]:
+        """SIGTERM to all; returns exit codes by node."""
+        ...
+
     def start(self) -> None:
         """Start what is not running, wait until all serve."""
         ...

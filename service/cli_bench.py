@@ -129,7 +129,7 @@ def bench_append(
 def bench_idle(
     nodes: int, logs: int, seconds: float, settle: float, directory: Path | None, volatile: bool, output: Output
 ) -> None:
-    """What a log costs that nobody uses: resident bytes a log and node, and processor time.
+    """What a log costs that nobody uses: bytes a log and node, processor time, and a clean restart with all of them.
 
     \b
     Example:

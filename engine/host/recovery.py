@@ -143,7 +143,6 @@ def _open(system: System) -> None:
     meta.open(system.cluster_id, system.node_id)
     stored = meta.get(rows.EPOCH)
     system.epoch = int.from_bytes(stored or b"", "little") + 1
-    meta.commit([(rows.EPOCH, system.epoch.to_bytes(8, "little"))])
     storage.closing.append(system.store.close)
     system.store.open()
     system.store.restore((key[1:], value) for key, value in meta.scan(rows.STORE))
@@ -173,7 +172,8 @@ def _open(system: System) -> None:
             storage.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
     receiving.recover(system)
-    meta.unmap()
+    # The first commit, unless a group was found damaged: what was read of the store is mapped no more from here on.
+    meta.commit([(rows.EPOCH, system.epoch.to_bytes(8, "little"))])
 
 
 def _build_members(system: System, sink: Collector, result: ReplayResult) -> list[tuple[int, int]]:

@@ -68,8 +68,8 @@ class MetaStore:
     """Keys and values are bytes; typed rows stand in `meta_rows`. `open` comes first."""
 
     __slots__ = (
-        "_disk", "_directory", "_environments", "_commit", "_lock", "_map_bytes", "_owed", "identity", "repaired",
-        "lost",
+        "_disk", "_directory", "_environments", "_writable", "_commit", "_lock", "_map_bytes", "_owed", "identity",
+        "repaired", "lost",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: str, map_bytes: int = MAP_BYTES) -> None:
@@ -77,6 +77,7 @@ class MetaStore:
         self._directory = directory
         self._map_bytes = map_bytes
         self._environments: list[lmdb.Environment] = []
+        self._writable = False
         self._commit = 0
         # What the first environment has and the second refused: it goes with the next commit.
         self._owed: dict[bytes, bytes | None] = {}
@@ -118,7 +119,6 @@ class MetaStore:
             disk.unlink(self._journal(name))
         disk.sync_directory(self._directory)
         self._reconcile()
-        self.unmap()
         stored = self.get(IDENTITY)
         if stored is None:
             self.identity = Identity(cluster, node, FORMAT)
@@ -128,7 +128,7 @@ class MetaStore:
 
     def close(self) -> None:
         """Close both environments."""
-        environments, self._environments = self._environments, []
+        environments, self._environments, self._writable = self._environments, [], False
         for environment in environments:
             environment.close()
 
@@ -186,7 +186,9 @@ class MetaStore:
 
     def _scan(self, path: str) -> lmdb.Environment:
         """Open an environment and read every row, so that a bad page shows now and not in the middle of the work."""
-        environment = self._open(path)
+        if not os.path.exists(os.path.join(path, "data.mdb")):
+            self._open(path).close()
+        environment = lmdb.open(path, map_size=self._map_bytes, max_dbs=0, readahead=False, readonly=True)
         try:
             environment.reader_check()
             with environment.begin() as transaction:
@@ -196,12 +198,15 @@ class MetaStore:
             raise
         return environment
 
-    def unmap(self) -> None:
-        """Open both anew: what reading them mapped no longer counts as this process's memory. Not beside a read."""
-        with self._lock:
-            for number, name in enumerate(NAMES):
-                self._environments[number].close()
-                self._environments[number] = self._open(os.path.join(self._directory, name))
+    def _open_for_writing(self) -> None:
+        """Until its first commit a store is open for reading only. Opened anew it has mapped nothing, so what recovery
+        read of it does not count as this process's memory. Not beside a read."""
+        if self._writable:
+            return
+        for number, name in enumerate(NAMES):
+            self._environments[number].close()
+            self._environments[number] = self._open(os.path.join(self._directory, name))
+        self._writable = True
 
     def _reconcile(self) -> None:
         """Give both environments the better copy of each row, in one commit each. Both are read in key order, side by
@@ -232,10 +237,11 @@ class MetaStore:
                 else:
                     self._judge(one[0], one[1], two[1], newest, fixes)
                     one, two = next(rows, None), next(others, None)
-        for environment, changes in zip(self._environments, fixes, strict=True):
+        for number, changes in enumerate(fixes):
             if changes:
+                self._open_for_writing()
                 self.repaired += len(changes)
-                self._apply(environment, changes)
+                self._apply(self._environments[number], changes)
 
     def _judge(
         self,
@@ -292,6 +298,7 @@ class MetaStore:
                 key: None if value is None else _seal(key, value, number) for key, value in puts
             }
             changes[COMMIT] = _seal(COMMIT, b"", number)
+            self._open_for_writing()
             first, second = self._environments
             self._apply(first, sorted(changes.items()))
             self._commit = number

@@ -54,13 +54,18 @@ def test_append_counts_verifies_and_agrees_with_its_window(tmp_path: Path, shape
     assert found["filesystem"]
 
 
-def test_idle_reports_what_a_log_costs(tmp_path: Path) -> None:
+def test_idle_reports_what_a_log_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGYARD_HIBERNATE_AFTER_MS", "200")
     found = bench(
         "idle", "--nodes", "1", "--logs", "300", "--seconds", "0.5", "--settle", "0.5", "--dir", str(tmp_path / "nodes")
     )
     assert found["ok"] is True
     assert 0 < found["bytes_per_log"] < 200_000
-    assert 0 <= found["cpu_percent"] < 200
+    for key in ("cpu_percent", "restarted_cpu_percent"):
+        assert 0 < found[key] < 200
+    assert found["anonymous_bytes_per_log"] <= found["bytes_per_log"]
+    assert found["restarted_bytes_per_log"] < 200_000
+    assert 0 < found["restart_ready_s"] <= found["restart_s"] <= found["restart_append_s"]
 
 
 def test_recover_loses_nothing(tmp_path: Path) -> None:
