@@ -218,7 +218,8 @@ class Durability:
 
         A disk that hangs never says so: renewals stop when this grows (architecture.md section 9).
         """
-        return time.monotonic() - self._begun if self._begun else 0.0
+        # A write that the thread has done and the loop has not heard of is the loop's delay, not the disk's.
+        return time.monotonic() - self._begun if self._begun > self.last_write else 0.0
 
     def status(self) -> dict[str, float]:
         """Counters since the start, for `logyard status`: `stalled_ms` is that of `stalled_s`, `write_s` the time

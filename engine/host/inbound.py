@@ -19,6 +19,7 @@ from .blob_shapes import check_shape
 from .versions import MACHINE_VERSIONS
 
 if TYPE_CHECKING:
+    from .member import Member
     from .system import System
 
 log = logging.getLogger(__name__)
@@ -125,15 +126,17 @@ class Inbound:
 
     def _reset(self, node: int) -> None:
         system = self.system
-        for member in system.members.values():
+
+        def reset(member: Member) -> None:
             raft = member.raft
-            if not member.raft.stopped and (
-                node in raft.progress
-                or (node == raft.leader if raft.leader else not raft.voter and node in raft.configuration.nodes())
+            if node in raft.progress or (
+                node == raft.leader if raft.leader else not raft.voter and node in raft.configuration.nodes()
             ):
                 raft.on_link_reset(node)
                 system.active.add(member)
                 system.scheduler.mark(member)
+
+        system.walks.over_members(reset)
 
     def on_liveness(self, live: set[int]) -> None:
         """Nodes appeared or went: groups that a lost node led, or that this node leads, look again."""
@@ -141,11 +144,13 @@ class Inbound:
         system.live.clear()
         system.live.update(live)
         system.live.add(system.node_id)
-        for member in system.members.values():
-            if not member.raft.stopped:
-                member.raft.on_liveness()
-                system.active.add(member)
-                system.scheduler.mark(member)
+
+        def look(member: Member) -> None:
+            member.raft.on_liveness()
+            system.active.add(member)
+            system.scheduler.mark(member)
+
+        system.walks.over_members(look)
         system.hibernation.on_liveness(system.live)
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:

@@ -26,7 +26,7 @@ PROBE = b"logyard".ljust(512, b"\0")
 class Pulse:
     """One node's. A WAL write of many batches counts as alive while its batches get done."""
 
-    __slots__ = ("system", "probes", "_batch", "_batch_at", "_probed", "_probing", "_fd")
+    __slots__ = ("system", "probes", "_batch", "_batch_at", "_probed", "_probing", "_synced", "_fd")
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -36,6 +36,7 @@ class Pulse:
         self._probed = 0.0
         # When the probe under way was started; 0.0 when there is none.
         self._probing = 0.0
+        self._synced = 0.0
         self._fd = -1
 
     def stalled_s(self) -> float:
@@ -48,7 +49,8 @@ class Pulse:
                 # One write may be many batches, each with a sync of its own.
                 self._batch, self._batch_at = batch, now
             stalled = min(stalled, now - self._batch_at)
-        return max(stalled, now - self._probing) if self._probing else stalled
+        # A probe that the thread has done and the loop has not heard of is the loop's delay, not the disk's.
+        return max(stalled, now - self._probing) if self._probing > self._synced else stalled
 
     def healthy(self) -> bool:
         """Whether renewals may be sent."""
@@ -80,7 +82,6 @@ class Pulse:
                 await trio.sleep(self.system.config.disk_probe_ms / 1000)
         self._probed = time.monotonic()
         self._probing = 0.0
-        self.probes += 1
 
     def _sync(self) -> None:
         """BLOCKING. The file has no name: nothing of it is left behind."""
@@ -91,6 +92,8 @@ class Pulse:
             disk.unlink(path)
         disk.gather_write(self._fd, [PROBE], 0)
         disk.datasync(self._fd)
+        self.probes += 1
+        self._synced = time.monotonic()
 
     def close(self) -> None:
         """Give the file back."""

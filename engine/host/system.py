@@ -57,6 +57,7 @@ from .space import Space
 from .storage import Storage
 from .ticker import Ticker
 from .versions import Versions
+from .walks import Walks
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ class System:
         self.counters = Counters()
         self.scheduler = Scheduler(self)
         self.ticker = Ticker(self)
+        self.walks = Walks(self)
         self.applier = Applier(self)
         self.reader = Reader(self)
         self.sender = Sender(self)

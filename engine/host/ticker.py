@@ -17,6 +17,7 @@ from ..raft import quiescence
 from . import effects
 
 if TYPE_CHECKING:
+    from .member import Member
     from .system import System
 
 log = logging.getLogger(__name__)
@@ -133,9 +134,11 @@ def _tick(system: System) -> None:
 def _abdicate(system: System) -> None:
     """The disk hangs: groups that others can lead are theirs now."""
     log.warning("the disk has not completed a sync for %d ms: leaderships move", system.pulse.stalled_s() * 1000)
-    for member in system.members.values():
-        if not member.raft.stopped:
-            quiescence.abdicate(member.raft)
-            if member.raft.has_ready:
-                system.scheduler.mark(member)
-                system.active.add(member)
+
+    def abdicate(member: Member) -> None:
+        quiescence.abdicate(member.raft)
+        if member.raft.has_ready:
+            system.scheduler.mark(member)
+            system.active.add(member)
+
+    system.walks.over_members(abdicate)

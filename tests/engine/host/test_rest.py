@@ -1,0 +1,76 @@
+"""A node with nothing to tick rests, and gets up when there is something; what concerns all members is done in steps."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import trio
+
+from logyard.engine.host import walks
+from logyard.engine.host.member import Member
+from logyard.engine.raft.core import LEADER
+
+from .cluster import cluster, until
+
+
+async def test_a_node_at_rest_gets_up_for_its_groups(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="") as c:
+        tickers = [c.system(number).ticker for number in c.ids]
+        await until(lambda: all(ticker.resting for ticker in tickers), "no group, nothing to tick")
+        await c.create("log")
+        assert await c.fill(await c.leader(), 3, 100)
+        await until(lambda: all(ticker.resting for ticker in tickers), "the group is quiet, the WAL sealed")
+        assert all(c.system(number).durability.sealed and not c.system(number).active for number in c.ids)
+        leader = await c.leader()
+        await c.crash(leader)
+        await c.leader(among=[number for number in c.ids if number != leader])
+
+
+async def test_an_alarm_rings_a_node_out_of_its_rest(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, hibernate_after_ms=20) as c:
+        system = c.system(1)
+        uid = system.names["log"]
+        await until(lambda: uid in system.hibernation.sleepers and system.ticker.resting, "it sleeps")
+        packed = system.hibernation.sleepers.pop(uid)
+        assert packed is not None
+        due = time.time_ns() // 1_000_000 + 20
+        system.hibernation.sleepers.add(uid, packed._replace(due=due))
+        system.hibernation.alarms.set(uid, due, None)
+        assert system.hibernation.alarms.next_s() <= 0.02
+        await until(lambda: uid in system.members, "it is due")
+        assert system.members[uid].raft.role == LEADER
+
+
+async def test_what_concerns_all_members_is_done_in_steps(tmp_path: Path) -> None:
+    count = 3 * walks.STEP + 1
+    async with cluster(tmp_path, 1, group="") as c:
+        await c.nodes[1].create_groups([{"name": f"log-{n}", "members": [1], "machine": "log"} for n in range(count)])
+        system = c.system(1)
+        done: list[Member] = []
+        again: list[Member] = []
+        system.walks.over_members(done.append)
+        system.walks.over_members(again.append)
+        assert len(done) == walks.STEP and not again, "the first step is taken at once, the rest has to wait"
+        last = list(system.members.values())[-1]
+        last.stop("a test")
+        await until(lambda: len(again) == count - 1, "all have had their turn")
+        assert done == again and last not in done and len(set(done)) == count - 1
+
+
+async def test_a_late_loop_is_no_slow_disk(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, disk_stall_ms=40) as c:
+        system = c.system(1)
+        await c.fill(1, 1, 100)
+        system.durability.sync_seconds = 1.0
+        batches = system.durability.batches
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(c.fill, 1, 1, 100)
+            await until(lambda: system.durability.busy or system.durability.batches > batches, "a write is under way")
+            end = time.monotonic() + 5
+            while system.durability.batches == batches and time.monotonic() < end:
+                """The loop does nothing else until the thread is done."""
+            began = time.monotonic()
+            while time.monotonic() < began + 0.06:
+                """And some more."""
+            assert system.pulse.healthy(), "the disk has done its part"
