@@ -1,4 +1,4 @@
-"""A node with nothing to tick rests, and gets up when there is something; what concerns all members is done in steps."""
+"""A node with nothing to tick rests, and gets up when there is something; what is for all members is done in steps."""
 
 from __future__ import annotations
 
