@@ -13,7 +13,7 @@ from logyard.engine.entry import COMMANDS, Entry, frames_of, is_guarded, records
 from logyard.engine.errors import WrongIdentity
 from logyard.engine.host import replica, rows
 from logyard.engine.host.member import Spec
-from logyard.engine.host.recovery import Recovered
+from logyard.engine.host.recovered import Recovered
 from logyard.engine.host.sessions import Sessions, apply_guarded, run_batch
 from logyard.engine.host.uploads import Uploads
 from logyard.engine.log.meta_rows import Run, StateRow

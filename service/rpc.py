@@ -398,9 +398,7 @@ class RpcServer:
 
     def cluster(self) -> dict[str, object]:
         """What the ``cluster`` call answers."""
-        return {
-            "cluster": self.system.cluster_id, "node": self.system.node_id, "nodes": self.client_addresses
-        }  # fmt: skip
+        return {"cluster": self.system.cluster_id, "node": self.system.node_id, "nodes": self.client_addresses}
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:
@@ -409,8 +407,7 @@ class RpcServer:
                 raw, _ = listener.accept()
             except BlockingIOError:
                 continue
-            except OSError as error:
-                # Out of descriptors, or the client was gone already: the listener itself is sound.
+            except OSError as error:  # Out of descriptors, or the client was gone already: the listener is sound.
                 self.log.warning("a connection could not be accepted: %s", error)
                 await trio.sleep(0.05)
                 continue
@@ -419,10 +416,10 @@ class RpcServer:
                 continue
             connection = Connection(self, raw)
             self.connections.add(connection)
-            self._came.unpark_all()
             nursery.start_soon(self._run, connection)
 
     async def _run(self, connection: Connection) -> None:
+        self._came.unpark_all()
         try:
             await connection.run()
         finally:
@@ -435,9 +432,8 @@ class RpcServer:
             if not self.connections:
                 await self._came.park()
             await trio.sleep(min(SWEEP_S, handshake / 4))
-            now = trio.current_time()
             for connection in list(self.connections):
-                if connection.overdue(now, handshake):
+                if connection.overdue(trio.current_time(), handshake):
                     connection.scope.cancel()
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -28,7 +27,8 @@ from .guests import Guests
 from .inbound import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
 from .leaderboard import UNKNOWN, Standing
 from .member import ASLEEP, RUNNING, STOPPED, Member
-from .sleepers import Row, Shape, Sleepers, quorum_lives
+from .sleepers import Row, Shape, Sleepers
+from .sweeps import Sweeps
 
 if TYPE_CHECKING:
     from .system import System
@@ -68,12 +68,10 @@ class Hibernation:
         self._notices: dict[int, list[int]] = {}
         # Groups to wake when there is time: (leader that each slept under, 0 for one that is gone; by whose word).
         self._waking: dict[int, tuple[int, int]] = {}
-        # Walks over the table after a node came or went, and which node's groups each gives up (0: none).
-        self._sweeps: deque[tuple[int, Iterator[None]]] = deque()
-        self._live: set[int] = {system.node_id}
         self.guests = Guests(system)
         self.alarms = Alarms(self)
         self.accord = Accord(self)
+        self.sweeps = Sweeps(self)
 
     # Going to sleep: the leader's side
 
@@ -310,7 +308,7 @@ class Hibernation:
         row = self.sleepers.pop(uid)
         assert row is not None
         leader, by = self._waking.pop(uid, (row.leader, by))
-        if any(leader == node for node, _ in self._sweeps):
+        if self.sweeps.gives_up(leader):
             leader = 0
         clock = self.alarms.pop(uid)
         self.woken += 1
@@ -343,63 +341,14 @@ class Hibernation:
         system.scheduler.mark(member)
         return member
 
-    def on_liveness(self, live: set[int]) -> None:
-        """Nodes appeared or went. A leader's death wakes its groups, where a quorum is left; a leader without a quorum
-        leads no more; who comes back wakes what went to sleep without it."""
-        died, came = self._live - live, live - self._live
-        self._live = set(live)
-        if not died and not came:
-            return
-        for node in died:
-            self._sweeps.append((node, self._bereave(node)))
-        self._sweeps.append((0, self._recount(set(live), came)))
-        for node in came:
-            self._sweeps.append((0, self._meet(node, self.system.peers.epoch_of(node))))
-        self._sweep()
-
-    def _sweep(self) -> None:
-        """Go on with the walks, as far as there is time; the ticker does the rest."""
-        end = time.monotonic() + WAKE_SECONDS
-        while self._sweeps:
-            for _ in self._sweeps[0][1]:
-                if time.monotonic() >= end:
-                    self.system.ticker.stir()
-                    return
-            self._sweeps.popleft()
-
-    def _bereave(self, node: int) -> Iterator[None]:
-        """The groups that slept under a node which is gone have no leader, and wake where a quorum is left."""
-        for uid, row in self.sleepers.rows("leader = ?", node):
-            self.sleepers.follow(uid, 0)
-            if quorum_lives(row.shape, self._live):
-                self._waking[uid] = (0, 0)
-            yield
-
-    def _recount(self, live: set[int], came: set[int]) -> Iterator[None]:
-        """Groups that sleep under this node: without a quorum it leads them no more, and who comes back wakes those
-        that went to sleep without it."""
-        for uid, _ in self.sleepers.led_where(lambda shape: not quorum_lives(shape, live)):
-            self.sleepers.follow(uid, 0)
-            yield
-        for uid, _ in self.sleepers.led_where(lambda shape: not came.isdisjoint(shape.absent)):
-            self._waking[uid] = (self.system.node_id, 0)
-            yield
-
-    def _meet(self, node: int, epoch: int) -> Iterator[None]:
-        """Before a restart of this node some groups slept under `node`: they still do, if it is the same process. If
-        not, nobody leads them until somebody needs them."""
-        for uid, _ in self.sleepers.rows("leader = 0 AND under = ? AND epoch = ?", node, epoch):
-            self.sleepers.follow(uid, node)
-            yield
-
     @property
     def is_busy(self) -> bool:
         """Whether the next tick has groups to wake, or to speak of."""
-        return bool(self._waking or self._notices or self._sweeps)
+        return bool(self._waking or self._notices or self.sweeps.pending)
 
     def tick(self) -> None:
         """Once a tick: wake what is due, as much as there is time for; say what there is to say; compare digests."""
-        self._sweep()
+        self.sweeps.go_on()
         end = time.monotonic() + WAKE_SECONDS
         while self._waking:
             uid = next(iter(self._waking))

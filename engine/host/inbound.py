@@ -151,7 +151,7 @@ class Inbound:
             system.scheduler.mark(member)
 
         system.walks.over_members(look)
-        system.hibernation.on_liveness(system.live)
+        system.hibernation.sweeps.on_liveness(system.live)
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
         """Typed requests beside the consensus stream: group definitions and snapshot transfers."""

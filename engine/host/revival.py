@@ -16,7 +16,7 @@ from .member import Member, Spec
 from .sleepers import Row, Shape
 
 if TYPE_CHECKING:
-    from .recovery import Recovered
+    from .recovered import Recovered
     from .system import System
 
 
@@ -73,7 +73,7 @@ def revive(system: System, uid: int, name: str) -> Member:
             raise Corrupt(f"group {spec.name}", 0, "its rows", "none")
         member = recovery.build_member(
             system, spec, meta_rows.StateRow.unpack(state_key, state),
-            meta_rows.SnapshotRow.unpack(snapshot_key, snapshot), recovery.Recovered(),
+            meta_rows.SnapshotRow.unpack(snapshot_key, snapshot), Recovered(),
         )  # fmt: skip
     except Exception as error:
         member = recovery.fresh_member(system, spec)

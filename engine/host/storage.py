@@ -311,9 +311,10 @@ class Storage:
     def forget_slept(self, count: int) -> None:
         """Let go of what the current WAL file still holds in memory of groups that became rows, `count` since the last
         time: when they may be a good part of it, as each look is at all of it."""
-        if 16 * count >= len(self.wal.current_entries) and not self.system.durability.busy:
-            gone = self.wal.keep_only(self.system.members)
-            self.system.durability.metadata_bytes -= metadata_bytes(gone)
+        entries, members = self.wal.current_entries, self.system.members
+        if 16 * count >= len(entries) and not self.system.durability.busy:
+            self.system.durability.metadata_bytes -= metadata_bytes(one for uid, one in entries if uid not in members)
+            self.wal.keep_only(members)
 
     def raise_floors(self, uids: Iterable[int]) -> None:
         """Before payload bytes of these groups are destroyed: the floor covers every release that made any of them

@@ -376,10 +376,7 @@ class Wal:
 
     def prepare_next(self, fill: bool = True) -> bool:
         """Make the next file ahead of need, on a thread of the caller's; `fill` it when the disk has nothing better
-        to do.
-
-        False: the disk refused; a roll will retry.
-        """
+        to do. False: the disk refused; a roll will retry."""
         try:
             self._files.prepare(fill)
         except OSError:
@@ -391,13 +388,9 @@ class Wal:
         self._last.pop(uid, None)
         self._seen.pop(uid, None)
 
-    def keep_only(self, uids: Container[int]) -> list[Entry]:
-        """Other groups own nothing here, so what the current file has of them needs no segment. Not while a write is
-        under way. Returns their entries."""
-        gone = [entry for uid, entry in self._entries if uid not in uids]
-        if gone:
-            self._entries = [pair for pair in self._entries if pair[0] in uids]
-        return gone
+    def keep_only(self, uids: Container[int]) -> None:
+        """Other groups own nothing in the current file, and need no segment. Not beside a write."""
+        self._entries = [pair for pair in self._entries if pair[0] in uids]
 
     def recycle(self, file: int) -> bool:
         """Everything in `file` is durable elsewhere or dead: reuse its space once no pin holds it (False: one does)."""
