@@ -141,9 +141,11 @@ class StoreAdapter:
 
             await self._finish(there())
 
-    async def migrate(self, source: FileSource, bytes_s: int) -> None:
+    async def migrate(self, build: Callable[[], FileSource], bytes_s: int) -> None:
         """Copy what lives in a sealed WAL file to the current generation and make it its home."""
         async with self._job:
+            # In one step: what dies from here on is remembered for the copy.
+            source = build()
             job = self._store.migrate_job(source.ranges)
             if self._writer is None:
                 step = Pacer(bytes_s, _pause)

@@ -361,8 +361,11 @@ class Storage:
 
     async def store_payloads(self, member: Member, entries: Sequence[SourceEntry], dense: bool = False) -> None:
         """Payloads that came from a peer, rising, durable in a generation; their home from now on. `dense`: nothing
-        between them changes its home, else nothing that has one in a generation."""
+        between them changes its home, else nothing that has one in a generation. Raises `NoSpace`, and `LogyardError`
+        for a replica that went."""
         async with self._janitor_lock:
+            if self.system.members.get(member.uid) is not member:
+                raise LogyardError(f"group {member.uid:016x} does not run on this node any more")
             before = list(self.system.store.homes(member.uid))
             runs = runs_of([one.index for one in entries], before, dense)
             await self.system.store.write(
@@ -371,6 +374,7 @@ class Storage:
             )
             for first, last in runs:
                 self.homes.rehomed(member, first, last, before)
+                self.homes.settle(member, first, last)
 
     async def move(
         self,
@@ -380,10 +384,14 @@ class Storage:
     ) -> None:
         """Payloads of several groups from WAL files to a generation: (uid, first, last) of each, one a member."""
         async with self._janitor_lock:
+            here = [self.system.members.get(member.uid) is member for member in members]
+            members = [member for member, is_here in zip(members, here, strict=True) if is_here]
+            ranges = [one for one, is_here in zip(ranges, here, strict=True) if is_here]
             before = {member: list(self.system.store.homes(member.uid)) for member in members}
             await self.system.store.write(ranges, read)
             for member, (_, first, last) in zip(members, ranges, strict=True):
                 self.homes.rehomed(member, first, last, before[member])
+                self.homes.settle(member, first, last)
 
     async def store_installed(self, member: Member, snapshot: Snapshot, encoded: Encoded) -> None:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
