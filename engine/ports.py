@@ -195,7 +195,8 @@ class StorePort(Protocol):
 
     async def migrate(self, build: Callable[[], Any], bytes_s: int) -> None:
         """As `write`, for what the `log.payload_source.FileSource` of `build` names, wherever jobs run; at most
-        `bytes_s` bytes a second (0: no limit). `build` is called when it is this job's turn. Raises `Corrupt`, `NoSpace`, `JobPoisoned`."""
+        `bytes_s` bytes a second (0: no limit). `build` is called when it is this job's turn. Raises `Corrupt`,
+        `NoSpace`, `JobPoisoned`."""
         ...
 
     async def rewrite_sparse(self, live_ratio: float, bytes_s: int) -> int:

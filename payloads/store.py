@@ -142,7 +142,12 @@ class PayloadStore:
     def lost(self) -> list[tuple[int, int, int]]:
         """(uid, first, last) whose generation is gone or failing: whatever of it lives must come from peers."""
         with self._lock:
-            return list(self._placement.lost)
+            return [(uid, *home[:2]) for uid, homes in sorted(self._placement.lost.items()) for home in homes]
+
+    def is_lost(self, uid: int, first: int, last: int) -> bool:
+        """Whether any of these entries is in `lost`."""
+        with self._lock:
+            return any(home.first <= last and home.last >= first for home in self._placement.lost.get(uid, ()))
 
     # Reading
 
@@ -194,7 +199,7 @@ class PayloadStore:
         with self._lock:
             if os.path.isdir(self.shelf.path(number)):
                 self.shelf.fail(number, failure)
-            self._placement.lost += [(uid, home.first, home.last) for uid, home in self._placement.leave(number)]
+            self._placement.lose(self._placement.leave(number))
             self._placement.copies.drop(number)
 
     def pin(self, generation: int) -> None:

@@ -17,6 +17,7 @@ from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.ledger import Marks
+from logyard.payloads.placement import NOWHERE
 
 from .check_generations import Generations
 from .check_groups import RECORDS_MAX, GroupLog, in_order
@@ -88,9 +89,13 @@ class _Group:
         generation = self._generations.get(home.generation)
         path = self._generations.data(home.generation)
         if generation is None:
-            gone = "set aside" if home.generation in self._generations.aside else "gone or unreadable"
-            text = f"payloads of entries {home.first} to {home.last} are lost: generation {home.generation} is {gone}"
-            self._missing(text, self._generations.path(home.generation))
+            if self.group.live_at_end.live_within((home.first, 0), (home.last + 1, 0)):
+                aside = home.generation in self._generations.aside
+                where = f"generation {home.generation} is {'set aside' if aside else 'gone or unreadable'}"
+                if home.generation == NOWHERE:
+                    where = "their generation is gone since before the last start"
+                text = f"payloads of entries {home.first} to {home.last} are lost: {where}"
+                self._missing(text, self._generations.path(home.generation))
             return
         if (home.generation, home.run, self.uid) not in self._generations.marks:
             text = f"the home of entries {home.first} to {home.last} has no counters: it would be dropped as dead"

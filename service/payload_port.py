@@ -85,16 +85,7 @@ class StoreAdapter:
 
     def lost(self, uid: int, first: int, last: int) -> bool:
         """Whether a failed generation took payloads of these entries that have no other home since."""
-        for owner, low, high in self._store.lost():
-            at, end = max(low, first), min(high, last)
-            if owner != uid or at > end:
-                continue
-            for home in self._store.homes(uid):
-                if home.first <= at <= home.last:
-                    at = home.last + 1
-            if at <= end:
-                return True
-        return False
+        return self._store.is_lost(uid, first, last)
 
     def home(self, uid: int, index: int) -> Home | None:
         """Where an entry's payload is."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from ..entry import Entry
 from ..errors import LogyardError
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..machine import Position
-from ..ports import LivenessPort, SourceEntry
+from ..ports import HomePort, LivenessPort, SourceEntry
 from ..snapshot.format import Encoded, Snapshot
 from . import rows
 from .books import Books, Captured
@@ -360,14 +361,22 @@ class Storage:
         self.compact_log(member)
 
     async def store_payloads(self, member: Member, entries: Sequence[SourceEntry], dense: bool = False) -> None:
-        """Payloads that came from a peer, rising, durable in a generation; their home from now on. `dense`: nothing
-        between them changes its home, else nothing that has one in a generation. Raises `NoSpace`, and `LogyardError`
-        for a replica that went."""
+        """Payloads that came from a peer, rising, durable in a generation; their home from now on. Between them nothing
+        that has a home in a generation, or lives in this log, changes it; with `dense` nothing at all. Raises
+        `NoSpace`, and `LogyardError` for a replica that went."""
         async with self._janitor_lock:
             if self.system.members.get(member.uid) is not member:
                 raise LogyardError(f"group {member.uid:016x} does not run on this node any more")
             before = list(self.system.store.homes(member.uid))
-            runs = runs_of([one.index for one in entries], before, dense)
+            last = member.raft.log.last_index
+
+            def hides(low: int, high: int) -> bool:
+                at = bisect_right(before, high, key=_first) - 1
+                if dense or (at >= 0 and before[at].last >= low):
+                    return True
+                return low <= last and bool(member.liveness.live_within((low, 0), (min(high, last) + 1, 0)))
+
+            runs = runs_of([one.index for one in entries], hides)
             await self.system.store.write(
                 [(member.uid, first, last) for first, last in runs],
                 lambda _, low, high: [one for one in entries if low <= one.index <= high],
@@ -419,6 +428,7 @@ class Storage:
         """Replicas go: `build` gives the rows that say so, their payloads are dead."""
         for member in members:
             self._hard_states.discard(member)
+            self.system.receiving.forget(member.uid)
             self.system.store.delete_group(member.uid)
             self.wal.forget(member.uid)
             for run in member.segments:
@@ -436,3 +446,7 @@ class Storage:
         self.segments.close()
         while self.closing:
             self.closing.pop()()
+
+
+def _first(home: HomePort) -> int:
+    return home.first
