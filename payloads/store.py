@@ -141,13 +141,11 @@ class PayloadStore:
 
     def lost(self) -> list[tuple[int, int, int]]:
         """(uid, first, last) whose generation is gone or failing: whatever of it lives must come from peers."""
-        with self._lock:
-            return [(uid, *home[:2]) for uid, homes in sorted(self._placement.lost.items()) for home in homes]
+        return [(uid, *home[:2]) for uid, homes in sorted(self._placement.lost.items()) for home in homes]
 
     def is_lost(self, uid: int, first: int, last: int) -> bool:
         """Whether any of these entries is in `lost`."""
-        with self._lock:
-            return any(home.first <= last and home.last >= first for home in self._placement.lost.get(uid, ()))
+        return any(home.first <= last and home.last >= first for home in self._placement.lost.get(uid, ()))
 
     # Reading
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -183,6 +184,25 @@ class Homes:
         for index in {at.index for at in (first, end) if at.ordinal}:
             self._part(member, index)
 
+    def hidden_by(self, member: Member, before: Sequence[HomePort], dense: bool) -> Callable[[int, int], bool]:
+        """Whether a new home over a gap (first, last) would hide what is stored elsewhere: has a home already, or lives
+        in this member's own log. `dense`: it always would."""
+        end = member.raft.log.last_index
+
+        def hides(first: int, last: int) -> bool:
+            at = bisect_right(before, last, key=_first) - 1
+            if dense or (at >= 0 and before[at].last >= first):
+                return True
+            return first <= end and bool(member.liveness.live_within((first, 0), (min(last, end) + 1, 0)))
+
+        return hides
+
+    def look_for_lost(self, member: Member) -> None:
+        """After a start: what is dead is not lost."""
+        last = member.raft.log.last_index
+        if not member.damaged and self.system.store.lost(member.uid, 1, last):
+            self.settle(member, 1, last)
+
     def settle(self, member: Member, first: int, last: int) -> None:
         """Entries first..last were copied by a job that was built after their source: what died in between is dead in
         the copy, too."""
@@ -316,3 +336,7 @@ class Homes:
             if not member.is_dead(entry):
                 size += entry.body_bytes
         return size
+
+
+def _first(home: HomePort) -> int:
+    return home.first

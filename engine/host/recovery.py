@@ -386,10 +386,7 @@ def _adopt_files(system: System, flushed: int) -> None:
         storage.files[number] = file
     storage.segments.users = users
     for member in system.members.values():
-        last = member.raft.log.last_index
-        if not member.damaged and system.store.lost(member.uid, 1, last):
-            # What is dead is not lost.
-            storage.homes.settle(member, 1, last)
+        storage.homes.look_for_lost(member)
     for number in sorted(present):
         if number <= flushed and number not in homes:
             storage.wal.recycle(number)

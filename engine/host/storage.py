@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from ..entry import Entry
 from ..errors import LogyardError
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..machine import Position
-from ..ports import HomePort, LivenessPort, SourceEntry
+from ..ports import LivenessPort, SourceEntry
 from ..snapshot.format import Encoded, Snapshot
 from . import rows
 from .books import Books, Captured
@@ -368,14 +367,7 @@ class Storage:
             if self.system.members.get(member.uid) is not member:
                 raise LogyardError(f"group {member.uid:016x} does not run on this node any more")
             before = list(self.system.store.homes(member.uid))
-            last = member.raft.log.last_index
-
-            def hides(low: int, high: int) -> bool:
-                at = bisect_right(before, high, key=_first) - 1
-                if dense or (at >= 0 and before[at].last >= low):
-                    return True
-                return low <= last and bool(member.liveness.live_within((low, 0), (min(high, last) + 1, 0)))
-
+            hides = self.homes.hidden_by(member, before, dense)
             runs = runs_of([one.index for one in entries], hides)
             await self.system.store.write(
                 [(member.uid, first, last) for first, last in runs],
@@ -446,7 +438,3 @@ class Storage:
         self.segments.close()
         while self.closing:
             self.closing.pop()()
-
-
-def _first(home: HomePort) -> int:
-    return home.first

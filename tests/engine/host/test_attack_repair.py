@@ -12,7 +12,7 @@ from logyard.engine.errors import Corrupt, LogyardError
 
 from .cluster import Cluster, cluster, until
 from .test_histories import check_books
-from .test_repair import SIZE, filled, hurt_file
+from .test_repair import SIZE, filled, hurt_file, in_files
 
 
 def body_of(name: bytes) -> bytes:
@@ -25,6 +25,7 @@ async def one_entry(c: Cluster, names: list[bytes]) -> list[bytes]:
     bodies = [body_of(name) for name in names]
     await c.append(1, [(b"", body) for body in bodies])
     await c.applied()
+    await in_files(c)
     return bodies
 
 
