@@ -15,7 +15,7 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.errors import Corrupt, Gone, JobPoisoned, LogyardError, NoSpace
+from logyard.engine.errors import Corrupt, Gone, LogyardError, NoSpace
 from logyard.engine.log.payload_source import FileSource
 from logyard.engine.ports import SourceEntry
 from logyard.engine.types import Buffer
@@ -29,7 +29,7 @@ from logyard.payloads.store import GenerationInfo, PayloadStore, StoreConfig
 from logyard.payloads.transfer import subtract
 
 from .writer_jobs import FILE, REWRITE, ROWS, Pacer, migrate_file, pack_rows, source_row, unpack_report
-from .writer_process import WriterProcess
+from .writer_process import WriterAway, WriterProcess
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class StoreAdapter:
         self._disk = disk
         self._writer = writer
         self._job = trio.Lock()
-        # Generations whose rewriting killed the writer process: left as they are until the next start.
+        # Generations whose rewriting failed or killed the writer process: left as they are until the next start.
         self._poisoned: set[int] = set()
 
     def open(self) -> Sequence[int]:
@@ -147,27 +147,34 @@ class StoreAdapter:
             await self._finish(self._there(what, lambda: [FILE, bytes_s, list(job), source.pack()]))
 
     async def rewrite_sparse(self, live_ratio: float, bytes_s: int) -> int:
-        """Rewrite what lives too little."""
+        """Rewrite what lives too little. What can't be rewritten holds up none of the others; raises its error then."""
         done = 0
+        trouble: LogyardError | None = None
         async with self._job:
             for number in choose_rewrite(self._store.generations(), live_ratio):
                 if number in self._poisoned:
                     continue
                 job = self._store.rewrite_job(number)
-                if self._writer is None:
-                    run = partial(self._store.run, job, step=Pacer(bytes_s, _pause))
-                    await self._finish(trio.to_thread.run_sync(run))
+                try:
+                    if self._writer is None:
+                        run = partial(self._store.run, job, step=Pacer(bytes_s, _pause))
+                        await self._finish(trio.to_thread.run_sync(run))
+                    else:
+                        await self._finish(self._rewrite_there(number, bytes_s, job))
+                except (NoSpace, WriterAway):
+                    raise
+                except LogyardError as error:
+                    # Damaged or deadly: each try would fill the current generation with half a copy.
+                    self._poisoned.add(number)
+                    trouble = trouble or error
                 else:
-                    await self._rewrite_there(number, bytes_s, job)
-                done += 1
+                    done += 1
+        if trouble is not None:
+            raise trouble
         return done
 
-    async def _rewrite_there(self, number: int, bytes_s: int, job: RewriteJob) -> None:
-        try:
-            await self._finish(self._there(f"rewriting of generation {number}", lambda: [REWRITE, bytes_s, list(job)]))
-        except JobPoisoned:
-            self._poisoned.add(number)
-            raise
+    async def _rewrite_there(self, number: int, bytes_s: int, job: RewriteJob) -> MigrateReport:
+        return await self._there(f"rewriting of generation {number}", lambda: [REWRITE, bytes_s, list(job)])
 
     async def _finish(self, run: Awaitable[MigrateReport]) -> None:
         """Wait for the running job, and adopt what it did. When this raises, nothing works on it any more."""

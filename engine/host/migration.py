@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import Corrupt, JobPoisoned, NoSpace
+from ..errors import Corrupt, JobPoisoned, LogyardError, NoSpace
 from ..log.payload_source import FileSource, LiveGroup
 from .homes import SealedFile
 from .pace import Pace
@@ -143,16 +143,17 @@ class Migration:
 
     async def collect(self, live_ratio: float, paced: bool = True) -> None:
         """Rewrite generations below a live ratio, unlink those with nothing live. These go also where there is no room
-        for a copy of those; raises `NoSpace` then."""
+        for a copy of those, and where one of those is damaged; raises `NoSpace`, `Corrupt`, `JobPoisoned` then."""
         system = self.system
-        trouble: NoSpace | None = None
+        trouble: LogyardError | None = None
         rewritten = 0
         try:
             if live_ratio and system.space.may_copy(0):
                 rewritten = await system.store.rewrite_sparse(live_ratio, self._limit() if paced else 0)
-        except NoSpace as error:
+        except LogyardError as error:
             trouble = error
-            system.space.copy_at = time.monotonic() + COPY_RETRY_S
+            if isinstance(error, NoSpace):
+                system.space.copy_at = time.monotonic() + COPY_RETRY_S
         # Those that die from here on are not covered by the floors stored here (law 4): they go another time.
         dead = system.store.dead_generations()
         if rewritten or dead:
@@ -164,11 +165,11 @@ class Migration:
 
     async def compact(self) -> dict[str, Any]:
         """Everything at once: every live payload into generations, sparse generations rewritten, dead space given
-        back. On a full disk what can be dropped goes first; raises `NoSpace` at the end for what could not be copied.
-        """
+        back. On a full disk what can be dropped goes first. Raises at the end for what could not be copied (`NoSpace`)
+        or is damaged (`Corrupt`): that holds up nothing else."""
         system = self.system
         storage = system.storage
-        trouble: NoSpace | None = None
+        trouble: LogyardError | None = None
         system.space.copy_at = 0.0
         try:
             await self._roll()
@@ -181,14 +182,14 @@ class Migration:
         for file in files:
             try:
                 await self.migrate(file, paced=False)
-            except NoSpace as error:
+            except LogyardError as error:
                 trouble = error
         try:
             if trouble is None:
                 await trio.to_thread.run_sync(system.store.seal_current)
             # Asked for by hand, so every dead byte is worth the copying.
             await self.collect(1.0, paced=False)
-        except NoSpace as error:
+        except LogyardError as error:
             trouble = error
         storage.look()
         if trouble is not None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from logyard.engine.errors import NoSpace
+from logyard.engine.errors import Corrupt, LogyardError, NoSpace
 from logyard.engine.log.meta_rows import file_key
 
 from .cluster import KIB, Cluster, cluster, until
 from .test_histories import check_books
+from .test_repair import hurt_file, hurt_generations
 
 SIZE = 20 * KIB
 
@@ -105,3 +107,48 @@ async def test_a_file_without_a_segment_in_the_books_is_never_given_away(tmp_pat
         c.system(1).storage.look()
         await c.nodes[1].compact()
         assert [body for _, body in await c.read(1, c.log(1).start)] == ([None] if dead else [*bodies[3:], None])
+
+
+async def test_a_damaged_row_holds_up_no_other_generation(tmp_path: Path) -> None:
+    """Rewriting what can't be read whole is not tried again and again, and dead generations go all the same."""
+    async with cluster(tmp_path, 1, payload_cache_bytes=0, rewrite_live_ratio=0.0) as c:
+        bodies = []
+        for _ in range(3):
+            bodies += await c.fill(1, 10, SIZE)
+            await c.nodes[1].compact()
+        await c.nodes[1].snapshot()
+        await c.crash(1)
+        # Of the first generation nothing will live, of the second a part.
+        assert hurt_generations(c, 1, bodies[15:16]) == 1
+        await c.start(1)
+        await c.leader()
+        await c.nodes[1].truncate("log", 13)
+        system = c.system(1)
+
+        async def collected() -> dict[int, int]:
+            async with system.storage._janitor_lock:
+                with suppress(LogyardError):
+                    await system.storage.migration.collect(1.0, paced=False)
+            return {one.id: one.total for one in system.store.generations()}
+
+        dead = [one.id for one in system.store.generations() if not one.live and one.sealed]
+        assert dead
+        written = await collected()
+        assert not written.keys() & set(dead), "what is dead goes"
+        assert await collected() == written, "and nothing is copied again each time"
+        assert [body for _, body in await c.read(1, 16)] == bodies[16:]
+
+
+async def test_a_damaged_file_holds_up_no_other_file(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        bodies = []
+        for _ in range(3):
+            bodies += await c.fill(1, 5, SIZE)
+            await c.roll(1)
+        storage = c.system(1).storage
+        first, *others = sorted(storage.files)
+        assert hurt_file(c, 1, bodies[2:3]) == 1
+        with pytest.raises(Corrupt):
+            await c.nodes[1].compact()
+        assert first in storage.files and not storage.files.keys() & set(others)
+        assert [body for _, body in await c.read(1, 3)] == bodies[3:]
