@@ -159,6 +159,10 @@ class StorePort(Protocol):
         """Whether payloads of the entries first..last went with a generation that failed, and are not back."""
         ...
 
+    def found(self, uid: int, first: int, last: int) -> object:
+        """A peer gave everything that lives of these entries: none is lost any more."""
+        ...
+
     def home(self, uid: int, index: int) -> HomePort | None:
         """Where an entry's payload is, if it was migrated."""
         ...

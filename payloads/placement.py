@@ -38,8 +38,8 @@ class Placement:
             self.lost[uid] = sorted([*self.lost.get(uid, ()), Home(home.first, home.last, NOWHERE, NOWHERE)])
             self.homes.touch(uid)
 
-    def _not_lost(self, uid: int, first: int, last: int) -> None:
-        """These were stored anew, or died."""
+    def found(self, uid: int, first: int, last: int) -> None:
+        """These are lost no more: stored anew, or dead."""
         before = self.lost.get(uid)
         if before is None or first > last:
             return
@@ -58,7 +58,7 @@ class Placement:
         if first >= end:
             return freed
         if only is None:
-            self._not_lost(uid, first[0] + (first[1] > 0), end[0] - 1)
+            self.found(uid, first[0] + (first[1] > 0), end[0] - 1)
         for home in self.homes.overlapping(uid, first[0], end[0]):
             owner = (home.generation, home.run, uid)
             if only is not None and owner != only:
@@ -93,7 +93,7 @@ class Placement:
         freed: dict[int, int] = {}
         for owner in {(home.generation, home.run, uid) for home in self.homes.of(uid)}:
             freed[owner[0]] = freed.get(owner[0], 0) + self.copies.forget(owner)
-        self._not_lost(uid, 0, END)
+        self.found(uid, 0, END)
         self.homes.put(uid, ())
         return freed
 
@@ -122,7 +122,7 @@ class Placement:
         for other in {(home.generation, home.run, uid) for home in self.homes.of(uid)} - {owner}:
             self.mark(uid, (new.first, 0), (new.last + 1, 0), other)
         self.homes.add(uid, new)
-        self._not_lost(uid, new.first, new.last)
+        self.found(uid, new.first, new.last)
 
     def note(self, generation: int, run: int) -> None:
         """These numbers were used: never again."""
@@ -146,7 +146,7 @@ class Placement:
             return None
         owners = dict.fromkeys((home.generation, home.run) for home in homes)
         found = [(*owner, marks) for owner in owners if (marks := self.copies.marks((*owner, uid))) is not None]
-        return checkpoints.encode(uid, [*homes, *lost], found)
+        return checkpoints.encode(uid, sorted([*homes, *lost]), found)
 
     def restore(self, saved: bytes | Iterable[tuple[bytes, bytes]], present: set[int]) -> None:
         """Take a checkpoint; homes in generations that are not `present` are lost."""

@@ -22,7 +22,7 @@ from .generation import Generation
 from .homes import Home
 from .journal import IN_USE, IN_USE_WRITER, Journal, take_suspects
 from .layout import SourceRow, StoredEntry
-from .measuring import Measured
+from .measuring import Counts, Measured
 from .placement import Placement
 from .running import Running
 from .shelf import DiskDoor, Shelf, allocated
@@ -52,14 +52,6 @@ class GenerationInfo(NamedTuple):
     dead: int
     disk: int
     sealed: bool
-
-
-class Counts(NamedTuple):
-    """What `recount` finds in a generation, from its rows and not from any counter."""
-
-    entries: int
-    total: int
-    live: int
 
 
 class PayloadStore:
@@ -146,6 +138,11 @@ class PayloadStore:
     def is_lost(self, uid: int, first: int, last: int) -> bool:
         """Whether any of these entries is in `lost`."""
         return any(home.first <= last and home.last >= first for home in self._placement.lost.get(uid, ()))
+
+    def found(self, uid: int, first: int, last: int) -> None:
+        """What lives of these entries was stored anew: they are not in `lost`."""
+        with self._lock:
+            self._placement.found(uid, first, last)
 
     # Reading
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Entry, Unit, unit_hash, units_of
+from logyard.engine.host.pieces import subtract, union
 from logyard.payloads.errors import GenerationFailed, PayloadCorrupt, PayloadError
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.ledger import Marks
-from logyard.payloads.placement import NOWHERE
 
 from .check_generations import Generations
 from .check_groups import RECORDS_MAX, GroupLog, in_order
@@ -38,6 +38,7 @@ def check_payloads(
         for _, entry, _, _ in in_order(group, segments):
             if entry is not None:
                 checking.entry(entry)
+        checking.lost()
         checking.holes()
         checking.counters()
     finally:
@@ -82,6 +83,12 @@ class _Group:
         if self.group.resolves:
             self._report.damage("payload", text, path=path, group=self.group.name)
 
+    def lost(self) -> None:
+        """What went with a generation before the last start, as far as its entries are not in the log any more."""
+        for first, last in subtract(self._generations.lost.get(self.uid, ()), union(self._covered)):
+            if self.group.live_at_end.live_within((first, 0), (last + 1, 0)):
+                self._missing(f"payloads of entries {first} to {last} were lost with their generation", "payloads")
+
     # Generations
 
     def home(self, home: Home) -> None:
@@ -89,13 +96,9 @@ class _Group:
         generation = self._generations.get(home.generation)
         path = self._generations.data(home.generation)
         if generation is None:
-            if self.group.live_at_end.live_within((home.first, 0), (home.last + 1, 0)):
-                aside = home.generation in self._generations.aside
-                where = f"generation {home.generation} is {'set aside' if aside else 'gone or unreadable'}"
-                if home.generation == NOWHERE:
-                    where = "their generation is gone since before the last start"
-                text = f"payloads of entries {home.first} to {home.last} are lost: {where}"
-                self._missing(text, self._generations.path(home.generation))
+            gone = "set aside" if home.generation in self._generations.aside else "gone or unreadable"
+            text = f"payloads of entries {home.first} to {home.last} are lost: generation {home.generation} is {gone}"
+            self._missing(text, self._generations.path(home.generation))
             return
         if (home.generation, home.run, self.uid) not in self._generations.marks:
             text = f"the home of entries {home.first} to {home.last} has no counters: it would be dropped as dead"

@@ -87,6 +87,10 @@ class StoreAdapter:
         """Whether a failed generation took payloads of these entries that have no other home since."""
         return self._store.is_lost(uid, first, last)
 
+    def found(self, uid: int, first: int, last: int) -> None:
+        """What lives of these entries has a home again."""
+        self._store.found(uid, first, last)
+
     def home(self, uid: int, index: int) -> Home | None:
         """Where an entry's payload is."""
         return self._store.home(uid, index)

@@ -258,6 +258,9 @@ class Homes:
 
     def _part(self, member: Member, index: int) -> None:
         """Some records of an entry died: units whose records are all dead die with them."""
+        if not member.liveness.live_within((index, 0), (index + 1, 0)):
+            self.system.store.mark_dead(member.uid, (index, 0), (index + 1, 0))
+            return
         try:
             found = next(self.system.reader.payload_entries(member, index, index), None)
         except LogyardError as error:

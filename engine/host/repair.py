@@ -19,6 +19,7 @@ from ..errors import Corrupt, Gone, LogyardError
 from ..ports import SourceEntry
 from ..types import Buffer
 from .member import Member
+from .pieces import live_digest
 from .pulling import Sources, others
 from .reader import Located, Wanted
 
@@ -106,7 +107,12 @@ class Repair:
                     sources.fail(node)
                     continue
                 came += len(piece.rows)
-                await self._write_back(member, piece.rows)
+                stored = await self._write_back(member, piece.rows)
+                # Entries without payload leave no trace: that the rest of a lost stretch is of those can only be said
+                # by who has all that lives of it.
+                there = [(first, min(last, piece.through))]
+                if stored == len(piece.rows) and piece.live == live_digest(member.liveness, there):
+                    self.system.store.found(member.uid, *there[0])
                 first = piece.through + 1
         self.failed += first <= last
         return came
@@ -122,12 +128,12 @@ class Repair:
                 found.append(row._replace(live=live))
         return found
 
-    async def _write_back(self, member: Member, rows: Sequence[SourceEntry]) -> None:
-        """A home in the current generation. What can't be stored is served all the same."""
+    async def _write_back(self, member: Member, rows: Sequence[SourceEntry]) -> int:
+        """A home in the current generation; how many got one. What can't be stored is served all the same."""
         found = self._whole(member, rows)
         self.fetched += len(rows)
         if not found or found[-1].index > member.raft.commit or member.raft.stopped:
-            return
+            return 0
         storage = self.system.storage
         try:
             await storage.store_payloads(member, found, dense=True)
@@ -138,3 +144,5 @@ class Repair:
                 file.failed = file.failed and file.file not in mended
         except LogyardError as error:
             log.warning("group %s: what was repaired is not written back: %s", member.spec.name, error)
+            return 0
+        return len(found)

@@ -13,6 +13,7 @@ from logyard.client.wire import encode_frame
 from logyard.engine.entry import units_of
 from logyard.engine.errors import LogyardError
 from logyard.engine.host.reader import Wanted
+from logyard.service.check import check_directory
 
 from .cluster import KIB, Cluster, cluster, until
 from .test_scattered import Scattered
@@ -72,6 +73,7 @@ async def test_a_lost_stretch_is_remembered_over_restarts_and_not_served(tmp_pat
         assert "lost" in str(caught.value)
         # What was fetched again, or released, is lost no more.
         assert [body for _, body in await c.read(2)] == bodies
+        assert not system.store.lost(member.uid, 2, member.raft.applied)
         system.serving._collect(member, [(3, 100)], 1 << 20)
         await c.restart(2)
         await c.applied()
@@ -81,6 +83,35 @@ async def test_a_lost_stretch_is_remembered_over_restarts_and_not_served(tmp_pat
         await c.restart(2)
         await c.applied()
         assert not c.system(2).store.lost(c.member(2).uid, 1, 100)
+
+
+async def test_what_died_in_parts_is_lost_no_more(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        for _ in range(3):
+            await c.append(1, [(b"", b"x" * SIZE)] * 4)
+        await c.nodes[1].truncate("log", 2)
+        await c.applied()
+        await c.nodes[3].snapshot()
+        await c.nodes[3].compact()
+        await c.crash(3)
+        lose_generations(tmp_path / "node-3")
+        await c.start(3)
+        await c.lead(1)
+        await c.applied()
+        lost, uid = c.system(3).store.lost, c.member(3).uid
+        first = c.log(1).anchor(2)[1].index
+        assert lost(uid, first, first) and lost(uid, first + 2, first + 2)
+        await c.nodes[1].truncate("log", 7)
+        await c.applied()
+        assert not lost(uid, first, first) and lost(uid, first + 1, first + 1)
+        await c.nodes[1].truncate("log", 9)
+        await c.applied()
+        assert not lost(uid, first, first + 1) and lost(uid, first + 2, first + 2)
+        await c.nodes[3].snapshot()
+        await c.crash(3)
+        report = check_directory(tmp_path / "node-3")
+        assert {one["kind"] for one in report["findings"] if one["severity"] == "damage"} == {"payload"}
 
 
 async def test_a_deleted_group_has_lost_nothing(tmp_path: Path) -> None:
