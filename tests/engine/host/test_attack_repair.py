@@ -10,8 +10,8 @@ import trio
 
 from logyard.engine.errors import Corrupt, LogyardError
 
-from .cluster import Cluster, cluster, until
-from .test_histories import check_books
+from .cluster import Cluster, cluster, payload_books, until
+from .test_histories import check_books, counted
 from .test_repair import SIZE, filled, hurt_file, in_files
 
 
@@ -177,3 +177,15 @@ async def test_a_release_that_meets_a_damaged_row_halts_no_group(tmp_path: Path)
         await c.applied()
         assert c.member(3).state == "running", c.member(3).reason
         assert [body for _, body in await c.read(3, 3)] == bodies[3:]
+
+
+async def test_a_repair_is_booked_at_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        await c.roll(3)
+        before = payload_books(c.system(3))["wal"]
+        assert before == counted(c, 3)
+        assert hurt_file(c, 3, bodies[2:5]) == 3
+        assert [body for _, body in await c.read(3)] == bodies
+        books = payload_books(c.system(3))
+        assert books["wal"] == counted(c, 3) != before and books["generations"]
