@@ -159,6 +159,10 @@ class StorePort(Protocol):
         """Whether payloads of the entries first..last went with a generation that failed, and are not back."""
         ...
 
+    def found(self, uid: int, first: int, last: int) -> object:
+        """A peer gave everything that lives of these entries: none is lost any more."""
+        ...
+
     def home(self, uid: int, index: int) -> HomePort | None:
         """Where an entry's payload is, if it was migrated."""
         ...
@@ -193,9 +197,10 @@ class StorePort(Protocol):
         """
         ...
 
-    async def migrate(self, source: Any, bytes_s: int) -> None:
-        """As `write`, for what a `log.payload_source.FileSource` names, wherever jobs run; at most `bytes_s` bytes a
-        second (0: no limit). Raises `Corrupt`, `NoSpace`, `JobPoisoned`."""
+    async def migrate(self, build: Callable[[], Any], bytes_s: int) -> None:
+        """As `write`, for what the `log.payload_source.FileSource` of `build` names, wherever jobs run; at most
+        `bytes_s` bytes a second (0: no limit). `build` is called when it is this job's turn. Raises `Corrupt`,
+        `NoSpace`, `JobPoisoned`."""
         ...
 
     async def rewrite_sparse(self, live_ratio: float, bytes_s: int) -> int:

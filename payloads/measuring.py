@@ -21,6 +21,14 @@ transaction."""
 _MAGIC = 0xBEEFC0DE
 
 
+class Counts(NamedTuple):
+    """What `recount` finds in a generation, from its rows and not from any counter."""
+
+    entries: int
+    total: int
+    live: int
+
+
 class Measured(NamedTuple):
     """A full scan's result: the slots of each run by group, whole entries, and what does not verify or is not whole."""
 

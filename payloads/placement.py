@@ -1,6 +1,7 @@
 """Which copy is whose home, and what of it lives: homes and counters, kept in step.
 
-Invariant: what lives in a copy has its home there; a copy that is nobody's home lives not at all. Called by
+Invariants: what lives in a copy has its home there; a copy that is nobody's home lives not at all. What had its home in
+a generation that is gone or failing is lost, and stays so over restarts, until it is stored anew or dies. Called by
 `store`, under its lock.
 """
 
@@ -11,21 +12,44 @@ from collections.abc import Callable, Iterable
 from . import checkpoints
 from .copies import END, Copies, Owner, Place
 from .errors import GenerationFailed, PayloadCorrupt
-from .homes import Home, HomeTable
+from .homes import Home, HomeTable, without
 from .shelf import Shelf
+
+NOWHERE = 0
+"""As a generation's number: none has it."""
 
 
 class Placement:
-    """Homes of all groups over the copies in all generations. `fail` is told of a generation that cannot be read."""
+    """Homes of all groups over the copies in all generations. `fail` is told of a generation that cannot be read.
+    `lost` are lost stretches by group, as homes nowhere."""
 
     __slots__ = ("homes", "copies", "lost", "newest", "newest_run", "_fail")
 
     def __init__(self, shelf: Shelf, ledger_slots: int, fail: Callable[[int, Exception], None]) -> None:
         self.homes = HomeTable()
         self.copies = Copies(shelf, ledger_slots)
-        self.lost: list[tuple[int, int, int]] = []
+        self.lost: dict[int, list[Home]] = {}
         self.newest = self.newest_run = 0
         self._fail = fail
+
+    def lose(self, gone: Iterable[tuple[int, Home]]) -> None:
+        """(uid, home) of what can't be read any more."""
+        for uid, home in gone:
+            self.lost[uid] = sorted([*self.lost.get(uid, ()), Home(home.first, home.last, NOWHERE, NOWHERE)])
+            self.homes.touch(uid)
+
+    def found(self, uid: int, first: int, last: int) -> None:
+        """These are lost no more: stored anew, or dead."""
+        before = self.lost.get(uid)
+        if before is None or first > last:
+            return
+        left = without(before, first, last)
+        if left:
+            self.lost[uid] = left
+        else:
+            del self.lost[uid]
+        if left != before:
+            self.homes.touch(uid)
 
     def mark(self, uid: int, first: Place, end: Place, only: Owner | None = None) -> dict[int, int]:
         """Mark in every home that overlaps, or in those of one copy only."""
@@ -33,6 +57,8 @@ class Placement:
         touched: set[Owner] = set()
         if first >= end:
             return freed
+        if only is None:
+            self.found(uid, first[0] + (first[1] > 0), end[0] - 1)
         for home in self.homes.overlapping(uid, first[0], end[0]):
             owner = (home.generation, home.run, uid)
             if only is not None and owner != only:
@@ -67,6 +93,7 @@ class Placement:
         freed: dict[int, int] = {}
         for owner in {(home.generation, home.run, uid) for home in self.homes.of(uid)}:
             freed[owner[0]] = freed.get(owner[0], 0) + self.copies.forget(owner)
+        self.found(uid, 0, END)
         self.homes.put(uid, ())
         return freed
 
@@ -95,6 +122,7 @@ class Placement:
         for other in {(home.generation, home.run, uid) for home in self.homes.of(uid)} - {owner}:
             self.mark(uid, (new.first, 0), (new.last + 1, 0), other)
         self.homes.add(uid, new)
+        self.found(uid, new.first, new.last)
 
     def note(self, generation: int, run: int) -> None:
         """These numbers were used: never again."""
@@ -109,32 +137,29 @@ class Placement:
 
     def checkpoint(self) -> bytes:
         """The rows of all groups."""
-        rows = [(checkpoints.key(uid), self._row(uid)) for uid in self.homes.groups()]
+        rows = [(checkpoints.key(uid), self._row(uid)) for uid in sorted({*self.homes.groups(), *self.lost})]
         return checkpoints.join([(key, body) for key, body in rows if body is not None])
 
     def _row(self, uid: int) -> bytes | None:
-        homes = self.homes.of(uid)
-        if not homes:
+        homes, lost = self.homes.of(uid), self.lost.get(uid, [])
+        if not homes and not lost:
             return None
         owners = dict.fromkeys((home.generation, home.run) for home in homes)
         found = [(*owner, marks) for owner in owners if (marks := self.copies.marks((*owner, uid))) is not None]
-        return checkpoints.encode(uid, homes, found)
+        return checkpoints.encode(uid, sorted([*homes, *lost]), found)
 
     def restore(self, saved: bytes | Iterable[tuple[bytes, bytes]], present: set[int]) -> None:
         """Take a checkpoint; homes in generations that are not `present` are lost."""
         rows = checkpoints.split(saved) if isinstance(saved, bytes) else saved
-        poorer: set[int] = set()
+        poorer: list[tuple[int, Home]] = []
         for key, body in rows:
             uid, homes, marks = checkpoints.decode(key, body)
-            gone = [(uid, home.first, home.last) for home in homes if home.generation not in present]
-            if gone:
-                self.lost += gone
-                poorer.add(uid)
+            poorer += [(uid, home) for home in homes if home.generation not in present]
             self.homes.put(uid, [home for home in homes if home.generation in present])
             for generation, run, found in marks:
                 self.note(generation, run)
                 if generation in present:
                     self.copies.restore((generation, run, uid), found)
         self.homes.take_dirty()
-        for uid in poorer:
-            self.homes.touch(uid)  # The next checkpoint names the lost generations no more.
+        # The next checkpoint names the lost generations no more, but what was in them.
+        self.lose(poorer)

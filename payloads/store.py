@@ -22,7 +22,7 @@ from .generation import Generation
 from .homes import Home
 from .journal import IN_USE, IN_USE_WRITER, Journal, take_suspects
 from .layout import SourceRow, StoredEntry
-from .measuring import Measured
+from .measuring import Counts, Measured
 from .placement import Placement
 from .running import Running
 from .shelf import DiskDoor, Shelf, allocated
@@ -52,14 +52,6 @@ class GenerationInfo(NamedTuple):
     dead: int
     disk: int
     sealed: bool
-
-
-class Counts(NamedTuple):
-    """What `recount` finds in a generation, from its rows and not from any counter."""
-
-    entries: int
-    total: int
-    live: int
 
 
 class PayloadStore:
@@ -141,8 +133,16 @@ class PayloadStore:
 
     def lost(self) -> list[tuple[int, int, int]]:
         """(uid, first, last) whose generation is gone or failing: whatever of it lives must come from peers."""
+        return [(uid, *home[:2]) for uid, homes in sorted(self._placement.lost.items()) for home in homes]
+
+    def is_lost(self, uid: int, first: int, last: int) -> bool:
+        """Whether any of these entries is in `lost`."""
+        return any(home.first <= last and home.last >= first for home in self._placement.lost.get(uid, ()))
+
+    def found(self, uid: int, first: int, last: int) -> None:
+        """What lives of these entries was stored anew: they are not in `lost`."""
         with self._lock:
-            return list(self._placement.lost)
+            self._placement.found(uid, first, last)
 
     # Reading
 
@@ -194,7 +194,7 @@ class PayloadStore:
         with self._lock:
             if os.path.isdir(self.shelf.path(number)):
                 self.shelf.fail(number, failure)
-            self._placement.lost += [(uid, home.first, home.last) for uid, home in self._placement.leave(number)]
+            self._placement.lose(self._placement.leave(number))
             self._placement.copies.drop(number)
 
     def pin(self, generation: int) -> None:

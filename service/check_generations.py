@@ -18,6 +18,7 @@ from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
 from logyard.payloads.ledger import Columns, Ledger, Marks
 from logyard.payloads.measuring import Measured
+from logyard.payloads.placement import NOWHERE
 from logyard.payloads.shelf import Shelf
 from logyard.payloads.writing import GenerationConfig
 
@@ -51,6 +52,8 @@ class Generations:
         self._open: dict[int, Stopped] = {}
         self._ledgers: dict[tuple[int, int], dict[int, Ledger]] = {}
         self.homes: dict[int, list[Home]] = {}
+        # (first, last) of what went with a generation before the last start, by group.
+        self.lost: dict[int, list[tuple[int, int]]] = {}
         self.marks: dict[tuple[int, int, int], Marks] = {}
         present = (directory / PAYLOADS).is_dir()
         self.numbers = self._shelf.numbers() if present else []
@@ -71,7 +74,8 @@ class Generations:
             before = len(report.findings)
             with report.guarded("payload_homes", path="meta", group=facts.name(int.from_bytes(key[-8:], "big"))):
                 uid, homes, marks = checkpoints.decode(key, value)
-                self.homes[uid] = homes
+                self.homes[uid] = [home for home in homes if home.generation != NOWHERE]
+                self.lost[uid] = [(home.first, home.last) for home in homes if home.generation == NOWHERE]
                 for generation, run, found in marks:
                     self.marks[generation, run, uid] = found
             if len(report.findings) > before:

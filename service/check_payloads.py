@@ -12,6 +12,7 @@ from pathlib import Path
 
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Entry, Unit, unit_hash, units_of
+from logyard.engine.host.pieces import subtract, union
 from logyard.payloads.errors import GenerationFailed, PayloadCorrupt, PayloadError
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
@@ -37,6 +38,7 @@ def check_payloads(
         for _, entry, _, _ in in_order(group, segments):
             if entry is not None:
                 checking.entry(entry)
+        checking.lost()
         checking.holes()
         checking.counters()
     finally:
@@ -80,6 +82,12 @@ class _Group:
         """A live payload that is not where it should be."""
         if self.group.resolves:
             self._report.damage("payload", text, path=path, group=self.group.name)
+
+    def lost(self) -> None:
+        """What went with a generation before the last start, as far as its entries are not in the log any more."""
+        for first, last in subtract(self._generations.lost.get(self.uid, ()), union(self._covered)):
+            if self.group.live_at_end.live_within((first, 0), (last + 1, 0)):
+                self._missing(f"payloads of entries {first} to {last} were lost with their generation", "payloads")
 
     # Generations
 

@@ -15,7 +15,7 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.errors import Corrupt, Gone, JobPoisoned, LogyardError, NoSpace
+from logyard.engine.errors import Corrupt, Gone, LogyardError, NoSpace
 from logyard.engine.log.payload_source import FileSource
 from logyard.engine.ports import SourceEntry
 from logyard.engine.types import Buffer
@@ -29,7 +29,7 @@ from logyard.payloads.store import GenerationInfo, PayloadStore, StoreConfig
 from logyard.payloads.transfer import subtract
 
 from .writer_jobs import FILE, REWRITE, ROWS, Pacer, migrate_file, pack_rows, source_row, unpack_report
-from .writer_process import WriterProcess
+from .writer_process import WriterAway, WriterProcess
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class StoreAdapter:
         self._disk = disk
         self._writer = writer
         self._job = trio.Lock()
-        # Generations whose rewriting killed the writer process: left as they are until the next start.
+        # Generations whose rewriting failed or killed the writer process: left as they are until the next start.
         self._poisoned: set[int] = set()
 
     def open(self) -> Sequence[int]:
@@ -85,16 +85,11 @@ class StoreAdapter:
 
     def lost(self, uid: int, first: int, last: int) -> bool:
         """Whether a failed generation took payloads of these entries that have no other home since."""
-        for owner, low, high in self._store.lost():
-            at, end = max(low, first), min(high, last)
-            if owner != uid or at > end:
-                continue
-            for home in self._store.homes(uid):
-                if home.first <= at <= home.last:
-                    at = home.last + 1
-            if at <= end:
-                return True
-        return False
+        return self._store.is_lost(uid, first, last)
+
+    def found(self, uid: int, first: int, last: int) -> None:
+        """What lives of these entries has a home again."""
+        self._store.found(uid, first, last)
 
     def home(self, uid: int, index: int) -> Home | None:
         """Where an entry's payload is."""
@@ -141,9 +136,11 @@ class StoreAdapter:
 
             await self._finish(there())
 
-    async def migrate(self, source: FileSource, bytes_s: int) -> None:
+    async def migrate(self, build: Callable[[], FileSource], bytes_s: int) -> None:
         """Copy what lives in a sealed WAL file to the current generation and make it its home."""
         async with self._job:
+            # In one step: what dies from here on is remembered for the copy.
+            source = build()
             job = self._store.migrate_job(source.ranges)
             if self._writer is None:
                 step = Pacer(bytes_s, _pause)
@@ -154,27 +151,34 @@ class StoreAdapter:
             await self._finish(self._there(what, lambda: [FILE, bytes_s, list(job), source.pack()]))
 
     async def rewrite_sparse(self, live_ratio: float, bytes_s: int) -> int:
-        """Rewrite what lives too little."""
+        """Rewrite what lives too little. What can't be rewritten holds up none of the others; raises its error then."""
         done = 0
+        trouble: LogyardError | None = None
         async with self._job:
             for number in choose_rewrite(self._store.generations(), live_ratio):
                 if number in self._poisoned:
                     continue
                 job = self._store.rewrite_job(number)
-                if self._writer is None:
-                    run = partial(self._store.run, job, step=Pacer(bytes_s, _pause))
-                    await self._finish(trio.to_thread.run_sync(run))
+                try:
+                    if self._writer is None:
+                        run = partial(self._store.run, job, step=Pacer(bytes_s, _pause))
+                        await self._finish(trio.to_thread.run_sync(run))
+                    else:
+                        await self._finish(self._rewrite_there(number, bytes_s, job))
+                except (NoSpace, WriterAway):
+                    raise
+                except LogyardError as error:
+                    # Damaged or deadly: each try would fill the current generation with half a copy.
+                    self._poisoned.add(number)
+                    trouble = trouble or error
                 else:
-                    await self._rewrite_there(number, bytes_s, job)
-                done += 1
+                    done += 1
+        if trouble is not None:
+            raise trouble
         return done
 
-    async def _rewrite_there(self, number: int, bytes_s: int, job: RewriteJob) -> None:
-        try:
-            await self._finish(self._there(f"rewriting of generation {number}", lambda: [REWRITE, bytes_s, list(job)]))
-        except JobPoisoned:
-            self._poisoned.add(number)
-            raise
+    async def _rewrite_there(self, number: int, bytes_s: int, job: RewriteJob) -> MigrateReport:
+        return await self._there(f"rewriting of generation {number}", lambda: [REWRITE, bytes_s, list(job)])
 
     async def _finish(self, run: Awaitable[MigrateReport]) -> None:
         """Wait for the running job, and adopt what it did. When this raises, nothing works on it any more."""

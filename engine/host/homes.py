@@ -9,17 +9,22 @@ segment. A home that is given up waits for its last pin. All calls on the loop.
 
 from __future__ import annotations
 
+import logging
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..entry import Entry, records_in, units_of
+from ..errors import LogyardError
 from ..machine import Position
 from ..ports import HomePort, LivenessPort
 from .member import Member
 
 if TYPE_CHECKING:
     from .system import System
+
+log = logging.getLogger(__name__)
 
 Home = tuple[str, int]
 SCAN_BYTES = 1 << 30
@@ -169,10 +174,45 @@ class Homes:
             file.reduce(uid, min(share.live, size))
         # Also before anything of the group was migrated: what is being copied just now has no home yet, and must be
         # dead in its copy.
+        self._mark(member, first, end)
+
+    def _mark(self, member: Member, first: Position, end: Position) -> None:
+        """Dead in every copy: whole entries, and of those at the ends the units of which nothing lives."""
+        low, high = first.index + (first.ordinal > 0), end.index - 1
         if low <= high:
-            self.system.store.mark_dead(uid, (low, 0), (high + 1, 0))
-        for index in dict.fromkeys(ends):
+            self.system.store.mark_dead(member.uid, (low, 0), (high + 1, 0))
+        for index in {at.index for at in (first, end) if at.ordinal}:
             self._part(member, index)
+
+    def hidden_by(self, member: Member, before: Sequence[HomePort], dense: bool) -> Callable[[int, int], bool]:
+        """Whether a new home over a gap (first, last) would hide what is stored elsewhere: has a home already, or lives
+        in this member's own log. `dense`: it always would."""
+        end = member.raft.log.last_index
+
+        def hides(first: int, last: int) -> bool:
+            at = bisect_right(before, last, key=_first) - 1
+            if dense or (at >= 0 and before[at].last >= first):
+                return True
+            return first <= end and bool(member.liveness.live_within((first, 0), (min(last, end) + 1, 0)))
+
+        return hides
+
+    def look_for_lost(self, member: Member) -> None:
+        """After a start: what is dead is not lost."""
+        last = member.raft.log.last_index
+        if not member.damaged and self.system.store.lost(member.uid, 1, last):
+            self.settle(member, 1, last)
+
+    def settle(self, member: Member, first: int, last: int) -> None:
+        """Entries first..last were copied by a job that was built after their source: what died in between is dead in
+        the copy, too."""
+        at, stop = Position(first, 0), Position(last + 1, 0)
+        for lives in member.liveness.live_within(at, stop):
+            if at < lives.first:
+                self._mark(member, at, lives.first)
+            at = lives.end
+        if at < stop:
+            self._mark(member, at, stop)
 
     def replaced(self, member: Member, old: LivenessPort, upto: int) -> None:
         """A snapshot's live set took the place of `old`: book what died by it up to and with an index."""
@@ -218,7 +258,15 @@ class Homes:
 
     def _part(self, member: Member, index: int) -> None:
         """Some records of an entry died: units whose records are all dead die with them."""
-        found = next(self.system.reader.payload_entries(member, index, index), None)
+        if not member.liveness.live_within((index, 0), (index + 1, 0)):
+            self.system.store.mark_dead(member.uid, (index, 0), (index + 1, 0))
+            return
+        try:
+            found = next(self.system.reader.payload_entries(member, index, index), None)
+        except LogyardError as error:
+            # A copy that is damaged: its unit dies with the whole entry.
+            log.warning("group %s: entry %d, of which a part died: %s", member.spec.name, index, error)
+            return
         if found is None or found.index != index:
             return
         units = units_of(found.data)
@@ -291,3 +339,7 @@ class Homes:
             if not member.is_dead(entry):
                 size += entry.body_bytes
         return size
+
+
+def _first(home: HomePort) -> int:
+    return home.first

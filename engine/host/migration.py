@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import Corrupt, JobPoisoned, NoSpace
+from ..errors import Corrupt, JobPoisoned, LogyardError, NoSpace
 from ..log.payload_source import FileSource, LiveGroup
 from .homes import SealedFile
 from .pace import Pace
@@ -51,15 +52,16 @@ class Migration:
         self.debt = 0
 
     def victims(self) -> list[SealedFile]:
-        """Sealed files to migrate now, by this node's limits. A file that failed waits for a start or for `compact`."""
+        """Sealed files to migrate now, by this node's limits. One that failed waits until nothing in it lives, for
+        a repair, a start, or `compact`."""
         config = self.system.config
-        files = [file for file in self.system.storage.files.values() if not file.failed]
+        files = [file for file in self.system.storage.files.values() if not (file.failed and file.live)]
         found = choose_victims(
             files, time.monotonic(), config.migrate_budget_bytes, config.migrate_age_s, config.migrate_dead_ratio
         )
         space = self.system.space
         # Dropping whole files is always possible; what is copied needs room.
-        return [file for file in found if self._committed(file) and (not file.live or space.may_copy(file.live))]
+        return [file for file in found if self._may_go(file) and (not file.live or space.may_copy(file.live))]
 
     def book(self) -> None:
         """Add up the debt: what is above the budget, as far as it can move."""
@@ -67,8 +69,11 @@ class Migration:
         held = sum(file.length for file in self.system.storage.files.values() if not file.failed)
         self.debt = max(0, min(held - self.system.config.migrate_budget_bytes, movable))
 
-    def _committed(self, file: SealedFile) -> bool:
-        """Whether all in a file is committed. A generation never holds what another leader may overwrite."""
+    def _may_go(self, file: SealedFile) -> bool:
+        """Whether the books have its segment (a commit may have failed after the switch), and all in it is committed: a
+        generation never holds what another leader may overwrite."""
+        if self.system.storage.is_open_file(file.file):
+            return False
         members = self.system.members
         shares = [(members.get(uid), share) for uid, share in file.shares.items()]
         return all(member is None or member.damaged or member.raft.commit >= share.last for member, share in shares)
@@ -84,7 +89,8 @@ class Migration:
                 while file.shares:
                     # In portions: what the loop does for each group is done for some, and then others get their turn.
                     some = sorted(file.shares)[:GROUPS_PER_JOB]
-                    await system.store.migrate(self._source(file, some), self._limit() if paced else 0)
+                    source = partial(self._source, file, some)
+                    await system.store.migrate(source, self._limit() if paced else 0)
                     for uid in some:
                         file.remove(uid)
             except (Corrupt, JobPoisoned):
@@ -137,16 +143,17 @@ class Migration:
 
     async def collect(self, live_ratio: float, paced: bool = True) -> None:
         """Rewrite generations below a live ratio, unlink those with nothing live. These go also where there is no room
-        for a copy of those; raises `NoSpace` then."""
+        for a copy of those, and where one of those is damaged; raises `NoSpace`, `Corrupt`, `JobPoisoned` then."""
         system = self.system
-        trouble: NoSpace | None = None
+        trouble: LogyardError | None = None
         rewritten = 0
         try:
             if live_ratio and system.space.may_copy(0):
                 rewritten = await system.store.rewrite_sparse(live_ratio, self._limit() if paced else 0)
-        except NoSpace as error:
+        except LogyardError as error:
             trouble = error
-            system.space.copy_at = time.monotonic() + COPY_RETRY_S
+            if isinstance(error, NoSpace):
+                system.space.copy_at = time.monotonic() + COPY_RETRY_S
         # Those that die from here on are not covered by the floors stored here (law 4): they go another time.
         dead = system.store.dead_generations()
         if rewritten or dead:
@@ -158,31 +165,31 @@ class Migration:
 
     async def compact(self) -> dict[str, Any]:
         """Everything at once: every live payload into generations, sparse generations rewritten, dead space given
-        back. On a full disk what can be dropped goes first; raises `NoSpace` at the end for what could not be copied.
-        """
+        back. On a full disk what can be dropped goes first. Raises at the end for what could not be copied (`NoSpace`)
+        or is damaged (`Corrupt`): that holds up nothing else."""
         system = self.system
         storage = system.storage
-        trouble: NoSpace | None = None
+        trouble: LogyardError | None = None
         system.space.copy_at = 0.0
         try:
             await self._roll()
         except NoSpace as error:
             trouble = error
         files = sorted(
-            (file for file in storage.files.values() if self._committed(file)),
+            (file for file in storage.files.values() if self._may_go(file)),
             key=lambda file: (file.live > 0, file.file),
         )
         for file in files:
             try:
                 await self.migrate(file, paced=False)
-            except NoSpace as error:
+            except LogyardError as error:
                 trouble = error
         try:
             if trouble is None:
                 await trio.to_thread.run_sync(system.store.seal_current)
             # Asked for by hand, so every dead byte is worth the copying.
             await self.collect(1.0, paced=False)
-        except NoSpace as error:
+        except LogyardError as error:
             trouble = error
         storage.look()
         if trouble is not None:
@@ -205,6 +212,6 @@ class Migration:
             await storage.roll()
         except NoSpace:
             await storage.seal_all()
-            for file in [file for file in storage.files.values() if not file.live and self._committed(file)]:
+            for file in [file for file in storage.files.values() if not file.live and self._may_go(file)]:
                 await self.migrate(file)
             await storage.roll()

@@ -14,7 +14,7 @@ import xxhash
 from ..entry import parse_entry, unit_hash, units_of
 from ..errors import Corrupt
 from ..machine import PayloadRange
-from ..ports import HomePort, LivenessPort, SourceEntry
+from ..ports import LivenessPort, SourceEntry
 from ..types import Buffer
 
 Range = tuple[int, int]
@@ -72,17 +72,13 @@ def union(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
-def runs_of(indexes: Sequence[int], homes: Sequence[HomePort], dense: bool) -> list[Range]:
-    """Rising indexes as runs that a home may cover: broken where they are not dense, or, unless `dense`, where
-    something between two of them is at home elsewhere."""
+def runs_of(indexes: Iterable[int], hides: Callable[[int, int], bool]) -> list[Range]:
+    """Rising indexes as runs, each to be covered by one home: broken where a home over the gap (first, last) `hides`
+    what is at home elsewhere."""
     found: list[Range] = []
-    at = 0
     for index in indexes:
         low, high = (found[-1][1] + 1, index - 1) if found else (1, 0)
-        while at < len(homes) and homes[at].last < low:
-            at += 1
-        apart = low <= high and (dense or (at < len(homes) and homes[at].first <= high))
-        if found and not apart:
+        if found and (low > high or not hides(low, high)):
             found[-1] = (found[-1][0], index)
         else:
             found.append((index, index))

@@ -221,8 +221,23 @@ class Receiving:
                 self.resumed += 1
             self.system.chunks.dropped(uid, set(before.chunks) - set(names))
         self.intents[uid] = intent
-        await self.system.storage.books.commit(lambda: [intent.put(uid)], store=True)
+        await self._store(uid, intent)
         return intent
+
+    async def _store(self, uid: int, intent: Intent) -> None:
+        """Its row, and those of the payloads that it speaks of. Raises `LogyardError` when the replica it is for went:
+        another one that has its uid must not rely on it."""
+        await self.system.storage.books.commit(
+            lambda: [intent.put(uid)] if self.intents.get(uid) is intent else [], store=True
+        )
+        if self.intents.get(uid) is not intent:
+            raise LogyardError(f"group {uid:016x} does not run on this node any more")
+
+    def forget(self, uid: int) -> None:
+        """A replica goes, and what came for it."""
+        intent = self.intents.pop(uid, None)
+        if intent is not None:
+            self.system.chunks.dropped(uid, intent.chunks)
 
     async def _ask(
         self, member: Member, offer: Offer, sources: Sources, ranges: list[Range], names: list[bytes]
@@ -299,7 +314,7 @@ class Receiving:
             if at < len(rest) and rest[at][0] <= through:
                 rest[at] = (through + 1, rest[at][1])
             if kept or release:
-                await self.system.storage.books.commit(lambda: [intent.put(uid)], store=True)
+                await self._store(uid, intent)
             self._progress(uid, offer)
 
     def _install(self, member: Member, snapshot: Snapshot, size: int, have: int) -> None:

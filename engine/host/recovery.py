@@ -336,6 +336,8 @@ def _adopt_files(system: System, flushed: int) -> None:
                     file.add(uid, share, total)
         storage.files[number] = file
     storage.segments.users = users
+    for member in system.members.values():
+        storage.homes.look_for_lost(member)
     for number in sorted(present):
         if number <= flushed and number not in homes:
             storage.wal.recycle(number)

@@ -9,7 +9,7 @@ typed error it would have got. Called by `reader` for single units, and by the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,7 +19,7 @@ from ..errors import Corrupt, Gone, LogyardError
 from ..ports import SourceEntry
 from ..types import Buffer
 from .member import Member
-from .pieces import Piece
+from .pieces import live_digest
 from .pulling import Sources, others
 from .reader import Located, Wanted
 
@@ -52,7 +52,7 @@ class Repair:
                 return await self._again(member, want)
             except LogyardError:
                 pass
-            row = await self._fetch(member, located.index, located.data, error)
+            row = await self._fetch(member, located, unit.number, error)
         data = row.read(unit.offset, unit.length)
         return memoryview(data)[start:stop]
 
@@ -68,14 +68,15 @@ class Repair:
         units = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(located.data)]
         return member.resolves and number in member.liveness.live_units(located.index, units)
 
-    async def _fetch(self, member: Member, index: int, data: bytes, error: LogyardError) -> SourceEntry:
-        sources = self._sources(member)
+    async def _fetch(self, member: Member, located: Located, number: int, error: LogyardError) -> SourceEntry:
+        """The entry from a peer by which this unit of it lives: one that has applied more may have it no more."""
+        sources, index = self._sources(member), located.index
         while node := sources.next():
             try:
                 piece = await self.system.pulls.ask(node, member.uid, 0, [(index, index)])
-                row = next((row for row in piece.rows if row.index == index and row.data == data), None)
-                if row is None:
-                    raise Corrupt(f"an answer of node {node}", 0, f"entry {index}", "another")
+                row = next((row for row in piece.rows if row.index == index and row.data == located.data), None)
+                if row is None or number not in (row.live or ()):
+                    raise Corrupt(f"an answer of node {node}", 0, f"unit {number} of entry {index}", "others")
             except LogyardError as failed:
                 log.warning("group %s: entry %d from node %d: %s", member.spec.name, index, node, failed)
                 sources.fail(node)
@@ -105,35 +106,43 @@ class Repair:
                     log.warning("group %s: entries from %d from node %d: %s", member.spec.name, first, node, failed)
                     sources.fail(node)
                     continue
-                found = self._alive(member, piece)
-                if found:
-                    came += len(found)
-                    await self._write_back(member, found)
+                came += len(piece.rows)
+                stored = await self._write_back(member, piece.rows)
+                # Entries without payload leave no trace: that the rest of a lost stretch is of those can only be said
+                # by who has all that lives of it.
+                there = [(first, min(last, piece.through))]
+                if stored == len(piece.rows) and piece.live == live_digest(member.liveness, there):
+                    self.system.store.found(member.uid, *there[0])
                 first = piece.through + 1
         self.failed += first <= last
         return came
 
-    def _alive(self, member: Member, piece: Piece) -> list[SourceEntry]:
-        """What of a piece lives here, and is of the very entry that the log has, as far as that is known."""
+    def _whole(self, member: Member, rows: Iterable[SourceEntry]) -> list[SourceEntry]:
+        """Those that bring all that lives here of the very entry that the log has, as far as that is known: what a home
+        in a generation lacks is not looked for elsewhere."""
         found = []
-        for row in piece.rows:
+        for row in rows:
             units = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(row.data)]
-            live = member.liveness.live_units(row.index, units) & (row.live or set())
-            if live and member.raft.log.term(row.index) in (None, row.term):
+            live = member.liveness.live_units(row.index, units)
+            if live and live <= (row.live or set()) and member.raft.log.term(row.index) in (None, row.term):
                 found.append(row._replace(live=live))
         return found
 
-    async def _write_back(self, member: Member, found: Sequence[SourceEntry]) -> None:
-        """A home in the current generation. What can't be stored is served all the same."""
-        self.fetched += len(found)
-        if found[-1].index > member.raft.commit or member.raft.stopped:
-            return
+    async def _write_back(self, member: Member, rows: Sequence[SourceEntry]) -> int:
+        """A home in the current generation; how many got one. What can't be stored is served all the same."""
+        found = self._whole(member, rows)
+        self.fetched += len(rows)
+        if not found or found[-1].index > member.raft.commit or member.raft.stopped:
+            return 0
         storage = self.system.storage
         try:
             await storage.store_payloads(member, found, dense=True)
             await storage.books.commit(tuple, store=True)
+            mended = {run.segment for run in member.segments}
             for file in storage.files.values():
                 # Its damaged entries have another home now: it may be emptied after all.
-                file.failed = file.failed and member.uid not in file.shares
+                file.failed = file.failed and file.file not in mended
         except LogyardError as error:
             log.warning("group %s: what was repaired is not written back: %s", member.spec.name, error)
+            return 0
+        return len(found)

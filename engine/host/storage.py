@@ -371,17 +371,22 @@ class Storage:
         self.compact_log(member)
 
     async def store_payloads(self, member: Member, entries: Sequence[SourceEntry], dense: bool = False) -> None:
-        """Payloads that came from a peer, rising, durable in a generation; their home from now on. `dense`: nothing
-        between them changes its home, else nothing that has one in a generation."""
+        """Payloads that came from a peer, rising, durable in a generation; their home from now on. Between them nothing
+        that has a home in a generation, or lives in this log, changes it; with `dense` nothing at all. Raises
+        `NoSpace`, and `LogyardError` for a replica that went."""
         async with self._janitor_lock:
+            if self.system.members.get(member.uid) is not member:
+                raise LogyardError(f"group {member.uid:016x} does not run on this node any more")
             before = list(self.system.store.homes(member.uid))
-            runs = runs_of([one.index for one in entries], before, dense)
+            hides = self.homes.hidden_by(member, before, dense)
+            runs = runs_of([one.index for one in entries], hides)
             await self.system.store.write(
                 [(member.uid, first, last) for first, last in runs],
                 lambda _, low, high: [one for one in entries if low <= one.index <= high],
             )
             for first, last in runs:
                 self.homes.rehomed(member, first, last, before)
+                self.homes.settle(member, first, last)
 
     async def move(
         self,
@@ -391,10 +396,14 @@ class Storage:
     ) -> None:
         """Payloads of several groups from WAL files to a generation: (uid, first, last) of each, one a member."""
         async with self._janitor_lock:
+            here = [self.system.members.get(member.uid) is member for member in members]
+            members = [member for member, is_here in zip(members, here, strict=True) if is_here]
+            ranges = [one for one, is_here in zip(ranges, here, strict=True) if is_here]
             before = {member: list(self.system.store.homes(member.uid)) for member in members}
             await self.system.store.write(ranges, read)
             for member, (_, first, last) in zip(members, ranges, strict=True):
                 self.homes.rehomed(member, first, last, before[member])
+                self.homes.settle(member, first, last)
 
     async def store_installed(self, member: Member, snapshot: Snapshot, encoded: Encoded) -> None:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
@@ -422,6 +431,7 @@ class Storage:
         """Replicas go: `build` gives the rows that say so, their payloads are dead."""
         for member in members:
             self._hard_states.discard(member)
+            self.system.receiving.forget(member.uid)
             self.system.store.delete_group(member.uid)
             self.wal.forget(member.uid)
             for run in member.segments:

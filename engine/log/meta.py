@@ -22,7 +22,7 @@ import msgpack
 from xxhash import xxh3_64_intdigest
 
 from ..disk import Disk, is_full
-from ..errors import Corrupt, NoSpace, WrongIdentity
+from ..errors import Corrupt, LogyardError, NoSpace, WrongIdentity
 from .meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
 
 __all__ = ["FileRow", "GroupRow", "Identity", "MetaStore", "SnapshotRow", "StateRow"]
@@ -293,6 +293,8 @@ class MetaStore:
         The last one of a key wins. After `NoSpace` the rows may or may not have been taken, as `get` says; do it again.
         """
         with self._lock:
+            if not self._environments:
+                raise LogyardError("the meta store is closed")
             number = self._commit + 1
             changes: dict[bytes, bytes | None] = {
                 key: None if value is None else _seal(key, value, number) for key, value in puts

@@ -141,7 +141,13 @@ def read_manifest(data: bytes, uid: int) -> Manifest:
     manifest = data[HEAD.size :]
     if len(manifest) != length or xxhash.xxh3_64_intdigest(manifest, uid) != check:
         raise Corrupt(where, HEAD.size, f"checksum {check:016x}", "another")
-    found_uid, index, term, configuration, machine, release, stamp, rows, live = msgpack.unpackb(manifest)
+    try:
+        found_uid, index, term, configuration, machine, release, stamp, rows, live = msgpack.unpackb(manifest)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Corrupt(where, HEAD.size, "a manifest", f"{type(error).__name__}: {error}") from error
+    numbers = (found_uid, index, term, machine, release, stamp)
+    if not all(type(one) is int and one >= 0 for one in numbers) or not type(configuration) is type(live) is bytes:
+        raise Corrupt(where, HEAD.size, "numbers, a configuration and a live set", numbers)
     if found_uid != uid:
         raise Corrupt(where, HEAD.size, f"uid {uid:016x}", f"{found_uid:016x}")
     sections = tuple(_section(row, where) for row in rows)

@@ -9,17 +9,29 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import msgpack
+from pyroaring import BitMap
+
 from logyard.engine.disk import Disk
 from logyard.engine.entry import CONFIGURATION, Entry, build_commands, build_plain, encode_frame
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.segment import write_segment
 from logyard.engine.log.wal import Wal, WalConfig, WalItem
 from logyard.engine.log.wal_files import wal_name
+from logyard.engine.host.receiving import Intent
 from logyard.engine.log.wal_replay import ReplayResult
+from logyard.engine.raft.membership import Configuration
+from logyard.engine.snapshot.format import Snapshot, split
+from logyard.payloads import checkpoints
+from logyard.payloads.homes import Home
+from logyard.payloads.ledger import Marks
+from logyard.payloads.liveness import Liveness
 
 HERE = Path(__file__).parent
 WAL = HERE / "wal-1.bin"
 SEGMENT = HERE / "segment-1.bin"
+ROWS = HERE / "rows-1.bin"
+"""Contents of meta rows: snapshots of format 1 and 2, an intent, a group's homes."""
 SALT = 0x0123456789ABCDEF
 ORDERS, MAIL = 0x1111111111111111, 0x2222222222222222
 
@@ -69,8 +81,31 @@ def segment_bytes() -> bytes:
         return path.read_bytes()
 
 
+def snapshot_bytes(inline_bytes: int) -> bytes:
+    """A snapshot's manifest: format 1 with its sections inline, format 2 with one of them beside it."""
+    liveness = Liveness(3, 1)
+    liveness.release((5, 0), (6, 0))
+    sections = {"state": b"small", "large": bytes(range(256)) * 8}
+    configuration = Configuration((1, 2, 3)).encode()
+    live = liveness.encode_live_set(9)
+    return split(Snapshot(ORDERS, 9, 2, configuration, 1, 7, 1_700_000_000_000, sections, live), inline_bytes).manifest
+
+
+def intent_row() -> bytes:
+    """A transfer that is half done."""
+    return Intent(50, 2, 60, [(1, 40), (43, 44)], [b"c" * 16]).put(ORDERS)[1] or b""
+
+
+def homes_row() -> bytes:
+    """A group's payloads: two homes in one copy, a dead slot, and a stretch that was lost."""
+    marks = Marks(1000, 2, BitMap([5]))
+    homes = [Home(1, 4, 1, 7), Home(5, 6, 0, 0), Home(9, 12, 1, 7)]
+    return checkpoints.encode(ORDERS, homes, [(1, 7, marks)])
+
+
 def main() -> None:
     """Write the golden files."""
+    ROWS.write_bytes(msgpack.packb([snapshot_bytes(1 << 62), snapshot_bytes(1000), intent_row(), homes_row()]))
     WAL.write_bytes(wal_bytes())
     SEGMENT.write_bytes(segment_bytes())
 

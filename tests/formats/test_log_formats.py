@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgpack
+import xxhash
+
 from logyard.engine.disk import Disk
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.log.wal_files import wal_name
+from logyard.engine.host.receiving import Intent
+from logyard.engine.snapshot.format import decode
+from logyard.payloads import checkpoints
+from logyard.payloads.liveness import decode_live_set
 from tests.engine.log.model import recover
 
-from .regenerate import HERE, MAIL, ORDERS, SEGMENT, WAL, entries, segment_bytes, wal_bytes
+from .regenerate import (
+    HERE, MAIL, ORDERS, ROWS, SEGMENT, WAL, entries, homes_row, intent_row, segment_bytes, snapshot_bytes, wal_bytes,
+)  # fmt: skip
 
 
 def test_the_wal_is_written_byte_for_byte() -> None:
@@ -60,3 +69,26 @@ def test_files_from_before_sessions_are_read(tmp_path: Path) -> None:
     found = [*reader.entries(ORDERS, 1, 2), *reader.entries(MAIL, 9, 9)]
     assert [entry.data for entry in found] == [without_flag(one.data) for one in made.values()]
     reader.close()
+
+
+def test_rows_are_written_byte_for_byte() -> None:
+    assert [snapshot_bytes(1 << 62), snapshot_bytes(1000), intent_row(), homes_row()] == msgpack.unpackb(ROWS.read_bytes())
+
+
+def test_old_rows_are_read() -> None:
+    inline, chunked, intent, homes = msgpack.unpackb(ROWS.read_bytes())
+    whole = bytes(range(256)) * 8
+    chunks = {xxhash.xxh3_128_digest(whole): whole}
+    assert (inline[4], chunked[4]) == (1, 2)
+    for data in (inline, chunked):
+        snapshot = decode(data, ORDERS, chunks.get)
+        assert (snapshot.index, snapshot.term, snapshot.release) == (9, 2, 7)
+        assert snapshot.sections == {"state": b"small", "large": whole}
+        live = decode_live_set(snapshot.live).ranges()
+        assert live == [((3, 1), (5, 0)), ((6, 0), (10, 0))]
+    found = Intent.unpack(intent)
+    assert (found.index, found.term, found.release, found.chunks) == (50, 2, 60, (b"c" * 16,))
+    assert found.covered == [(1, 40), (43, 44)]
+    uid, there, [(generation, run, marks)] = checkpoints.decode(checkpoints.key(ORDERS), homes)
+    assert (uid, generation, run, marks.live, marks.prefix, list(marks.dead or ())) == (ORDERS, 1, 7, 1000, 2, [5])
+    assert there == [(1, 4, 1, 7), (5, 6, 0, 0), (9, 12, 1, 7)]

@@ -25,7 +25,14 @@ async def filled(c: Cluster, count: int = 12) -> list[bytes]:
     await c.lead(1)
     bodies = await c.fill(1, count, SIZE)
     await c.applied()
+    await in_files(c)
     return bodies
+
+
+async def in_files(c: Cluster) -> None:
+    """Until everything is written everywhere: what is applied need not be, here."""
+    logs = [c.member(number).raft.log for number in c.nodes]
+    await until(lambda: all(log.stable == log.last_index for log in logs))
 
 
 def hurt_file(c: Cluster, number: int, bodies: list[bytes]) -> int:

@@ -1,0 +1,154 @@
+"""Attacks on the janitor's jobs: what happens between a job's parts, and to the next job when one failed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.engine.errors import Corrupt, LogyardError, NoSpace
+from logyard.engine.log.meta_rows import file_key
+
+from .cluster import KIB, Cluster, cluster, until
+from .test_histories import check_books
+from .test_repair import hurt_file, hurt_generations
+
+SIZE = 20 * KIB
+
+
+async def test_what_dies_while_a_migration_waits_for_its_turn_is_dead_in_the_copy(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 8, SIZE)
+        await c.roll(1)
+        system = c.system(1)
+        turn: trio.Lock = system.store._job  # type: ignore[attr-defined]
+        await turn.acquire()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(c.nodes[1].compact)
+            await until(lambda: turn.statistics().tasks_waiting)
+            await c.nodes[1].truncate("log", 3)
+            turn.release()
+        await check_books(c, 1, bodies[3:])
+
+
+async def test_what_dies_while_leftovers_wait_for_their_turn_is_dead_in_the_copy(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0, hibernate_move_bytes=1 << 20) as c:
+        bodies = await c.fill(1, 8, SIZE)
+        system, member = c.system(1), c.member(1)
+        from logyard.engine.host import leftovers
+
+        await system.storage._janitor_lock.acquire()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leftovers.move_out, system, [member], 1 << 20)
+            await until(lambda: system.storage._janitor_lock.statistics().tasks_waiting)
+            await c.nodes[1].truncate("log", 3)
+            system.storage._janitor_lock.release()
+        await check_books(c, 1, bodies[3:])
+
+
+def refuse_flushed(c: Cluster, number: int) -> dict[str, Any]:
+    """The commits that say a WAL file has a segment find no room, until told otherwise."""
+    meta = c.system(number).storage.books.meta
+    plain = meta.commit
+    state = {"failing": True, "refused": 0, "passed": 0}
+
+    def commit(puts: Any) -> None:
+        if state["failing"] and any(key == file_key("flushed", 0) for key, _ in puts):
+            state["refused"] += 1
+            raise NoSpace("no room for this row")
+        state["passed"] += 1
+        plain(puts)
+
+    # Its instances have slots; the books hold the only reference that commits go through.
+    c.system(number).storage.books.meta = _Instead(meta, commit)  # type: ignore[assignment]
+    return state
+
+
+class _Instead:
+    def __init__(self, meta: Any, commit: Any) -> None:
+        self._meta = meta
+        self.commit = commit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._meta, name)
+
+
+@pytest.mark.parametrize("dead", [True, False])
+async def test_a_file_without_a_segment_in_the_books_is_never_given_away(tmp_path: Path, dead: bool) -> None:
+    limits = {"migrate_dead_ratio": 0.5} if dead else {"migrate_budget_bytes": 0}
+    async with cluster(tmp_path, 1, payload_cache_bytes=0, **limits) as c:
+        bodies = await c.fill(1, 6, SIZE)
+        await c.nodes[1].truncate("log", 6 if dead else 3)
+        await c.append(1, [(b"only metadata", None)])
+        system = c.system(1)
+        storage = system.storage
+        state = refuse_flushed(c, 1)
+        file = system.wal.current
+        sealed = await system.durability.exclusive(system.wal.roll)
+        assert sealed is not None
+        storage._sealed.append(sealed)
+        for _ in range(2):
+            before = state["refused"]
+            storage.look()
+            await until(lambda before=before: state["refused"] >= before + 1)
+            async with storage._janitor_lock:
+                pass
+        assert file in dict(system.wal.files), "its metadata is nowhere else"
+        await c.restart(1)
+        await c.leader()
+        await c.applied()
+        assert c.log(1).end == 7
+        found = await c.read(1, c.log(1).start)
+        assert [body for _, body in found] == ([None] if dead else [*bodies[3:], None])
+        await until(lambda: storage is not c.system(1).storage)
+        c.system(1).storage.look()
+        await c.nodes[1].compact()
+        assert [body for _, body in await c.read(1, c.log(1).start)] == ([None] if dead else [*bodies[3:], None])
+
+
+async def test_a_damaged_row_holds_up_no_other_generation(tmp_path: Path) -> None:
+    """Rewriting what can't be read whole is not tried again and again, and dead generations go all the same."""
+    async with cluster(tmp_path, 1, payload_cache_bytes=0, rewrite_live_ratio=0.0) as c:
+        bodies = []
+        for _ in range(3):
+            bodies += await c.fill(1, 10, SIZE)
+            await c.nodes[1].compact()
+        await c.nodes[1].snapshot()
+        await c.crash(1)
+        # Of the first generation nothing will live, of the second a part.
+        assert hurt_generations(c, 1, bodies[15:16]) == 1
+        await c.start(1)
+        await c.leader()
+        await c.nodes[1].truncate("log", 13)
+        system = c.system(1)
+
+        async def collected() -> dict[int, int]:
+            async with system.storage._janitor_lock:
+                with suppress(LogyardError):
+                    await system.storage.migration.collect(1.0, paced=False)
+            return {one.id: one.total for one in system.store.generations()}
+
+        dead = [one.id for one in system.store.generations() if not one.live and one.sealed]
+        assert dead
+        written = await collected()
+        assert not written.keys() & set(dead), "what is dead goes"
+        assert await collected() == written, "and nothing is copied again each time"
+        assert [body for _, body in await c.read(1, 16)] == bodies[16:]
+
+
+async def test_a_damaged_file_holds_up_no_other_file(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        bodies = []
+        for _ in range(3):
+            bodies += await c.fill(1, 5, SIZE)
+            await c.roll(1)
+        storage = c.system(1).storage
+        first, *others = sorted(storage.files)
+        assert hurt_file(c, 1, bodies[2:3]) == 1
+        with pytest.raises(Corrupt):
+            await c.nodes[1].compact()
+        assert first in storage.files and not storage.files.keys() & set(others)
+        assert [body for _, body in await c.read(1, 3)] == bodies[3:]

@@ -1,0 +1,214 @@
+"""Attacks on transfers where they meet restarts, lost generations, replicas that go and come back, and the log."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from logyard.client.wire import encode_frame
+from logyard.engine.entry import units_of
+from logyard.engine.errors import LogyardError
+from logyard.engine.host.reader import Wanted
+from logyard.service.check import check_directory
+
+from .cluster import KIB, Cluster, cluster, until
+from .test_scattered import Scattered
+from .test_snapshots import compacted
+from .test_transfers import LIMITS, Wire, laggard, quiet, served
+
+SIZE = 20 * KIB
+
+
+def lose_generations(path: Path) -> None:
+    for generation in (path / "payloads").glob("gen-*"):
+        shutil.rmtree(generation)
+
+
+async def reopened(c: Cluster, number: int) -> None:
+    """A start that gets as far as its books, and a crash."""
+    system = c.build(number)
+    await system.open()
+    await system.storage.books.commit(tuple, store=True)
+    system.close()
+
+
+async def test_what_came_and_was_lost_again_is_not_believed_to_be_there(tmp_path: Path) -> None:
+    async with cluster(tmp_path, **LIMITS) as c:
+        bodies = await laggard(c)
+        await c.start(3)
+        wire = Wire(c, 3)
+        await wire.held(5)
+        await c.crash(3)
+        lose_generations(tmp_path / "node-3")
+        await reopened(c, 3)
+        await c.start(3)
+        await c.applied()
+        await served(c, 3, bodies)
+        assert not c.system(3).repair.fetched, "it came with the snapshot (invariant 5)"
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+async def test_a_lost_stretch_is_remembered_over_restarts_and_not_served(tmp_path: Path, restarts: int) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0, snapshot_stall_ms=500) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 10, SIZE)
+        await c.applied()
+        for number in (1, 2):
+            await c.nodes[number].snapshot()
+            await c.nodes[number].compact()
+        await c.crash(2)
+        lose_generations(tmp_path / "node-2")
+        for _ in range(restarts):
+            await reopened(c, 2)
+        await c.start(2)
+        await c.lead(1)
+        await c.applied()
+        system, member = c.system(2), c.member(2)
+        with pytest.raises(LogyardError) as caught:
+            system.serving._collect(member, [(1, 100)], 1 << 20)
+        assert "lost" in str(caught.value)
+        # What was fetched again, or released, is lost no more.
+        assert [body for _, body in await c.read(2)] == bodies
+        assert not system.store.lost(member.uid, 2, member.raft.applied)
+        system.serving._collect(member, [(3, 100)], 1 << 20)
+        await c.restart(2)
+        await c.applied()
+        c.system(2).serving._collect(c.member(2), [(3, 100)], 1 << 20)
+        await c.nodes[1].truncate("log", 10)
+        await c.applied()
+        await c.restart(2)
+        await c.applied()
+        assert not c.system(2).store.lost(c.member(2).uid, 1, 100)
+
+
+async def test_what_died_in_parts_is_lost_no_more(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        for _ in range(3):
+            await c.append(1, [(b"", b"x" * SIZE)] * 4)
+        await c.nodes[1].truncate("log", 2)
+        await c.applied()
+        await c.nodes[3].snapshot()
+        await c.nodes[3].compact()
+        await c.crash(3)
+        lose_generations(tmp_path / "node-3")
+        await c.start(3)
+        await c.lead(1)
+        await c.applied()
+        lost, uid = c.system(3).store.lost, c.member(3).uid
+        first = c.log(1).anchor(2)[1].index
+        assert lost(uid, first, first) and lost(uid, first + 2, first + 2)
+        await c.nodes[1].truncate("log", 7)
+        await c.applied()
+        assert not lost(uid, first, first) and lost(uid, first + 1, first + 1)
+        await c.nodes[1].truncate("log", 9)
+        await c.applied()
+        assert not lost(uid, first, first + 1) and lost(uid, first + 2, first + 2)
+        await c.nodes[3].snapshot()
+        await c.crash(3)
+        report = check_directory(tmp_path / "node-3")
+        assert {one["kind"] for one in report["findings"] if one["severity"] == "damage"} == {"payload"}
+
+
+async def test_a_deleted_group_has_lost_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.fill(1, 10, SIZE)
+        await c.nodes[1].snapshot()
+        await c.nodes[1].compact()
+        await c.crash(1)
+        lose_generations(tmp_path / "node-1")
+        await c.start(1)
+        await c.leader()
+        uid = c.member(1).uid
+        assert c.system(1).store.lost(uid, 1, 100)
+        await c.nodes[1].delete_group("log")
+        await until(lambda: not c.system(1).store.lost(uid, 1, 100))
+        await c.restart(1)
+        assert not c.system(1).store.lost(uid, 1, 100)
+
+
+async def payloads(c: Cluster, number: int) -> dict[int, bytes]:
+    """Every payload that lives on a node, by index."""
+    system, member = c.system(number), c.member(number)
+    found: dict[int, bytes] = {}
+    for one in system.reader.payload_entries(member, 1, member.raft.log.last_index):
+        units = units_of(one.data)
+        live = member.liveness.live_units(
+            one.index, [(unit.number, unit.first_ordinal, unit.records) for unit in units]
+        )
+        wanted = [Wanted(one, unit, 0, unit.length) for unit in units if unit.number in live]
+        if wanted:
+            parts = await system.reader.read(member, wanted, mend=False)
+            found[one.index] = b"".join(map(bytes, parts))
+    return found
+
+
+async def test_a_cut_transfer_takes_nothing_away_from_what_the_receiver_serves(tmp_path: Path) -> None:
+    """Between two survivors of the snapshot lie payloads that are dead for its sender and alive for its receiver."""
+    async with cluster(tmp_path, machines=lambda name, arguments: Scattered(), **LIMITS) as c:
+        await c.lead(1)
+
+        async def append(command: bytes = b"") -> int:
+            frame = encode_frame([(b"", os.urandom(5 * KIB))], command=command)
+            return int(await c.nodes[1].commit(c.member(1), frame))
+
+        indexes = [await append() for _ in range(8)]
+        await c.applied()
+        before = await payloads(c, 3)
+        assert indexes == sorted(before)
+        await c.crash(3)
+        await append(msgpack.packb([((indexes[2], 0), (indexes[6], 0))]))
+        for _ in range(40):
+            await append()
+        await c.applied(among=[1, 2])
+        for number in (1, 2):
+            await compacted(c, number)
+        await c.start(3)
+        wire = Wire(c, 3)
+        await wire.held(2)
+        member = c.member(3)
+        await until(lambda: c.system(3).store.home(member.uid, indexes[1]) is not None)
+        assert member.resolves and member.raft.applied < indexes[-1] + 2
+        assert await payloads(c, 3) == before
+        # Also when nothing comes of it, after a start.
+        c.partition(3)
+        await c.restart(3)
+        c.partition(3)
+        assert (await payloads(c, 3)).items() <= before.items()
+        await c.roll(3)
+        await c.restart(3)
+        c.partition(3)
+        member = c.member(3)
+        home, located = c.system(3).store.home, c.system(3).reader.payload_entries
+        assert [one.index for one in located(member, indexes[2], indexes[5])] == indexes[2:6]
+        c.network.heal()
+        await c.applied()
+        assert await payloads(c, 3) == await payloads(c, 1)
+        assert home(member.uid, indexes[3]) is None
+
+
+async def test_a_replica_that_went_and_came_back_does_not_go_on_with_the_old_ones_transfer(tmp_path: Path) -> None:
+    async with cluster(tmp_path, **LIMITS) as c:
+        bodies = await laggard(c)
+        await c.start(3)
+        wire = Wire(c, 3)
+        await wire.held(5)
+        uid = c.member(3).uid
+        assert c.system(3).receiving.intents[uid].covered
+        await c.nodes[1].change_members("log", "remove", 3)
+        await until(lambda: c.replica(3) is None)
+        await c.nodes[1].change_members("log", "add", 3)
+        wire.let_go()
+        await until(lambda: c.replica(3) is not None)
+        await c.applied()
+        await served(c, 3, bodies)
+        assert not c.system(3).repair.fetched, "it came with the snapshot (invariant 5)"
+        await until(lambda: quiet(c, 3))
+        await c.restart(3)
+        await c.applied()
+        await served(c, 3, bodies)
+        assert not c.system(3).receiving.intents
