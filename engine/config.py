@@ -80,10 +80,11 @@ class SystemConfig:
 
     # Entries and records.
     entry_bytes_max: int = _limit(
-        MIB,
+        MIB + 64 * KIB,
         4 * KIB,
         64 * MIB,
-        "Commands that wait for a group become one entry up to this size; a larger command is an entry of its own.",
+        "Commands that wait for a group become one entry up to this size, which two full frames of a client with their "
+        "tables fit; a larger command is an entry of its own.",
     )
     entry_records_max: int = _limit(16_384, 1, 1 << 20, "Records in one entry; bounds the time of one apply call.")
     record_bytes_max: int = _limit(
@@ -96,7 +97,11 @@ class SystemConfig:
     # What may be in flight: received and not yet answered.
     client_inflight_bytes: int = _limit(64 * MIB, 64 * KIB, 4 * GIB, "One connection; above it its socket is not read.")
     group_inflight_bytes: int = _limit(
-        16 * MIB, 64 * KIB, 4 * GIB, "One group, so that a busy log leaves room for the others."
+        48 * MIB,
+        64 * KIB,
+        4 * GIB,
+        "One group, so that a busy log leaves room for the others; the 64 full frames that a client's session may have "
+        "under way fit.",
     )
     node_inflight_bytes: int = _limit(
         256 * MIB, MIB, 64 * GIB, "All groups of this node; the bulk of its memory under load."
