@@ -189,7 +189,8 @@ class SystemConfig:
         0.5,
         0.0,
         1.0,
-        "A sealed file with more than this share of dead payload bytes is migrated: its survivors cost little.",
+        "A sealed file with more than this share of dead payload bytes is migrated when nothing of it has died for ten "
+        "seconds: its survivors cost little.",
     )
     migrate_bytes_s_min: int = _limit(
         128 * MIB,
