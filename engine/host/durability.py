@@ -166,7 +166,7 @@ class Durability:
         self.bytes += sum(len(entry.data) + entry.body_bytes for item in items[done:] for entry in item.entries)
         self.held = True
         self.sealed = False
-        if not self._sizes:
+        if len(self._sizes) <= 1:
             self._back = 0
             self._refusal = None
         self.no_space(str(error))
@@ -298,17 +298,14 @@ class Durability:
             except trio.RunFinishedError:
                 return
 
-    def _finished(
-        self, items: Sequence[WalItem], size: int, rolled: Rolled | None, error: LogyardError | None
-    ) -> None:
-        self._sizes.popleft()
+    def _finished(self, items: Sequence[WalItem], size: int, rolled: Rolled | None, error: LogyardError | None) -> None:
+        # Until all of its end is handled it counts as under way: what that brings belongs into one batch.
         self._finish(items, size, rolled, error)
+        self._sizes.popleft()
         self._freed()
 
     def _freed(self) -> None:
         if self._sizes:
-            # The thread went on with the next one already; at most this much later than when it did.
-            self._begun = time.monotonic()
             self.kick()
             return
         self._begun = 0.0
@@ -317,11 +314,8 @@ class Durability:
         else:
             self.kick()
 
-    def _finish(
-        self, items: Sequence[WalItem], size: int, rolled: Rolled | None, error: LogyardError | None
-    ) -> None:
-        if not self._sizes:
-            self._begun = 0.0
+    def _finish(self, items: Sequence[WalItem], size: int, rolled: Rolled | None, error: LogyardError | None) -> None:
+        self._begun = time.monotonic() if len(self._sizes) > 1 else 0.0
         self.writing_bytes -= size
         if isinstance(error, NoSpace):
             self._hold(items, error)
