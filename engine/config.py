@@ -100,8 +100,8 @@ class SystemConfig:
         48 * MIB,
         64 * KIB,
         4 * GIB,
-        "One group, so that a busy log leaves room for the others; the 64 full frames that a client's session may have "
-        "under way fit.",
+        "One group, so that a busy log leaves room for the others; less than a client keeps under way costs its refused "
+        "frames a second journey.",
     )
     node_inflight_bytes: int = _limit(
         256 * MIB, MIB, 64 * GIB, "All groups of this node; the bulk of its memory under load."
@@ -139,7 +139,11 @@ class SystemConfig:
         MIB, 4 * KIB, 64 * MIB, "Entries in one append message; a larger entry travels alone."
     )
     append_inflight_bytes: int = _limit(
-        8 * MIB, 64 * KIB, GIB, "Sent to one follower of one group and not answered; a few round trips of a fast link."
+        16 * MIB,
+        64 * KIB,
+        GIB,
+        "Sent to one follower of one group and not answered; a few round trips of a fast link, so that a follower keeps "
+        "up also when no commit waits for it.",
     )
     append_inflight_messages: int = _limit(64, 1, 4096, "The same window in messages, for small entries.")
     follower_inflight_bytes: int = _limit(
