@@ -100,8 +100,8 @@ class SystemConfig:
         48 * MIB,
         64 * KIB,
         4 * GIB,
-        "One group, so that a busy log leaves room for the others; less than a client keeps under way costs its refused "
-        "frames a second journey.",
+        "One group, so that a busy log leaves room for the others; less than a client keeps under way costs its "
+        "refused frames a second journey.",
     )
     node_inflight_bytes: int = _limit(
         256 * MIB, MIB, 64 * GIB, "All groups of this node; the bulk of its memory under load."
@@ -142,8 +142,8 @@ class SystemConfig:
         16 * MIB,
         64 * KIB,
         GIB,
-        "Sent to one follower of one group and not answered; a few round trips of a fast link, so that a follower keeps "
-        "up also when no commit waits for it.",
+        "Sent to one follower of one group and not answered; a few round trips of a fast link, so that a follower "
+        "keeps up also when no commit waits for it.",
     )
     append_inflight_messages: int = _limit(64, 1, 4096, "The same window in messages, for small entries.")
     follower_inflight_bytes: int = _limit(
