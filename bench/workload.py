@@ -27,14 +27,14 @@ class Workload:
         self.lane = lane
         self.rest = size - STAMP_BYTES
         pool_bytes = max(1 << 20, 2 * self.rest)
-        self.pool = random.Random(seed).randbytes(pool_bytes)
+        self.pool = memoryview(random.Random(seed).randbytes(pool_bytes))
         self.windows = pool_bytes - self.rest
 
     def body(self, number: int) -> bytes:
         """Body `number`: one join, no random draw."""
         at = number * POOL_STEP % self.windows
         stamp = STAMP.pack(self.seed << 16 & 0xFFFFFFFFFFFF0000 | self.lane, number)
-        return stamp + self.pool[at : at + self.rest]
+        return b"".join((stamp, self.pool[at : at + self.rest]))
 
     def number_of(self, body: bytes | memoryview) -> int | None:
         """The number stamped on a body of this workload; None if it is another's or too short."""

@@ -22,6 +22,10 @@ from .wire import LARGE, REPLIES, Buffer, ProtocolError
 APPEND_COMMAND = b"\x01"
 BATCH_BYTES = 512 << 10
 """A batch is closed at this size: two of them fill the entry that the leader makes."""
+FEW_RECORDS = 16
+FEW_BYTES = (1 << 20) + (32 << 10)
+"""A batch of fewer records than that grows on up to this size, an entry's: what a frame costs by itself is shared by
+more bytes."""
 BATCH_RECORDS = 4096
 MANY_RECORDS = 65536
 """Records of one atomic append: they travel as one frame."""
@@ -242,12 +246,13 @@ class Lane:
     def add(self, head: Buffer, body: Buffer | None, timeout: float, flags: int = 0) -> tuple[Batch, int]:
         """Put one record into the open batch; returns the batch and the record's number in it."""
         batch = self.open
+        size = 0 if body is None else len(body)
         if (
             batch is None
             or batch.flags != flags
-            or batch.size >= BATCH_BYTES
+            or (batch.size >= BATCH_BYTES and (len(batch.heads) >= FEW_RECORDS or batch.size + size > FEW_BYTES))
             or len(batch.heads) >= BATCH_RECORDS
-            or (body is not None and len(body) >= BATCH_BYTES)
+            or size >= BATCH_BYTES
         ):
             batch = self.open = self._begin(timeout, flags)
         number = len(batch.heads)

@@ -87,6 +87,8 @@ PUSH_BYTES_MAX = FRAME_BYTES_MAX + (1 << 20)
 DEDICATED = 64 << 10
 """A frame of this many bytes or more is received into memory of its own, without a copy."""
 RECEIVE_BYTES = 128 << 10
+BEGINNING = 4096
+"""What is received at first where a large frame is likely."""
 IOV_MAX = 1024
 
 HELLO_LIMITS = (0, HELLO_BYTES_MAX)
@@ -352,7 +354,7 @@ class Receiver:
     its own, allocated only when `buffer` is called: `wanted` says how much, so a caller may wait for its budget.
     """
 
-    __slots__ = ("limits", "_view", "_start", "_end", "_large", "_filled", "_head", "wanted")
+    __slots__ = ("limits", "_view", "_start", "_end", "_large", "_filled", "_head", "_begin", "wanted")
 
     def __init__(self, limits: Sequence[int], size: int = RECEIVE_BYTES) -> None:
         self.limits = limits
@@ -362,6 +364,8 @@ class Receiver:
         self._large: memoryview | None = None
         self._filled = 0
         self._head = (0, 0, 0)
+        # The last frame was large, and so may the next one be: only its beginning goes into the shared buffer.
+        self._begin = False
         self.wanted = 0
 
     @property
@@ -386,6 +390,9 @@ class Receiver:
             # A frame that shares the buffer must fit behind its start.
             self._view[:held] = self._view[self._start : self._end]
             self._start, self._end = 0, held
+        if self._begin:
+            self._begin = False
+            return self._view[self._end : self._end + BEGINNING]
         return self._view[self._end :]
 
     def received(self, count: int) -> list[Received]:
@@ -396,6 +403,7 @@ class Receiver:
                 return []
             found = [Received(*self._head, self._large)]
             self._large = None
+            self._begin = True
             return found
         self._end += count
         found = []

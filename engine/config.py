@@ -80,10 +80,11 @@ class SystemConfig:
 
     # Entries and records.
     entry_bytes_max: int = _limit(
-        MIB,
+        MIB + 64 * KIB,
         4 * KIB,
         64 * MIB,
-        "Commands that wait for a group become one entry up to this size; a larger command is an entry of its own.",
+        "Commands that wait for a group become one entry up to this size, which two full frames of a client with their "
+        "tables fit; a larger command is an entry of its own.",
     )
     entry_records_max: int = _limit(16_384, 1, 1 << 20, "Records in one entry; bounds the time of one apply call.")
     record_bytes_max: int = _limit(
@@ -96,7 +97,11 @@ class SystemConfig:
     # What may be in flight: received and not yet answered.
     client_inflight_bytes: int = _limit(64 * MIB, 64 * KIB, 4 * GIB, "One connection; above it its socket is not read.")
     group_inflight_bytes: int = _limit(
-        16 * MIB, 64 * KIB, 4 * GIB, "One group, so that a busy log leaves room for the others."
+        48 * MIB,
+        64 * KIB,
+        4 * GIB,
+        "One group, so that a busy log leaves room for the others; less than a client keeps under way costs its "
+        "refused frames a second journey.",
     )
     node_inflight_bytes: int = _limit(
         256 * MIB, MIB, 64 * GIB, "All groups of this node; the bulk of its memory under load."
@@ -134,7 +139,11 @@ class SystemConfig:
         MIB, 4 * KIB, 64 * MIB, "Entries in one append message; a larger entry travels alone."
     )
     append_inflight_bytes: int = _limit(
-        8 * MIB, 64 * KIB, GIB, "Sent to one follower of one group and not answered; a few round trips of a fast link."
+        16 * MIB,
+        64 * KIB,
+        GIB,
+        "Sent to one follower of one group and not answered; a few round trips of a fast link, so that a follower "
+        "keeps up also when no commit waits for it.",
     )
     append_inflight_messages: int = _limit(64, 1, 4096, "The same window in messages, for small entries.")
     follower_inflight_bytes: int = _limit(
@@ -184,7 +193,8 @@ class SystemConfig:
         0.5,
         0.0,
         1.0,
-        "A sealed file with more than this share of dead payload bytes is migrated: its survivors cost little.",
+        "A sealed file with more than this share of dead payload bytes is migrated when nothing of it has died for ten "
+        "seconds: its survivors cost little.",
     )
     segments_max: int = _limit(
         64,

@@ -25,7 +25,6 @@ from .ledger import Columns
 from .measuring import Measured, Measuring, check_file
 from .writing import GenerationConfig, JobState, Statistics, Step, WriteReport, Writing, quiet
 
-FORMAT = 1
 LOCK_BYTES = 64 * 1024
 """More than LMDB uses for 64 readers."""
 _HEADER = struct.Struct("<IIQQQ")
@@ -38,13 +37,17 @@ class Generation:
     """Directory `gen-<number>`. The constructor does no I/O; one of `create`, `open_writer`, `open_reader` makes it
     usable."""
 
-    __slots__ = ("path", "number", "config", "writable", "_env", "_journal", "_slot", "_lock", "_inside", "_closing")
+    __slots__ = (
+        "path", "number", "config", "writable", "form", "_env", "_journal", "_slot", "_lock", "_inside", "_closing",
+    )  # fmt: skip
 
     def __init__(self, path: str, number: int, config: GenerationConfig, journal: Journal | None = None) -> None:
         self.path = path
         self.number = number
         self.config = config
         self.writable = False
+        # Of an existing one: what its header says.
+        self.form = layout.FORMAT
         self._env: lmdb.Environment | None = None
         self._journal = journal
         self._slot = -1
@@ -67,7 +70,7 @@ class Generation:
                 os.unlink(os.path.join(self.path, name))
         self._open(writable=True, lock=True)
         key = layout.own_key(layout.HEADER)
-        body = _HEADER.pack(FORMAT, 0, self.number, self.config.map_bytes, base_run)
+        body = _HEADER.pack(self.form, 0, self.number, self.config.map_bytes, base_run)
         with self._writing() as txn:
             txn.put(key, layout.wrap(key, body))
             Statistics(0, 0, 0, base_run, 0).put(txn)
@@ -128,8 +131,10 @@ class Generation:
             if body is None:
                 raise GenerationUnfinished(self.path, "it has no header: its creation did not finish")
             version, _, number, _, _ = _HEADER.unpack(body)
-            if version != FORMAT:
-                raise FormatNewer(self.path, f"format {version}; this version reads {FORMAT}: use a newer logyard")
+            if not 1 <= version <= layout.FORMAT:
+                text = f"format {version}; this version reads 1 to {layout.FORMAT}: use a newer logyard"
+                raise FormatNewer(self.path, text)
+            self.form = version
             if number != self.number:
                 raise GenerationFailed(self.path, f"it says it is generation {number}")
         except (GenerationFailed, PayloadCorrupt):
@@ -258,7 +263,7 @@ class Generation:
         try:
             assert self.writable and not self.sealed, "not open for writing"
             writing = Writing(
-                self.path, env, self.config, self.statistics(), self.job_state(job), run, job, previous, step
+                self.path, env, self.config, self.statistics(), self.job_state(job), run, job, previous, step, self.form
             )
             return writing.write(rows)
         except lmdb.Error as error:
@@ -305,7 +310,7 @@ class Generation:
             return bytes(pack[start:stop])
         stop = length if stop is None else min(stop, length)
         parts = [body]
-        for piece, _, _ in layout.pieces_between(length, start, stop):
+        for piece, _, _ in layout.pieces_between(length, start, stop, self.form):
             if piece > first:
                 parts.append(self._piece(run, uid, index, unit, piece, start, stop)[1])
         return body if len(parts) == 1 else b"".join(parts)
@@ -325,7 +330,7 @@ class Generation:
                 if value is None:
                     raise PayloadMissing(uid, index, unit)
                 length, body = layout.parse_piece(self.path, key, value)
-                lengths = layout.piece_lengths(length)
+                lengths = layout.piece_lengths(length, self.form)
                 if piece >= len(lengths) or lengths[piece] != len(body):
                     raise layout.corrupt(self.path, key, f"a piece of {length} bytes", len(body))
                 at = sum(lengths[:piece])
@@ -376,7 +381,7 @@ class Generation:
     def measure(self) -> Measured:
         """Scan and verify every row: the slots as they really are. Costs a read of the whole file, in transactions
         of a chunk each."""
-        scan = Measuring(self.path)
+        scan = Measuring(self.path, self.form)
         at: bytes | None = bytes(KEY.size)
         while at is not None:
             env = self._enter()

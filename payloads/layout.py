@@ -37,11 +37,16 @@ PAGE_HEAD = 16
 """LMDB's own header at the start of an overflow run: a value of n * 4096 - 16 bytes wastes nothing."""
 PIECE_BYTES = 256 * PAGE - PAGE_HEAD - PIECE_ROW.size
 """Payload bytes of a full piece: about 1 MiB, what one read copies and verifies at most."""
-TAIL_BYTES = 1024
-"""A unit that reaches this little into a last page gets that rest as a small row in a leaf (64 KiB units: 6 % of
-the space)."""
 LEAF_BYTES = 1900
 """Rows up to about this size share a leaf page; larger ones take whole overflow pages."""
+TAIL_BYTES = LEAF_BYTES - PIECE_ROW.size
+TAILS_BYTES = 3400
+"""A unit that reaches so little into a last page gets that rest as one small row in a leaf, or two: half a page a unit
+would be 6 % of the space at 64 KiB, and as much as the unit itself at 4 KiB."""
+FORMAT_1_TAIL_BYTES = 1024
+FORMAT = 2
+"""How units are cut; a generation's own format says how its units are. 1: one tail at most, and none of a single
+page."""
 
 OWN = 0
 """The run number of the generation's own rows."""
@@ -143,25 +148,31 @@ def unwrap(path: str, key: bytes, value: memoryview) -> memoryview:
     return value[HASH_BYTES:]
 
 
-def piece_lengths(length: int) -> list[int]:
-    """How a unit of `length` bytes is cut into rows. A pure function of the length: nothing about it is stored."""
+def piece_lengths(length: int, form: int = FORMAT) -> list[int]:
+    """How a unit of `length` bytes is cut into rows. A pure function of length and format: nothing about it is
+    stored."""
     full, rest = divmod(length, PIECE_BYTES)
     lengths = [PIECE_BYTES] * full
-    if rest > PAGE:
-        spare = (rest + PIECE_ROW.size + PAGE_HEAD) % PAGE
-        if 0 < spare <= TAIL_BYTES:
+    spare = (rest + PIECE_ROW.size + PAGE_HEAD) % PAGE
+    if form == 1:
+        if rest > PAGE and 0 < spare <= FORMAT_1_TAIL_BYTES:
             return [*lengths, rest - spare, spare]
+    elif rest > spare > 0:
+        if spare <= TAIL_BYTES:
+            return [*lengths, rest - spare, spare]
+        if spare <= TAILS_BYTES:
+            return [*lengths, rest - spare, spare - spare // 2, spare // 2]
     if rest or not full:
         lengths.append(rest)
     return lengths
 
 
-def pieces_between(length: int, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+def pieces_between(length: int, start: int, stop: int, form: int = FORMAT) -> Iterator[tuple[int, int, int]]:
     """(piece, its offset in the unit, its length) of the pieces that hold bytes start to stop."""
     full = length // PIECE_BYTES
     skipped = min(start // PIECE_BYTES, full)
     at = skipped * PIECE_BYTES
-    lengths = piece_lengths(length)
+    lengths = piece_lengths(length, form)
     for piece in range(skipped, len(lengths)):
         if at >= stop and piece > skipped:
             return

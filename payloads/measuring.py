@@ -45,10 +45,11 @@ class Measured(NamedTuple):
 class Measuring:
     """Feed it every row in key order."""
 
-    __slots__ = ("path", "_runs", "_entries", "_damage", "_open", "_wanted", "_slots")
+    __slots__ = ("path", "_form", "_runs", "_entries", "_damage", "_open", "_wanted", "_slots")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, form: int) -> None:
         self.path = path
+        self._form = form
         self._runs: dict[int, Columns] = {}
         self._entries = 0
         self._damage: list[str] = []
@@ -72,7 +73,7 @@ class Measuring:
                     (found.number + 1, number)
                     for found in entry.units
                     if found.at < 0
-                    for number in range(len(layout.piece_lengths(found.length)))
+                    for number in range(len(layout.piece_lengths(found.length, self._form)))
                 }
             else:
                 layout.parse_piece(self.path, key, value)

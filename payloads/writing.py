@@ -98,7 +98,7 @@ class Writing:
     __slots__ = (
         "path", "_env", "_config", "_statistics", "_state", "_run", "_job", "_previous", "_step",
         "_txn", "_columns", "_rows", "_map_bytes", "_tail", "_entries", "_bytes", "_damaged",
-        "_batch_bytes", "_entry_count", "_last",
+        "_batch_bytes", "_entry_count", "_last", "_form",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +112,7 @@ class Writing:
         job: int,
         previous: int,
         step: Step,
+        form: int,
     ) -> None:
         assert run > layout.OWN and (state is None or state.run == run)
         self.path = path
@@ -123,6 +124,7 @@ class Writing:
         self._job = job
         self._previous = previous if state is None else state.previous
         self._step = step
+        self._form = form
         self._txn: lmdb.Transaction[bytes] | None = None
         self._columns = Columns()
         self._rows: list[SourceRow] = []
@@ -214,7 +216,7 @@ class Writing:
             if is_inline:
                 continue
             hasher = xxhash.xxh3_128(seed=unit.seed) if unit.hash else None
-            for piece, length in enumerate(layout.piece_lengths(unit.length)):
+            for piece, length in enumerate(layout.piece_lengths(unit.length, self._form)):
                 body = ready[offset] if offset in ready else _exactly(row, offset, length)
                 if len(body) != length:
                     body = memoryview(body)[:length]
@@ -268,7 +270,7 @@ class Writing:
         txn = self._begin()
         for unit, _, is_inline in planned.units:
             if not is_inline:
-                for piece in range(len(layout.piece_lengths(unit.length))):
+                for piece in range(len(layout.piece_lengths(unit.length, self._form))):
                     txn.delete(KEY.pack(self._run, row.uid, row.index, row.term, unit.number + 1, piece))
         txn.delete(KEY.pack(self._run, row.uid, row.index, row.term, 0, 0))
 

@@ -4,7 +4,8 @@ all groups.
 Natural group commit: what queues up during a sync is the next batch; there is no timer. A small batch on a disk whose
 syncs are fast is
 written in place, because a hand-over to the thread (32 us) costs as much as such a sync (33-49 us);
-everything else goes to the WAL thread, so that the loop never waits for a slow disk. Called by `scheduler`.
+everything else goes to the WAL thread, so that the loop never waits for a slow disk. Only when a whole batch waits
+already is it handed over ahead, so that the disk does not wait for the loop either. Called by `scheduler`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -31,6 +33,8 @@ MIXED_BYTES = 256 * 1024
 """A batch up to this size is not worth sorting."""
 SMALL_BYTES = 64 * 1024
 """A group's items up to this size are never put off for others' sake."""
+AHEAD = 2
+"""Batches with the WAL thread: one that is being written, and a full one behind it."""
 ENTRY_OVERHEAD = 256
 """Bytes of an entry in memory beside its metadata: its object, its bytes' header, its places in lists."""
 
@@ -65,8 +69,12 @@ class Durability:
         self.bytes = 0
         # Of all entries that came by, with what their objects cost; whoever keeps them gives back.
         self.metadata_bytes = 0
+        # Of the batches that are with the thread, oldest first.
+        self._sizes: deque[int] = deque()
         self.writing_bytes = 0
-        self.busy = False
+        # So many of the first items came back from a full disk; those handed over behind them belong next.
+        self._back = 0
+        self._alone = False
         self.sync_seconds = 0.001
         self.sync_seconds_max = 0.0
         self.batches = 0
@@ -76,7 +84,9 @@ class Durability:
         self._begun = 0.0
         self.sealed = True
         self.error: LogyardError | None = None
-        self._jobs: queue.SimpleQueue[Sequence[WalItem] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Sequence[WalItem], int] | None] = queue.SimpleQueue()
+        # Why the thread writes nothing more: what stands behind a batch that failed is not written before it.
+        self._refusal: LogyardError | None = None
         self._thread: threading.Thread | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._idle: list[Callable[[], None]] = []
@@ -105,6 +115,7 @@ class Durability:
     def drop(self, uid: int) -> None:
         """What is queued of a replica that is gone is never written: a new one's records must not come before it."""
         kept = []
+        self._back = sum(item.uid != uid for item in self.items[: self._back])
         for item in self.items:
             if item.uid != uid:
                 kept.append(item)
@@ -113,33 +124,51 @@ class Durability:
             self.metadata_bytes -= metadata_bytes(item.entries)
         self.items = kept
 
+    @property
+    def busy(self) -> bool:
+        """A batch is under way, or somebody has the WAL to itself."""
+        return self._alone or bool(self._sizes)
+
     def kick(self) -> None:
-        """Write what is queued, unless a batch is under way (then its end does)."""
-        while self.items and not (self.busy or self.held) and self.error is None:
+        """Write what is queued, unless a batch is under way (then its end does, or the thread when this is a whole
+        batch)."""
+        sizes = self._sizes
+        while self.items and not (self._alone or self.held) and self.error is None:
+            if sizes and (len(sizes) >= AHEAD or self.bytes < self.batch_bytes_max or self._idle):
+                return
             items, size = self._take()
             self.bytes -= size
-            self.writing_bytes = size
+            self.writing_bytes += size
             self.sealed = False
+            if sizes or size > INLINE_BYTES or self.sync_seconds > INLINE_SECONDS:
+                self._hand_over(items, size)
+                continue
             self._begun = time.monotonic()
-            if size > INLINE_BYTES or self.sync_seconds > INLINE_SECONDS:
-                self.busy = True
-                self._jobs.put(items)
-                return
-            self._finish(items, *self._write(items))
+            self._finish(items, size, *self._write(items, size))
+
+    def _hand_over(self, items: Sequence[WalItem], size: int) -> None:
+        if not self._sizes:
+            self._begun = time.monotonic()
+        self._sizes.append(size)
+        self._jobs.put((items, size))
 
     def resume(self) -> None:
         """There may be space again for what a full disk refused."""
-        if self.held:
+        if self.held and not self._sizes:
             self.held = False
             self.kick()
 
     def _hold(self, items: Sequence[WalItem], error: NoSpace) -> None:
         """What was not written goes back to the head of the line: nobody was told anything of it."""
         done = self.wal.written(items) if items else 0
-        self.items = [*items[done:], *self.items]
+        self.items[self._back : self._back] = items[done:]
+        self._back += len(items) - done
         self.bytes += sum(len(entry.data) + entry.body_bytes for item in items[done:] for entry in item.entries)
         self.held = True
         self.sealed = False
+        if len(self._sizes) <= 1:
+            self._back = 0
+            self._refusal = None
         self.no_space(str(error))
         if done:
             self.persisted(items[:done])
@@ -188,7 +217,7 @@ class Durability:
                 raise
         if self.error is not None:
             raise self.error
-        self.busy = True
+        self._alone = True
         self._begun = time.monotonic()
         try:
             return await trio.to_thread.run_sync(call)
@@ -198,15 +227,14 @@ class Durability:
             self.failed(error)
             raise
         finally:
+            self._alone = False
             self._freed()
 
     def seal(self) -> None:
         """An empty batch, so that an acknowledged batch is soon never the last (law 8)."""
         if not (self.sealed or self.busy or self.held or self.items) and self.error is None:
             self.sealed = True
-            self.busy = True
-            self._begun = time.monotonic()
-            self._jobs.put(())
+            self._hand_over((), 0)
 
     @property
     def queued_bytes(self) -> int:
@@ -235,7 +263,7 @@ class Durability:
             "stalled_ms": round(self.stalled_s() * 1000, 1),
         }
 
-    def _write(self, items: Sequence[WalItem]) -> tuple[Rolled | None, LogyardError | None]:
+    def _write(self, items: Sequence[WalItem], size: int) -> tuple[Rolled | None, LogyardError | None]:
         start = time.monotonic()
         try:
             rolled = self.wal.write(items) if items else self.wal.seal()
@@ -253,7 +281,7 @@ class Durability:
             else (self.sync_seconds * 0.9 + (end - start) * 0.1)
         )
         self.batches += 1
-        self.batch_bytes += self.writing_bytes
+        self.batch_bytes += size
         self.write_seconds += end - start
         if end - start > self.sync_seconds_max:
             self.sync_seconds_max = end - start
@@ -262,34 +290,41 @@ class Durability:
 
     def _run(self) -> None:
         assert self._token is not None
-        while (items := self._jobs.get()) is not None:
-            rolled, error = self._write(items)
+        while (job := self._jobs.get()) is not None:
+            items, size = job
+            rolled, error = self._write(items, size) if self._refusal is None else (None, self._refusal)
+            self._refusal = error
             try:
-                self._token.run_sync_soon(self._finished, items, rolled, error)
+                self._token.run_sync_soon(self._finished, items, size, rolled, error)
             except trio.RunFinishedError:
                 return
 
-    def _finished(self, items: Sequence[WalItem], rolled: Rolled | None, error: LogyardError | None) -> None:
-        self._finish(items, rolled, error)
+    def _finished(self, items: Sequence[WalItem], size: int, rolled: Rolled | None, error: LogyardError | None) -> None:
+        # Until all of its end is handled it counts as under way: what that brings belongs into one batch.
+        self._finish(items, size, rolled, error)
+        self._sizes.popleft()
         self._freed()
 
     def _freed(self) -> None:
-        self.busy = False
+        if self._sizes:
+            self.kick()
+            return
         self._begun = 0.0
         if self._idle:
             self._idle.pop(0)()
         else:
             self.kick()
 
-    def _finish(self, items: Sequence[WalItem], rolled: Rolled | None, error: LogyardError | None) -> None:
-        self._begun = 0.0
-        self.writing_bytes = 0
+    def _finish(self, items: Sequence[WalItem], size: int, rolled: Rolled | None, error: LogyardError | None) -> None:
+        self._begun = time.monotonic() if len(self._sizes) > 1 else 0.0
+        self.writing_bytes -= size
         if isinstance(error, NoSpace):
             self._hold(items, error)
             return
         if error is not None:
-            self.error = error
-            self.failed(error)
+            if self.error is None:
+                self.error = error
+                self.failed(error)
             return
         if rolled is not None:
             self.rolled(rolled)

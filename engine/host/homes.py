@@ -44,12 +44,13 @@ class Share:
 class SealedFile:
     """A sealed WAL file that is the home of payloads. The segment of the same number holds its entries' metadata."""
 
-    __slots__ = ("file", "length", "sealed_at", "shares", "live", "total", "failed")
+    __slots__ = ("file", "length", "sealed_at", "died_at", "shares", "live", "total", "failed")
 
     def __init__(self, file: int, length: int) -> None:
         self.file = file
         self.length = length
-        self.sealed_at = time.monotonic()
+        # When something of it died last; what is sealed with a part dead may go on dying.
+        self.sealed_at = self.died_at = time.monotonic()
         self.shares: dict[int, Share] = {}
         self.live = 0
         # Payload bytes, dead ones included; and whether they could not be migrated.
@@ -74,6 +75,7 @@ class SealedFile:
         assert 0 <= size <= share.live, "more bytes died than lived"
         share.live -= size
         self.live -= size
+        self.died_at = time.monotonic()
         if not share.live:
             del self.shares[uid]
 
@@ -82,6 +84,7 @@ class SealedFile:
         share = self.shares.pop(uid, None)
         if share is not None:
             self.live -= share.live
+            self.died_at = time.monotonic()
 
 
 class Pin:

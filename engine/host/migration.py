@@ -24,6 +24,8 @@ from .space import COPY_RETRY_S
 if TYPE_CHECKING:
     from .system import System
 
+DYING_S = 10.0
+"""A file in which something died more recently is not copied for its dead: the rest would follow, and was in vain."""
 GROUPS_PER_JOB = 4096
 """Of one file: bounds a job's description, and what is done for it without a pause in the loop."""
 
@@ -31,12 +33,14 @@ GROUPS_PER_JOB = 4096
 def choose_victims(
     files: Iterable[SealedFile], now: float, budget_bytes: int, age_s: float, dead_ratio: float
 ) -> list[SealedFile]:
-    """The least live first, while all files together exceed the budget; beyond that the too old and the too dead."""
+    """The least live first, while all files together exceed the budget; beyond that the too old, the dead, and the too
+    dead in which nothing dies any more."""
     ordered = sorted(files, key=lambda file: file.live / file.length)
     total = sum(file.length for file in ordered)
     found = []
     for file in ordered:
-        if total > budget_bytes or now - file.sealed_at > age_s or file.dead_ratio >= dead_ratio:
+        too_dead = file.dead_ratio >= dead_ratio and (not file.live or now - file.died_at >= DYING_S)
+        if total > budget_bytes or now - file.sealed_at > age_s or too_dead:
             found.append(file)
             total -= file.length
     return found

@@ -40,8 +40,18 @@ Write = Callable[[Sequence[Buffer]], int]
 """A gather-write that never waits: bytes taken, or BlockingIOError. After a short one, the rest comes first."""
 Deliver = Callable[[Header, memoryview, memoryview], None]
 IOV_MAX = 1024
+BEGINNING = 4096
+"""What is read at first where a large frame is likely: the rest of it goes into memory of its own, uncopied."""
 SEND_BYTES = 4 << 20
 """One gather-write of the sender task takes at most about this many bytes, so that it never builds endless lists."""
+
+
+class Reads(Protocol):
+    """Where bytes are received from."""
+
+    def recv_into(self, buffer: memoryview, /) -> Awaitable[int]:
+        """Bytes received; 0 at the end."""
+        ...
 
 
 class Stream(Protocol):
@@ -321,7 +331,7 @@ async def read_hello(sock: Stream, lane: int, config: TransportConfig) -> Hello:
     return decode_hello(section)
 
 
-async def read_exactly(sock: Stream, into: bytearray, at: int = 0) -> bytearray:
+async def read_exactly(sock: Reads, into: bytearray, at: int = 0) -> bytearray:
     """Fill `into` from `at` on; a connection that ends first is a ConnectionResetError."""
     with memoryview(into) as view:
         while at < len(into):
@@ -343,13 +353,15 @@ async def receive(sock: Stream, lane: int, config: TransportConfig, deliver: Del
     """Give every frame to `deliver(header, section, body)` until the connection ends.
 
     `section` is valid only during the call; `body` may be kept. Small frames are read many at a time into one reused
-    buffer and their bodies copied out once; a large frame gets memory of exactly its size and no copy. A bad frame
-    raises `Corrupt` or `BadRequest`, an end within a frame ConnectionResetError.
+    buffer and their bodies copied out once; a large frame gets memory of exactly its size and no copy but that of its
+    first bytes: behind a large one, only the beginning of the next is read at first. A bad frame raises `Corrupt` or
+    `BadRequest`, an end within a frame ConnectionResetError.
     """
     reads = EagerReads(sock) if isinstance(sock, trio.socket.SocketType) else sock
     buffer = memoryview(bytearray(config.receive_bytes))
     large = config.receive_bytes // 2
     start = end = 0
+    most = len(buffer)
     while True:
         while end - start >= HEADER_BYTES:
             header = parse_header(buffer[start : start + HEADER_BYTES], lane, config)
@@ -363,8 +375,9 @@ async def receive(sock: Stream, lane: int, config: TransportConfig, deliver: Del
                 deliver(header, section, body)
                 start = stop
             elif header.total > large:
-                await _receive_large(sock, header, buffer[at:end], deliver)
+                await _receive_large(reads, header, buffer[at:end], deliver)
                 start = end
+                most = BEGINNING
             else:
                 break
         if start == end:
@@ -373,7 +386,8 @@ async def receive(sock: Stream, lane: int, config: TransportConfig, deliver: Del
             # At most half of the buffer moves, and only when a frame straddles two reads.
             buffer[: end - start] = bytes(buffer[start:end])
             start, end = 0, end - start
-        count = await reads.recv_into(buffer[end:])
+        count = await reads.recv_into(buffer[end : end + most])
+        most = len(buffer)
         if not count:
             if end:
                 raise ConnectionResetError(f"closed by the peer within a frame, after {end} bytes")
@@ -381,7 +395,7 @@ async def receive(sock: Stream, lane: int, config: TransportConfig, deliver: Del
         end += count
 
 
-async def _receive_large(sock: Stream, header: Header, begun: memoryview, deliver: Deliver) -> None:
+async def _receive_large(sock: Reads, header: Header, begun: memoryview, deliver: Deliver) -> None:
     """A frame that does not fit the reused buffer; `begun` is what of its section and body is there already."""
     section = bytearray(header.section)
     have = min(len(begun), header.section)

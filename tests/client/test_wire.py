@@ -97,6 +97,11 @@ def test_a_large_frame_is_received_into_its_own_memory() -> None:
     assert isinstance(frame.body, memoryview)
     assert frame.body.obj is own.obj
     assert bytes(frame.body) == b"begin" + b"x" * (200_000 - 5)
+    assert len(receiver.buffer()) == wire.BEGINNING, "of the next one only the beginning has to be moved"
+    head = wire.HEADER.pack(100, wire.APPEND, 0, 0, 6)
+    receiver.buffer()[: len(head)] = head
+    assert receiver.received(len(head)) == []
+    assert len(receiver.buffer()) > wire.DEDICATED, "it is small: what follows may come with it"
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,41 @@ def test_pieces_cover_a_unit_exactly(length: int) -> None:
     assert length < 4096 or pages <= length * 1.02 + 8300
 
 
+@given(st.integers(4096, 6 * MIB))
+def test_a_large_unit_takes_little_more_space_than_its_bytes(length: int) -> None:
+    pages = sum(layout.row_pages(size + layout.PIECE_ROW.size) for size in layout.piece_lengths(length))
+    assert pages <= length * 1.03 + 850
+    if length % 4096 == 0:
+        assert pages <= length * 1.07, "sizes that people use"
+
+
+@given(st.integers(0, 6 * MIB))
+def test_units_of_the_first_format_are_cut_as_they_were(length: int) -> None:
+    full, rest = divmod(length, layout.PIECE_BYTES)
+    spare = (rest + layout.PIECE_ROW.size + layout.PAGE_HEAD) % layout.PAGE
+    tail = [rest - spare, spare] if rest > 4096 and 0 < spare <= 1024 else [rest] if rest or not full else []
+    assert layout.piece_lengths(length, 1) == [layout.PIECE_BYTES] * full + tail
+
+
+def test_a_generation_of_the_first_format_goes_on_as_it_is(tmp_path: Path) -> None:
+    sizes = [4096, 5000, 7000, 9000, 65_536, MIB + 7]
+    one = Generation(str(tmp_path / "gen-1"), 1, SMALL)
+    one.form = 1
+    one.create(0, lambda path: None)
+    entries = [made(1, index, sizes) for index in (1, 2)]
+    one.write_entries(1, rows_of(entries[:1]), 1)
+    one.close()
+    again = Generation(str(tmp_path / "gen-1"), 1, SMALL)
+    again.open_writer()
+    assert again.form == 1
+    again.write_entries(1, rows_of(entries[1:]), 1)
+    for index in (1, 2):
+        for number, (body, _) in enumerate(entries[index - 1].units):
+            assert again.read_unit(1, 1, index, number) == body
+    assert not again.measure().damage
+    again.close()
+
+
 def test_scan_is_in_order_and_bounded(generation: Generation) -> None:
     entries = [made(7, index, [3000, 5000] if index % 3 else [2000]) for index in range(1, 700)]
     generation.write_entries(1, rows_of([made(6, 1, [9]), *entries, made(8, 1, [9])]), 1)
@@ -325,7 +360,7 @@ def test_a_newer_format_and_a_foreign_number_are_refused(tmp_path: Path, monkeyp
     found.close()
     with pytest.raises(GenerationFailed, match="generation 1"):
         Generation(str(tmp_path / "gen-1"), 2, SMALL).open_reader()
-    monkeypatch.setattr("logyard.payloads.generation.FORMAT", 0)
+    monkeypatch.setattr("logyard.payloads.generation.layout.FORMAT", 1)
     with pytest.raises(FormatNewer):
         Generation(str(tmp_path / "gen-1"), 1, SMALL).open_reader()
 

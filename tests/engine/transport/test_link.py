@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 import trio
@@ -13,7 +14,7 @@ from logyard.engine.errors import BadRequest, Corrupt, Refused, WrongIdentity
 from logyard.engine.transport import frame
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, CONTROL, Header, Hello
-from logyard.engine.transport.link import Link, Stream, dial, receive, require_loopback
+from logyard.engine.transport.link import BEGINNING, Link, Stream, dial, receive, require_loopback
 from logyard.engine.transport.listener import Listener
 
 CONFIG = TransportConfig(receive_bytes=16 << 10)
@@ -187,6 +188,33 @@ async def test_what_is_damaged_or_cut_ends_the_connection(data: bytes, error: ty
             nursery.start_soon(feed)
             with trio.fail_after(5), pytest.raises(error):
                 await receive(mine, BULK, CONFIG, lambda *found: None)
+
+
+class Script:
+    """A stream that gives what it is asked for and remembers how much that was."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.asked: list[int] = []
+
+    async def recv_into(self, buffer: memoryview) -> int:
+        count = min(len(buffer), len(self.data))
+        self.asked.append(len(buffer))
+        buffer[:count] = self.data[:count]
+        self.data = self.data[count:]
+        return count
+
+
+async def test_behind_a_large_frame_only_the_beginning_of_the_next_is_read_at_first() -> None:
+    sizes = [300_000, 400_000, 400_000, 10, 20, 500_000]
+    bodies = [bytes([number]) * size for number, size in enumerate(sizes, 1)]
+    found: list[bytes] = []
+    stream: Any = Script(b"".join(b"".join(frame.encode_blob(1, 1, {}, [body])) for body in bodies))
+    await receive(stream, BULK, CONFIG, lambda header, section, body: found.append(bytes(body)))
+    assert found == bodies
+    assert stream.asked[2] == stream.asked[4] == BEGINNING, "the second and the third large one"
+    copied = [stream.asked[place] for place in (2, 4)]
+    assert stream.asked[3] > 400_000 - copied[0] and stream.asked[5] > 400_000 - copied[1]
 
 
 @pytest.mark.parametrize("cut", [1, 39, 40, 41, 5000])

@@ -1,0 +1,47 @@
+"""How many records a lane puts into a frame."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from logyard.client.lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Lane, Window
+
+
+def lane() -> Lane:
+    return Lane("a", Window(1 << 40, lambda: None), lambda: 0.0, lambda one: None, random.Random(1))
+
+
+def frames_of(sizes: list[int]) -> list[list[int]]:
+    """The sizes of the bodies in each frame."""
+    one = lane()
+    found: dict[int, list[int]] = {}
+    for size in sizes:
+        batch, number = one.add(b"", bytes(size), 1.0)
+        found.setdefault(batch.serial, []).append(size)
+        assert number == len(found[batch.serial]) - 1
+    return list(found.values())
+
+
+@pytest.mark.parametrize(
+    ("size", "records"),
+    [
+        (100, BATCH_RECORDS), (256, -(-BATCH_BYTES // 264)), (4096, 128), (32_768, FEW_RECORDS), (65_536, 16),
+        (100_000, 10), (300_000, 3), (500_000, 2), (BATCH_BYTES, 1), (1 << 20, 1),
+    ],
+)  # fmt: skip
+def test_a_frame_of_few_large_records_grows_to_an_entrys_size(size: int, records: int) -> None:
+    frames = frames_of([size] * (2 * records + 1))
+    assert [len(frame) for frame in frames] == [records, records, 1]
+
+
+def test_no_frame_of_mixed_records_is_larger_than_an_entry() -> None:
+    chance: Any = random.Random(3)
+    for _ in range(20):
+        sizes = [chance.choice((10, 3000, 70_000, 400_000, 2_000_000)) for _ in range(60)]
+        frames = frames_of(sizes)
+        assert [size for frame in frames for size in frame] == sizes
+        for frame in frames:
+            assert len(frame) == 1 or sum(frame) <= FEW_BYTES
