@@ -13,10 +13,10 @@ from ..log import meta_rows
 from ..raft.membership import Configuration
 from . import rows
 from .member import Member, Spec
+from .recovered import Recovered
 from .sleepers import Row, Shape
 
 if TYPE_CHECKING:
-    from .recovered import Recovered
     from .system import System
 
 
