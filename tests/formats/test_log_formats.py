@@ -8,16 +8,27 @@ import msgpack
 import xxhash
 
 from logyard.engine.disk import Disk
+from logyard.engine.host.receiving import Intent
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.log.wal_files import wal_name
-from logyard.engine.host.receiving import Intent
 from logyard.engine.snapshot.format import decode
 from logyard.payloads import checkpoints
 from logyard.payloads.liveness import decode_live_set
 from tests.engine.log.model import recover
 
 from .regenerate import (
-    HERE, MAIL, ORDERS, ROWS, SEGMENT, WAL, entries, homes_row, intent_row, segment_bytes, snapshot_bytes, wal_bytes,
+    HERE,
+    MAIL,
+    ORDERS,
+    ROWS,
+    SEGMENT,
+    WAL,
+    entries,
+    homes_row,
+    intent_row,
+    segment_bytes,
+    snapshot_bytes,
+    wal_bytes,
 )  # fmt: skip
 
 
@@ -72,7 +83,9 @@ def test_files_from_before_sessions_are_read(tmp_path: Path) -> None:
 
 
 def test_rows_are_written_byte_for_byte() -> None:
-    assert [snapshot_bytes(1 << 62), snapshot_bytes(1000), intent_row(), homes_row()] == msgpack.unpackb(ROWS.read_bytes())
+    assert [snapshot_bytes(1 << 62), snapshot_bytes(1000), intent_row(), homes_row()] == msgpack.unpackb(
+        ROWS.read_bytes()
+    )
 
 
 def test_old_rows_are_read() -> None:
