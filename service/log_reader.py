@@ -94,7 +94,7 @@ async def read_body(system: System, member: Member, offset: int, start: int, sto
     machine.anchor(offset)
     plan = await _mended(system, member, machine, offset, 1, 1)
     if not plan:
-        raise Gone(f"log {member.spec.name!r} on this node has not caught up with a release yet; ask another member")
+        raise _behind(member)
     piece = plan[0]
     if piece.long is not None:
         stop = _range(offset, start, stop, piece.long.size)
@@ -197,6 +197,10 @@ def _plan(
     return pieces
 
 
+def _behind(member: Member) -> Gone:
+    return Gone(f"log {member.spec.name!r} on this node has not caught up with a release yet; ask another member")
+
+
 async def _mended(
     system: System,
     member: Member,
@@ -215,6 +219,9 @@ async def _mended(
     except LogyardError as error:
         if error.code not in DAMAGE:
             raise
+        if not member.resolves:
+            # Nothing is damaged: what is missing was released.
+            raise _behind(member) from error
     try:
         return _plan(system, member, machine, offset, 1, 1, bodies)
     except LogyardError as error:

@@ -10,9 +10,12 @@ import pytest
 import trio
 
 from logyard.engine.errors import Corrupt, LogyardError, NoSpace
+from logyard.engine.host.space import MARGIN_BYTES
 from logyard.engine.log.meta_rows import file_key
 
 from .cluster import KIB, Cluster, cluster, until
+from .full_disk import QuotaDisk
+from .test_full_disk import filled, ready
 from .test_histories import check_books
 from .test_repair import hurt_file, hurt_generations
 
@@ -152,3 +155,35 @@ async def test_a_damaged_file_holds_up_no_other_file(tmp_path: Path) -> None:
             await c.nodes[1].compact()
         assert first in storage.files and not storage.files.keys() & set(others)
         assert [body for _, body in await c.read(1, 3)] == bodies[3:]
+
+
+async def test_a_write_that_has_no_room_is_refused_and_not_held(tmp_path: Path) -> None:
+    disk = QuotaDisk(tmp_path / "node-1")
+    async with cluster(tmp_path, 1, disks={1: disk}) as c:
+        await c.fill(1, 3, 40 * KIB)
+        await ready(c, 1)
+        disk.fill()
+        await filled(c, 1)
+        system = c.system(1)
+        assert not system.durability.held, "what was taken was written"
+        assert not system.space.takes(system.wal.room) and system.wal.room < 40 * KIB + 2 * MARGIN_BYTES
+
+
+async def test_the_floor_is_stored_before_a_dead_file_goes(tmp_path: Path) -> None:
+    """Law 4: a start begins at a snapshot by which all of it lived."""
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.fill(1, 5, SIZE)
+        await c.nodes[1].snapshot()
+        await c.roll(1)
+        storage = c.system(1).storage
+        (file,) = storage.files
+        await c.nodes[1].truncate("log", 5)
+        storage.look()
+        await until(lambda: file not in dict(c.system(1).wal.files), "a file with nothing live goes")
+        released = c.member(1).last_release
+        await c.crash(1)
+        system = c.build(1)
+        await system.open()
+        (member,) = system.members.values()
+        assert member.snapshot_index < released <= member.floor and not member.resolves
+        system.close()

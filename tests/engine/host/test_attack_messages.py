@@ -13,7 +13,8 @@ import xxhash
 from logyard.engine.host.inbound import SNAPSHOT_OFFER, SNAPSHOT_PIECE
 from logyard.engine.snapshot.format import FORMAT, HEAD, MAGIC
 
-from .cluster import KIB, Cluster, cluster, until
+from .cluster import KIB, MIB, Cluster, cluster, until
+from .test_sections import put, shelves
 from .test_transfers import LIMITS, answer_of, laggard, served
 
 FIELDS = ["uid", "index", "term", "configuration", "machine", "release", "timestamp", "sections", "live"]
@@ -81,6 +82,35 @@ async def test_pulls_of_any_chunk_and_range(tmp_path: Path) -> None:
             await answer_of(c, 2, 3, {**pull, "ranges": ranges})
         await answer_of(c, 2, 3, {**pull, "limit": 0, "ranges": [[1, 9]]})
         await goes_on(c)
+
+
+async def test_a_chunk_of_other_bytes_is_not_kept_under_its_name(tmp_path: Path) -> None:
+    async with shelves(tmp_path, 3) as c:
+        await c.lead(1)
+        await put(c, 1, "large", 1, 2 * MIB)
+        await c.applied()
+        await c.crash(3)
+        await put(c, 1, "other", 2, 2 * MIB)
+        await c.applied(among=[1, 2])
+        for number in (1, 2):
+            await c.nodes[number].snapshot()
+            await c.nodes[number].compact()
+        peers = c.network.nodes[1]
+        send_blob, lies = peers.send_blob, []
+
+        def lying(to: int, kind: int, request: int, header: Any, body: Any = (), **options: Any) -> bool:
+            if kind == SNAPSHOT_PIECE and header["chunks"] and not lies:
+                data = bytearray(b"".join(bytes(part) for part in body))
+                data[10] ^= 1
+                body = [bytes(data)]
+                lies.append(to)
+            return send_blob(to, kind, request, header, body, **options)
+
+        peers.send_blob = lying  # type: ignore[method-assign]
+        await c.start(3)
+        await c.applied()
+        assert lies == [3] and c.system(3).pulls.failed
+        assert c.system(3).counters.snapshots_installed == 1 and c.log(3).books == c.log(1).books
 
 
 ANSWERS: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ import pytest
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import units_of
-from logyard.engine.errors import LogyardError
+from logyard.engine.errors import Gone, LogyardError
 from logyard.engine.host.reader import Wanted
 from logyard.service.check import check_directory
 
@@ -112,6 +112,26 @@ async def test_what_died_in_parts_is_lost_no_more(tmp_path: Path) -> None:
         await c.crash(3)
         report = check_directory(tmp_path / "node-3")
         assert {one["kind"] for one in report["findings"] if one["severity"] == "damage"} == {"payload"}
+
+
+async def test_what_is_missing_below_a_floor_is_gone_and_not_damaged(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 5, SIZE)
+        await c.applied()
+        await c.nodes[3].snapshot()
+        await c.nodes[3].compact()
+        await c.crash(3)
+        lose_generations(tmp_path / "node-3")
+        await c.start(3)
+        await c.applied()
+        member = c.member(3)
+        member.floor = member.raft.applied + 1
+        for _ in range(2):
+            with pytest.raises(Gone):
+                await c.read(3)
+        member.floor = 0
+        await served(c, 3, bodies)
 
 
 async def test_a_deleted_group_has_lost_nothing(tmp_path: Path) -> None:
