@@ -437,7 +437,8 @@ def test_a_deleted_segment(data: Path) -> None:
 
 
 def test_payload_in_a_generation(data: Path) -> None:
-    path, at = holding(data / "payloads", "gen-*/data.mdb", large("gamma", 2))
+    # Its beginning: the end may lie in a leaf.
+    path, at = holding(data / "payloads", "gen-*/data.mdb", large("gamma", 2)[:2000])
     flip(path, at + 9)
     report = check_directory(data)
     expect(report, str(path.relative_to(data)), "gamma", "entry")

@@ -37,7 +37,7 @@ async def test_who_gives_up_waiting_for_the_wal_does_not_take_the_next_batch_alo
         await c.leader()
         durability = c.system(1).durability
         await until(lambda: not durability.busy)
-        durability.busy = True
+        durability._alone = True
         with trio.move_on_after(0):
             await durability.exclusive(lambda: None)
         done = trio.Event()
@@ -49,6 +49,7 @@ async def test_who_gives_up_waiting_for_the_wal_does_not_take_the_next_batch_alo
         async with trio.open_nursery() as nursery:
             nursery.start_soon(append)
             await until(lambda: durability.items)
+            durability._alone = False
             durability._freed()
             with trio.move_on_after(2):
                 await done.wait()
@@ -96,7 +97,7 @@ async def test_a_replica_made_anew_is_not_stopped_by_what_the_old_one_had_queued
         await until(lambda: not system.durability.busy)
         await c.nodes[1].change_members("log", "remove", 3)
         durability = system.durability
-        durability.busy = True
+        durability._alone = True
         last = member.raft.log.last_index
         late = WalItem(member.uid)
         late.entries = [build_plain(last + 1, member.raft.term, COMMANDS, 0, b"late")]
@@ -109,6 +110,7 @@ async def test_a_replica_made_anew_is_not_stopped_by_what_the_old_one_had_queued
         await c.nodes[1].change_members("log", "add", 3)
         await until(lambda: durability._idle, "the new replica waits for the WAL")
         c.partition(3)
+        durability._alone = False
         durability._freed()
         await until(lambda: system.members and not durability.items and not durability.busy)
         assert c.member(3).raft.log.last_index == 0
