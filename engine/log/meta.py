@@ -97,6 +97,7 @@ class MetaStore:
         """
         disk = self._disk
         disk.make_directory(self._directory)
+        self._writable = False
         for name in NAMES:
             path = os.path.join(self._directory, name)
             # One at a time: a scan that kills the process must not be held against the twin as well.
@@ -128,7 +129,7 @@ class MetaStore:
 
     def close(self) -> None:
         """Close both environments."""
-        environments, self._environments, self._writable = self._environments, [], False
+        environments, self._environments = self._environments, []
         for environment in environments:
             environment.close()
 
