@@ -19,7 +19,7 @@ A record's *ordinal* is its number within the entry.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -365,9 +365,10 @@ def is_guarded(data: bytes) -> bool:
     return bool(data[1] & GUARDED)
 
 
-def frames_of(data: bytes) -> Iterator[Frame]:
+def frames_of(data: bytes) -> list[Frame]:
     """The frame heads of an entry, with the commands to apply."""
-    _, _, frames, units, *_ = ENTRY.unpack_from(data)
+    _, _, frames, units, _, _, _, _, _, _ = ENTRY.unpack_from(data)
+    found: list[Frame] = []
     at = ENTRY_BYTES + units * UNIT_BYTES
     first = 0
     for _ in range(frames):
@@ -380,22 +381,25 @@ def frames_of(data: bytes) -> Iterator[Frame]:
         if flags & (PIECE | BINDS):
             upload, extent = PIECED.unpack_from(data, at)
             at += PIECED.size
-        yield Frame(
-            flags,
-            large,
-            records,
-            command_bytes,
-            pack_bytes,
-            large_bytes,
-            session,
-            sequence,
-            data[at:end],
-            first,
-            upload,
-            extent,
+        found.append(
+            Frame(
+                flags,
+                large,
+                records,
+                command_bytes,
+                pack_bytes,
+                large_bytes,
+                session,
+                sequence,
+                data[at:end],
+                first,
+                upload,
+                extent,
+            )
         )
         at = end
         first += records
+    return found
 
 
 def verify_bodies(uid: int, entry: Entry) -> None:

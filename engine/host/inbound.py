@@ -90,7 +90,8 @@ class Inbound:
                     for entry in entries:
                         if entry.body_bytes and not entry.tombstone and raft.log.entry(entry.index) is entry:
                             keep(entry)
-                mark(member)
+                if raft.dirty:
+                    mark(member)
             window = system.windows.get(node)
             if window is not None and window.waiting and window.bytes < window.limit:
                 system.sender.resume(node)

@@ -23,6 +23,7 @@ from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
+from ..raft.replication import NOTED, UNTOLD
 from . import effects, intake
 from .log_time import LogTime
 from .member import Member, Queued
@@ -150,9 +151,7 @@ class Scheduler:
                 if late:
                     system.peers.send(late)
                 system.durability.kick()
-                for member in batch:
-                    if member.raft.commit > member.raft.applied and not member.raft.stopped:
-                        system.applier.apply(member)
+                system.applier.apply_all(batch)
             if self._last_words:
                 calls, self._last_words = self._last_words, []
                 for call in calls:
@@ -171,8 +170,8 @@ class Scheduler:
         if member.queue:
             self._propose(member)
         ready = raft.ready()
-        if raft.untold:
-            raft.untold = False
+        if raft.untold == UNTOLD:
+            raft.untold = NOTED
             if not self.untold:
                 self._telling.unpark_all()
             self.untold.append(member)
@@ -333,15 +332,17 @@ class Scheduler:
         for item in items:
             member, after, token = cast(Token, item.token)
             member.unpersisted -= 1
-            if member.raft.stopped:
+            raft = member.raft
+            if raft.stopped:
                 continue
             if token is not None:
-                member.raft.on_persisted(*token)
+                raft.on_persisted(*token, messages)
                 if member.early:
                     intake.durable(member)
             if after:
                 messages.extend(after)
-            self.mark(member)
+            if raft.dirty:
+                self.mark(member)
         if messages:
             self.system.peers.send(messages)
         self.turn()

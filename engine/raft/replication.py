@@ -8,7 +8,7 @@ the term already settled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..entry import Entry
 from ..errors import BadRequest
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .core import Raft
 
 NOTHING: tuple[Entry, ...] = ()
+UNTOLD: Final = 1
+"""`Raft.untold`: a follower has everything and was not told the commit index; 0: none."""
+NOTED: Final = 2
+"""The host knows: it calls `tell` soon, which looks at all of them."""
 
 
 # ---- leader: sending
@@ -49,7 +53,7 @@ def feed(raft: Raft) -> None:
             # While something is under way its answer comes first, and entries may carry the commit index by then.
             if progress.told < commit and (progress.match == last or (raft.leaving and progress.state == REPLICATE)):
                 if limits.lazy_commit and not raft.leaving:
-                    raft.untold = True
+                    raft.untold = raft.untold or UNTOLD
                 else:
                     _send_commit(raft, node, progress)
         if progress.state == PROBE and not progress.paused and node in raft.live:
@@ -215,7 +219,7 @@ def on_append_reply(raft: Raft, m: Message) -> None:
             # It is under way until it is acknowledged: a follower whose disk hangs must not be sent more and more.
             progress.take(held, log.bytes_of(progress.match + 1, held))
         raft.dirty = True
-    elif progress.next <= last or progress.told < raft.commit:
+    elif progress.next <= last or (progress.told < raft.commit and not raft.untold):
         raft.dirty = True
     if match > raft.commit:
         advance_commit(raft)
@@ -396,22 +400,14 @@ def void(raft: Raft, from_index: int) -> None:
 
 def acknowledge(raft: Raft, context: int = 0) -> None:
     """Tell the leader the last stable index that its appends validated, and the last one held at all."""
-    match = min(raft.log.stable, raft.validated)
-    raft.acked = match
-    raft.send(
-        Message(
-            APPEND_REPLY,
-            raft.uid,
-            raft.leader,
-            raft.node,
-            raft.term,
-            match,
-            0,
-            raft.commit,
-            context,
-            False,
-            None,
-            0,
-            raft.validated,
-        )
-    )
+    raft.send(acknowledgement(raft, context))
+
+
+def acknowledgement(raft: Raft, context: int = 0) -> Message:
+    """The message of `acknowledge`, for who sends it."""
+    stable, validated = raft.log.stable, raft.validated
+    raft.acked = match = stable if stable < validated else validated
+    return Message(
+        APPEND_REPLY, raft.uid, raft.leader, raft.node, raft.term, match, 0, raft.commit, context, False, None, 0,
+        validated,
+    )  # fmt: skip
