@@ -407,14 +407,17 @@ def verify_bodies(uid: int, entry: Entry) -> None:
     bodies = entry.bodies
     if not entry.body_bytes:
         return
-    units = units_of(entry.data)
-    if bodies is None or len(bodies) != len(units):
-        raise Corrupt(f"group {uid:016x} entry {entry.index}", 0, f"{len(units)} units", bodies and len(bodies))
-    for unit, body in zip(units, bodies, strict=True):
-        got = unit_hash(uid, entry.index, entry.term, unit.number, body)
-        if len(body) != unit.length or got != unit.hash:
+    data = entry.data
+    count = ENTRY.unpack_from(data)[3]
+    if bodies is None or len(bodies) != count:
+        raise Corrupt(f"group {uid:016x} entry {entry.index}", 0, f"{count} units", bodies and len(bodies))
+    index, term = entry.index, entry.term
+    for number, body in enumerate(bodies):
+        digest, length, _, _ = UNIT.unpack_from(data, ENTRY_BYTES + number * UNIT_BYTES)
+        got = unit_hash(uid, index, term, number, body)
+        if len(body) != length or got != digest:
             raise Corrupt(
-                f"group {uid:016x} entry {entry.index} unit {unit.number}", unit.offset, unit.hash.hex(), got.hex()
+                f"group {uid:016x} entry {index} unit {number}", units_of(data)[number].offset, digest.hex(), got.hex()
             )
 
 

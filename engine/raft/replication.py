@@ -8,7 +8,7 @@ the term already settled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..entry import Entry
 from ..errors import BadRequest
@@ -19,6 +19,9 @@ from .quorum import committed_index
 
 if TYPE_CHECKING:
     from .core import Raft
+
+Run: TypeAlias = tuple[int, int, list[Entry], int]
+"""First index, the term before it, the entries, their bytes."""
 
 NOTHING: tuple[Entry, ...] = ()
 UNTOLD: Final = 1
@@ -37,6 +40,7 @@ def feed(raft: Raft) -> None:
     last = log.last_index
     commit = raft.commit
     limits = raft.limits
+    run: Run | None = None
     for node, progress in raft.progress.items():
         if progress.state == REPLICATE:
             while progress.next <= last:
@@ -47,9 +51,14 @@ def feed(raft: Raft) -> None:
                 if (
                     len(progress.inflight) >= limits.inflight_messages
                     or progress.inflight_bytes >= limits.inflight_bytes
-                    or not _send_run(raft, node, progress, last)
                 ):
                     break
+                if run is None or run[0] != progress.next:
+                    run = _run(raft, progress.next, last)
+                    if run is None:
+                        progress.probe(progress.next)
+                        break
+                _send_run(raft, node, progress, run)
             # While something is under way its answer comes first, and entries may carry the commit index by then.
             if progress.told < commit and (progress.match == last or (raft.leaving and progress.state == REPLICATE)):
                 if limits.lazy_commit and not raft.leaving:
@@ -101,21 +110,21 @@ def _send(
     )
 
 
-def _send_run(raft: Raft, node: int, progress: Progress, last: int) -> bool:
-    """One APPEND of new entries, sent ahead of the answers. False when the follower has to be probed instead."""
-    first = progress.next
+def _run(raft: Raft, first: int, last: int) -> Run | None:
+    """What one APPEND of new entries from `first` on carries. None: a follower that wants them has to be probed."""
     log = raft.log
     found = log.window(first, last, raft.limits.append_bytes)
     prev_term = log.term(first - 1)
-    if found is None or prev_term is None:
-        progress.probe(first)
-        return False
-    entries, size = found
+    return None if found is None or prev_term is None else (first, prev_term, *found)
+
+
+def _send_run(raft: Raft, node: int, progress: Progress, run: Run) -> None:
+    """One APPEND of new entries, sent ahead of the answers. Followers at the same place get the same list."""
+    first, prev_term, entries, size = run
     end = first + len(entries) - 1
     _send(raft, node, progress, first - 1, prev_term, entries, end)
     progress.next = end + 1
     progress.take(end, size)
-    return True
 
 
 def send_probe(raft: Raft, node: int, progress: Progress) -> None:
