@@ -235,7 +235,7 @@ class Scheduler:
             member.queue_bytes -= size
             member.budget.queued -= size
             index = raft.log.last_index + 1
-            entry = build_commands(member.uid, index, raft.term, now, [queued.frame for queued in frames])
+            entry = build_commands(raft.uid, index, raft.term, now, [queued.frame for queued in frames])
             try:
                 raft.propose(entry, member.urgent)
             except LogyardError as error:
@@ -275,7 +275,7 @@ class Scheduler:
     def _persist(self, member: Member, ready: Ready) -> None:
         raft = member.raft
         entries = ready.entries
-        item = WalItem(member.uid)
+        item = WalItem(raft.uid)
         if ready.hard_state is not None:
             item.hard_state = (*ready.hard_state, raft.commit)
             self.system.storage.hard_state_written(member)
