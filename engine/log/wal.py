@@ -32,6 +32,7 @@ from .record import (
     metadata_bytes,
     own_sizes,
 )
+from .wal_ahead import Ahead
 from .wal_files import Sealed, SyncFailed, WalFiles
 from .wal_replay import ReplayResult
 
@@ -40,13 +41,6 @@ __all__ = ["Gap", "Rolled", "Sealed", "Wal", "WalConfig", "WalItem"]
 
 STAGE_BYTES = (1 << 20) + 64 * BLOCK
 """A full batch of the default size and its metadata go through in one write; a larger one takes several."""
-
-
-AHEAD_BYTES = 512 * 1024
-"""So much space behind a small batch is written with zeros when it never was written: a sync of 4 KiB into reserved
-space changes the file system's metadata, takes 1.5 times as long and twice the processor time (docs/decisions/0011)."""
-SMALL_BYTES = 64 * 1024
-"""A larger batch would pay more for the zeros than it gets back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +100,8 @@ class Wal:
     """The writing side. The constructor does no I/O; `open` comes first."""
 
     __slots__ = (
-        "_direct", "_draw_salt", "_entries", "_error", "_fd", "_files", "_from", "_head", "_idle", "_last", "_limit",
-        "_number", "_recovered", "_rolled", "_seen", "_size", "_stage", "_tail", "_unknown", "_written",
-        "_zeros", "disk",
+        "_ahead", "_direct", "_draw_salt", "_entries", "_error", "_fd", "_files", "_from", "_head", "_idle", "_last",
+        "_limit", "_number", "_recovered", "_rolled", "_seen", "_size", "_stage", "_tail", "_unknown", "disk",
     )  # fmt: skip
 
     def __init__(
@@ -137,11 +130,8 @@ class Wal:
         self._direct = -1
         # Anonymous memory is page-aligned, as such writes need it.
         self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
-        self._size = 0
-        self._tail = 0
-        # Up to here the current file's space was written before.
-        self._written = 0
-        self._zeros = memoryview(mmap.mmap(-1, AHEAD_BYTES))
+        self._size = self._tail = 0
+        self._ahead = Ahead(disk)
         # The last batch is empty, or there is none: nothing to seal.
         self._idle = True
         self._entries: list[tuple[int, Entry]] = []
@@ -182,7 +172,7 @@ class Wal:
         if self._direct >= 0:
             self.disk.close(self._direct)
         self._direct = self.disk.open_direct(self._files.path(self._head.epoch))
-        self._written = self.disk.unwritten_from(self._fd, self._tail)
+        self._ahead.begin(self._fd, self._direct, self._size)
 
     def close(self) -> None:
         """Close the files. Nothing is pending: every write was synced when it returned."""
@@ -313,13 +303,7 @@ class Wal:
         else:
             written = self.disk.gather_write(self._fd, encoded.buffers, self._tail)
         assert written == total == encoded.total
-        end = self._tail + total
-        if end > self._written:
-            self._written = end
-            if total <= SMALL_BYTES and self._direct >= 0:
-                ahead = min(AHEAD_BYTES, self._size - end)
-                self.disk.write_ahead(self._direct, self._zeros[:ahead], end)
-                self._written = end + ahead
+        self._ahead.follow(self._tail + total, total)
         try:
             self.disk.datasync(self._fd)
         except OSError as error:

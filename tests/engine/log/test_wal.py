@@ -11,7 +11,8 @@ import pytest
 from logyard.engine.disk import Disk, FaultyDisk
 from logyard.engine.errors import Gone, NoSpace, WalFailed
 from logyard.engine.log.record import BLOCK, DATA_START
-from logyard.engine.log.wal import AHEAD_BYTES, SMALL_BYTES, Gap, Sealed, WalConfig, WalItem
+from logyard.engine.log.wal import Gap, Sealed, WalConfig, WalItem
+from logyard.engine.log.wal_ahead import AHEAD_BYTES, SMALL_BYTES
 
 from .model import SMALL, Memory, command, commands, open_wal, payload, recover
 
