@@ -203,6 +203,19 @@ class Disk:
         self.bytes_written += total
         return total
 
+    def write_ahead(self, fd: int, zeros: memoryview, offset: int) -> None:
+        """Write `zeros`, memory aligned to `ALIGNMENT`, at a multiple of it with a descriptor of `open_direct`: what
+        is written there later changes no file-system metadata."""
+        self.bytes_written += self._write_stage(fd, zeros, offset)
+
+    def unwritten_from(self, fd: int, offset: int) -> int:
+        """The first offset >= `offset` whose space was reserved and never written; where the file system can't tell,
+        or all was written, the file's size."""
+        try:
+            return os.lseek(fd, offset, os.SEEK_HOLE)
+        except OSError:
+            return self.size(fd)
+
     def _write_stage(self, fd: int, stage: memoryview, offset: int) -> int:
         done = 0
         while done < len(stage):

@@ -19,7 +19,7 @@ A record's *ordinal* is its number within the entry.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -365,9 +365,10 @@ def is_guarded(data: bytes) -> bool:
     return bool(data[1] & GUARDED)
 
 
-def frames_of(data: bytes) -> Iterator[Frame]:
+def frames_of(data: bytes) -> list[Frame]:
     """The frame heads of an entry, with the commands to apply."""
-    _, _, frames, units, *_ = ENTRY.unpack_from(data)
+    _, _, frames, units, _, _, _, _, _, _ = ENTRY.unpack_from(data)
+    found: list[Frame] = []
     at = ENTRY_BYTES + units * UNIT_BYTES
     first = 0
     for _ in range(frames):
@@ -380,22 +381,25 @@ def frames_of(data: bytes) -> Iterator[Frame]:
         if flags & (PIECE | BINDS):
             upload, extent = PIECED.unpack_from(data, at)
             at += PIECED.size
-        yield Frame(
-            flags,
-            large,
-            records,
-            command_bytes,
-            pack_bytes,
-            large_bytes,
-            session,
-            sequence,
-            data[at:end],
-            first,
-            upload,
-            extent,
+        found.append(
+            Frame(
+                flags,
+                large,
+                records,
+                command_bytes,
+                pack_bytes,
+                large_bytes,
+                session,
+                sequence,
+                data[at:end],
+                first,
+                upload,
+                extent,
+            )
         )
         at = end
         first += records
+    return found
 
 
 def verify_bodies(uid: int, entry: Entry) -> None:
@@ -403,14 +407,17 @@ def verify_bodies(uid: int, entry: Entry) -> None:
     bodies = entry.bodies
     if not entry.body_bytes:
         return
-    units = units_of(entry.data)
-    if bodies is None or len(bodies) != len(units):
-        raise Corrupt(f"group {uid:016x} entry {entry.index}", 0, f"{len(units)} units", bodies and len(bodies))
-    for unit, body in zip(units, bodies, strict=True):
-        got = unit_hash(uid, entry.index, entry.term, unit.number, body)
-        if len(body) != unit.length or got != unit.hash:
+    data = entry.data
+    count = ENTRY.unpack_from(data)[3]
+    if bodies is None or len(bodies) != count:
+        raise Corrupt(f"group {uid:016x} entry {entry.index}", 0, f"{count} units", bodies and len(bodies))
+    index, term = entry.index, entry.term
+    for number, body in enumerate(bodies):
+        digest, length, _, _ = UNIT.unpack_from(data, ENTRY_BYTES + number * UNIT_BYTES)
+        got = unit_hash(uid, index, term, number, body)
+        if len(body) != length or got != digest:
             raise Corrupt(
-                f"group {uid:016x} entry {entry.index} unit {unit.number}", unit.offset, unit.hash.hex(), got.hex()
+                f"group {uid:016x} entry {index} unit {number}", units_of(data)[number].offset, digest.hex(), got.hex()
             )
 
 

@@ -293,7 +293,7 @@ def _command(group: GroupLog, machine: Machine, entry: Entry) -> None:
         return
     uid, data = group.spec.uid, entry.data
     context = Context(uid, entry.index, entry.term, timestamp_of(data), machine.version, records_in(data))
-    batch_of, frames = machine.apply_batch, list(frames_of(data))
+    batch_of, frames = machine.apply_batch, frames_of(data)
 
     def run(context: Context, shown: list[Frame]) -> Batch:
         return run_batch(batch_of, context, shown)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from ..entry import (
     COMMANDS,
     CONFIGURATION,
+    ENTRY,
+    GUARDED,
     SYSTEM,
     Entry,
     frames_of,
-    is_guarded,
     records_in,
     system_command,
     timestamp_of,
@@ -28,7 +29,7 @@ from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Rejec
 from . import effects, halt
 from .intake import answer
 from .member import DELETED, OK, RUNNING, Member, Owed, Queued
-from .sessions import CommandFault, OnEnd, apply_guarded, run_batch
+from .sessions import CommandFault, OnEnd, apply_guarded, apply_next, run_batch
 
 if TYPE_CHECKING:
     from .system import System
@@ -45,15 +46,23 @@ class Applier:
         self.entries = 0
         self.nanoseconds = 0
 
+    def apply_all(self, members: Sequence[Member]) -> None:
+        """Apply what is committed in any of `members`."""
+        began = 0
+        for member in members:
+            raft = member.raft
+            if raft.commit > raft.applied and not raft.stopped:
+                # Processor time of this thread: what the WAL's thread does meanwhile is none of it. Looked at once for
+                # all, because it is a system call.
+                began = began or time.thread_time_ns()
+                before = raft.applied
+                self.apply(member)
+                self.entries += max(0, raft.applied - before)
+        if began:
+            self.nanoseconds += time.thread_time_ns() - began
+
     def apply(self, member: Member) -> None:
         """Apply what is committed. Entries that left memory (a restart) are read back from segments."""
-        # Processor time of this thread: what the WAL's thread does meanwhile is none of it.
-        before, began = member.raft.applied, time.thread_time_ns()
-        self._apply(member)
-        self.nanoseconds += time.thread_time_ns() - began
-        self.entries += max(0, member.raft.applied - before)
-
-    def _apply(self, member: Member) -> None:
         raft = member.raft
         try:
             if member.state != RUNNING and (member.state == DELETED or not halt.resume(self.system, member)):
@@ -80,10 +89,10 @@ class Applier:
             self.system.stop_member(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
             return
         member.wake()
-        if not raft.is_quiet:
-            self.system.active.add(member)
+        # Whether it is quiet now is asked at the next tick.
+        self.system.active.add(member)
         # Frames of sessions wait until this leader has applied what was there before it.
-        if raft.has_ready or member.guarded:
+        if raft.dirty or member.guarded:
             self.system.scheduler.mark(member)
 
     def _entry(self, member: Member, entry: Entry) -> None:
@@ -94,15 +103,19 @@ class Applier:
             if entry.index == member.raft.lead_index:
                 effects.on_leading(self.system, member)
             return
-        stamp = timestamp_of(entry.data)
+        data = entry.data
+        _, flags, _, _, records, _, index, term, stamp, _ = ENTRY.unpack_from(data)
         if stamp > member.log_time:
             member.log_time = stamp
-        frames = list(frames_of(entry.data))
-        context = Context(member.uid, entry.index, entry.term, stamp, member.version, records_in(entry.data))
-        if is_guarded(entry.data):
-            batch = self._guarded(member, context, entry, frames)
-        else:
+        frames = frames_of(data)
+        context = Context(member.spec.uid, index, term, stamp, member.version, records)
+        batch: Batch | None = None
+        if not flags & GUARDED:
             batch = run_machine(member, context, entry, frames)
+        elif member.sessions is not None and member.apply_batch is not None and len(frames) == 1:
+            batch = apply_next(member.sessions, context, frames, member.apply_batch)
+        if batch is None:
+            batch = self._guarded(member, context, entry, frames)
         self._done(member, context, entry, batch)
 
     def _done(self, member: Member, context: Context, entry: Entry, batch: Batch) -> None:
@@ -128,7 +141,7 @@ class Applier:
         member.log_time = max(member.log_time, stamp)
         context = Context(member.uid, entry.index, entry.term, stamp, member.version, records_in(entry.data))
         left_out = (member.left_out or {}).get(entry.index, ())
-        frames = list(frames_of(entry.data))
+        frames = frames_of(entry.data)
         for frame in frames:
             if frame.flags & SYSTEM and frame.first in left_out:
                 effects.on_left_out(member, system_command(frame))

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 INLINE_BYTES = 48 * 1024
 INLINE_SECONDS = 0.001
+SLOW_SECONDS = 0.005
+"""A slower sync counts as this one."""
 MIXED_BYTES = 256 * 1024
 """A batch up to this size is not worth sorting."""
 SMALL_BYTES = 64 * 1024
@@ -75,7 +77,7 @@ class Durability:
         # So many of the first items came back from a full disk; those handed over behind them belong next.
         self._back = 0
         self._alone = False
-        self.sync_seconds = 0.001
+        self.sync_seconds = self.pace_seconds = 0.001
         self.sync_seconds_max = 0.0
         self.batches = 0
         self.batch_bytes = 0
@@ -140,7 +142,7 @@ class Durability:
             self.bytes -= size
             self.writing_bytes += size
             self.sealed = False
-            if sizes or size > INLINE_BYTES or self.sync_seconds > INLINE_SECONDS:
+            if sizes or size > INLINE_BYTES or self.pace_seconds > INLINE_SECONDS:
                 self._hand_over(items, size)
                 continue
             self._begun = time.monotonic()
@@ -274,12 +276,10 @@ class Durability:
             log.exception("the write-ahead log failed by a bug")
             return None, WalFailed(f"{type(error).__name__}: {error}")
         end = time.monotonic()
-        # A moving average decides between writing in place and by thread; one slow sync moves it at once.
-        self.sync_seconds = (
-            max(end - start, self.sync_seconds * 0.9)
-            if end - start > INLINE_SECONDS
-            else (self.sync_seconds * 0.9 + (end - start) * 0.1)
-        )
+        # The second average decides between writing in place and by thread. A disk that got slow moves it within a few
+        # syncs; one slow sync does not, for the thread costs a lone client more than the sync.
+        self.sync_seconds += (end - start - self.sync_seconds) * 0.1
+        self.pace_seconds += (min(end - start, SLOW_SECONDS) - self.pace_seconds) * 0.1
         self.batches += 1
         self.batch_bytes += size
         self.write_seconds += end - start

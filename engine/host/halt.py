@@ -118,7 +118,7 @@ def _diagnose(system: System, member: Member, entry: Entry, error: Exception) ->
         error = error.__cause__
     if isinstance(error, UnknownVersion):
         return Halt(entry.index, 0, 0, -1, f"entry {entry.index} {error}", error.version)
-    frames = list(frames_of(entry.data))
+    frames = frames_of(entry.data)
     frame: Frame | None = None
     ordinal = -1
     cause: BaseException = error

@@ -55,6 +55,7 @@ class Inbound:
         scheduler = system.scheduler
         mark = scheduler.mark
         keep = system.cache.keep
+        space = system.space
         scheduler.hold()
         try:
             for message in messages:
@@ -64,10 +65,11 @@ class Inbound:
                     if member is None:
                         self.ask(node, message.uid)
                         continue
-                if member.raft.stopped:
+                raft = member.raft
+                if raft.stopped:
                     continue
                 entries = message.entries
-                if entries and system.space.full and (taken := system.space.accepts(entries)) < len(entries):
+                if entries and space.full and (taken := space.accepts(entries)) < len(entries):
                     # As lost: the leader's window stays closed, and its probes without entries say that it leads.
                     if not taken:
                         continue
@@ -77,7 +79,6 @@ class Inbound:
                     for entry in entries:
                         if entry.body_bytes and not entry.tombstone:
                             verify_bodies(message.uid, entry)
-                raft = member.raft
                 if (
                     node not in raft.progress
                     if raft.role == LEADER
@@ -88,10 +89,12 @@ class Inbound:
                 raft.step(message)
                 if entries:
                     # Not what was sent twice: no log holds it, so it is never written.
+                    log_entry = raft.log.entry
                     for entry in entries:
-                        if entry.body_bytes and not entry.tombstone and raft.log.entry(entry.index) is entry:
+                        if entry.body_bytes and not entry.tombstone and log_entry(entry.index) is entry:
                             keep(entry)
-                mark(member)
+                if raft.dirty:
+                    mark(member)
             window = system.windows.get(node)
             if window is not None and window.waiting and window.bytes < window.limit:
                 system.sender.resume(node)

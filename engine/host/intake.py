@@ -136,7 +136,7 @@ def admit(system: System, member: Member) -> bool:
         shared = under_way.get(key)
         if reply is None and shared is None:
             under_way[key] = shared = Shared(member, key, queued)
-            fresh.append(queued._replace(sink=shared))
+            fresh.append(Queued(queued.frame, shared, queued.request, queued.records))
             continue
         member.queue_bytes -= len(queued.frame)
         member.budget.queued -= len(queued.frame)

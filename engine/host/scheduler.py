@@ -23,6 +23,7 @@ from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
+from ..raft.replication import NOTED, UNTOLD
 from . import effects, intake
 from .log_time import LogTime
 from .member import Member, Queued
@@ -150,9 +151,7 @@ class Scheduler:
                 if late:
                     system.peers.send(late)
                 system.durability.kick()
-                for member in batch:
-                    if member.raft.commit > member.raft.applied and not member.raft.stopped:
-                        system.applier.apply(member)
+                system.applier.apply_all(batch)
             if self._last_words:
                 calls, self._last_words = self._last_words, []
                 for call in calls:
@@ -173,8 +172,8 @@ class Scheduler:
         if member.queue:
             self._propose(member)
         ready = raft.ready()
-        if raft.untold:
-            raft.untold = False
+        if raft.untold == UNTOLD:
+            raft.untold = NOTED
             if not self.untold:
                 self._telling.unpark_all()
             self.untold.append(member)
@@ -238,7 +237,7 @@ class Scheduler:
             member.queue_bytes -= size
             member.budget.queued -= size
             index = raft.log.last_index + 1
-            entry = build_commands(member.uid, index, raft.term, now, [queued.frame for queued in frames])
+            entry = build_commands(raft.uid, index, raft.term, now, [queued.frame for queued in frames])
             try:
                 raft.propose(entry, member.urgent)
             except LogyardError as error:
@@ -278,7 +277,7 @@ class Scheduler:
     def _persist(self, member: Member, ready: Ready) -> None:
         raft = member.raft
         entries = ready.entries
-        item = WalItem(member.uid)
+        item = WalItem(raft.uid)
         if ready.hard_state is not None:
             item.hard_state = (*ready.hard_state, raft.commit)
             self.system.storage.hard_state_written(member)
@@ -335,15 +334,17 @@ class Scheduler:
         for item in items:
             member, after, token = cast(Token, item.token)
             member.unpersisted -= 1
-            if member.raft.stopped:
+            raft = member.raft
+            if raft.stopped:
                 continue
             if token is not None:
-                member.raft.on_persisted(*token)
+                raft.on_persisted(*token, messages)
                 if member.early:
                     intake.durable(member)
             if after:
                 messages.extend(after)
-            self.mark(member)
+            if raft.dirty:
+                self.mark(member)
         if messages:
             self.system.peers.send(messages)
         self.turn()

@@ -37,6 +37,7 @@ class CommandFault(Exception):
 
 SKIPPED = Reject("skipped", "the machine failed at this command, and an operator had it skipped")
 OnSystem: TypeAlias = Callable[[Context, list[Any]], Reply]
+ApplyBatch: TypeAlias = Callable[[Context, Sequence[Frame]], Batch]
 OnEnd: TypeAlias = Callable[[Context, int], Sequence[Effect]]
 
 
@@ -74,16 +75,18 @@ class Sessions:
         found = self.by_id.get(session)
         if found is None:
             return Reject("session_expired", f"there is no session {session:016x}: it ended, or never began")
+        highest = found.highest
+        if highest < sequence <= highest + WINDOW:
+            for old in range(max(1, highest - WINDOW + 1), sequence - WINDOW + 1):
+                self._drop(found, old)
+            found.highest = sequence
+            return None
         reply = self.known(session, sequence)
         if reply is not None:
             return reply
-        if not 0 < sequence <= found.highest + WINDOW:
-            text = f"sequence {sequence} is not within {WINDOW} of {found.highest}"
+        if not 0 < sequence <= highest:
+            text = f"sequence {sequence} is not within {WINDOW} of {highest}"
             return Reject("sequence_out_of_window", text)
-        if sequence > found.highest:
-            for old in range(max(1, found.highest - WINDOW + 1), sequence - WINDOW + 1):
-                self._drop(found, old)
-            found.highest = sequence
         return None
 
     def keep(self, session: int, sequence: int, reply: Reply) -> None:
@@ -162,6 +165,18 @@ class Guarded(NamedTuple):
     sessions: Sessions | None
     batch: Batch
     uploads: Uploads | None = None
+
+
+def apply_next(sessions: Sessions, context: Context, frames: Sequence[Frame], apply_batch: ApplyBatch) -> Batch | None:
+    """`apply_guarded` of the usual entry: its one frame is a session's, whole, and new. None for any other: nothing
+    was changed."""
+    frame = frames[0]
+    session = frame.session
+    if not session or frame.flags & (SYSTEM | PIECE | BINDS) or sessions.take(session, frame.sequence) is not None:
+        return None
+    batch = run_batch(apply_batch, context, frames)
+    sessions.keep(session, frame.sequence, batch.replies[0])
+    return batch
 
 
 def apply_guarded(
@@ -287,9 +302,7 @@ def release_of(context: Context, frame: Frame) -> Release:
     return Release(Position(context.index, frame.first), Position(context.index, frame.first + frame.records))
 
 
-def run_batch(
-    apply_batch: Callable[[Context, Sequence[Frame]], Batch], context: Context, frames: Sequence[Frame]
-) -> Batch:
+def run_batch(apply_batch: ApplyBatch, context: Context, frames: Sequence[Frame]) -> Batch:
     """A batch machine on frames of one entry; what it refuses is released at that index."""
     batch = apply_batch(context, frames)
     for reply in batch.replies:

@@ -8,6 +8,7 @@ by the host after a roll.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -78,21 +79,22 @@ class SegmentRunner(Protocol):
         ...
 
 
-def latest_entries(entries: Sequence[tuple[int, Entry]]) -> dict[tuple[int, int], Entry]:
-    """By (uid, index), what the file's writes leave standing: an entry voids its group's older ones from its index on.
+def latest_entries(entries: Sequence[tuple[int, Entry]]) -> dict[int, list[Entry]]:
+    """By uid, with rising indexes, what the file's writes leave standing: an entry voids its group's older ones from
+    its index on.
 
     Truncations that no entry followed are not in the list: `valid` of `build_segment_job` knows them.
     """
-    found: dict[tuple[int, int], Entry] = {}
-    lasts: dict[int, int] = {}
+    found: dict[int, list[Entry]] = {}
     for uid, entry in entries:
+        group = found.get(uid)
+        if group is None:
+            found[uid] = [entry]
+            continue
         index = entry.index
-        last = lasts.get(uid, 0)
-        if index < last:
-            for void in range(index + 1, last + 1):
-                found.pop((uid, void), None)
-        lasts[uid] = index
-        found[uid, index] = entry
+        while group and group[-1].index >= index:
+            group.pop()
+        group.append(entry)
     return found
 
 
@@ -105,20 +107,21 @@ def build_segment_job(
     """
     latest = latest_entries(sealed.entries)
     runs: list[ValidRun] = []
-    uid = first = last = term = 0
-    for place in sorted(latest):
-        entry = latest[place]
-        if not valid(place[0], entry.index, entry.term):
-            continue
-        if first and place == (uid, last + 1) and entry.term == term:
-            last = entry.index
-            continue
+    for uid in sorted(latest):
+        first = last = term = 0
+        for entry in latest[uid]:
+            index = entry.index
+            if not valid(uid, index, entry.term):
+                continue
+            if index == last + 1 and entry.term == term:
+                last = index
+                continue
+            if first:
+                runs.append(ValidRun(uid, first, last, term))
+            first = last = index
+            term = entry.term
         if first:
             runs.append(ValidRun(uid, first, last, term))
-        uid, first = place
-        last, term = first, entry.term
-    if first:
-        runs.append(ValidRun(uid, first, last, term))
     return SegmentJob(segment, path, directory, sealed.file, sealed.epoch, sealed.length, tuple(runs))
 
 
@@ -134,15 +137,22 @@ def run_segment_job(disk: Disk, job: SegmentJob, entries: Sequence[tuple[int, En
     sizes: dict[int, int] = {}
     for uid, first, last, term in job.runs:
         size = 0
+        group = latest.get(uid, [])
+        at = bisect_left(group, first, key=_index)
         for index in range(first, last + 1):
-            entry = latest.get((uid, index))
-            if entry is None or entry.term != term:
+            entry = group[at] if at < len(group) else None
+            at += 1
+            if entry is None or entry.index != index or entry.term != term:
                 raise Corrupt(f"WAL file {job.file}", 0, f"entry {index} of group {uid:016x}", entry)
             rows.append((uid, entry))
             if entry.file:
                 size += entry.body_bytes
         sizes[uid] = sizes.get(uid, 0) + size
     return SegmentWritten(write_segment(disk, job.path, job.segment, rows), sizes)
+
+
+def _index(entry: Entry) -> int:
+    return entry.index
 
 
 def pack_info(info: SegmentInfo) -> list[object]:

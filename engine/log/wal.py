@@ -32,6 +32,7 @@ from .record import (
     metadata_bytes,
     own_sizes,
 )
+from .wal_ahead import Ahead
 from .wal_files import Sealed, SyncFailed, WalFiles
 from .wal_replay import ReplayResult
 
@@ -99,8 +100,8 @@ class Wal:
     """The writing side. The constructor does no I/O; `open` comes first."""
 
     __slots__ = (
-        "_direct", "_draw_salt", "_entries", "_error", "_fd", "_files", "_from", "_head", "_idle", "_last", "_limit",
-        "_number", "_recovered", "_rolled", "_seen", "_size", "_stage", "_tail", "_unknown", "disk",
+        "_ahead", "_direct", "_draw_salt", "_entries", "_error", "_fd", "_files", "_from", "_head", "_idle", "_last",
+        "_limit", "_number", "_recovered", "_rolled", "_seen", "_size", "_stage", "_tail", "_unknown", "disk",
     )  # fmt: skip
 
     def __init__(
@@ -129,8 +130,8 @@ class Wal:
         self._direct = -1
         # Anonymous memory is page-aligned, as such writes need it.
         self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
-        self._size = 0
-        self._tail = 0
+        self._size = self._tail = 0
+        self._ahead = Ahead(disk)
         # The last batch is empty, or there is none: nothing to seal.
         self._idle = True
         self._entries: list[tuple[int, Entry]] = []
@@ -171,6 +172,7 @@ class Wal:
         if self._direct >= 0:
             self.disk.close(self._direct)
         self._direct = self.disk.open_direct(self._files.path(self._head.epoch))
+        self._ahead.begin(self._fd, self._direct, self._size)
 
     def close(self) -> None:
         """Close the files. Nothing is pending: every write was synced when it returned."""
@@ -301,6 +303,7 @@ class Wal:
         else:
             written = self.disk.gather_write(self._fd, encoded.buffers, self._tail)
         assert written == total == encoded.total
+        self._ahead.follow(self._tail + total, total)
         try:
             self.disk.datasync(self._fd)
         except OSError as error:

@@ -118,7 +118,8 @@ class Raft:
         self.pair: tuple[Progress, Progress] | None = None
         self.lead_index = self.uncommitted_bytes = 0
         self.transferee = self.transfer_ticks = self.lost_ticks = 0
-        self.transfer_sent = self.leaving = self.chores = self.untold = False
+        self.transfer_sent = self.leaving = self.chores = False
+        self.untold = 0
         self.turned_down: tuple[int, ...] = ()
         self.reads: reads.Reads | None = None
         self.changed = False
@@ -228,6 +229,7 @@ class Raft:
     def tell(self) -> bool:
         """Tell followers of the commit index if nothing has told them yet (`Limits.lazy_commit`); whether there is a
         `Ready` for it."""
+        self.untold = 0
         return self.role == LEADER and replication.tell(self)
 
     def transfer(self, to: int) -> None:
@@ -277,12 +279,13 @@ class Raft:
 
     # ---- in: what the host has done
 
-    def on_persisted(self, term: int, vote: int, index: int, entry_term: int) -> None:
+    def on_persisted(self, term: int, vote: int, index: int, entry_term: int, out: list[Message] | None = None) -> None:
         """The oldest `Ready` with a hard state or entries that was not reported yet is durable; the arguments are its
         `token`.
 
         What was overwritten since it was handed out does not count, even if the same entry stands there again
-        (pitfall 11).
+        (pitfall 11). `out` takes the acknowledgement that this makes due when it is all there is to do, so that no
+        `Ready` is made for it; it may leave at once.
         """
         handed = self.pending.pop(0)
         assert handed[0] == term and handed[1] == vote, f"reported {(term, vote)}, oldest is {handed}"
@@ -301,7 +304,10 @@ class Raft:
             if log.stable > self.commit:
                 replication.advance_commit(self)
         elif self.leader and min(log.stable, self.validated) > self.acked:
-            replication.acknowledge(self)
+            if out is not None and self.safe and not self.dirty:
+                out.append(replication.acknowledgement(self))
+            else:
+                replication.acknowledge(self)
 
     def on_applied(self, index: int) -> None:
         """The machine has applied everything up to `index`."""

@@ -56,6 +56,8 @@ class Message:
     TIMEOUT_NOW   the receiver campaigns at once (thesis 3.10)
     LEADER_GONE   the sender led `term` and does not any more
     ============= ==========================================================================================
+
+    Messages that share one list of entries differ in `to` only.
     """
 
     __slots__ = (

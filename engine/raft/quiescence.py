@@ -25,9 +25,7 @@ def is_quiet(raft: Raft) -> bool:
         return True
     live = raft.live
     if raft.role != LEADER:
-        if raft.role == FOLLOWER and not election.may_stand(raft):
-            return True
-        return raft.role == FOLLOWER and (_trusts(raft) or election.parked(raft))
+        return raft.role == FOLLOWER and (_trusts(raft) or not election.may_stand(raft) or election.parked(raft))
     last = raft.log.last_index
     commit = raft.commit
     if commit != last or raft.transferee or (raft.reads is not None and not raft.reads.idle):

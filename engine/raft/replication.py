@@ -8,7 +8,7 @@ the term already settled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..entry import Entry
 from ..errors import BadRequest
@@ -20,7 +20,14 @@ from .quorum import committed_index
 if TYPE_CHECKING:
     from .core import Raft
 
+Run: TypeAlias = tuple[int, int, list[Entry], int]
+"""First index, the term before it, the entries, their bytes."""
+
 NOTHING: tuple[Entry, ...] = ()
+UNTOLD: Final = 1
+"""`Raft.untold`: a follower has everything and was not told the commit index; 0: none."""
+NOTED: Final = 2
+"""The host knows: it calls `tell` soon, which looks at all of them."""
 
 
 # ---- leader: sending
@@ -33,6 +40,7 @@ def feed(raft: Raft) -> None:
     last = log.last_index
     commit = raft.commit
     limits = raft.limits
+    run: Run | None = None
     for node, progress in raft.progress.items():
         if progress.state == REPLICATE:
             while progress.next <= last:
@@ -43,13 +51,18 @@ def feed(raft: Raft) -> None:
                 if (
                     len(progress.inflight) >= limits.inflight_messages
                     or progress.inflight_bytes >= limits.inflight_bytes
-                    or not _send_run(raft, node, progress, last)
                 ):
                     break
+                if run is None or run[0] != progress.next:
+                    run = _run(raft, progress.next, last)
+                    if run is None:
+                        progress.probe(progress.next)
+                        break
+                _send_run(raft, node, progress, run)
             # While something is under way its answer comes first, and entries may carry the commit index by then.
             if progress.told < commit and (progress.match == last or (raft.leaving and progress.state == REPLICATE)):
                 if limits.lazy_commit and not raft.leaving:
-                    raft.untold = True
+                    raft.untold = raft.untold or UNTOLD
                 else:
                     _send_commit(raft, node, progress)
         if progress.state == PROBE and not progress.paused and node in raft.live:
@@ -97,21 +110,21 @@ def _send(
     )
 
 
-def _send_run(raft: Raft, node: int, progress: Progress, last: int) -> bool:
-    """One APPEND of new entries, sent ahead of the answers. False when the follower has to be probed instead."""
-    first = progress.next
+def _run(raft: Raft, first: int, last: int) -> Run | None:
+    """What one APPEND of new entries from `first` on carries. None: a follower that wants them has to be probed."""
     log = raft.log
     found = log.window(first, last, raft.limits.append_bytes)
     prev_term = log.term(first - 1)
-    if found is None or prev_term is None:
-        progress.probe(first)
-        return False
-    entries, size = found
+    return None if found is None or prev_term is None else (first, prev_term, *found)
+
+
+def _send_run(raft: Raft, node: int, progress: Progress, run: Run) -> None:
+    """One APPEND of new entries, sent ahead of the answers. Followers at the same place get the same list."""
+    first, prev_term, entries, size = run
     end = first + len(entries) - 1
     _send(raft, node, progress, first - 1, prev_term, entries, end)
     progress.next = end + 1
     progress.take(end, size)
-    return True
 
 
 def send_probe(raft: Raft, node: int, progress: Progress) -> None:
@@ -215,7 +228,7 @@ def on_append_reply(raft: Raft, m: Message) -> None:
             # It is under way until it is acknowledged: a follower whose disk hangs must not be sent more and more.
             progress.take(held, log.bytes_of(progress.match + 1, held))
         raft.dirty = True
-    elif progress.next <= last or progress.told < raft.commit:
+    elif progress.next <= last or (progress.told < raft.commit and not raft.untold):
         raft.dirty = True
     if match > raft.commit:
         advance_commit(raft)
@@ -396,22 +409,14 @@ def void(raft: Raft, from_index: int) -> None:
 
 def acknowledge(raft: Raft, context: int = 0) -> None:
     """Tell the leader the last stable index that its appends validated, and the last one held at all."""
-    match = min(raft.log.stable, raft.validated)
-    raft.acked = match
-    raft.send(
-        Message(
-            APPEND_REPLY,
-            raft.uid,
-            raft.leader,
-            raft.node,
-            raft.term,
-            match,
-            0,
-            raft.commit,
-            context,
-            False,
-            None,
-            0,
-            raft.validated,
-        )
-    )
+    raft.send(acknowledgement(raft, context))
+
+
+def acknowledgement(raft: Raft, context: int = 0) -> Message:
+    """The message of `acknowledge`, for who sends it."""
+    stable, validated = raft.log.stable, raft.validated
+    raft.acked = match = stable if stable < validated else validated
+    return Message(
+        APPEND_REPLY, raft.uid, raft.leader, raft.node, raft.term, match, 0, raft.commit, context, False, None, 0,
+        validated,
+    )  # fmt: skip

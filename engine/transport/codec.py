@@ -194,11 +194,11 @@ def _decode_entries(
 def _slice(data: bytes, body: memoryview, at: int, size: int) -> tuple[memoryview, ...]:
     """The units of one entry as slices of `body`; `Corrupt` unless the directory adds up to `size`."""
     units = ENTRY.unpack_from(data)[3]
+    if units == 1 and UNIT.unpack_from(data, ENTRY_BYTES)[1] == size:
+        return (body[at : at + size],)
     lengths = [row[1] for row in UNIT.iter_unpack(data[ENTRY_BYTES : ENTRY_BYTES + units * UNIT_BYTES])]
     if sum(lengths) != size:
         raise Corrupt("peer entry", at, f"units of {size} bytes", sum(lengths))
-    if units == 1:
-        return (body[at : at + size],)
     parts = []
     for length in lengths:
         parts.append(body[at : at + length])

@@ -66,6 +66,16 @@ class Handler(Protocol):
         ...
 
 
+def _alike(some: list[Message], others: list[Message]) -> bool:
+    """Whether the same frames say both: messages that share their list of entries differ in `to` only."""
+    if len(some) != len(others):
+        return False
+    for one, other in zip(some, others, strict=True):
+        if one.entries is not other.entries or not one.entries:
+            return False
+    return True
+
+
 class PeerStatus(NamedTuple):
     """One peer for operators. Queues in bytes, drops in frames since the start; `error` is the last one, or empty."""
 
@@ -208,6 +218,8 @@ class Peers:
             else:
                 box.append(message)
         config = self.config
+        frames: list[list[Buffer]] = []
+        encoded: list[Message] = []
         for key, box in boxes.items():
             peer = self._peers.get(key >> 1)
             if peer is None:
@@ -217,7 +229,10 @@ class Peers:
                 # Not worth encoding.
                 link.dropped += 1
                 continue
-            for frame in encode_messages(box, config.frame_bytes if key & 1 else config.control_frame_bytes):
+            if not _alike(box, encoded):
+                frames = list(encode_messages(box, config.frame_bytes if key & 1 else config.control_frame_bytes))
+                encoded = box
+            for frame in frames:
                 link.send(frame)
 
     def send_blob(

@@ -96,6 +96,7 @@ async def test_a_replica_made_anew_is_not_stopped_by_what_the_old_one_had_queued
         system, member = c.system(3), c.member(3)
         await until(lambda: not system.durability.busy)
         await c.nodes[1].change_members("log", "remove", 3)
+        await until(lambda: not system.durability.busy)
         durability = system.durability
         durability._alone = True
         last = member.raft.log.last_index

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
 
 from logyard.engine.entry import COMMANDS, Entry
 from logyard.engine.host.durability import MIXED_BYTES, SMALL_BYTES, Durability
-from logyard.engine.log.wal import WalItem
+from logyard.engine.log.wal import Wal, WalItem
 
 MIB = 1 << 20
 
@@ -80,3 +83,44 @@ def test_nothing_is_lost_overtaken_or_starved() -> None:
         assert sorted(taken) == sorted(added) and not one.bytes
         for uid in last:
             assert [index for other, index in taken if other == uid] == list(range(1, last[uid] + 1))
+
+
+class Timed:
+    """A log whose writes take as long as told, by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.takes = 0.0
+
+    def monotonic(self) -> float:
+        """The time."""
+        return self.now
+
+    def write(self, items: Sequence[WalItem]) -> None:
+        """Take that long."""
+        self.now += self.takes
+
+
+def test_one_slow_sync_moves_no_small_batch_to_the_thread_and_several_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    wal, one = Timed(), durability()
+    monkeypatch.setattr("logyard.engine.host.durability.time.monotonic", wal.monotonic)
+    one.wal, one.persisted = cast(Wal, wal), lambda items: None
+
+    def by_thread(seconds: float) -> bool:
+        wal.takes = seconds
+        one.add(item(1, 1, 100))
+        one.kick()
+        busy = one.busy
+        if busy:
+            # As the thread would.
+            jobs = one._jobs.get()
+            assert jobs is not None
+            one._finished(jobs, *one._write(jobs))
+        return busy
+
+    assert not any(by_thread(0.0001) for _ in range(20))
+    assert not by_thread(0.5) and not by_thread(0.0001), "one slow sync says nothing yet"
+    assert [by_thread(0.02) for _ in range(4)][-1], "a disk that stays slow does"
+    moved = [by_thread(0.0001) for _ in range(60)]
+    assert moved[0] and not moved[-1], "and one that is fast again is trusted again"
+    assert one.sync_seconds_max == pytest.approx(0.5)

@@ -15,7 +15,7 @@ from .cluster import Cluster, cluster, until
 
 def by_thread(c: Cluster, number: int) -> None:
     """A node that believes its disk slow leaves syncs to its thread: its loop, which is this test's, does not hang."""
-    c.system(number).durability.sync_seconds = 1.0
+    c.system(number).durability.pace_seconds = 1.0
 
 
 class HangingDisk(Disk):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,15 @@ from logyard.client.wire import encode_frame
 from logyard.engine.entry import UNIFORM, Frame, encode_system
 from logyard.engine.errors import BadRequest, Busy, LogyardError, NotLeader, SessionExpired, Unknown
 from logyard.engine.host.answer import Answer
-from logyard.engine.host.sessions import REPLY_BYTES, WINDOW, Sessions, apply_guarded, run_batch
+from logyard.engine.host.sessions import (
+    REPLY_BYTES,
+    WINDOW,
+    ApplyBatch,
+    Sessions,
+    apply_guarded,
+    apply_next,
+    run_batch,
+)
 from logyard.engine.machine import Batch, Context, Position, Reject, Release
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog
@@ -94,6 +102,39 @@ def table() -> Sessions:
     found, _, _ = entry_of(None, 1, own(0, "register", SESSION, CLIENT, TTL))
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_short_way_of_a_usual_entry_comes_to_what_the_rule_comes_to(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def machine(context: Context, frames: Sequence[Frame]) -> Batch:
+        replies = [Reject("no", "it refuses") if one.commands == b"no" else one.commands for one in frames]
+        return Batch(replies, [])
+
+    short, general, taken = table(), table(), 0
+    for index in range(2, 400):
+        sequence = draw.choice((general.by_id[SESSION].highest + draw.randint(-2, 70), draw.randint(-3, 300)))
+        one = plain(draw.choice((SESSION, SESSION, SESSION, 5, 0)), sequence, 0, draw.choice((b"yes", b"no")))
+        context = Context(1, index, 1, 0, 1, 1)
+        before = short.encode()
+        quick = apply_next(short, context, [one], machine)
+        if quick is None:
+            assert short.encode() == before, "nothing was changed"
+            quick = guarded(short, context, one, machine)
+        else:
+            taken += 1
+        slow = guarded(general, context, one, machine)
+        assert str(quick.replies) == str(slow.replies) and list(quick.effects) == list(slow.effects)
+        assert short.encode() == general.encode() and short.bytes == general.bytes
+    assert taken > 50
+
+
+def guarded(sessions: Sessions, context: Context, one: Frame, machine: ApplyBatch) -> Batch:
+    def run(context: Context, shown: list[Frame]) -> Batch:
+        return run_batch(machine, context, shown)
+
+    return apply_guarded(sessions, context, [one], run, lambda _, command: b"").batch
 
 
 def code(reply: bytes | Reject) -> str:

@@ -12,6 +12,7 @@ from logyard.engine.disk import Disk, FaultyDisk
 from logyard.engine.errors import Gone, NoSpace, WalFailed
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.wal import Gap, Sealed, WalConfig, WalItem
+from logyard.engine.log.wal_ahead import AHEAD_BYTES, SMALL_BYTES
 
 from .model import SMALL, Memory, command, commands, open_wal, payload, recover
 
@@ -382,3 +383,74 @@ def test_an_item_that_wants_nothing_costs_nothing(tmp_path: Path) -> None:
     assert wal.write([WalItem(7), WalItem(8)]) is None and wal.write([]) is None
     assert disk.fdatasyncs == before
     wal.close()
+
+
+class Reserved(Disk):
+    """Space counts as never written from `unwritten` on; `ahead` are the zeros that were asked for: (offset, bytes)."""
+
+    __slots__ = ("ahead", "unwritten")
+
+    def __init__(self, unwritten: int) -> None:
+        super().__init__()
+        self.unwritten = unwritten
+        self.ahead: list[tuple[int, int]] = []
+
+    def open_direct(self, path: str) -> int:
+        """A descriptor that is not direct, so that every file system will do."""
+        return os.open(path, os.O_WRONLY)
+
+    def unwritten_from(self, fd: int, offset: int) -> int:
+        """As told."""
+        return self.unwritten
+
+    def write_ahead(self, fd: int, zeros: memoryview, offset: int) -> None:
+        """Remember it."""
+        self.ahead.append((offset, len(zeros)))
+        super().write_ahead(fd, zeros, offset)
+
+
+def test_small_batches_find_the_space_behind_them_written(tmp_path: Path) -> None:
+    disk, model = Reserved(DATA_START), Memory()
+    config = WalConfig(file_bytes=2 * AHEAD_BYTES, stock=0)
+    wal, _, _ = open_wal(disk, str(tmp_path), config)
+    tails = []
+    for index in range(1, 200):
+        batch = [WalItem(7, [command(7, index, bodies=[b"x" * 3000])])]
+        wal.write(batch)
+        model.take(batch)
+        tails.append(wal.position[1])
+    # Once for many batches, always behind what is there, never behind the file's end.
+    assert disk.ahead == [(tails[0], AHEAD_BYTES), (at := disk.ahead[1][0], 2 * AHEAD_BYTES - at)]
+    assert at in tails and tails[0] + AHEAD_BYTES < at < tails[0] + AHEAD_BYTES + 3 * BLOCK
+    wal.close()
+    memory, result = recover(disk, str(tmp_path))
+    assert memory.state() == model.state() and not result.damage and not result.healed
+
+
+def test_neither_large_batches_nor_written_space_get_zeros(tmp_path: Path) -> None:
+    disk = Reserved(DATA_START)
+    wal, _, _ = open_wal(disk, str(tmp_path / "fresh"), WalConfig(file_bytes=4 * AHEAD_BYTES))
+    wal.write([WalItem(7, [command(7, 1, bodies=[b"x" * (SMALL_BYTES + 1)])])])
+    assert not disk.ahead
+    wal.write([WalItem(7, [command(7, 2)])])
+    assert disk.ahead == [(wal.position[1], AHEAD_BYTES)]
+    wal.close()
+    disk = Reserved(4 * AHEAD_BYTES)
+    wal, _, _ = open_wal(disk, str(tmp_path / "recycled"), WalConfig(file_bytes=4 * AHEAD_BYTES))
+    wal.write([WalItem(7, [command(7, 1)])])
+    assert not disk.ahead
+    wal.close()
+
+
+def test_a_file_says_where_its_space_was_never_written(tmp_path: Path) -> None:
+    disk = Disk()
+    fd = disk.create(str(tmp_path / "file"))
+    disk.preallocate(fd, 64 * BLOCK, False)
+    os.pwrite(fd, bytes(2 * BLOCK), 0)
+    disk.datasync(fd)
+    # Where the file system can't tell, nothing is written ahead.
+    assert disk.unwritten_from(fd, 0) in (2 * BLOCK, 64 * BLOCK)
+    os.pwrite(fd, bytes(62 * BLOCK), 2 * BLOCK)
+    disk.datasync(fd)
+    assert disk.unwritten_from(fd, 0) == 64 * BLOCK
+    disk.close(fd)

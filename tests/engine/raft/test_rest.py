@@ -165,6 +165,7 @@ def test_a_lazy_leader_lets_entries_carry_the_commit_index_and_tells_the_rest_wh
     assert say(drain(leader)) == []
     assert leader.tell() and say(drain(leader)) == [(2, 3, 3), (3, 3, 3)]
     assert not leader.tell() and drain(leader) == []
+    assert not leader.untold
     # The tick asks as well, should nobody else.
     leader.propose(command(4, 1))
     drain(leader)
@@ -223,3 +224,53 @@ def test_a_parked_member_is_roused_by_one_that_hears_no_leader_any_more() -> Non
         raft.tick()
         asked += [m.to for m in drain(raft) if m.kind == PREVOTE]
     assert 2 in asked
+
+
+def test_an_answer_after_the_commit_wakes_no_leader_whose_host_is_going_to_tell() -> None:
+    leader = leading(limits=Limits(lazy_commit=True))
+    for node in (2, 3):
+        ack(leader, node)
+    drain(leader)
+    assert leader.tell() and drain(leader)
+    leader.propose(command(2, 1))
+    drain(leader)
+    ack(leader, 2, 2)
+    assert leader.dirty and leader.commit == 2
+    drain(leader)
+    assert leader.untold
+    ack(leader, 3, 2)
+    assert not leader.dirty, "nothing to do: the telling that is due looks at both"
+    assert leader.tell() and sorted(m.to for m in drain(leader) if m.kind == APPEND) == [2, 3]
+    # One that answers only after that is told by another telling.
+    leader.propose(command(3, 1))
+    drain(leader)
+    ack(leader, 2, 3)
+    drain(leader)
+    assert leader.tell() and [m.to for m in drain(leader) if m.kind == APPEND] == [2]
+    ack(leader, 3, 3)
+    assert leader.dirty and drain(leader) == [] and leader.untold
+    assert leader.tell() and [m.to for m in drain(leader) if m.kind == APPEND] == [3]
+
+
+def test_a_lone_acknowledgement_leaves_with_the_report_and_anything_else_in_a_ready() -> None:
+    network = Network(3)
+    leader, follower = network.elect(1), network[2]
+    network.drain()
+    for busy in (False, True):
+        leader.propose(command(leader.log.last_index + 1, leader.term))
+        (sent,) = [m for m in drain(leader) if m.to == 2 and m.kind == APPEND and m.entries]
+        follower.step(sent)
+        ready = follower.ready()
+        assert ready is not None and ready.token is not None and not ready.messages and not ready.after
+        if busy:
+            follower.on_link_reset(1)
+        out: list[Message] = []
+        follower.on_persisted(*ready.token, out)
+        if not busy:
+            (answer,) = out
+            assert not follower.dirty and follower.ready() is None
+        else:
+            assert not out
+            answer = next(m for m in drain(follower) if m.kind == APPEND_REPLY and not m.context)
+        assert (answer.kind, answer.to, answer.index, answer.last) == (APPEND_REPLY, 1, sent.last, sent.last)
+        follower.check()

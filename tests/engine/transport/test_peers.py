@@ -314,3 +314,23 @@ async def cluster_of_two(a: Node, b: Node) -> AsyncIterator[None]:
         b.peers.add_peer(1, a.peers.address)
         await a.until(lambda: a.recorder.ups == [2])
         yield
+
+
+async def test_followers_of_one_turn_share_an_encoding_only_when_they_are_sent_the_same() -> None:
+    nodes = [Node(1), Node(2), Node(3)]
+    async with cluster(*nodes):
+        shared, other = [make_entry(5, 10, [b"one"])], [make_entry(6, 20, [b"two"])]
+        first, second = append(2, 5, shared), append(3, 5, shared)
+        first.entries = second.entries = shared
+        nodes[0].peers.send([first, second])
+        for node in nodes[1:]:
+            await node.until(lambda node=node: len(node.recorder.messages) == 1)  # type: ignore[misc]
+        # As many messages, and other ones: of another group, or without entries.
+        sent = [append(2, 5, shared), append(2, 5, []), append(3, 6, other), append(3, 6, [])]
+        sent[0].entries, sent[2].entries = shared, other
+        nodes[0].peers.send(sent)
+        for node in nodes[1:]:
+            await node.until(lambda node=node: len(node.recorder.messages) == 3)  # type: ignore[misc]
+            want = [values(m) for m in [first, second, *sent] if m.to == node.node]
+            assert [values(m) for _, m in node.recorder.messages] == want
+            assert all(m.to == node.node for _, m in node.recorder.messages)
