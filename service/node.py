@@ -24,6 +24,7 @@ from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, NotLeade
 from logyard.engine.host import halt
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.delivery import SessionSink
+from logyard.engine.host.forgetting import forget_node
 from logyard.engine.host.intake import CommandRejected
 from logyard.engine.host.member import Member, Sink
 from logyard.engine.host.sessions import EXPIRE
@@ -319,6 +320,10 @@ class Node:
         """Make this node's member the only one of a group that lost its quorum for good; see `System.force_shrink`."""
         return await self.system.force_shrink(name)
 
+    async def forget_node(self, node: int, force: bool = False) -> bool:
+        """Believe whoever comes next as `node`, whatever its directory; see `engine.host.forgetting`."""
+        return await forget_node(self.system, node, force)
+
     async def skip(self, name: str, index: int, ordinal: int) -> None:
         """Leave out the command that halted the group's machine, on every member; returns when it is. On the leader
         only; raises `NotLeader`, `Refused`, `Rejected`."""
@@ -414,4 +419,5 @@ def build_peers(config: NodeConfig, system: System, door: Door | None = None) ->
         config.id, config.cluster, system.epoch, addresses, transport, system.inbound,
         healthy=system.pulse.healthy, digest=system.hibernation.accord.digest,
         guard=None if door is None else PeerGuard(door),
+        origin=system.origin, known=system.acquaintances, vitals=system.vitals,
     )  # fmt: skip

@@ -137,6 +137,9 @@ class SystemPort(Protocol):
     async def force_shrink(self, name: str) -> object:
         """Make this node's member the only one."""
 
+    async def forget_node(self, node: int, force: bool) -> object:
+        """Believe whoever comes next under a node's number."""
+
     async def skip(self, name: str, index: int, ordinal: int) -> object:
         """Leave out a command that a machine failed at."""
 
@@ -398,6 +401,10 @@ async def _force_shrink(system: SystemPort, asked: Asked) -> object:
     return await system.force_shrink(asked.text("name"))
 
 
+async def _forget_node(system: SystemPort, asked: Asked) -> object:
+    return await system.forget_node(asked.number("lost", least=1), asked.flag("force", False))
+
+
 async def _skip(system: SystemPort, asked: Asked) -> object:
     return await system.skip(asked.text("name"), asked.number("index", least=1), asked.number("ordinal"))
 
@@ -431,6 +438,7 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "campaign": _campaign,
         "force_shrink": _force_shrink,
         "skip": _skip,
+        "forget_node": _forget_node,
     }
 )
 

@@ -41,7 +41,8 @@ def metadata_bytes(entries: Iterable[Entry]) -> int:
 
 
 class Durability:
-    """Owns the WAL's writing side. `persisted(items)`, `failed(error)`, `no_space(reason)` are called on the loop."""
+    """Owns the WAL's writing side. `persisted(items)`, `failed(error)`, `no_space(reason)` are called on the loop.
+    `error` is set by whoever ends this node: nothing more is written."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Durability:
         self.sync_seconds = 0.001
         self.sync_seconds_max = 0.0
         self.batches = 0
+        self.syncs = 0
         self.batch_bytes = 0
         self.write_seconds = 0.0
         self.last_write = time.monotonic()
@@ -236,6 +238,7 @@ class Durability:
 
     def _write(self, items: Sequence[WalItem]) -> tuple[Rolled | None, LogyardError | None]:
         start = time.monotonic()
+        number = self.wal.position[0]
         try:
             rolled = self.wal.write(items) if items else self.wal.seal()
         except LogyardError as error:
@@ -252,6 +255,7 @@ class Durability:
             else (self.sync_seconds * 0.9 + (end - start) * 0.1)
         )
         self.batches += 1
+        self.syncs += self.wal.position[0] - number
         self.batch_bytes += self.writing_bytes
         self.write_seconds += end - start
         if end - start > self.sync_seconds_max:

@@ -24,11 +24,12 @@ PROBE = b"logyard".ljust(512, b"\0")
 class Pulse:
     """One node's. A WAL write of many batches counts as alive while its batches get done."""
 
-    __slots__ = ("system", "probes", "_batch", "_batch_at", "_probed", "_probing", "_fd")
+    __slots__ = ("system", "probes", "probe_seconds", "_batch", "_batch_at", "_probed", "_probing", "_fd")
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.probes = 0
+        self.probe_seconds = 0.0
         self._batch = -1
         self._batch_at = 0.0
         self._probed = 0.0
@@ -75,6 +76,7 @@ class Pulse:
                     break
                 await trio.sleep(self.system.config.disk_probe_ms / 1000)
         self._probed = time.monotonic()
+        self.probe_seconds += self._probed - self._probing
         self._probing = 0.0
         self.probes += 1
 

@@ -32,7 +32,10 @@ async def run(system: System) -> None:
     healthy = True
     while True:
         await trio.sleep(interval)
+        if system.failure is not None:
+            return
         system.pulse.look()
+        system.slow_disk.tick()
         if system.pulse.healthy():
             healthy = True
             _tick(system)
@@ -59,6 +62,7 @@ async def run(system: System) -> None:
             system.heartbeats.look()
             system.storage.look()
             system.versions.look()
+            system.storage.books.look()
 
 
 def _tick(system: System) -> None:
