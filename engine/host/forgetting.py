@@ -1,7 +1,7 @@
 """The way back for a node that lost its data: once it is a member of nothing, the others may forget its directory.
 
-Why that is safe: a removal is committed by a quorum without the node, so whoever stood for election with a vote that the
-lost directory held can't win against it; and a member that is added again begins with nothing, as a new node does.
+Why that is safe: a removal is committed by a quorum without the node, so whoever stood for election with a vote that
+the lost directory held can't win against it; and a member that is added again begins with nothing, as a new node does.
 Called by the service.
 """
 

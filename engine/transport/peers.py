@@ -116,9 +116,9 @@ class Peers:
     `addresses` holds this node's own listening address, too (port 0: the kernel chooses; see `address`). `epoch` is
     this node's, raised and made durable before every start; `origin` has it, too, and all else that tells lives of
     directories apart, `known` what is known of the others' (see `identity`). `vitals()` goes with each renewal.
-    `healthy()` says whether the WAL's syncs complete: renewals are sent only then. `digest(node)` goes with each renewal (see `Liveness.digest_of`). `live` is shared and changed
-    in place. `guard` secures every connection (TLS); without it only loopback addresses are dialled and listened on.
-    The constructor does no I/O.
+    `healthy()` says whether the WAL's syncs complete: renewals are sent only then. `digest(node)` goes with each
+    renewal (see `Liveness.digest_of`). `live` is shared and changed in place. `guard` secures every connection
+    (TLS); without it only loopback addresses are dialled and listened on. The constructor does no I/O.
     """
 
     def __init__(
