@@ -47,7 +47,7 @@ def serve(config: Path, until_eof: bool) -> None:
     """Run one node until SIGTERM or Ctrl-C.
 
     Prints "ready client=HOST:PORT pid=N" when it serves. Exit codes: 0 stopped, 1 refused to start, 2 bad
-    configuration, 75 the write-ahead log failed.
+    configuration, 75 the disk failed, 76 the others know a newer data directory of this node.
 
     \b
     Example:

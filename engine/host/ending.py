@@ -3,13 +3,12 @@
 Invariants: from `begin` on nothing is written, acknowledged or voted; what still leaves says only that a leadership is
 over, which needs no durability. All of it is best effort and bounded: who stops may not wait for a disk or a network
 that does not answer. A disk's failure leaves the file `failed` behind, unsynced: it is for a restart on the same
-kernel, whose page cache may hold what the disk does not (see `recovery`). Called by `system`.
+kernel, whose page cache may hold what the disk does not (see `life`). Called by `system`.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
 import trio
@@ -100,26 +99,3 @@ def _mark(system: System) -> None:
             disk.close(fd)
     except OSError as error:
         log.error("the mark of the failure was not left: %s", error)
-
-
-def revalidate(system: System) -> None:
-    """BLOCKING. Before anything is read: what a failed sync left in the page cache must not pass for what the disk has.
-
-    The files of the WAL always: their last batch may be one whose sync failed, and who reads it back promises it.
-    Everything else if the last process left the mark. Raises `OSError` where the disk still fails.
-    """
-    disk, root = system.disk, system.path
-    found = [root / "wal"]
-    if os.path.exists(root / MARK):
-        log.warning("the last process here ended by a failed disk: everything is read anew from it")
-        found = [root]
-    for folder in found:
-        for directory, _, names in os.walk(folder):
-            for name in names:
-                if name.endswith((".wal", ".mdb", ".seg")):
-                    disk.revalidate(os.path.join(directory, name))
-
-
-def forget(system: System) -> None:
-    """The start after a failure has read everything."""
-    system.disk.unlink(str(system.path / MARK))

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from ..entry import Entry, build_plain
-from ..errors import Corrupt, LogyardError, Outdated, WalFailed
-from ..identity import Acquaintances, Origin
+from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.wal import Wal, WalConfig, WalItem
@@ -27,7 +26,7 @@ from ..raft.membership import Configuration
 from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
-from . import ending, receiving, revival, rows
+from . import life, receiving, revival, rows
 from .departures import Departed
 from .homes import SealedFile, Share
 from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
@@ -121,26 +120,14 @@ def _open(system: System) -> None:
     disk.make_directory(str(path))
     storage.lock_fd = lock_fd = disk.lock_directory(str(path))
     storage.closing.append(lambda: disk.close(lock_fd))
-    try:
-        ending.revalidate(system)
-    except OSError as error:
-        raise WalFailed(f"the disk of {path} fails: {error}") from error
+    life.revalidate(system)
     system.space.open()
     for name in ("wal", "segments"):
         disk.make_directory(str(path / name))
     storage.books.meta = meta = MetaStore(disk, str(path / "meta"))
     storage.closing.append(meta.close)
     meta.open(system.cluster_id, system.node_id)
-    stored = meta.get(rows.EPOCH)
-    refused = meta.get(rows.OUTDATED)
-    if refused is not None:
-        raise Outdated(
-            system.node_id, f"{refused.decode()}; see {path} and docs/operating.md, 'A node that lost its data'"
-        )
-    system.epoch = int.from_bytes(stored or b"", "little") + 1
-    number = meta.get(rows.DIRECTORY) or os.urandom(8)
-    meta.commit([(rows.EPOCH, system.epoch.to_bytes(8, "little")), (rows.DIRECTORY, number)])
-    system.acquaintances = Acquaintances(rows.peers(meta.scan(rows.PEER)))
+    lived = life.begin(system, meta)
     storage.closing.append(system.store.close)
     system.store.open()
     system.store.restore((key[1:], value) for key, value in meta.scan(rows.STORE))
@@ -153,17 +140,13 @@ def _open(system: System) -> None:
     began = time.thread_time_ns()
     result = replay(disk, str(path / "wal"), sink, flushed)
     replayed = [sealed.file for sealed in result.sealed] + ([result.current.head.epoch] if result.current else [])
-    if stored is not None and flushed + 1 not in replayed:
+    if lived and flushed + 1 not in replayed:
         result.damage.append(Damage(0, flushed + 1, 0, "the file is missing, and with it what groups had written last"))
     storage.wal = Wal(disk, str(path / "wal"), WalConfig.of(system.config), result)
     storage.closing.append(storage.wal.close)
     restarted = _build_members(system, sink, result)
     system.counters.replay_nanoseconds = time.thread_time_ns() - began
     storage.wal.open()
-    # Who lost batches of its log knows it, and claims none: its groups are in repair.
-    written = 0 if result.damage else storage.wal.position[0]
-    start = int.from_bytes(os.urandom(8), "little")
-    system.origin = Origin(int.from_bytes(number, "little"), system.epoch, start, written)
     storage.adopt_recovered(result.sealed)
     if restarted:
         # A crash came between an installed snapshot and the marks of its log's new start (see `Storage.installed`).
@@ -174,7 +157,7 @@ def _open(system: System) -> None:
             storage.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
     receiving.recover(system)
-    ending.forget(system)
+    life.recovered(system, bool(result.damage))
 
 
 def _build_members(system: System, sink: Collector, result: ReplayResult) -> list[tuple[int, int]]:
