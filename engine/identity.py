@@ -51,7 +51,7 @@ class Acquaintances:
         """A process introduces itself; raises `Outdated` when it is not the successor of the one that is known."""
         known = self.known.get(node)
         if known is not None:
-            reason = _difference(known, origin)
+            reason = difference(known, origin)
             if reason:
                 self.outdated[node] = reason
                 raise Outdated(node, reason)
@@ -84,7 +84,7 @@ class Acquaintances:
         return [(node, self.known[node]) for node in nodes]
 
 
-def _difference(known: Origin, origin: Origin) -> str:
+def difference(known: Origin, origin: Origin) -> str:
     """Why `origin` can't be a later start of `known`, or nothing."""
     if known.directory and origin.directory and known.directory != origin.directory:
         return f"its data directory {origin.directory:016x} is not the one it had, {known.directory:016x}"

@@ -18,6 +18,7 @@ from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt, WrongIdentity
 from logyard.engine.host import rows
 from logyard.engine.host.member import Spec
+from logyard.engine.identity import Origin
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta import (
     COMMIT,
@@ -46,13 +47,16 @@ class Facts:
 
     __slots__ = (
         "node", "cluster", "epoch", "groups", "states", "snapshots", "chunks", "wal_files", "flushed", "deleted",
-        "store", "lost", "complete",
+        "store", "lost", "complete", "directory", "peers",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.node = 0
         self.cluster = ""
         self.epoch = 0
+        self.directory = 0
+        self.peers: dict[int, Origin] = {}
+        """What this node knew of the others' directories."""
         self.groups: dict[int, Spec] = {}
         self.states: dict[int, StateRow] = {}
         self.snapshots: dict[int, SnapshotRow] = {}
@@ -243,7 +247,8 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     # A group that was left has rows again when this node is a member again.
     facts.deleted |= left - facts.groups.keys()
     take(rows.STORE, lambda key, value: facts.store.append((key[1:], value)))
-    take(rows.PEER, lambda key, value: rows.peers([(key, value)]))
+    take(rows.PEER, lambda key, value: facts.peers.update(rows.peers([(key, value)])))
+    facts.directory = int.from_bytes(store.get(rows.DIRECTORY) or b"", "little")
     refused = store.get(rows.OUTDATED)
     if refused is not None:
         text = f"the other nodes refuse this directory, and so does a start: {refused.decode('utf-8', 'replace')}"

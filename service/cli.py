@@ -130,8 +130,10 @@ def check(path: Path, repair: bool, output: Output) -> None:
       logyard check ./yard
     """
     from .check import check_directory
+    from .check_peers import compare
 
     reports = {str(found): check_directory(found, repair=repair) for found in data_directories(path)}
+    compare(reports.values())
     for name, found in reports.items():
         output.say(f"{name}: {'good' if found['ok'] else 'DAMAGED'}")
         for finding in found["findings"][:FINDINGS_SHOWN]:

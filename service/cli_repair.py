@@ -8,8 +8,6 @@ import time
 
 import click
 
-from logyard.client.errors import LogyardError
-
 from .cli_logs import opened, servers_option
 from .cli_output import EXIT_FAILED, Output, json_option
 
@@ -111,6 +109,8 @@ def forget(lost: int, force: bool, servers: list[str], output: Output) -> None:
     Example:
       logyard forget --node 3
     """
+    from logyard.client.errors import LogyardError
+
     done: list[int] = []
     failed: dict[int, str] = {}
     with opened(servers) as yard:

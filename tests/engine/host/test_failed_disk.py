@@ -14,17 +14,10 @@ from logyard.engine.disk import FaultyDisk
 from logyard.engine.errors import LogyardError, WalFailed
 from logyard.engine.host.ending import MARK
 
-from .cluster import KIB, Cluster, cluster, until
+from .cluster import KIB, cluster, until
 
 PATIENT = {"liveness_timeout_ms": 60_000}
-
-
-def be_patient(c: Cluster) -> None:
-    """From here on nobody campaigns by itself as long as a test lasts."""
-    for number in c.ids:
-        limits = c.system(number).limits
-        assert limits is not None
-        limits.election_ticks = 100_000
+"""A leader that says nothing is trusted for as long as a test lasts."""
 
 
 class ForgetfulDisk(FaultyDisk):
@@ -75,7 +68,6 @@ async def test_leaderships_are_handed_over_before_the_node_ends(tmp_path: Path, 
             await c.lead(1, name)
             await c.append(1, [(b"", b"kept")], name)
             await c.applied(name)
-        be_patient(c)
         disk.fail(call, 1, errno.EIO)
         with pytest.raises(LogyardError) as caught, trio.fail_after(5):
             await c.append(1, [(b"", b"not durable here")])
@@ -154,7 +146,6 @@ async def test_a_failing_meta_store_ends_the_node_as_well(tmp_path: Path, monkey
         await c.lead(1)
         await c.append(1, [(b"", b"kept")])
         await c.applied()
-        be_patient(c)
         environment = c.system(1).storage.books.meta._environments[0]
 
         class Failing:
