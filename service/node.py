@@ -120,12 +120,13 @@ class Node:
         """Everything about one group on this node."""
         return describe_member(self.system, self.system.member(name), brief=False)
 
-    def locate(self, names: Sequence[str]) -> list[tuple[str, int, int, list[int]]]:
-        """(name, uid, leader or 0, members) of each group."""
+    def locate(self, names: Sequence[str]) -> list[tuple[str, int, int, list[int], bool]]:
+        """(name, uid, leader or 0, members, whether its option asks for compressed payloads) of each group."""
         found = []
         for name in names:
             member = self.system.member(name)
-            found.append((name, member.uid, member.raft.leader, list(member.raft.configuration.voters)))
+            compress = member.spec.arguments.get("compress") == "zstd"
+            found.append((name, member.uid, member.raft.leader, list(member.raft.configuration.voters), compress))
         return found
 
     async def poll(
@@ -140,9 +141,11 @@ class Node:
             min(max_bytes, config.poll_bytes_max), min(wait_s, config.poll_wait_s_max), bodies,
         )  # fmt: skip
 
-    async def read_body(self, name: str, offset: int, start: int, stop: int | None) -> Buffer:
-        """Bytes start..stop of one record's body, from this member."""
-        return await log_reader.read_body(self.system, self.system.member(name), offset, start, stop)
+    async def read_body(
+        self, name: str, offset: int, start: int, stop: int | None, stored: bool = False
+    ) -> Buffer | log_reader.Encoded:
+        """Bytes start..stop of one record's body, from this member; see `log_reader.read_body`."""
+        return await log_reader.read_body(self.system, self.system.member(name), offset, start, stop, stored)
 
     async def bounds(self, name: str, consistency: str = "local") -> dict[str, int]:
         """Start and end of an append log."""

@@ -103,8 +103,8 @@ class SystemPort(Protocol):
     ) -> tuple[dict[str, Any], list[Buffer]]:
         """The log's bounds and node, and record blocks."""
 
-    async def read_body(self, name: str, offset: int, start: int, stop: int | None) -> Buffer:
-        """A range of one record's body."""
+    async def read_body(self, name: str, offset: int, start: int, stop: int | None, stored: bool = False) -> Any:
+        """A range of one record's body, or of what is stored of it."""
 
     async def bounds(self, name: str, consistency: str) -> dict[str, Any]:
         """``{start, end, node}`` of a log."""
@@ -220,7 +220,11 @@ async def _poll(system: SystemPort, asked: Asked) -> Data:
 
 async def _read_body(system: SystemPort, asked: Asked) -> Data:
     start, stop = asked.number("start", 0), asked.optional_number("stop")
-    body = await system.read_body(asked.text("name"), asked.number("offset"), start, stop)
+    more = {"stored": True} if asked.flag("stored", False) else {}
+    body = await system.read_body(asked.text("name"), asked.number("offset"), start, stop, **more)
+    if isinstance(body, tuple):
+        envelope, stored = body
+        return Data({"node": system.node_id, "envelope": envelope, "stored": stored}, ())
     return Data({"node": system.node_id}, (body,))
 
 
