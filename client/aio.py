@@ -302,7 +302,7 @@ class Log:
         compress: str | None = None,
     ) -> PendingAppend:
         """Append without waiting: all that is given in one turn of the loop leaves as one frame. Options as
-        `append`, but the log's option to compress counts only once the log was found.
+        `append`; the log's own option to compress counts once the log was found.
 
         Raises `Busy` when the client's window is full: wait for some of what is under way.
         """
@@ -440,11 +440,9 @@ class Log:
 
     async def _zstd(self, compress: str | None) -> bool:
         """Whether payloads are to be compressed; asks for the log's option if need be."""
-        routes = self.yard.routes
-        if compress is None and self.name not in routes.groups:
-            # Whatever it answers, finding it tells.
-            await self.yard.run(latest_call(self.name, None, None))
-        return wants(compress, self.name in routes.compressed)
+        if compress is None and self.name not in self.yard.routes.groups:
+            await self.latest()  # whatever it answers, finding the log tells
+        return wants(compress, self.name in self.yard.routes.compressed)
 
     async def _room(self) -> None:
         yard = self.yard

@@ -32,7 +32,7 @@ CHUNK_BYTES_MAX = 16 << 20
 SIZE_MAX = 4 << 30
 WHOLE_BYTES_MAX = 64 << 20
 """The largest payload that is inflated into one buffer."""
-SMALLEST = 256
+SMALLEST = 512
 """A payload below this is stored as it is: its envelope alone is a good part of what could be won."""
 WORTH = 15 / 16
 """Encoded bytes above this share of the original are not worth reading through zstd."""
