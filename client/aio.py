@@ -214,13 +214,11 @@ class Log:
         `reply`: with ``append`` it returns where the command lies as soon as the leader has it on disk (see
         `wait_applied`), with ``none`` it returns -1 as soon as it is sent; neither is sent again after a cut, and
         neither is exactly-once. `reply_from`: that member answers, when it has applied it. `priority` ``low``: it waits
-        until nothing else of its log does. `compress`: ``zstd`` or ``none``, by default as the log's option says; what
-        does not get smaller is stored as it is, and readers see the original either way.
+        until nothing else of its log does. `compress`: ``zstd`` or ``none``, by default as the log's option says.
 
         A payload above 1 MiB travels in pieces, each stored once, and takes its place among the log's records when all
         of them are there; `timeout` is then that of each piece, cancelling gives it up, and it has no other options.
-        Otherwise cancelling the wait does not take the record back. Raises `BadRequest`, `NoSpace`, `UnknownGroup`,
-        `SessionExpired`, `Unknown` ...
+        Otherwise cancelling the wait does not take the record back. Raises a `LogyardError`.
         """
         flags = flags_of(reply, priority, self.lane.exactly_once, reply_from)
         if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
