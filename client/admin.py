@@ -250,6 +250,11 @@ class AsyncVerbs(ABC):
         found: int = await self.run(call_node("force_shrink", node, name=name))
         return found
 
+    async def forget_node(self, lost: int, node: int, force: bool = False) -> bool:
+        """Let `node` believe whoever comes next as node `lost`, whatever its data directory; whether it knew one."""
+        found: bool = await self.run(call_node("forget_node", node, lost=lost, force=force))
+        return found
+
     async def skip(self, name: str, index: int, ordinal: int) -> None:
         """Leave out the command that halted the group's machine, on every member."""
         await self.run(call_leader("skip", name, index=index, ordinal=ordinal))
@@ -391,6 +396,11 @@ class SyncVerbs(ABC):
     def force_shrink(self, name: str, node: int) -> int:
         """See `AsyncVerbs.force_shrink`."""
         found: int = self.run(call_node("force_shrink", node, name=name))
+        return found
+
+    def forget_node(self, lost: int, node: int, force: bool = False) -> bool:
+        """See `AsyncVerbs.forget_node`."""
+        found: bool = self.run(call_node("forget_node", node, lost=lost, force=force))
         return found
 
     def skip(self, name: str, index: int, ordinal: int) -> None:

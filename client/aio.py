@@ -17,6 +17,7 @@ from typing import BinaryIO, Literal, overload
 import trio
 
 from .admin import Call, T
+from .compression import SMALLEST, encode, wants
 from .errors import BadRequest, Busy, LogyardError, OutOfRange
 from .lane import Batch, Lane
 from .link import Stream
@@ -28,12 +29,11 @@ from .log import (
     Bounds,
     Place,
     applied_call,
-    body_call,
+    body_steps,
     flags_of,
     latest_call,
     poll_call,
     query_call,
-    ranges,
     reply_call,
     truncate_call,
 )
@@ -183,6 +183,7 @@ class Log:
         reply: Literal["consensus", "none"] = "consensus",
         reply_from: int | None = None,
         priority: str = "normal",
+        compress: str | None = None,
     ) -> int: ...
 
     @overload
@@ -194,6 +195,7 @@ class Log:
         timeout: float | None = None,
         reply: Literal["append"],
         priority: str = "normal",
+        compress: str | None = None,
     ) -> Place: ...
 
     async def append(
@@ -205,24 +207,27 @@ class Log:
         reply: str = "consensus",
         reply_from: int | None = None,
         priority: str = "normal",
+        compress: str | None = None,
     ) -> int | Place:
         """Append one record; returns its offset once a quorum has it.
 
         `reply`: with ``append`` it returns where the command lies as soon as the leader has it on disk (see
         `wait_applied`), with ``none`` it returns -1 as soon as it is sent; neither is sent again after a cut, and
         neither is exactly-once. `reply_from`: that member answers, when it has applied it. `priority` ``low``: it waits
-        until nothing else of its log does.
+        until nothing else of its log does. `compress`: ``zstd`` or ``none``, by default as the log's option says.
 
         A payload above 1 MiB travels in pieces, each stored once, and takes its place among the log's records when all
         of them are there; `timeout` is then that of each piece, cancelling gives it up, and it has no other options.
-        Otherwise cancelling the wait does not take the record back. Raises `BadRequest`, `NoSpace`, `UnknownGroup`,
-        `SessionExpired`, `Unknown` ...
+        Otherwise cancelling the wait does not take the record back. Raises a `LogyardError`.
         """
         flags = flags_of(reply, priority, self.lane.exactly_once, reply_from)
         if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
             payload = memoryview(payload).cast("B")
             size = check_size(len(payload))
-            return await upload(self.yard, self.name, metadata, views(payload), size, timeout)
+            zstd = await self._zstd(compress)
+            return await upload(self.yard, self.name, metadata, views(payload), size, timeout, zstd)
+        if payload is not None and len(payload) >= SMALLEST and await self._zstd(compress):
+            metadata, payload = encode(metadata, payload)
         await self._room()
         lane = self.lane
         batch, position = lane.add(metadata, payload, self.yard.timeout if timeout is None else timeout, flags)
@@ -238,6 +243,7 @@ class Log:
         size: int | None = None,
         *,
         timeout: float | None = None,
+        compress: str | None = None,
     ) -> int:
         """Append one record whose payload comes from an async iterable of buffers or from a binary file, up to 4 GiB
         of which a few MiB are in memory at a time; returns its offset.
@@ -247,7 +253,7 @@ class Log:
         """
         if not isinstance(source, AsyncIterable):
             source = read_file(source)
-        return await upload(self.yard, self.name, metadata, source, size, timeout)
+        return await upload(self.yard, self.name, metadata, source, size, timeout, await self._zstd(compress))
 
     async def append_many(
         self,
@@ -256,9 +262,12 @@ class Log:
         timeout: float | None = None,
         reply_from: int | None = None,
         priority: str = "normal",
+        compress: str | None = None,
     ) -> range:
         """Append (metadata, payload) records together or not at all; returns their offsets, without a gap."""
         flags = flags_of("consensus", priority, self.lane.exactly_once, reply_from)
+        if await self._zstd(compress):
+            records = [pair if (body := pair[1]) is None else encode(pair[0], body) for pair in records]
         await self._room()
         batch = self.lane.add_many(records, self.yard.timeout if timeout is None else timeout, flags)
         self.yard.kick(self.lane)
@@ -282,15 +291,24 @@ class Log:
         return batch.first
 
     def append_nowait(
-        self, metadata: Buffer, payload: Buffer | None = None, *, reply: str = "consensus", priority: str = "normal"
+        self,
+        metadata: Buffer,
+        payload: Buffer | None = None,
+        *,
+        reply: str = "consensus",
+        priority: str = "normal",
+        compress: str | None = None,
     ) -> PendingAppend:
-        """Append without waiting: all that is given in one turn of the loop leaves as one frame. Options as `append`.
+        """Append without waiting: all that is given in one turn of the loop leaves as one frame. Options as
+        `append`; the log's own option to compress counts once the log was found.
 
         Raises `Busy` when the client's window is full: wait for some of what is under way.
         """
         yard, lane = self.yard, self.lane
         if yard.window.used >= yard.window.limit:
             raise Busy("the client's window is full", {"cause": "client window", "retry_after": 0.001})
+        if payload is not None and len(payload) >= SMALLEST and wants(compress, self.name in yard.routes.compressed):
+            metadata, payload = encode(metadata, payload)
         flags = flags_of(reply, priority) if reply != "consensus" or priority != "normal" else 0
         batch, position = lane.add(metadata, payload, yard.timeout, flags)
         if not lane.dirty:
@@ -393,8 +411,14 @@ class Log:
         """The same as a stream of pieces, so that a large body never has to fit into memory."""
         if stop is None:
             stop = (await self.read(offset, node=node, bodies=False)).size
-        for first, end in ranges(start, max(start, stop)):
-            yield await self.yard.run(body_call(self.name, offset, first, end, node))
+        steps = body_steps(self.name, offset, start, stop, node)
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Call):
+                step = steps.send(await self.yard.run(step))
+            else:
+                yield bytes(step)
+                step = next(steps, None)
 
     async def latest(self, *, node: int | None = None, consistency: str | None = None) -> Bounds:
         """The log's bounds: (start, end), the first offset and the next free one."""
@@ -411,6 +435,12 @@ class Log:
     async def run(self, call: Call[T], timeout: float | None = None) -> T:
         """Any call about this log."""
         return await self.yard.run(call, timeout)
+
+    async def _zstd(self, compress: str | None) -> bool:
+        """Whether payloads are to be compressed; asks for the log's option if need be."""
+        if compress is None and self.name not in self.yard.routes.groups:
+            await self.latest()  # whatever it answers, finding the log tells
+        return wants(compress, self.name in self.yard.routes.compressed)
 
     async def _room(self) -> None:
         yard = self.yard

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import wire
+from .compression import ENVELOPE_BYTES, MARK, Marked
 from .errors import BadRequest, Busy, LogyardError, NoSpace, NotLeader, Unknown, error_of
 from .sequences import OUT_OF_WINDOW, RENEW, Sequences, expired, final
 from .session import backoff
-from .wire import LARGE, REPLIES, Buffer, ProtocolError
+from .wire import LARGE, MARKED, REPLIES, UNIFORM, Buffer, ProtocolError
 
 APPEND_COMMAND = b"\x01"
 BATCH_BYTES = 512 << 10
@@ -39,7 +40,7 @@ RECORD_OVERHEAD = 8
 class Frame:
     """An append's frame in the making: records that share one command. `size` counts its bytes."""
 
-    __slots__ = ("table", "heads", "small", "large", "size")
+    __slots__ = ("table", "heads", "small", "large", "size", "marked")
 
     def __init__(self) -> None:
         self.table: list[int] = []
@@ -47,6 +48,7 @@ class Frame:
         self.small: list[Buffer] = []
         self.large: list[Buffer] = []
         self.size = 0
+        self.marked = False
 
     @property
     def count(self) -> int:
@@ -58,10 +60,12 @@ class Frame:
 
         Bodies of `LARGE` bytes or more are kept by reference: they must not change until they are acknowledged.
         """
+        mark = 0
         if type(head) is not bytes:
+            mark = MARK if isinstance(head, Marked) else 0
             head = memoryview(head).tobytes()
         length = len(head)
-        if length > HEAD_BYTES_MAX:
+        if length > HEAD_BYTES_MAX + (ENVELOPE_BYTES if mark else 0):
             raise BadRequest(f"metadata of {length} bytes is above its limit of {HEAD_BYTES_MAX}")
         if body is None:
             size = wire.ABSENT
@@ -78,6 +82,9 @@ class Frame:
                 raise BadRequest(f"a payload of {size} bytes is above its limit of {wire.RECORD_BYTES_MAX}")
             cost = length + size + RECORD_OVERHEAD
         self.heads.append(head)
+        if mark:
+            self.marked = True
+            length |= mark
         self.table += (length, size)
         self.size += cost
         return cost
@@ -95,8 +102,9 @@ class Frame:
     def encode(self, session: int = 0, sequence: int = 0) -> list[Buffer]:
         """The frame's buffers."""
         return wire.encode_parts(
-            self.table, self.heads, self.small, self.large, APPEND_COMMAND, session=session, sequence=sequence
-        )
+            self.table, self.heads, self.small, self.large, APPEND_COMMAND,
+            flags=UNIFORM | MARKED if self.marked else UNIFORM, session=session, sequence=sequence,
+        )  # fmt: skip
 
 
 class Batch(Frame):

@@ -6,13 +6,14 @@ one that names none goes to the leader.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 from .admin import Call, plain
-from .errors import BadRequest, LogyardError
+from .compression import Encoding, parse, ranges_of
+from .errors import BadRequest, LogyardError, OutOfRange
 from .records import BlockError, Page
-from .wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE
+from .wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE, Buffer
 
 POLL_RECORDS = 1000
 POLL_BYTES = 4 << 20
@@ -102,13 +103,50 @@ def poll_call(
     return call
 
 
-def body_call(name: str, offset: int, start: int, stop: int, node: int | None) -> Call[bytes]:
-    """One range of a record's body: bytes `start` up to `stop`, shorter at its end."""
+class Encoded(NamedTuple):
+    """The answer to `body_call` where the payload is encoded: how, and how many bytes are stored."""
+
+    encoding: Encoding
+    stored: int
+
+
+def body_call(name: str, offset: int, start: int, stop: int, node: int | None, stored: bool = False) -> Call[Any]:
+    """One range of a record's body: bytes `start` up to `stop`, shorter at its end; or `Encoded`, unless the `stored`
+    bytes are asked for."""
     if offset < 0 or not 0 <= start <= stop:
         raise BadRequest("a body's range is not negative and not backwards")
     arguments: dict[str, object] = {"offset": offset, "start": start, "stop": stop}
-    call: Call[bytes] = read_call("read_body", name, node, arguments, lambda value: bytes(value[1]))
-    return call
+    if stored:
+        arguments["stored"] = True
+
+    def decode(value: Any) -> bytes | Encoded:
+        header, data = value
+        envelope = header.get("envelope")
+        return Encoded(parse(envelope), int(header["stored"])) if envelope else bytes(data)
+
+    return read_call("read_body", name, node, arguments, decode)
+
+
+def body_steps(
+    name: str, offset: int, start: int, stop: int, node: int | None
+) -> Generator[Call[Any] | Buffer, Any, None]:
+    """Bytes start..stop of a body: yields calls, whose answers are to be sent in, and between them the bytes."""
+    for first, end in ranges(start, max(start, stop)):
+        answer = yield body_call(name, offset, first, end, node)
+        if isinstance(answer, Encoded):
+            encoding, stored = answer
+            if stop > encoding.size:
+                raise OutOfRange(f"bytes {start}..{stop} of record {offset}: its body has {encoding.size} bytes")
+            steps = ranges_of(encoding, stored, start, stop)
+            step = next(steps, None)
+            while step is not None:
+                if isinstance(step, tuple):
+                    step = steps.send((yield body_call(name, offset, *step, node, stored=True)))
+                else:
+                    yield step
+                    step = next(steps, None)
+            return
+        yield answer
 
 
 def latest_call(name: str, node: int | None, consistency: str | None) -> Call[Bounds]:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from .compression import ENVELOPE_BYTES, MARK, WHOLE_BYTES_MAX, Encoding, inflate_whole, parse
 from .errors import BadRequest
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -25,6 +26,8 @@ LONG = 2
 (u64) and, with `BODIES`, its bytes."""
 LEFT_OUT = 4
 """Block flag: the payload was asked for and does not fit into the answer."""
+ENCODED = 8
+"""Block flag: the length of a head may have `MARK` set: its record's payload is encoded (`compression`)."""
 SIZE = struct.Struct("<Q")
 ABSENT = 0xFFFFFFFF
 """As a body length: this record has no payload at all."""
@@ -56,9 +59,13 @@ class Record:
     `size` is the body's length in bytes even where bodies were left away; `payload` is None for a record without one
     and for a read without bodies. `timestamp` is the leader's log time in milliseconds since 1970. `left_out`: the
     payload was asked for and is too long for a poll's answer; `payload` raises then, `Log.body_pieces` streams it.
+    A compressed payload is inflated when it is first looked at; `size` is always that of the original, `stored` of what
+    is kept of it, `encoding` None unless they differ.
     """
 
-    __slots__ = ("offset", "metadata", "size", "index", "term", "timestamp", "view", "left_out")
+    __slots__ = (
+        "offset", "metadata", "size", "index", "term", "timestamp", "left_out", "stored", "encoding", "_view", "_packed"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -70,15 +77,34 @@ class Record:
         timestamp: int,
         view: memoryview | None,
         left_out: bool = False,
+        encoding: Encoding | None = None,
     ) -> None:
         self.offset = offset
         self.metadata = metadata
-        self.size = size
+        self.size = self.stored = size
+        self.encoding = encoding
         self.index = index
         self.term = term
         self.timestamp = timestamp
-        self.view = view
         self.left_out = left_out
+        self._packed = encoding is not None and view is not None
+        if encoding is not None:
+            self.size = encoding.size
+            if view is not None and self.size > WHOLE_BYTES_MAX:
+                # Few bytes came along for very many: nobody asked for those at once.
+                view, self._packed, self.left_out = None, False, True
+        self._view = view
+
+    @property
+    def view(self) -> memoryview | None:
+        """The body without a copy, or None where there is none or it did not come along. Raises `Corrupt`."""
+        if self._packed and self._view is not None and self.encoding is not None:
+            self._view, self._packed = memoryview(inflate_whole(self.encoding, self._view)), False
+        return self._view
+
+    @view.setter
+    def view(self, view: memoryview | None) -> None:
+        self._view, self._packed = view, False
 
     @property
     def payload(self) -> bytes | None:
@@ -88,7 +114,8 @@ class Record:
                 f"the payload of record {self.offset} has {self.size} bytes and did not come with the page: "
                 "read it with read_body or body_pieces, or ask for a larger page"
             )
-        return None if self.view is None else bytes(self.view)
+        view = self.view
+        return None if view is None else bytes(view)
 
     def fill(self, payload: Buffer) -> None:
         """Give a record the payload that was left out."""
@@ -107,6 +134,7 @@ def encode_block(
     table: Sequence[int],
     heads: Sequence[Buffer],
     bodies: Sequence[Buffer] | None,
+    encoded: bool = False,
 ) -> list[Buffer]:
     """Buffers of one block. `table` is flat: head length, body length (or `ABSENT`) of each record.
 
@@ -116,12 +144,17 @@ def encode_block(
     count = len(table) // 2
     heads_bytes = sum(map(len, heads))
     bodies_bytes = 0 if bodies is None else sum(map(len, bodies))
-    assert len(table) == 2 * count and sum(table[::2]) == heads_bytes, "the heads are those of the table"
+    assert len(table) == 2 * count and _heads(table, encoded) == heads_bytes, "the heads are those of the table"
     assert bodies is None or sum(size for size in table[1::2] if size != ABSENT) == bodies_bytes, "and so the bodies"
     head = BLOCK.pack(
-        first, count, 0 if bodies is None else BODIES, index, term, timestamp, 8 * count, heads_bytes, bodies_bytes
-    )
+        first, count, (0 if bodies is None else BODIES) | (ENCODED if encoded else 0), index, term, timestamp,
+        8 * count, heads_bytes, bodies_bytes,
+    )  # fmt: skip
     return [b"".join((head, struct.pack(f"<{2 * count}I", *table), *heads)), *(bodies or ())]
+
+
+def _heads(table: Sequence[int], encoded: bool) -> int:
+    return sum([length & ~MARK for length in table[::2]]) if encoded else sum(table[::2])
 
 
 def encode_long(
@@ -133,12 +166,14 @@ def encode_long(
     size: int,
     body: Sequence[Buffer] | None,
     left_out: bool,
+    encoded: bool = False,
 ) -> list[Buffer]:
     """Buffers of the block of one record whose payload of `size` bytes came in pieces: with its bytes, or without."""
-    flags = LONG | (LEFT_OUT if left_out else 0) | (0 if body is None else BODIES)
+    flags = LONG | (LEFT_OUT if left_out else 0) | (0 if body is None else BODIES) | (ENCODED if encoded else 0)
+    row = struct.pack("<2I", len(head) | (MARK if encoded else 0), ABSENT)
     rest = SIZE.size + sum(map(len, body or ()))
     header = BLOCK.pack(offset, 1, flags, index, term, timestamp, 8, len(head), rest)
-    return [b"".join((header, struct.pack("<2I", len(head), ABSENT), head, SIZE.pack(size))), *(body or ())]
+    return [b"".join((header, row, head, SIZE.pack(size))), *(body or ())]
 
 
 def split_blocks(data: Buffer) -> list[Block]:
@@ -165,7 +200,7 @@ def split_blocks(data: Buffer) -> list[Block]:
             present, with_size = (whole, SIZE.size) if flags & BODIES else (0, SIZE.size)
         else:
             present, with_size = present if flags & BODIES else 0, 0
-        if sum(lengths[::2]) != heads or present + with_size != bodies:
+        if _heads(lengths, bool(flags & ENCODED)) != heads or present + with_size != bodies:
             raise BlockError("a record block's table does not add up")
         found.append(Block(first, count, flags, index, term, timestamp, view, table_at, heads_at, bodies_at, at))
     return found
@@ -182,8 +217,14 @@ def records_of(block: Block) -> Iterator[Record]:
         size = SIZE.unpack_from(view, body_at)[0]
         body = view[body_at + SIZE.size : block.end] if with_bodies else None
         left_out = bool(block.flags & LEFT_OUT)
-        place = (block.first, bytes(view[head_at:body_at]), size, block.raft_index, block.term, block.timestamp)
-        yield Record(*place, body, left_out)
+        head = bytes(view[head_at:body_at])
+        encoding = parse(head) if lengths[0] & MARK and block.flags & ENCODED else None
+        head = head[ENVELOPE_BYTES:] if encoding else head
+        place = (block.first, head, size, block.raft_index, block.term, block.timestamp)
+        yield Record(*place, body, left_out, encoding)
+        return
+    if block.flags & ENCODED:
+        yield from _encoded_records(block, lengths)
         return
     for number in range(block.records):
         head, size = lengths[2 * number], lengths[2 * number + 1]
@@ -196,6 +237,25 @@ def records_of(block: Block) -> Iterator[Record]:
             body = view[body_at : body_at + size]
             body_at += size
         yield Record(block.first + number, metadata, size, block.raft_index, block.term, block.timestamp, body)
+
+
+def _encoded_records(block: Block, lengths: Sequence[int]) -> Iterator[Record]:
+    """As the loop in `records_of`, of a block some of whose records' payloads are encoded."""
+    view, head_at, body_at = block.data, block.heads_at, block.bodies_at
+    for number in range(block.records):
+        length, size = lengths[2 * number], lengths[2 * number + 1]
+        end = head_at + (length & ~MARK)
+        head, head_at = bytes(view[head_at:end]), end
+        encoding = parse(head) if length & MARK else None
+        head = head[ENVELOPE_BYTES:] if encoding else head
+        body = None
+        if size == ABSENT:
+            size = 0
+        elif block.flags & BODIES:
+            body = view[body_at : body_at + size]
+            body_at += size
+        place = (block.first + number, head, size, block.raft_index, block.term, block.timestamp)
+        yield Record(*place, body, False, encoding)
 
 
 class Page:

@@ -168,7 +168,7 @@ class Channel:
 class Routes:
     """What a client knows about the cluster: addresses of nodes, and each group's uid, leader and members."""
 
-    __slots__ = ("seeds", "addresses", "cluster", "groups", "asked")
+    __slots__ = ("seeds", "addresses", "cluster", "groups", "compressed", "asked")
 
     def __init__(self, servers: Iterable[str]) -> None:
         self.seeds = [parse_address(server) for server in servers]
@@ -177,6 +177,8 @@ class Routes:
         self.addresses: dict[int, tuple[str, int]] = {}
         self.cluster: object = None
         self.groups: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+        # Logs whose option says that payloads are to be compressed.
+        self.compressed: set[str] = set()
         self.asked = 0
 
     def greeted(self, hello: wire.Hello, address: tuple[str, int]) -> None:
@@ -191,8 +193,12 @@ class Routes:
 
     def located(self, rows: Iterable[Iterable[Any]]) -> None:
         """Take the rows of a ``locate`` answer."""
-        for name, uid, leader, members in rows:
+        for name, uid, leader, members, *more in rows:
             self.groups[name] = (uid, leader, tuple(members))
+            if more and more[0]:
+                self.compressed.add(name)
+            else:
+                self.compressed.discard(name)
 
     def leader(self, name: str) -> int:
         """The node that leads a group as far as is known, or 0."""

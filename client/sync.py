@@ -19,7 +19,7 @@ from . import wire
 from .admin import Call, SyncVerbs, T
 from .errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
 from .lane import Frame
-from .log import SESSION_TTL_S, close_call, open_call
+from .log import SESSION_TTL_S, close_call, latest_call, open_call
 from .records import Buffer
 from .sequences import RENEW, expired, final, new_number
 from .session import ATTEMPT_S, Retry, Routes
@@ -296,6 +296,15 @@ class Yard(SyncVerbs):
             return known[0]
         order = [*known, *(address for address in self._everyone() if address not in known)]
         return order[retry.failures % len(order)]
+
+    def compressed(self, name: str) -> bool:
+        """Whether a log's option asks for compressed payloads; asks a node unless it is known."""
+        with self._lock:
+            known = name in self._routes.groups
+        if not known:
+            # Whatever it answers, finding it tells.
+            self.run(latest_call(name, None, None))
+        return name in self._routes.compressed
 
     def _everyone(self) -> list[tuple[str, int]]:
         with self._lock:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, overload
 
 from . import wire
+from .admin import Call
+from .compression import SMALLEST, encode, wants
 from .errors import LogyardError, OutOfRange
 from .lane import Frame
 from .log import (
@@ -20,12 +22,11 @@ from .log import (
     Bounds,
     Place,
     applied_call,
-    body_call,
+    body_steps,
     flags_of,
     latest_call,
     poll_call,
     query_call,
-    ranges,
     reply_call,
     truncate_call,
 )
@@ -58,6 +59,7 @@ class Log:
         reply: Literal["consensus", "none"] = "consensus",
         reply_from: int | None = None,
         priority: str = "normal",
+        compress: str | None = None,
     ) -> int: ...
 
     @overload
@@ -69,6 +71,7 @@ class Log:
         timeout: float | None = None,
         reply: Literal["append"],
         priority: str = "normal",
+        compress: str | None = None,
     ) -> Place: ...
 
     def append(
@@ -80,6 +83,7 @@ class Log:
         reply: str = "consensus",
         reply_from: int | None = None,
         priority: str = "normal",
+        compress: str | None = None,
     ) -> int | Place:
         """Append one record; returns its offset once a quorum has it. Options as in `aio.Log.append`.
 
@@ -88,12 +92,15 @@ class Log:
         flags = flags_of(reply, priority, self.yard.exactly_once, reply_from)
         if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
             payload = memoryview(payload).cast("B")
-            return upload(self.yard, self.name, metadata, (payload,), check_size(len(payload)), timeout)
+            zstd = self._zstd(compress)
+            return upload(self.yard, self.name, metadata, (payload,), check_size(len(payload)), timeout, zstd)
         if reply == "consensus":
             return self.append_many(
-                [(metadata, payload)], timeout=timeout, reply_from=reply_from, priority=priority
+                [(metadata, payload)], timeout=timeout, reply_from=reply_from, priority=priority, compress=compress
             ).start
         frame = Frame()
+        if payload is not None and self._zstd(compress, len(payload)):
+            metadata, payload = encode(metadata, payload)
         frame.put(metadata, payload)
         answer, _ = self.yard.append(self.name, frame, timeout, flags)
         return Place(*wire.PLACE.unpack(answer)) if reply == "append" else -1
@@ -105,11 +112,12 @@ class Log:
         size: int | None = None,
         *,
         timeout: float | None = None,
+        compress: str | None = None,
     ) -> int:
         """Append one record whose payload comes from an iterable of buffers or a binary file; see
         `aio.Log.append_stream`."""
         buffers = read_file(cast(BinaryIO, source)) if hasattr(source, "read") else source
-        return upload(self.yard, self.name, metadata, buffers, size, timeout)
+        return upload(self.yard, self.name, metadata, buffers, size, timeout, self._zstd(compress))
 
     def append_many(
         self,
@@ -118,11 +126,12 @@ class Log:
         timeout: float | None = None,
         reply_from: int | None = None,
         priority: str = "normal",
+        compress: str | None = None,
     ) -> range:
         """Append (metadata, payload) records together or not at all; returns their offsets, without a gap."""
         flags = flags_of("consensus", priority, self.yard.exactly_once, reply_from)
         frame = Frame()
-        frame.put_many(records)
+        frame.put_many(self._encoded(records, compress))
         reply, ticket = self.yard.append(self.name, frame, timeout, flags)
         if reply_from is not None and ticket is not None:
             reply = self._reply_of(ticket, reply_from, reply, self.yard.timeout if timeout is None else timeout)
@@ -130,6 +139,21 @@ class Log:
             raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
         first: int = wire.REPLY.unpack_from(reply)[0]
         return range(first, first + frame.count)
+
+    def _zstd(self, compress: str | None, size: int = SMALLEST) -> bool:
+        """Whether a payload of `size` bytes is to be compressed; asks for the log's option if need be."""
+        if size < SMALLEST:
+            return wants(compress, False)
+        return wants(compress, compress is None and self.yard.compressed(self.name))
+
+    def _encoded(
+        self, records: Iterable[tuple[Buffer, Buffer | None]], compress: str | None
+    ) -> Iterator[tuple[Buffer, Buffer | None]]:
+        for head, body in records:
+            if body is not None and len(body) >= SMALLEST and self._zstd(compress):
+                yield encode(head, body)
+            else:
+                yield head, body
 
     def _reply_of(self, ticket: Ticket, node: int, reply: bytes, wait: float) -> bytes:
         try:
@@ -228,8 +252,14 @@ class Log:
         """The same as pieces, so that a large body never has to fit into memory."""
         if stop is None:
             stop = self.read(offset, node=node, bodies=False).size
-        for first, end in ranges(start, max(start, stop)):
-            yield self.yard.run(body_call(self.name, offset, first, end, node))
+        steps = body_steps(self.name, offset, start, stop, node)
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Call):
+                step = steps.send(self.yard.run(step))
+            else:
+                yield bytes(step)
+                step = next(steps, None)
 
     def latest(self, *, node: int | None = None, consistency: str | None = None) -> Bounds:
         """The log's bounds: (start, end), the first offset and the next free one."""

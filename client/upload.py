@@ -13,16 +13,17 @@ from collections.abc import Iterable, Iterator
 
 from . import wire
 from .admin import Call, call_leader
+from .compression import CHUNK_BYTES, MARK, SMALLEST, envelope, index_of, shrink
 from .errors import BadRequest, LogyardError
 from .lane import APPEND_COMMAND, HEAD_BYTES_MAX
-from .wire import ABSENT, LARGE, UNIFORM, Buffer
+from .wire import ABSENT, LARGE, MARKED, UNIFORM, Buffer
 
 PIECE = 4
 BINDS = 8
 """Flags of a frame: a piece, or the record that its pieces become the payload of."""
 PIECED = struct.Struct("<QQ")
 """upload, and a piece's byte offset or the payload's size: before the command."""
-PIECE_BYTES = (1 << 20) - 4096
+PIECE_BYTES = CHUNK_BYTES
 """With its heads a piece is an entry of at most 1 MiB: nobody else's command waits behind more."""
 WHOLE_BYTES = 1 << 20
 """A payload up to this size travels whole, with its record."""
@@ -84,16 +85,23 @@ class Cutter:
 class Upload:
     """One upload: its session, the numbers of its frames, and those under way."""
 
-    __slots__ = ("name", "session", "client", "size", "under_way", "_sequence", "_head")
+    __slots__ = (
+        "name", "session", "client", "size", "original", "under_way", "compress", "_sequence", "_head", "_lengths"
+    )  # fmt: skip
 
-    def __init__(self, name: str, metadata: Buffer, chance: random.Random) -> None:
+    def __init__(self, name: str, metadata: Buffer, chance: random.Random, compress: bool = False) -> None:
         self._head = bytes(metadata)
         if len(self._head) > HEAD_BYTES_MAX:
             raise BadRequest(f"metadata of {len(self._head)} bytes is above its limit of {HEAD_BYTES_MAX}")
         self.name = name
         self.session = chance.getrandbits(62) | 1
         self.client = chance.getrandbits(62) | 1
+        # Stored bytes so far, and those of the source.
         self.size = 0
+        self.original = 0
+        # The first piece decides whether it pays.
+        self.compress = compress
+        self._lengths: list[int] = []
         self.under_way: set[int] = set()
         self._sequence = 0
 
@@ -112,6 +120,20 @@ class Upload:
         """As much is under way as may be."""
         under_way = self.under_way
         return len(under_way) >= PIECES_UNDER_WAY or (bool(under_way) and self._sequence - min(under_way) >= SPREAD)
+
+    def stored(self, data: Buffer) -> Buffer:
+        """What is stored of a piece of the source."""
+        found = shrink(data) if self.compress and len(data) >= SMALLEST else data
+        if not self.original and found is data:
+            self.compress = False
+        self.original += len(data)
+        if self.compress:
+            self._lengths.append(len(found))
+        return found
+
+    def index(self) -> Iterator[Buffer]:
+        """The last pieces, behind those of the source: where the compressed ones end."""
+        yield from cut(index_of(self._lengths))
 
     def piece(self, data: Buffer) -> tuple[int, list[Buffer]]:
         """The next piece's number and frame; it is under way until `done`."""
@@ -132,7 +154,10 @@ class Upload:
         assert not self.under_way
         self._sequence += 1
         region = PIECED.pack(1, self.size) + APPEND_COMMAND
-        return self._frame([len(self._head), ABSENT], self._head, [], [], region, BINDS)
+        if not self.compress or not self.original:
+            return self._frame([len(self._head), ABSENT], self._head, [], [], region, BINDS)
+        head = envelope(self._head, self.original)
+        return self._frame([len(head) | MARK, ABSENT], head, [], [], region, BINDS | MARKED)
 
     def _frame(
         self, table: list[int], head: bytes, small: list[Buffer], large: list[Buffer], region: bytes, flag: int
@@ -160,3 +185,9 @@ def pieces_of(source: Iterable[Buffer], cutter: Cutter) -> Iterator[Buffer]:
     for data in source:
         yield from cutter.feed(data)
     yield from cutter.rest()
+
+
+def stored_of(pieces: Iterable[Buffer], one: Upload) -> Iterator[Buffer]:
+    """What is stored of them."""
+    yield from map(one.stored, pieces)
+    yield from one.index()

@@ -24,15 +24,16 @@ async def upload(
     source: AsyncIterable[Buffer],
     size: int | None,
     timeout: float | None,
+    compress: bool = False,
 ) -> int:
     """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece."""
     if size is not None:
         check_size(size)
-    one = Upload(name, metadata, network.chance)
+    one = Upload(name, metadata, network.chance, compress)
     await network.run(one.open_call(), timeout)
     try:
         await _send_pieces(network, one, source, timeout)
-        check_total(size, one.size)
+        check_total(size, one.original)
         reply = await network.command(name, one.bind(), timeout)
         return one.offset_of(reply)
     finally:
@@ -65,7 +66,7 @@ async def _send_pieces(network: Network, one: Upload, source: AsyncIterable[Buff
     async with trio.open_nursery() as nursery:
         try:
             cutter = Cutter()
-            async for piece in _pieces(source, cutter):
+            async for piece in _pieces(source, cutter, one):
                 while one.full:
                     await lot.park()
                 while window.used >= window.limit:
@@ -81,11 +82,13 @@ async def _send_pieces(network: Network, one: Upload, source: AsyncIterable[Buff
         raise failure[0]
 
 
-async def _pieces(source: AsyncIterable[Buffer], cutter: Cutter) -> AsyncIterator[Buffer]:
+async def _pieces(source: AsyncIterable[Buffer], cutter: Cutter, one: Upload) -> AsyncIterator[Buffer]:
     async for data in source:
         for piece in cutter.feed(data):
-            yield piece
+            yield one.stored(piece)
     for piece in cutter.rest():
+        yield one.stored(piece)
+    for piece in one.index():
         yield piece
 
 

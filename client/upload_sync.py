@@ -14,7 +14,17 @@ from typing import BinaryIO, Protocol
 
 from .admin import Call, T
 from .errors import LogyardError
-from .upload import CLOSE_S, PIECE_BYTES, PIECES_UNDER_WAY, Cutter, Upload, check_size, check_total, pieces_of
+from .upload import (
+    CLOSE_S,
+    PIECE_BYTES,
+    PIECES_UNDER_WAY,
+    Cutter,
+    Upload,
+    check_size,
+    check_total,
+    pieces_of,
+    stored_of,
+)
 from .wire import Buffer
 
 
@@ -29,16 +39,22 @@ class Commander(Protocol):
 
 
 def upload(
-    yard: Commander, name: str, metadata: Buffer, source: Iterable[Buffer], size: int | None, timeout: float | None
+    yard: Commander,
+    name: str,
+    metadata: Buffer,
+    source: Iterable[Buffer],
+    size: int | None,
+    timeout: float | None,
+    compress: bool = False,
 ) -> int:
     """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece."""
     if size is not None:
         check_size(size)
-    one = Upload(name, metadata, random.Random())
+    one = Upload(name, metadata, random.Random(), compress)
     yard.run(one.open_call(), timeout)
     try:
         _send_pieces(yard, one, source, timeout)
-        check_total(size, one.size)
+        check_total(size, one.original)
         return one.offset_of(yard.command(name, one.bind(), timeout))
     finally:
         # Ends what was not bound, and costs nothing else once it was.
@@ -59,7 +75,7 @@ def _send_pieces(yard: Commander, one: Upload, source: Iterable[Buffer], timeout
                 one.done(number)
 
     with ThreadPoolExecutor(PIECES_UNDER_WAY, thread_name_prefix="logyard-upload") as pool:
-        for piece in pieces_of(source, Cutter()):
+        for piece in stored_of(pieces_of(source, Cutter()), one):
             settle(PIECES_UNDER_WAY - 1)
             number, frame = one.piece(piece)
             under_way[pool.submit(yard.command, one.name, frame, timeout)] = number

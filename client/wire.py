@@ -67,6 +67,8 @@ FRAME_SESSION_AT = FRAME_BYTES - FRAME_SESSION.size
 """Where a frame names its session and its sequence."""
 FRAME_VERSION = 1
 UNIFORM = 1
+MARKED = 16
+"""A frame's flag: the length of a head may have `compression.MARK` set: its record's payload is encoded."""
 LARGE = 4096
 """A body of this many bytes or more travels after the pack of its frame, on its own."""
 HELLO_BYTES_MAX = 4096

@@ -292,6 +292,20 @@ class SystemConfig:
         "A sync that takes longer stops this node's renewals, so that its leaderships move to nodes whose disks work; "
         "slower disks need more.",
     )
+    disk_slow_ms: int = _limit(
+        100,
+        0,
+        600_000,
+        "A mean time of a sync at or above this makes a disk slow: leaderships move to nodes that need half as long at "
+        "most; 0: never.",
+    )
+    disk_slow_for_ms: int = _limit(
+        5000,
+        50,
+        600_000,
+        "For how long it must be slow before that, and three times as long below half of the bound before it is fast "
+        "again: nothing flaps.",
+    )
     disk_probe_ms: int = _limit(
         500, 20, 60_000, "A disk that nothing is written to proves itself by a small sync this often."
     )

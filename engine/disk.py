@@ -282,6 +282,16 @@ class Disk:
         except FileNotFoundError:
             pass
 
+    def revalidate(self, path: str) -> None:
+        """What the page cache holds of a file goes to the disk, and then out of memory: what is read next is what the
+        disk has. After a failed sync the kernel calls pages clean that never got there. Raises `OSError`."""
+        fd = self.open_file(path)
+        try:
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            self.close(fd)
+
     def lock_directory(self, path: str) -> int:
         """Take the lock of a data directory (see `lock.lock_directory`). Raises `DirectoryInUse`."""
         return lock_directory(path)
@@ -369,6 +379,11 @@ class FaultyDisk(Disk):
         """As `Disk` does it, unless its turn to fail has come."""
         self._enter("sync_directory", path)
         super().sync_directory(path)
+
+    def revalidate(self, path: str) -> None:
+        """As `Disk` does it, unless its turn to fail has come."""
+        self._enter("revalidate", path)
+        super().revalidate(path)
 
     def rename(self, old: str, new: str) -> None:
         """As `Disk` does it, unless its turn to fail has come."""

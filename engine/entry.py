@@ -57,6 +57,11 @@ PIECE = 4
 """A frame's flag: its one body is a piece of a large payload, or it has none and gives the upload up (`PIECED`)."""
 BINDS = 8
 """A frame's flag: its one record's payload is the upload that the beginning of its command names (`PIECED`)."""
+MARKED = 16
+"""A frame's flag: a head whose length has `MARK` set begins with an envelope, and its record's payload is encoded by
+the client (docs/wire-client.md). Nobody here ever decodes it."""
+MARK = 1 << 31
+ENVELOPE_BYTES = 13
 PIECED = struct.Struct("<QQ")
 """upload (the client's number for it within its session), and a piece's byte offset, or the payload's size in a frame
 that binds. It stands before the machine's command."""
@@ -231,6 +236,8 @@ def check_frame(frame: memoryview) -> tuple[int, int, int, int, int]:
     if not records or pack_end + large_bytes != size or pack_bytes < 8 * records:
         raise BadRequest("a frame's lengths do not add up to its size")
     table = struct.unpack_from(f"<{2 * records}I", frame, pack_at)
+    if flags & MARKED:
+        table = _unmarked(table, flags)
     lengths = table[1::2]
     if large or max(lengths) >= LARGE:
         small = 0
@@ -263,10 +270,25 @@ def check_frame(frame: memoryview) -> tuple[int, int, int, int, int]:
 
 def _check_pieced(flags: int, records: int, command_bytes: int, session: int) -> None:
     """Flags that a client's frame has only with one record, one command and a session."""
-    if flags not in (UNIFORM | PIECE, UNIFORM | BINDS):
+    if flags not in (MARKED, UNIFORM | MARKED, UNIFORM | PIECE, UNIFORM | BINDS, UNIFORM | BINDS | MARKED):
         raise BadRequest(f"a client's frame has no flags {flags & ~UNIFORM:#x}")
+    if not flags & (PIECE | BINDS):
+        return
     if records != 1 or command_bytes < PIECED.size or (flags & PIECE and command_bytes != PIECED.size) or not session:
         raise BadRequest("a frame of an upload has one record, belongs to a session and names its upload")
+
+
+def _unmarked(table: tuple[int, ...], flags: int) -> tuple[int, ...]:
+    """A frame's table with plain head lengths."""
+    for head, body in zip(table[::2], table[1::2], strict=True):
+        if head & MARK and (head & ~MARK < ENVELOPE_BYTES or (body == ABSENT) != bool(flags & BINDS)):
+            raise BadRequest("an encoded payload has an envelope of 13 bytes and a body")
+    return tuple(length if number % 2 else length & ~MARK for number, length in enumerate(table))
+
+
+def heads_bytes(table: Sequence[int], marked: bool) -> int:
+    """Bytes of the heads in (a part of) a pack's table."""
+    return sum([length & ~MARK for length in table[::2]]) if marked else sum(table[::2])
 
 
 def unit_seed(uid: int, index: int, term: int, unit: int) -> int:

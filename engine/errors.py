@@ -140,6 +140,18 @@ class WrongIdentity(LogyardError):
     code = "wrong_identity"
 
 
+class Outdated(WrongIdentity):
+    """A node's data directory is not the one that the others know it by: wiped, or restored from a copy. It has
+    forgotten what it promised, and takes no part (exit code 76)."""
+
+    code = "outdated"
+
+    def __init__(self, node: int, reason: str) -> None:
+        super().__init__(f"node {node} takes no part: {reason}", node=node)
+        self.node = node
+        self.reason = reason
+
+
 class WalFailed(LogyardError):
     """A write or a sync of the WAL failed: this node acknowledges nothing more and exits (law 7)."""
 

@@ -284,6 +284,14 @@ class PeersPort(Protocol):
         """What a peer's last renewal said of the hibernating groups it leads with this node; 0 before the first."""
         ...
 
+    def vitals_of(self, node: int) -> Any:
+        """What a peer's last renewal said of its disk (`engine.identity.Vitals`)."""
+        ...
+
+    def forget(self, node: int) -> None:
+        """Believe whoever comes next under this number, whatever its data directory."""
+        ...
+
     def status(self) -> Sequence[Any]:
         """A row a peer."""
         ...
@@ -310,6 +318,13 @@ class NoPeers:
     def digest_of(self, node: int) -> int:
         """Nothing said."""
         return 0
+
+    def vitals_of(self, node: int) -> Any:
+        """Never asked."""
+        raise AssertionError("a node alone has no peers")
+
+    def forget(self, node: int) -> None:
+        """Nobody is known."""
 
     def status(self) -> Sequence[Any]:
         """No peers."""

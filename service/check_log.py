@@ -33,7 +33,7 @@ CHUNK_BYTES = 1 << 24
 class WalFacts:
     """What the WAL says. `sizes`: bytes of each file there is. `hurt`: groups the replay convicted of damage."""
 
-    __slots__ = ("groups", "sizes", "hurt", "suspects", "result")
+    __slots__ = ("groups", "sizes", "hurt", "suspects", "result", "written")
 
     def __init__(self) -> None:
         self.groups: dict[int, Recovered] = {}
@@ -41,6 +41,7 @@ class WalFacts:
         self.hurt: set[int] = set()
         self.suspects: set[int] = set()
         self.result = ReplayResult()
+        self.written = 0
 
 
 def wal_path(number: int) -> str:
@@ -71,6 +72,8 @@ def read_wal(directory: Path, facts: Facts, report: Report) -> WalFacts:
     sink = Collector()
     with report.guarded("wal", path="wal"):
         found.result = replay(disk, str(wal), sink, facts.flushed)
+        # Who lost batches claims none (see `engine.host.life`).
+        found.written = 0 if found.result.damage else found.result.next_batch
     found.groups = sink.groups
     result = found.result
     report.count("wal_entries", sum(len(sealed.entries) for sealed in result.sealed))

@@ -18,6 +18,7 @@ from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt, WrongIdentity
 from logyard.engine.host import rows
 from logyard.engine.host.member import Spec
+from logyard.engine.identity import Origin
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta import (
     COMMIT,
@@ -36,7 +37,7 @@ from .check_report import Report
 
 KINDS = {
     b"g": "definition", b"s": "checkpoint", b"n": "snapshot", b"f": "file", b"p": "payload homes", b"d": "deletion",
-    b"e": "epoch", b"x": "damage", b"c": "section", b"i": "transfer",
+    b"e": "epoch", b"x": "damage", b"c": "section", b"i": "transfer", b"k": "peer",
 }  # fmt: skip
 GROUP_ROWS = (b"g", b"s", b"n", b"d", b"x", b"i")
 
@@ -46,13 +47,16 @@ class Facts:
 
     __slots__ = (
         "node", "cluster", "epoch", "groups", "states", "snapshots", "chunks", "wal_files", "flushed", "deleted",
-        "store", "lost", "complete",
+        "store", "lost", "complete", "directory", "peers",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.node = 0
         self.cluster = ""
         self.epoch = 0
+        self.directory = 0
+        self.peers: dict[int, Origin] = {}
+        """What this node knew of the others' directories."""
         self.groups: dict[int, Spec] = {}
         self.states: dict[int, StateRow] = {}
         self.snapshots: dict[int, SnapshotRow] = {}
@@ -91,7 +95,7 @@ def uid_of(key: bytes) -> int:
 
 def describe(key: bytes) -> str:
     """A row's name."""
-    if key in (IDENTITY, COMMIT):
+    if key in (IDENTITY, COMMIT, rows.DIRECTORY, rows.OUTDATED):
         return f"the {key[1:].decode()} row"
     kind = KINDS.get(key[:1], "unknown")
     uid = uid_of(key)
@@ -243,6 +247,12 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     # A group that was left has rows again when this node is a member again.
     facts.deleted |= left - facts.groups.keys()
     take(rows.STORE, lambda key, value: facts.store.append((key[1:], value)))
+    take(rows.PEER, lambda key, value: facts.peers.update(rows.peers([(key, value)])))
+    facts.directory = int.from_bytes(store.get(rows.DIRECTORY) or b"", "little")
+    refused = store.get(rows.OUTDATED)
+    if refused is not None:
+        text = f"the other nodes refuse this directory, and so does a start: {refused.decode('utf-8', 'replace')}"
+        report.damage("outdated", text, path="meta")
     for key, value in store.scan(rows.DAMAGED):
         text = f"an earlier start stopped this group: {value.decode('utf-8', 'replace')}"
         report.damage("stopped", text, path="meta", group=facts.name(uid_of(key)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from logyard.engine.errors import LogyardError
+from logyard.engine.host.ending import MARK
 
 from .check_generations import Generations
 from .check_groups import check_group
@@ -32,7 +33,21 @@ def inspect(directory: Path, skip: frozenset[str], tell: Tell) -> dict[str, Any]
     )
     if not (directory / "meta").is_dir() and not (directory / "wal").is_dir():
         report.damage("directory", "this is no data directory: it has neither meta nor wal")
-        return {**report.fields(), "node": 0, "cluster": "", "epoch": 0, "groups": [], "complete": False}
+        return {
+            **report.fields(),
+            "node": 0,
+            "cluster": "",
+            "epoch": 0,
+            "groups": [],
+            "complete": False,
+            "directory": 0,
+            "written": 0,
+            "peers": {},
+        }
+    failure = directory / MARK
+    if failure.exists():
+        text = f"the last process here ended because the disk failed: {failure.read_text('utf-8', 'replace')[:500]}"
+        report.warning("disk_failed", text, path=MARK)
     facts = Facts()
     with report.guarded("meta", path="meta"):
         facts.complete = False
@@ -64,6 +79,8 @@ def inspect(directory: Path, skip: frozenset[str], tell: Tell) -> dict[str, Any]
     report.finish()
     return {
         **report.fields(), "node": facts.node, "cluster": facts.cluster, "epoch": facts.epoch, "groups": groups,
+        "directory": facts.directory, "written": wal.written,
+        "peers": {str(node): list(origin) for node, origin in facts.peers.items()},
         "complete": facts.complete,
     }  # fmt: skip
 

@@ -47,7 +47,7 @@ def serve(config: Path, until_eof: bool) -> None:
     """Run one node until SIGTERM or Ctrl-C.
 
     Prints "ready client=HOST:PORT pid=N" when it serves. Exit codes: 0 stopped, 1 refused to start, 2 bad
-    configuration, 75 the write-ahead log failed.
+    configuration, 75 the disk failed, 76 the others know a newer data directory of this node.
 
     \b
     Example:
@@ -130,8 +130,10 @@ def check(path: Path, repair: bool, output: Output) -> None:
       logyard check ./yard
     """
     from .check import check_directory
+    from .check_peers import compare
 
     reports = {str(found): check_directory(found, repair=repair) for found in data_directories(path)}
+    compare(reports.values())
     for name, found in reports.items():
         output.say(f"{name}: {'good' if found['ok'] else 'DAMAGED'}")
         for finding in found["findings"][:FINDINGS_SHOWN]:

@@ -118,6 +118,8 @@ def status(
     gone = status_watch.missing(found)
     for each in gone:
         output.say(f"node {each} does not answer: {found[each]['message']}")
+    for line in status_watch.troubles(found):
+        output.say(line)
     output.table("nodes", ("node", *status_watch.COUNTS, *status_watch.SIZES), status_watch.rows(found))
     output.result({"ok": not gone, "nodes": list(found.values()), "missing": gone})
 

@@ -122,17 +122,22 @@ def opened(servers: Sequence[str]) -> Iterator[Yard]:
 @click.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--members", callback=members_option, help="Nodes that hold it, as 1,2,3 (default: all).")
+@click.option("--compress", type=click.Choice(["zstd", "none"]), default="none", help="What appends do by default.")
 @servers_option
 @json_option
-def create(names: tuple[str, ...], members: list[int] | None, servers: list[str], output: Output) -> None:
-    """Create append logs.
+def create(
+    names: tuple[str, ...], members: list[int] | None, compress: str, servers: list[str], output: Output
+) -> None:
+    """Create append logs. With --compress zstd their payloads are stored compressed where that makes them smaller.
 
     \b
     Example:
       logyard create orders payments --members 1,2,3
+      logyard create pages --compress zstd
     """
+    options = {} if compress == "none" else {"compress": compress}
     with opened(servers) as yard:
-        yard.create_many(names, members=members)
+        yard.create_many(names, members=members, **options)
     output.result({"ok": True, "created": list(names)}, f"created {', '.join(names)}")
 
 
@@ -206,6 +211,7 @@ def delete(names: tuple[str, ...], yes: bool, force_on: int | None, servers: lis
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="As FILES: a file is one record of up to 4 GiB, streamed in pieces.",
 )
+@click.option("--compress", type=click.Choice(["zstd", "none"]), help="Instead of what the log's option says.")
 @servers_option
 @json_option
 def append(
@@ -214,6 +220,7 @@ def append(
     metadata: str | None,
     whole: bool,
     more: tuple[Path, ...],
+    compress: str | None,
     servers: list[str],
     output: Output,
 ) -> None:
@@ -232,12 +239,12 @@ def append(
         for batch in batches(input_records((*files, *more), metadata, whole)):
             head, payload = batch[0]
             if not isinstance(payload, bytes):
-                offset, size = append_source(log, head, payload)
+                offset, size = append_source(log, head, payload, compress)
                 offsets.append(offset)
                 payload_bytes += size
                 continue
             whole_ones = [(head, payload) for head, payload in batch if isinstance(payload, bytes)]
-            offsets.extend(log.append_many(whole_ones))
+            offsets.extend(log.append_many(whole_ones, compress=compress))
             payload_bytes += sum(len(payload) for _, payload in whole_ones)
     fields: dict[str, object] = {"ok": True, "log": name, "records": len(offsets), "payload_bytes": payload_bytes}
     if offsets:
@@ -383,6 +390,7 @@ def record_fields(record: Record, metadata_only: bool) -> dict[str, object]:
         "term": record.term,
         "timestamp": record.timestamp,
         "size": record.size,
+        "stored": record.stored,
     }
     parts = [("metadata", record.metadata)]
     if not metadata_only and record.payload is not None:

@@ -39,13 +39,13 @@ def input_records(files: Sequence[Path], metadata: str | None, whole: bool) -> I
             yield head, line.rstrip(b"\r\n")
 
 
-def append_source(log: Log, head: bytes, source: Path | BinaryIO) -> tuple[int, int]:
+def append_source(log: Log, head: bytes, source: Path | BinaryIO, compress: str | None = None) -> tuple[int, int]:
     """Append one record from a file or a stream: its offset and its bytes."""
     from logyard.client.upload import PIECE_BYTES, WHOLE_BYTES
 
     if isinstance(source, Path):
         with source.open("rb") as file:
-            return append_source(log, head, file)
+            return append_source(log, head, file, compress)
     counted = 0
 
     def rest() -> Iterator[bytes]:
@@ -56,8 +56,8 @@ def append_source(log: Log, head: bytes, source: Path | BinaryIO) -> tuple[int, 
 
     first = source.read(WHOLE_BYTES + 1)
     if len(first) <= WHOLE_BYTES:
-        return log.append(head, first), len(first)
-    return log.append_stream(head, rest()), counted
+        return log.append(head, first, compress=compress), len(first)
+    return log.append_stream(head, rest(), compress=compress), counted
 
 
 def write_payload(log: Log, record: Record, node: int | None, out: BinaryIO) -> None:

@@ -1,4 +1,5 @@
-"""The verbs for a log that does not go on by itself: campaign, skip, force-shrink. Registered by `service.cli`."""
+"""The verbs for a log that does not go on by itself: campaign, skip, force-shrink, and
+forget for a node that lost its data. Registered by `service.cli`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import time
 import click
 
 from .cli_logs import opened, servers_option
-from .cli_output import Output, json_option
+from .cli_output import EXIT_FAILED, Output, json_option
 
 NODE = click.IntRange(min=1)
 LOOK_S = 0.05
@@ -92,6 +93,50 @@ def force_shrink(name: str, node: int, sure: bool, servers: list[str], output: O
     )
 
 
+@click.command()
+@click.option("--node", "lost", type=NODE, required=True, help="The node that lost its data.")
+@click.option("--force", is_flag=True, help="Although logs still count it as a member: its promises may be broken.")
+@servers_option
+@json_option
+def forget(lost: int, force: bool, servers: list[str], output: Output) -> None:
+    """Let every other node forget a node's data directory, so that it may come back with an empty one.
+
+    Nodes refuse one whose directory was wiped or restored from a copy. First take it out of every log ("members
+    remove" or "members replace"); then forget it, empty its directory, start it, and add it again. Exit 1 if a node
+    refused or did not answer.
+
+    
+    Example:
+      logyard forget --node 3
+    """
+    from logyard.client.errors import LogyardError
+
+    done: list[int] = []
+    failed: dict[int, str] = {}
+    with opened(servers) as yard:
+        for node in yard.nodes():
+            if node == lost:
+                continue
+            try:
+                yard.forget_node(lost, node, force)
+                done.append(node)
+            except LogyardError as error:
+                failed[node] = str(error)
+    for node, why in failed.items():
+        output.say(f"node {node}: {why}")
+    output.result(
+        {
+            "ok": not failed,
+            "node": lost,
+            "forgotten_by": done,
+            "failed": {str(key): why for key, why in failed.items()},
+        },
+        f"node {lost} is forgotten by nodes {', '.join(map(str, done)) or 'none'}",
+    )
+    if failed:
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
 def commands() -> list[click.Command]:
     """The verbs of this module."""
-    return [campaign, skip, force_shrink]
+    return [campaign, skip, force_shrink, forget]

@@ -3,7 +3,8 @@
 The line ``ready client=HOST:PORT pid=N`` is printed on standard output once, when clients are answered. SIGTERM and
 SIGINT stop it cleanly, SIGHUP reads the TLS files again; with `until_eof` the end of standard input stops it too, so
 that a node never outlives the process that started it. Exit codes: 0 stopped, 1 refused to start, 2 bad configuration,
-75 the WAL failed (law 7). Called by `logyard serve`.
+75 the disk failed (law 7), 76 the
+other nodes know a newer data directory of this node (D12). Called by `logyard serve`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ EXIT_WAL_FAILED = 75
 """EX_TEMPFAIL of sysexits.h: a supervisor may start the node again on a repaired disk."""
 SWITCH_INTERVAL_S = 5e-5
 """Keeps the WAL thread from starving beside a busy loop (architecture.md section 11, the GIL convoy)."""
+EXIT_OUTDATED = 76
+"""EX_PROTOCOL: to be started again only after an operator looked."""
 STOP_GRACE_S = 10.0
 """After the parent is gone, how long a clean stop may take before the process ends itself."""
 
@@ -37,7 +40,7 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 def run_node(path: Path, *, until_eof: bool = False) -> int:
     """Serve until stopped; returns the exit code. Errors of the world become one line on standard error."""
-    from logyard.engine.errors import BadRequest, LogyardError, WalFailed
+    from logyard.engine.errors import BadRequest, LogyardError, Outdated, WalFailed
 
     from .config import load_config
     from .tls import open_doors
@@ -55,6 +58,9 @@ def run_node(path: Path, *, until_eof: bool = False) -> int:
         if any(isinstance(leaf, WalFailed) for leaf in found):
             print(f"logyard serve: {found[0]}", file=sys.stderr)
             return EXIT_WAL_FAILED
+        if any(isinstance(leaf, Outdated) for leaf in found):
+            print(f"logyard serve: {found[0]}", file=sys.stderr)
+            return EXIT_OUTDATED
         if all(isinstance(leaf, KeyboardInterrupt) for leaf in found):
             return 0
         if not all(isinstance(leaf, (LogyardError, OSError)) for leaf in found):

@@ -13,6 +13,8 @@ from typing import Any
 import trio
 
 from logyard.client.board import Standing, standings
+from logyard.client.compression import encode, parse, ranges_of, wants
+from logyard.client.lane import Frame
 from logyard.client.records import Page, Record
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
@@ -21,7 +23,7 @@ from logyard.engine.host.member import Member
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
 from logyard.engine.types import Buffer
-from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.machines.command import APPEND_REPLY
 from logyard.machines.log import AppendLog
 from logyard.machines.registry import create_machine
 
@@ -40,14 +42,19 @@ class EmbeddedLog:
         self._member = member
         self.name = member.spec.name
 
-    async def append(self, metadata: bytes, payload: Buffer | None = None) -> int:
-        """Append one record; returns its offset once it is durable."""
-        return (await self.append_many([(metadata, payload)])).start
+    async def append(self, metadata: bytes, payload: Buffer | None = None, *, compress: str | None = None) -> int:
+        """Append one record; returns its offset once it is durable. `compress`: ``zstd`` or ``none``, by default as the
+        log's option says."""
+        return (await self.append_many([(metadata, payload)], compress=compress)).start
 
-    async def append_many(self, records: Sequence[tuple[bytes, Buffer | None]]) -> range:
+    async def append_many(
+        self, records: Sequence[tuple[bytes, Buffer | None]], *, compress: str | None = None
+    ) -> range:
         """Append records atomically: all of them, with consecutive offsets, or none."""
-        frame = encode_frame(records, command=APPEND)
-        first, count = APPEND_REPLY.unpack(await self._node.commit(self._member, frame))
+        frame = Frame()
+        zstd = wants(compress, self._member.spec.arguments.get("compress") == "zstd")
+        frame.put_many(encode(head, body) if zstd and body is not None else (head, body) for head, body in records)
+        first, count = APPEND_REPLY.unpack(await self._node.commit(self._member, frame.encode()))
         return range(first, first + count)
 
     async def command(self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"") -> bytes:
@@ -76,7 +83,22 @@ class EmbeddedLog:
 
     async def read_body(self, offset: int, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes start..stop of one record's body."""
-        return bytes(await self._node.read_body(self.name, offset, start, stop))
+        body = await self._node.read_body(self.name, offset, start, stop)
+        if not isinstance(body, log_reader.Encoded):
+            return bytes(body)
+        encoding = parse(body.envelope)
+        steps = ranges_of(encoding, body.stored, start, encoding.size if stop is None else min(stop, encoding.size))
+        found: list[Buffer] = []
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, tuple):
+                part = await self._node.read_body(self.name, offset, *step, stored=True)
+                assert not isinstance(part, log_reader.Encoded)
+                step = steps.send(part)
+            else:
+                found.append(step)
+                step = next(steps, None)
+        return b"".join(found)
 
     async def records(self, start: int | None = None, stop: int | None = None) -> AsyncIterator[Record]:
         """Records from `start` (default: the first) up to `stop` (default: the present end)."""

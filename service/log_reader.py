@@ -14,7 +14,18 @@ import trio
 
 from logyard.client.records import ABSENT, encode_block, encode_long
 from logyard.client.wire import FRAME_BYTES_MAX
-from logyard.engine.entry import LARGE, Unit, frames_of, table_of, timestamp_of, units_of
+from logyard.engine.entry import (
+    ENVELOPE_BYTES,
+    LARGE,
+    MARK,
+    MARKED,
+    Unit,
+    frames_of,
+    heads_bytes,
+    table_of,
+    timestamp_of,
+    units_of,
+)
 from logyard.engine.errors import BadRequest, Busy, Corrupt, Gone, LogyardError, OutOfRange
 from logyard.engine.host.member import Member
 from logyard.engine.host.reader import Located, Wanted
@@ -43,6 +54,15 @@ class Piece(NamedTuple):
     frame_records: int
     long: Long | None = None
     parts: Sequence[Wanted] = ()
+    marked: bool = False
+    """Some of the frame's payloads may be encoded."""
+
+
+class Encoded(NamedTuple):
+    """Instead of a body that is encoded: its envelope, and how many bytes are stored."""
+
+    envelope: bytes
+    stored: int
 
 
 def append_log(member: Member) -> AppendLog:
@@ -88,14 +108,27 @@ async def poll(
     return bounds, blocks
 
 
-async def read_body(system: System, member: Member, offset: int, start: int, stop: int | None) -> Buffer:
-    """Bytes `start`..`stop` of one record's body. Raises `OutOfRange` for a range outside of the body."""
+async def read_body(
+    system: System, member: Member, offset: int, start: int, stop: int | None, stored: bool = False
+) -> Buffer | Encoded:
+    """Bytes `start`..`stop` of one record's body; if it is encoded, how, or bytes of what is `stored` of it. Raises
+    `OutOfRange` for a range outside of the body."""
     machine = append_log(member)
     machine.anchor(offset)
     plan = await _mended(system, member, machine, offset, 1, 1)
     if not plan:
         raise _behind(member)
     piece = plan[0]
+    pack = memoryview(b"")
+    table: tuple[int, ...] = ()
+    if piece.marked or not (piece.long or piece.large):
+        wanted = Wanted(piece.located, piece.pack, 0, piece.pack.length)
+        pack = memoryview((await system.reader.read(member, [wanted]))[0])
+        table = table_of(pack, piece.frame_records)
+    if piece.marked and not stored and table[2 * piece.skip] & MARK:
+        at = 8 * piece.frame_records + heads_bytes(table[: 2 * piece.skip], True)
+        size = piece.long.size if piece.long else table[2 * piece.skip + 1]
+        return Encoded(bytes(pack[at : at + ENVELOPE_BYTES]), size)
     if piece.long is not None:
         stop = _range(offset, start, stop, piece.long.size)
         if stop - start > FRAME_BYTES_MAX:
@@ -106,9 +139,7 @@ async def read_body(system: System, member: Member, offset: int, start: int, sto
         size = piece.large[0].length
         stop = _range(offset, start, stop, size)
         return (await system.reader.read(member, [Wanted(piece.located, piece.large[0], start, stop)]))[0]
-    pack = memoryview((await system.reader.read(member, [Wanted(piece.located, piece.pack, 0, piece.pack.length)]))[0])
-    table = table_of(pack, piece.frame_records)
-    body_at, size = _small_body(table, piece.skip)
+    body_at, size = _small_body(table, piece.skip, piece.marked)
     stop = _range(offset, start, stop, size)
     return pack[body_at + start : body_at + stop]
 
@@ -268,6 +299,7 @@ def _collect(walk: _Walk, offset: int, max_records: int, max_bytes: int, bodies:
         if walk.offset <= offset:
             continue
         packs = list(_frames(located.data))
+        flags = [frame.flags for frame in frames_of(located.data)]
         for piece in found:
             if piece.offset + piece.records <= offset:
                 continue
@@ -282,8 +314,11 @@ def _collect(walk: _Walk, offset: int, max_records: int, max_bytes: int, bodies:
             first = pack.first_ordinal + piece.skip + back
             wanted = [unit for unit in large if first <= unit.first_ordinal < first + taken]
             pieces.append(
-                Piece(located, piece.offset + back, piece.skip + back, taken, pack, wanted, pack.records, long)
-            )
+                Piece(
+                    located, piece.offset + back, piece.skip + back, taken, pack, wanted, pack.records, long,
+                    marked=bool(flags[piece.frame] & MARKED),
+                )
+            )  # fmt: skip
             left_records -= taken
             left_bytes -= size
             if left_records <= 0 or left_bytes <= 0 or taken < piece.records - back:
@@ -324,11 +359,11 @@ def _fit(pack: Unit, large: list[Unit], skip: int, records: int, max_records: in
 def _block(piece: Piece, pack: memoryview, large: list[Buffer], bodies: bool) -> list[Buffer]:
     table = table_of(pack, piece.frame_records)
     part = table[2 * piece.skip : 2 * (piece.skip + piece.records)]
-    heads_at = 8 * piece.frame_records + sum(table[: 2 * piece.skip : 2])
-    heads = pack[heads_at : heads_at + sum(part[::2])]
+    heads_at = 8 * piece.frame_records + heads_bytes(table[: 2 * piece.skip], piece.marked)
+    heads = pack[heads_at : heads_at + heads_bytes(part, piece.marked)]
     found: list[Buffer] | None = None
     if bodies:
-        smalls_at, _ = _small_body(table, piece.skip)
+        smalls_at, _ = _small_body(table, piece.skip, piece.marked)
         if not large and not piece.large:
             found = [pack[smalls_at : smalls_at + sum(size for size in part[1::2] if size != ABSENT)]]
         else:
@@ -343,21 +378,23 @@ def _block(piece: Piece, pack: memoryview, large: list[Buffer], bodies: bool) ->
                     found.append(pack[smalls_at : smalls_at + size])
                     smalls_at += size
     stamp = timestamp_of(piece.located.data)
-    return encode_block(piece.offset, piece.located.index, piece.located.term, stamp, part, [heads], found)
+    place = (piece.offset, piece.located.index, piece.located.term, stamp)
+    return encode_block(*place, part, [heads], found, piece.marked)
 
 
 def _long_block(piece: Piece, pack: memoryview, body: list[Buffer], bodies: bool) -> list[Buffer]:
     assert piece.long is not None
-    head = pack[TABLE_BYTES : TABLE_BYTES + table_of(pack, 1)[0]]
+    length = table_of(pack, 1)[0]
+    head = pack[TABLE_BYTES : TABLE_BYTES + (length & ~MARK)]
     left_out = bodies and not body
     stamp = timestamp_of(piece.located.data)
     place = (piece.offset, piece.located.index, piece.located.term, stamp)
-    return encode_long(*place, head, piece.long.size, body or None, left_out)
+    return encode_long(*place, head, piece.long.size, body or None, left_out, bool(length & MARK))
 
 
-def _small_body(table: tuple[int, ...], record: int) -> tuple[int, int]:
+def _small_body(table: tuple[int, ...], record: int, marked: bool) -> tuple[int, int]:
     """Where a record's small body starts in its pack, and its size."""
-    at = 4 * len(table) + sum(table[::2]) + sum(size for size in table[1 : 2 * record : 2] if size < LARGE)
+    at = 4 * len(table) + heads_bytes(table, marked) + sum(size for size in table[1 : 2 * record : 2] if size < LARGE)
     size = table[2 * record + 1] if 2 * record < len(table) else 0
     return at, 0 if size == ABSENT else size
 

@@ -24,6 +24,7 @@ from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, NotLeade
 from logyard.engine.host import halt
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.delivery import SessionSink
+from logyard.engine.host.forgetting import forget_node
 from logyard.engine.host.intake import CommandRejected
 from logyard.engine.host.member import Member, Sink
 from logyard.engine.host.sessions import EXPIRE
@@ -117,12 +118,13 @@ class Node:
         """Everything about one group on this node."""
         return describe_member(self.system, self.system.member(name), brief=False)
 
-    def locate(self, names: Sequence[str]) -> list[tuple[str, int, int, list[int]]]:
-        """(name, uid, leader or 0, members) of each group."""
+    def locate(self, names: Sequence[str]) -> list[tuple[str, int, int, list[int], bool]]:
+        """(name, uid, leader or 0, members, whether its option asks for compressed payloads) of each group."""
         found = []
         for name in names:
             member = self.system.member(name)
-            found.append((name, member.uid, member.raft.leader, list(member.raft.configuration.voters)))
+            compress = member.spec.arguments.get("compress") == "zstd"
+            found.append((name, member.uid, member.raft.leader, list(member.raft.configuration.voters), compress))
         return found
 
     async def poll(
@@ -137,9 +139,11 @@ class Node:
             min(max_bytes, config.poll_bytes_max), min(wait_s, config.poll_wait_s_max), bodies,
         )  # fmt: skip
 
-    async def read_body(self, name: str, offset: int, start: int, stop: int | None) -> Buffer:
-        """Bytes start..stop of one record's body, from this member."""
-        return await log_reader.read_body(self.system, self.system.member(name), offset, start, stop)
+    async def read_body(
+        self, name: str, offset: int, start: int, stop: int | None, stored: bool = False
+    ) -> Buffer | log_reader.Encoded:
+        """Bytes start..stop of one record's body, from this member; see `log_reader.read_body`."""
+        return await log_reader.read_body(self.system, self.system.member(name), offset, start, stop, stored)
 
     async def bounds(self, name: str, consistency: str = "local") -> dict[str, int]:
         """Start and end of an append log."""
@@ -317,6 +321,10 @@ class Node:
         """Make this node's member the only one of a group that lost its quorum for good; see `System.force_shrink`."""
         return await self.system.force_shrink(name)
 
+    async def forget_node(self, node: int, force: bool = False) -> bool:
+        """Believe whoever comes next as `node`, whatever its directory; see `engine.host.forgetting`."""
+        return await forget_node(self.system, node, force)
+
     async def skip(self, name: str, index: int, ordinal: int) -> None:
         """Leave out the command that halted the group's machine, on every member; returns when it is. On the leader
         only; raises `NotLeader`, `Refused`, `Rejected`."""
@@ -412,4 +420,5 @@ def build_peers(config: NodeConfig, system: System, door: Door | None = None) ->
         config.id, config.cluster, system.epoch, addresses, transport, system.inbound,
         healthy=system.pulse.healthy, at_rest=system.ticker.is_resting, digest=system.hibernation.accord.digest,
         guard=None if door is None else PeerGuard(door),
+        origin=system.origin, known=system.acquaintances, vitals=system.vitals,
     )  # fmt: skip

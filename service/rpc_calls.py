@@ -1,7 +1,6 @@
-"""The verbs of a CALL frame: arguments checked here, then one call of the system each.
+"""The verbs of a CALL frame: arguments are taken by `Asked`, which checks them, then one call of the system each.
 
-Arguments come from a stranger: each is checked for its type before use, and anything else is `BadRequest`. Called by
-`rpc`, one task a call; a handler returns a plain value for RESULT, or a `Data` for a DATA frame.
+Called by `rpc`, one task a call; a handler returns a plain value for RESULT, or a `Data` for a DATA frame.
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ from logyard.engine.errors import BadRequest, LogyardError, UnknownGroup
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.types import Buffer
 
-NAMES_MAX = 4096
-CHANGES_MAX = 128
-"""Members of a group, leaving and coming."""
-NUMBER_MAX = (1 << 63) - 1
-WAIT_S_MAX = 60.0
+from .rpc_arguments import Asked
+
 BOARD_ROWS = 2000
 """Rows of one board answer: about 200 bytes each."""
 LATEST = -1
@@ -107,8 +103,8 @@ class SystemPort(Protocol):
     ) -> tuple[dict[str, Any], list[Buffer]]:
         """The log's bounds and node, and record blocks."""
 
-    async def read_body(self, name: str, offset: int, start: int, stop: int | None) -> Buffer:
-        """A range of one record's body."""
+    async def read_body(self, name: str, offset: int, start: int, stop: int | None, stored: bool = False) -> Any:
+        """A range of one record's body, or of what is stored of it."""
 
     async def bounds(self, name: str, consistency: str) -> dict[str, Any]:
         """``{start, end, node}`` of a log."""
@@ -136,6 +132,9 @@ class SystemPort(Protocol):
 
     async def force_shrink(self, name: str) -> object:
         """Make this node's member the only one."""
+
+    async def forget_node(self, node: int, force: bool) -> object:
+        """Believe whoever comes next under a node's number."""
 
     async def skip(self, name: str, index: int, ordinal: int) -> object:
         """Leave out a command that a machine failed at."""
@@ -177,94 +176,6 @@ class Data(NamedTuple):
 
     header: dict[str, Any]
     parts: Sequence[Buffer]
-
-
-class Asked:
-    """A call's arguments, checked as they are taken."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
-        value = self._values.get(key, default)
-        if isinstance(value, str) and value and len(value) <= 256:
-            return value
-        raise BadRequest(f"{key} is a text of 1 to 256 characters")
-
-    def number(self, key: str, default: int | None = None, least: int = 0) -> int:
-        """An integer from `least` up."""
-        value = self._values.get(key, default)
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= NUMBER_MAX:
-            return value
-        raise BadRequest(f"{key} is a whole number from {least} up")
-
-    def optional_number(self, key: str) -> int | None:
-        """An integer from 0 up, or None."""
-        return None if self._values.get(key) is None else self.number(key)
-
-    def seconds(self, key: str) -> float:
-        """A duration, bounded."""
-        value = self._values.get(key, 0.0)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
-            return min(float(value), WAIT_S_MAX)
-        raise BadRequest(f"{key} is a number of seconds")
-
-    def flag(self, key: str, default: bool) -> bool:
-        """True or False."""
-        value = self._values.get(key, default)
-        if isinstance(value, bool):
-            return value
-        raise BadRequest(f"{key} is true or false")
-
-    def raw(self, key: str) -> bytes:
-        """Bytes."""
-        value = self._values.get(key)
-        if isinstance(value, bytes):
-            return value
-        raise BadRequest(f"{key} is bytes")
-
-    def names(self, key: str) -> list[str]:
-        """A list of group names."""
-        value = self._values.get(key)
-        if isinstance(value, list) and len(value) <= NAMES_MAX and all(isinstance(name, str) for name in value):
-            return value
-        raise BadRequest(f"{key} is a list of at most {NAMES_MAX} names")
-
-    def changes(self, key: str) -> list[tuple[str, int]] | None:
-        """A list of (kind, node), or None."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if isinstance(value, list) and len(value) <= CHANGES_MAX and all(map(_is_change, value)):
-            return [(kind, node) for kind, node in value]
-        raise BadRequest(f"{key} is a list of at most {CHANGES_MAX} pairs of a kind and a node")
-
-    def optional_names(self, key: str) -> list[str] | None:
-        """A list of group names, or None for all."""
-        return None if self._values.get(key) is None else self.names(key)
-
-    def specs(self, key: str) -> list[dict[str, Any]]:
-        """What groups to create."""
-        value = self._values.get(key)
-        if not isinstance(value, list) or not 0 < len(value) <= NAMES_MAX:
-            raise BadRequest(f"{key} is a list of 1 to {NAMES_MAX} groups")
-        return [self._spec(spec) for spec in value]
-
-    @staticmethod
-    def _spec(value: object) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise BadRequest("a group is a map of name, members, machine and arguments")
-        asked = Asked(value)
-        members, arguments = value.get("members"), value.get("arguments", {})
-        if not isinstance(members, list) or not members or not all(type(node) is int and node > 0 for node in members):
-            raise BadRequest("a group's members are node numbers")
-        if not isinstance(arguments, dict):
-            raise BadRequest("a machine's arguments are a map")
-        name, machine = asked.text("name"), asked.text("machine", "log")
-        return {"name": name, "members": members, "machine": machine, "arguments": arguments}
 
 
 async def _create(system: SystemPort, asked: Asked) -> object:
@@ -309,7 +220,11 @@ async def _poll(system: SystemPort, asked: Asked) -> Data:
 
 async def _read_body(system: SystemPort, asked: Asked) -> Data:
     start, stop = asked.number("start", 0), asked.optional_number("stop")
-    body = await system.read_body(asked.text("name"), asked.number("offset"), start, stop)
+    more = {"stored": True} if asked.flag("stored", False) else {}
+    body = await system.read_body(asked.text("name"), asked.number("offset"), start, stop, **more)
+    if isinstance(body, tuple):
+        envelope, stored = body
+        return Data({"node": system.node_id, "envelope": envelope, "stored": stored}, ())
     return Data({"node": system.node_id}, (body,))
 
 
@@ -372,16 +287,6 @@ async def _status(system: SystemPort, asked: Asked) -> object:
     return system.status()
 
 
-def _is_change(pair: object) -> bool:
-    return (
-        isinstance(pair, list)
-        and len(pair) == 2
-        and isinstance(pair[0], str)
-        and type(pair[1]) is int
-        and 0 < pair[1] <= NUMBER_MAX
-    )
-
-
 async def _board(system: SystemPort, asked: Asked) -> object:
     return system.board(asked.text("after", " "), min(asked.number("limit", BOARD_ROWS, least=1), BOARD_ROWS))
 
@@ -396,6 +301,10 @@ async def _campaign(system: SystemPort, asked: Asked) -> object:
 
 async def _force_shrink(system: SystemPort, asked: Asked) -> object:
     return await system.force_shrink(asked.text("name"))
+
+
+async def _forget_node(system: SystemPort, asked: Asked) -> object:
+    return await system.forget_node(asked.number("lost", least=1), asked.flag("force", False))
 
 
 async def _skip(system: SystemPort, asked: Asked) -> object:
@@ -431,6 +340,7 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "campaign": _campaign,
         "force_shrink": _force_shrink,
         "skip": _skip,
+        "forget_node": _forget_node,
     }
 )
 

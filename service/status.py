@@ -103,6 +103,7 @@ def node_status(system: System) -> dict[str, Any]:
         "memory_rss": _resident_bytes(),
         "budget": system.budget.status(),
         "space": system.space.status(),
+        "disk": system.slow_disk.status(),
         "followers": system.sender.status(),
         "transfers": system.receiving.status(),
         "pieces_served": system.serving.pieces,

@@ -58,6 +58,21 @@ def rows(found: Statuses) -> list[list[object]]:
     ]
 
 
+def troubles(found: Statuses) -> list[str]:
+    """What an operator should know of disks and data directories, one line each."""
+    lines: dict[str, None] = {}
+    for node, row in sorted(found.items()):
+        disk, space = row.get("disk", {}), row.get("space", {})
+        if disk.get("slow"):
+            lines[f"node {node}: its disk is slow ({disk['sync_ms']:g} ms a sync), others lead where they can"] = None
+        if space.get("full"):
+            lines[f"node {node}: its disk is full ({space.get('reason', '')}), writes wait"] = None
+        for peer in row.get("peers", ()):
+            if peer.get("outdated"):
+                lines[f"node {peer['node']} is refused: {peer['outdated']}"] = None
+    return list(lines)
+
+
 def rate_rows(found: Statuses, rate: Mapping[int, Mapping[str, float]]) -> list[list[object]]:
     """One row of rates and of what is short for each node that answered."""
     shown: list[list[object]] = []
@@ -91,6 +106,7 @@ def screen(found: Statuses, rate: Mapping[int, Mapping[str, float]]) -> Renderab
         return made
 
     gone = [Text(f"node {node} does not answer: {found[node].get('message', '')}") for node in missing(found)]
+    gone += [Text(line) for line in troubles(found)]
     return Group(
         table("nodes", ("node", *COUNTS, *SIZES), rows(found)),
         table("rates", ("node", *RATES, "stopped", "stalled_ms", "pulling", "most refused by"), rate_rows(found, rate)),

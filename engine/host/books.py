@@ -7,12 +7,14 @@ travel with the rows that rely on them (invariants 3 and 6). Called by `storage`
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from ..errors import LogyardError
+from ..errors import LogyardError, WalFailed
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow, snapshot_key
 from ..snapshot import format as snapshot_format
@@ -23,6 +25,12 @@ from .member import Member, Spec
 
 if TYPE_CHECKING:
     from .system import System
+
+
+log = logging.getLogger(__name__)
+
+PEERS_SECONDS = 60.0
+"""How old the stored counts of other nodes' batches may get while nothing else is committed."""
 
 
 class Captured(NamedTuple):
@@ -44,6 +52,8 @@ class Books:
         self.floors: set[Member] = set()
         self._owed: dict[bytes, bytes | None] = {}
         self._lock = trio.Lock()
+        self._peers_at = 0.0
+        self._looking = False
 
     async def commit(
         self, build: Callable[[], Iterable[rows.Put]], store: bool = False, then: Callable[[], None] | None = None
@@ -64,18 +74,40 @@ class Books:
             puts += build()
             if store:
                 puts += self._owed.items()
+            met = self.system.acquaintances.take()
+            puts += [rows.peer(node, origin) for node, origin in met]
             try:
                 if puts:
                     await self.system.space.out_of_reserve(
                         "the meta store", lambda: trio.to_thread.run_sync(self.meta.commit, puts)
                     )
-            except BaseException:
+            except BaseException as error:
                 self.floors |= floors
+                self.system.acquaintances.fresh.update(node for node, _ in met)
+                if isinstance(error, WalFailed):
+                    self.system.fail(error)
                 raise
+            self._peers_at = time.monotonic()
             if store:
                 self._owed.clear()
             if then is not None:
                 then()
+
+    def look(self) -> None:
+        """Once a second: what is new of the other nodes is stored."""
+        known = self.system.acquaintances
+        late = known.stale and time.monotonic() - self._peers_at >= PEERS_SECONDS
+        if (known.fresh or late) and not self._looking:
+            self._looking = True
+            self.system.nursery.start_soon(self._store_peers)
+
+    async def _store_peers(self) -> None:
+        try:
+            await self.commit(tuple)
+        except LogyardError as error:
+            log.warning("what is known of the other nodes is not stored: %s", error)
+        finally:
+            self._looking = False
 
     async def commit_members(
         self, members: Iterable[Member], sealed_files: Sequence[SealedFile] = (), gone_files: Sequence[int] = ()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
-from ..entry import ABSENT, LARGE, Unit, table_of, units_of
+from ..entry import ABSENT, LARGE, MARK, Unit, table_of, units_of
 from ..errors import LogyardError
 from ..machine import Deliver, PayloadRef, Send
 from ..types import Buffer
@@ -190,6 +190,8 @@ class Delivery:
 def record_of(pack: memoryview, records: int, number: int) -> tuple[memoryview, memoryview | None]:
     """Head and small body of the record `number` of a pack; None for a body that is absent or not in the pack."""
     table = table_of(pack, records)
+    if max(table[::2]) & MARK:
+        table = tuple(length if at % 2 else length & ~MARK for at, length in enumerate(table))
     heads_at = 8 * records
     head_at = heads_at + sum(table[: 2 * number : 2])
     head = pack[head_at : head_at + table[2 * number]]

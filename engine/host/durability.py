@@ -47,7 +47,8 @@ def metadata_bytes(entries: Iterable[Entry]) -> int:
 
 
 class Durability:
-    """Owns the WAL's writing side. `persisted(items)`, `failed(error)`, `no_space(reason)` are called on the loop."""
+    """Owns the WAL's writing side. `persisted(items)`, `failed(error)`, `no_space(reason)` are called on the loop.
+    `error` is set by whoever ends this node: nothing more is written."""
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Durability:
         self.sync_seconds = self.pace_seconds = 0.001
         self.sync_seconds_max = 0.0
         self.batches = 0
+        self.syncs = 0
         self.batch_bytes = 0
         self.write_seconds = 0.0
         self.last_write = time.monotonic()
@@ -267,6 +269,7 @@ class Durability:
 
     def _write(self, items: Sequence[WalItem], size: int) -> tuple[Rolled | None, LogyardError | None]:
         start = time.monotonic()
+        number = self.wal.position[0]
         try:
             rolled = self.wal.write(items) if items else self.wal.seal()
         except LogyardError as error:
@@ -282,6 +285,7 @@ class Durability:
         self.pace_seconds += (min(end - start, SLOW_SECONDS) - self.pace_seconds) * 0.1
         self.batches += 1
         self.batch_bytes += size
+        self.syncs += self.wal.position[0] - number
         self.write_seconds += end - start
         if end - start > self.sync_seconds_max:
             self.sync_seconds_max = end - start

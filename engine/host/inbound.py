@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..entry import verify_bodies
-from ..errors import LogyardError
+from ..errors import LogyardError, Outdated
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, APPEND_REPLY, Message
 from .blob_shapes import check_shape
@@ -51,6 +51,8 @@ class Inbound:
     def on_messages(self, node: int, messages: Sequence[Message]) -> None:
         """Step every message into its core and mark it; the turn follows."""
         system = self.system
+        if system.failure is not None:
+            return
         members = system.members
         scheduler = system.scheduler
         mark = scheduler.mark
@@ -156,9 +158,17 @@ class Inbound:
         system.walks.over_members(look)
         system.hibernation.sweeps.on_liveness(system.live)
 
+    def on_outdated(self, node: int, reason: str) -> None:
+        """`node` knows a newer life of this node, or another directory: what was promised there is not known here."""
+        system = self.system
+        if system.failure is None:
+            system.fail(Outdated(system.node_id, f"{reason} (says node {node})"))
+
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
         """Typed requests beside the consensus stream: group definitions and snapshot transfers."""
         check_shape(kind, header)
+        if self.system.failure is not None:
+            return
         try:
             if kind < SNAPSHOT_OFFER:
                 self.system.directory.on_blob(node, kind, request, header)

@@ -26,11 +26,12 @@ PROBE = b"logyard".ljust(512, b"\0")
 class Pulse:
     """One node's. A WAL write of many batches counts as alive while its batches get done."""
 
-    __slots__ = ("system", "probes", "_batch", "_batch_at", "_probed", "_probing", "_synced", "_fd")
+    __slots__ = ("system", "probes", "probe_seconds", "_batch", "_batch_at", "_probed", "_probing", "_synced", "_fd")
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.probes = 0
+        self.probe_seconds = 0.0
         self._batch = -1
         self._batch_at = 0.0
         self._probed = 0.0
@@ -90,10 +91,12 @@ class Pulse:
             path = str(self.system.path / "wal" / "probe.tmp")
             self._fd = disk.create(path)
             disk.unlink(path)
+        begun = time.monotonic()
         disk.gather_write(self._fd, [PROBE], 0)
         disk.datasync(self._fd)
-        self.probes += 1
         self._synced = time.monotonic()
+        self.probe_seconds += self._synced - begun
+        self.probes += 1
 
     def close(self) -> None:
         """Give the file back."""

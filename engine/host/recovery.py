@@ -26,7 +26,7 @@ from ..raft.membership import Configuration
 from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
-from . import receiving, revival, rows
+from . import life, receiving, revival, rows
 from .departures import Departed
 from .homes import SealedFile, Share
 from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
@@ -71,14 +71,14 @@ def _open(system: System) -> None:
     disk.make_directory(str(path))
     storage.lock_fd = lock_fd = disk.lock_directory(str(path))
     storage.closing.append(lambda: disk.close(lock_fd))
+    life.revalidate(system)
     system.space.open()
     for name in ("wal", "segments"):
         disk.make_directory(str(path / name))
     storage.books.meta = meta = MetaStore(disk, str(path / "meta"))
     storage.closing.append(meta.close)
     meta.open(system.cluster_id, system.node_id)
-    stored = meta.get(rows.EPOCH)
-    system.epoch = int.from_bytes(stored or b"", "little") + 1
+    lived = life.begin(system, meta)
     storage.closing.append(system.store.close)
     system.store.open()
     system.store.restore((key[1:], value) for key, value in meta.scan(rows.STORE))
@@ -91,7 +91,7 @@ def _open(system: System) -> None:
     began = time.thread_time_ns()
     result = replay(disk, str(path / "wal"), sink, flushed)
     replayed = [sealed.file for sealed in result.sealed] + ([result.current.head.epoch] if result.current else [])
-    if stored is not None and flushed + 1 not in replayed:
+    if lived and flushed + 1 not in replayed:
         result.damage.append(Damage(0, flushed + 1, 0, "the file is missing, and with it what groups had written last"))
     storage.wal = Wal(disk, str(path / "wal"), WalConfig.of(system.config), result)
     storage.closing.append(storage.wal.close)
@@ -108,8 +108,7 @@ def _open(system: System) -> None:
             storage.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
     receiving.recover(system)
-    # The first commit, unless a group was found damaged: what was read of the store is mapped no more from here on.
-    meta.commit([(rows.EPOCH, system.epoch.to_bytes(8, "little"))])
+    life.recovered(system, bool(result.damage))
 
 
 def _build_members(system: System, sink: Collector, result: ReplayResult) -> list[tuple[int, int]]:

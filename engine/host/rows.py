@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
+from ..identity import Origin
 from ..log import meta_rows
 from ..raft.membership import Configuration
 from ..snapshot.format import Snapshot
@@ -36,6 +37,29 @@ INTENT = b"i"
 """Prefix of the uids of groups that a snapshot is on its way to: what is there of it already (`receiving`)."""
 EPOCH = b"e"
 """The node's epoch: raised and synced before its first frame of each start."""
+
+
+DIRECTORY = b"\x00directory"
+"""The random number of this data directory, u64: drawn when it is made."""
+OUTDATED = b"\x00outdated"
+"""Why the other nodes refuse this directory: a start refuses it, too."""
+PEER = b"k"
+"""Prefix of other nodes' numbers (u32, big-endian): the last that was known of their directories."""
+
+
+def peer(node: int, origin: Origin) -> Put:
+    """Which directory a node had, in which epoch and start, and how many batches were durable there."""
+    return peer_key(node), msgpack.packb(list(origin))
+
+
+def peer_key(node: int) -> bytes:
+    """The key of what is known of another node's directory."""
+    return PEER + node.to_bytes(4, "big")
+
+
+def peers(found: Iterable[tuple[bytes, bytes]]) -> dict[int, Origin]:
+    """Rows of other nodes read back."""
+    return {int.from_bytes(key[1:], "big"): Origin(*msgpack.unpackb(value)[:4]) for key, value in found}
 
 
 def group(spec: Spec) -> Put:

@@ -131,8 +131,12 @@ class Scheduler:
         bounded."""
         if self.running:
             return
-        self.running = True
         system = self.system
+        if system.failure is not None:
+            # Nothing is promised any more.
+            self.dirty.clear()
+            return
+        self.running = True
         system.cache.hold()
         try:
             for _ in range(PASSES_MAX):
@@ -330,6 +334,8 @@ class Scheduler:
 
     def persisted(self, items: Sequence[WalItem]) -> None:
         """A batch is stable: tell the cores, let go of what waited for it."""
+        if self.system.failure is not None:
+            return
         messages: list[Message] = []
         for item in items:
             member, after, token = cast(Token, item.token)

@@ -21,13 +21,14 @@ import trio
 from ..config import SystemConfig
 from ..disk import Disk
 from ..entry import PIECE, PIECE_BYTES_MAX, check_frame, encode_system
-from ..errors import BadRequest, Busy, GroupStopped, LogyardError, NotLeader, Refused, UnknownGroup, WalFailed
+from ..errors import BadRequest, Busy, GroupStopped, LogyardError, NotLeader, Outdated, Refused, UnknownGroup, WalFailed
+from ..identity import Acquaintances, Origin, Vitals
 from ..machine import Machine
 from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
-from . import recovery, revival
+from . import ending, recovery, revival
 from .answer import Answer
 from .applier import Applier
 from .budget import Budget
@@ -36,6 +37,7 @@ from .chunks import Chunks
 from .delivery import Delivery
 from .departures import Departures
 from .directory import Directory
+from .disk_pace import SlowDisk
 from .durability import Durability, metadata_bytes
 from .heartbeats import Heartbeats
 from .hibernation import Hibernation
@@ -101,6 +103,9 @@ class System:
         self.live: set[int] = {node_id}
         self.active: set[Member] = set()
         self.epoch = 0
+        # Which life of which directory this is, and what is known of the others'.
+        self.origin = Origin(0, 0, 0, 0)
+        self.acquaintances = Acquaintances()
         self.windows: dict[int, Window] = {}
         self.budget = Budget(self)
         self.cache = PayloadCache(config.payload_cache_bytes)
@@ -124,6 +129,7 @@ class System:
         self.receiving = Receiving(self)
         self.repair = Repair(self)
         self.pulse = Pulse(self)
+        self.slow_disk = SlowDisk(self)
         self.hibernation = Hibernation(self)
         self.names = Names(self.hibernation.sleepers)
         self.versions = Versions(self)
@@ -139,7 +145,7 @@ class System:
         self.durability: Durability
         self.nursery: trio.Nursery
         self.failure: LogyardError | None = None
-        self._failed = trio.Event()
+        self.ended = trio.Event()
         self.limits: Limits | None = None
         # Called when many objects came that live long, and when many went: the daemon looks after its memory then.
         self.grown: Callable[[], None] = _nothing
@@ -150,7 +156,7 @@ class System:
         """Lock the directory, recover everything from it. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
         await trio.to_thread.run_sync(recovery.open_directory, self)
         self.durability = Durability(
-            self.wal, self.scheduler.persisted, self.storage.rolled, self._wal_failed, self.space.note,
+            self.wal, self.scheduler.persisted, self.storage.rolled, self.fail, self.space.note,
             self.config.wal_batch_bytes,
         )  # fmt: skip
         self.durability.metadata_bytes = metadata_bytes(entry for _, entry in self.storage.unsealed())
@@ -161,7 +167,7 @@ class System:
         return self.storage.wal
 
     async def run(self, peers: PeersPort, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run until cancelled; raises `WalFailed` when the WAL failed (law 7)."""
+        """Run until cancelled; raises `WalFailed` when the disk failed (law 7), `Outdated` when the others say so."""
         # The GIL: a helper thread that must retake it per call starves at the default interval (architecture.md
         # section 11).
         sys.setswitchinterval(self.config.switch_interval_us / 1_000_000)
@@ -180,7 +186,8 @@ class System:
                 nursery.start_soon(self.storage.run)
                 recovery.start_groups(self)
                 task_status.started()
-                await self._failed.wait()
+                await self.ended.wait()
+                await ending.finish(self)
                 assert self.failure is not None
                 raise self.failure
         finally:
@@ -192,13 +199,13 @@ class System:
         self.storage.close()
         self.hibernation.sleepers.close()
 
-    def _wal_failed(self, error: LogyardError) -> None:
-        log.error("the write-ahead log failed, this node stops: %s", error)
-        self.failure = error if isinstance(error, WalFailed) else WalFailed(str(error))
-        for member in self.members.values():
-            member.fail_queue(self.failure)
-            member.fail_waiting(self.failure)
-        self._failed.set()
+    def fail(self, error: LogyardError) -> None:
+        """This node can't go on: `run` ends soon, by this error."""
+        ending.begin(self, error if isinstance(error, WalFailed | Outdated) else WalFailed(str(error)))
+
+    def vitals(self) -> Vitals:
+        """What goes with each renewal."""
+        return Vitals(self.wal.position[0], self.slow_disk.sync_us, self.slow_disk.slow)
 
     def stop_member(self, member: Member, reason: str) -> None:
         """One group's fault: it stops, with a reason that `describe` shows; its followers look for another leader."""

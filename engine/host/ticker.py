@@ -66,6 +66,8 @@ class Ticker:
                     await self._lot.park()
             if not self.resting:
                 await trio.sleep(interval)
+            if self.system.failure is not None:
+                return
             self._look()
 
     def _rest_until(self) -> float:
@@ -83,6 +85,7 @@ class Ticker:
     def _look(self) -> None:
         system = self.system
         system.pulse.look()
+        system.slow_disk.tick()
         if system.pulse.healthy():
             self._healthy = True
             _tick(system)
@@ -115,6 +118,7 @@ def _keep_house(system: System) -> None:
     system.leaderboard.prune(system.members, len(system.members))
     system.heartbeats.look()
     system.versions.look()
+    system.storage.books.look()
 
 
 def _tick(system: System) -> None:

@@ -22,7 +22,7 @@ import msgpack
 from xxhash import xxh3_64_intdigest
 
 from ..disk import Disk, is_full
-from ..errors import Corrupt, LogyardError, NoSpace, WrongIdentity
+from ..errors import Corrupt, LogyardError, NoSpace, WalFailed, WrongIdentity
 from .meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
 
 __all__ = ["FileRow", "GroupRow", "Identity", "MetaStore", "SnapshotRow", "StateRow"]
@@ -269,7 +269,8 @@ class MetaStore:
         fixes[1 - winner].append((key, sides[winner]))
 
     def _apply(self, environment: lmdb.Environment, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """One durable transaction. Raises `NoSpace` when the disk or the map is full; nothing of it is then kept."""
+        """One durable transaction. Raises `NoSpace` when the disk or the map is full; nothing of it is then kept; and
+        `WalFailed` for every other failure, after which nobody knows what the pages in memory are worth (law 7)."""
         try:
             with environment.begin(write=True) as transaction:
                 cursor = transaction.cursor()
@@ -286,7 +287,9 @@ class MetaStore:
             # A write that the kernel cuts short is an I/O error to LMDB, full disk or not.
             if isinstance(error, lmdb.Error) and self._disk.free_bytes(self._directory) < FULL_BELOW_BYTES:
                 raise NoSpace(f"the disk of the meta store is full: {error}") from error
-            raise
+            raise WalFailed(
+                f"the meta store {self._directory}: {error}; this node acknowledges nothing more"
+            ) from error
 
     def commit(self, puts: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Write rows (None: delete) to both environments, atomically in each and durable on return.

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 from ..entry import CONFIGURATION, NOOP
 from ..errors import NotLeader, Refused
 from . import membership, reads, replication
-from .messages import CONFIRM, HEARS, LEADER_GONE, PREVOTE, PREVOTE_REPLY, TRANSFER, VOTE, VOTE_REPLY, Message
+from .messages import (
+    CONFIRM,
+    HEARS,
+    LEADER_GONE,
+    PREVOTE,
+    PREVOTE_REPLY,
+    TIMEOUT_NOW,
+    TRANSFER,
+    VOTE,
+    VOTE_REPLY,
+    Message,
+)
 from .quorum import LOST, WON, vote_outcome
 from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, TERM_MAX
 
@@ -33,7 +44,7 @@ def draw_timeout(raft: Raft) -> None:
     """
     ticks = raft.limits.election_ticks
     raft.elapsed = 0
-    raft.timeout = (ticks + raft.draw(ticks)) << min(raft.denials, BACKOFF_MAX)
+    raft.timeout = (ticks + raft.draw(ticks)) << min(raft.denials + raft.limits.patience, BACKOFF_MAX)
 
 
 def forget_leader(raft: Raft) -> None:
@@ -42,7 +53,10 @@ def forget_leader(raft: Raft) -> None:
     raft.changed = raft.dirty = True
     raft.doubt = False
     raft.elapsed = 0
-    raft.timeout = 1 + raft.draw(raft.limits.election_ticks)
+    limits = raft.limits
+    raft.timeout = 1 + raft.draw(limits.election_ticks)
+    if limits.patience:
+        raft.timeout += limits.election_ticks << limits.patience
 
 
 def follow(raft: Raft, term: int, leader: int) -> None:
@@ -344,6 +358,15 @@ def hand_over(raft: Raft) -> None:
     raft.transfer_ticks += 1
     if raft.transfer_ticks >= (len(found) + 1) * raft.limits.election_ticks:
         raft.turned_down = ()
+
+
+def resign(raft: Raft, name_heir: bool) -> None:
+    """A leader whose host is about to end: the best heir campaigns at once, the others hear that nobody leads. Hints
+    both: whoever lacks a committed entry is not elected."""
+    found = heirs(raft) if name_heir else []
+    if found:
+        raft.send(Message(TIMEOUT_NOW, raft.uid, found[0], raft.node, raft.term))
+    step_down(raft, raft.term)
 
 
 def force(raft: Raft) -> int:

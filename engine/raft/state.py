@@ -20,9 +20,10 @@ TERM_MAX: Final = (1 << 63) - 1
 """Terms and indexes beyond this are refused: a lying peer must not make a number overflow a fixed-width field."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Limits:
-    """What one member may use. Ticks are the host's; bytes count metadata and payload (`Entry.size`)."""
+    """What one member may use. Ticks are the host's; bytes count metadata and payload (`Entry.size`). All members of a
+    host may share one."""
 
     election_ticks: int = 10
     """Ticks without a leader before a campaign: drawn from [election_ticks, 2 * election_ticks) for each election."""
@@ -42,6 +43,8 @@ class Limits:
     that follow soon carry the commit index for nothing."""
     uncommitted_reserve: int = 4 << 20
     """Beyond that, for urgent entries only: what frees space must not wait for what fills it."""
+    patience: int = 0
+    """How often election timeouts are doubled: the host sets it while this node should be the last to lead."""
     probe_ticks: int = 5
     """Ticks without an answer before a follower is asked again. There is no heartbeat that would notice a lost
     message."""

@@ -15,12 +15,13 @@ import msgpack
 import xxhash
 
 from ..errors import BadRequest, Corrupt, WrongIdentity
+from ..identity import Origin
 from ..types import Buffer
 from .config import TransportConfig
 
 MAGIC = 0x5059474C
 """`LGYP` in the order of the bytes on the wire."""
-VERSION = 1
+VERSION = 2
 HELLO = 1
 REFUSED = 2
 MESSAGES = 3
@@ -34,12 +35,17 @@ HEADER = struct.Struct("<IBBHIIQQ")
 """magic, version, type, reserved (0), count, section bytes, body bytes, section hash; then the hash of these bytes."""
 HASH = struct.Struct("<Q")
 HEADER_BYTES = HEADER.size + HASH.size
-HELLO_STRUCT = struct.Struct("<HBBIIQ")
-"""protocol version, lane, bytes of the cluster's name, node, node expected, epoch; then the name."""
+HELLO_STRUCT = struct.Struct("<HBBIIQQQQ")
+"""protocol version, lane, bytes of the cluster's name, node, node expected, epoch, directory, start, durable batches;
+then the name."""
+OUTDATED = 1
+"""First byte of a REFUSED frame: the directory of who dials is older than what the listener knows of it; 0: other."""
 HELLO_BYTES_MAX = 1024
 """Largest section of a frame before both sides know each other."""
-LIVENESS_STRUCT = struct.Struct("<QQQQQ")
-"""sender's epoch, sender's counter, receiver's epoch as the sender knows it, receiver's counter echoed, digest."""
+LIVENESS_STRUCT = struct.Struct("<QQQQQQII")
+"""sender's epoch, sender's counter, receiver's epoch as the sender knows it, receiver's counter echoed, digest; the
+sender's durable batches, the time of a sync of its disk (us), flags (1: it holds that for slow)."""
+SYNC_US_MAX = 0xFFFFFFFF
 BLOB_STRUCT = struct.Struct("<HHIQQ")
 """kind, reserved (0), header bytes, request, body hash (xxh3-64); then the header."""
 BLOB_HEADER_BYTES_MAX = 8 << 20
@@ -68,23 +74,35 @@ class Header(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Who opens a lane (or answers on it), and whom it believes to talk to."""
+    """Who opens a lane (or answers on it), and whom it believes to talk to. The last three: see `identity.Origin`."""
 
     cluster: str
     node: int
     expected: int
     epoch: int
     lane: int
+    directory: int = 0
+    start: int = 0
+    written: int = 0
+
+    @property
+    def origin(self) -> Origin:
+        """Which life of which directory speaks."""
+        return Origin(self.directory, self.epoch, self.start, self.written)
 
 
 class Renewal(NamedTuple):
-    """One liveness frame: `counter` of the sender, and the receiver's own `echo` that the sender saw last."""
+    """One liveness frame: `counter` of the sender, and the receiver's own `echo` that the sender saw last. The last
+    three: see `identity.Vitals`."""
 
     epoch: int
     counter: int
     echo_epoch: int
     echo: int
     digest: int
+    written: int = 0
+    sync_us: int = 0
+    slow: int = 0
 
 
 class Blob(NamedTuple):
@@ -153,7 +171,10 @@ def encode_hello(hello: Hello) -> bytes:
     """A whole HELLO frame."""
     name = hello.cluster.encode()
     assert 0 < len(name) <= 255, "a cluster's name is 1 to 255 bytes"
-    head = HELLO_STRUCT.pack(VERSION, hello.lane, len(name), hello.node, hello.expected, hello.epoch)
+    head = HELLO_STRUCT.pack(
+        VERSION, hello.lane, len(name), hello.node, hello.expected, hello.epoch,
+        hello.directory, hello.start, hello.written,
+    )  # fmt: skip
     return encode_header(HELLO, 0, head + name, 0) + head + name
 
 
@@ -161,21 +182,21 @@ def decode_hello(section: Buffer) -> Hello:
     """The other side's HELLO; raises `BadRequest`, or `WrongIdentity` for another protocol version."""
     if len(section) < HELLO_STRUCT.size:
         raise BadRequest(f"a hello of {len(section)} bytes is too short")
-    version, lane, length, node, expected, epoch = HELLO_STRUCT.unpack_from(section)
+    version, lane, length, node, expected, epoch, *origin = HELLO_STRUCT.unpack_from(section)
     if version != VERSION:
         raise WrongIdentity(f"the peer speaks protocol {version}, this node {VERSION}")
     name = bytes(section[HELLO_STRUCT.size :])
     if lane not in (CONTROL, BULK) or not length or len(name) != length or not node or not epoch:
         raise BadRequest("a hello does not add up")
     try:
-        return Hello(name.decode(), node, expected, epoch, lane)
+        return Hello(name.decode(), node, expected, epoch, lane, *origin)
     except UnicodeDecodeError:
         raise BadRequest("a hello's cluster name is not UTF-8") from None
 
 
-def encode_refused(reason: str) -> bytes:
+def encode_refused(reason: str, code: int = 0) -> bytes:
     """A whole REFUSED frame: why the listener closes the connection."""
-    section = reason.encode()[:HELLO_BYTES_MAX]
+    section = bytes((code,)) + reason.encode()[: HELLO_BYTES_MAX - 1]
     return encode_header(REFUSED, 0, section, 0) + section
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 
 import trio
 
-from ..errors import BadRequest, Refused, WrongIdentity
+from ..errors import BadRequest, Outdated, Refused, WrongIdentity
 from ..types import Buffer
 from .codec import NO_BODY, SECTION, check_messages
 from .config import TransportConfig
@@ -25,6 +25,7 @@ from .frame import (
     HEADER_BYTES,
     HELLO,
     MESSAGES,
+    OUTDATED,
     REFUSED,
     Header,
     Hello,
@@ -305,7 +306,7 @@ async def dial(
                 stream, write, require = await guard.dial(sock, raw)
                 require(hello.cluster, hello.expected)
             await send_exactly(stream, encode_hello(hello))
-            theirs = await read_hello(stream, hello.lane, config)
+            theirs = await read_hello(stream, hello.lane, config, hello.node)
         if (theirs.cluster, theirs.node) != (hello.cluster, hello.expected):
             raise WrongIdentity(
                 f"{host}:{port} is node {theirs.node} of cluster {theirs.cluster!r}, "
@@ -318,8 +319,9 @@ async def dial(
     return stream, write
 
 
-async def read_hello(sock: Stream, lane: int, config: TransportConfig) -> Hello:
-    """The other side's HELLO, at most about a kilobyte, and not a byte after it."""
+async def read_hello(sock: Stream, lane: int, config: TransportConfig, own: int = 0) -> Hello:
+    """The other side's HELLO, at most about a kilobyte, and not a byte after it. Raises `Outdated` when it refuses this
+    node, `own`, for that."""
     head = await read_exactly(sock, bytearray(HEADER_BYTES))
     header = parse_header(head, lane, config)
     if header.type not in (HELLO, REFUSED):
@@ -327,7 +329,10 @@ async def read_hello(sock: Stream, lane: int, config: TransportConfig) -> Hello:
     section = await read_exactly(sock, bytearray(header.section))
     check_section(header, section)
     if header.type == REFUSED:
-        raise WrongIdentity(f"the peer refused: {section.decode(errors='replace')}")
+        reason = section[1:].decode(errors="replace")
+        if section[:1] == bytes((OUTDATED,)):
+            raise Outdated(own, reason)
+        raise WrongIdentity(f"the peer refused: {reason}")
     return decode_hello(section)
 
 

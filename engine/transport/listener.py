@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from ..errors import LogyardError
+from ..errors import LogyardError, Outdated
 from .config import TransportConfig
-from .frame import CONTROL, Hello, encode_hello, encode_refused
+from .frame import CONTROL, OUTDATED, Hello, encode_hello, encode_refused
 from .link import Address, Guard, Stream, family, prepare, read_hello, require_loopback, send_exactly
 
 Admit = Callable[[Hello], Hello]
@@ -94,6 +94,9 @@ class Listener:
             if self._guard is not None:
                 require(theirs.cluster, theirs.node)
             ours = self._admit(theirs)
+        except Outdated as error:
+            await send_exactly(stream, encode_refused(error.reason, OUTDATED))
+            raise
         except LogyardError as error:
             await send_exactly(stream, encode_refused(str(error)))
             raise

@@ -8,8 +8,9 @@ to campaign or to wake, never a commit or a read. Driven by `peers` and `memory`
 
 from __future__ import annotations
 
+from ..identity import Vitals
 from .config import TransportConfig
-from .frame import Renewal
+from .frame import SYNC_US_MAX, Renewal
 
 REST_INTERVALS_MAX = 2
 """Two renewals in a row may be lost, as far as a timeout of six intervals goes."""
@@ -17,15 +18,19 @@ ANSWER_SECONDS = 0.01
 """At most one renewal out of turn in this time: it makes a new link count within a round trip, not an interval."""
 
 
+NO_VITALS = Vitals()
+
+
 class _Peer:
     """What is known of one other node. Times are seconds of the injected clock."""
 
-    __slots__ = ("epoch", "counter", "digest", "counted", "suspected", "refused", "answered")
+    __slots__ = ("epoch", "counter", "digest", "vitals", "counted", "suspected", "refused", "answered")
 
     def __init__(self) -> None:
         self.epoch = 0
         self.counter = 0
         self.digest = 0
+        self.vitals = NO_VITALS
         self.counted = 0.0
         self.suspected: float | None = None
         self.refused = False
@@ -76,6 +81,11 @@ class Liveness:
         peer = self._peers.get(node)
         return peer.digest if peer is not None else 0
 
+    def vitals_of(self, node: int) -> Vitals:
+        """What a peer's last renewal said of its disk."""
+        peer = self._peers.get(node)
+        return peer.vitals if peer is not None else NO_VITALS
+
     @property
     def rest_intervals(self) -> int:
         """How many intervals may lie between two renewals of a node at rest, as a death must not be noticed later: so
@@ -90,10 +100,13 @@ class Liveness:
         others look silent, too."""
         self.counter += intervals
 
-    def renewal(self, node: int, digest: int = 0) -> Renewal:
+    def renewal(self, node: int, digest: int = 0, vitals: Vitals = NO_VITALS) -> Renewal:
         """What to tell `node` now."""
         peer = self._peers[node]
-        return Renewal(self.epoch, self.counter, peer.epoch, peer.counter, digest)
+        written, sync_us, slow = vitals
+        return Renewal(
+            self.epoch, self.counter, peer.epoch, peer.counter, digest, written, min(sync_us, SYNC_US_MAX), int(slow)
+        )
 
     def on_epoch(self, node: int, epoch: int) -> bool:
         """A connection of this epoch was accepted or opened. A higher one than before: the process restarted."""
@@ -103,7 +116,7 @@ class Liveness:
         assert epoch >= peer.epoch, "stale epochs are refused by the handshake"
         if epoch == peer.epoch:
             return False
-        peer.epoch, peer.counter, peer.digest = epoch, 0, 0
+        peer.epoch, peer.counter, peer.digest, peer.vitals = epoch, 0, 0, NO_VITALS
         return self._dead(node)
 
     def on_renewal(self, node: int, renewal: Renewal, now: float) -> tuple[bool, bool]:
@@ -114,6 +127,7 @@ class Liveness:
         if renewal.counter > peer.counter:
             peer.counter = renewal.counter
         peer.digest = renewal.digest
+        peer.vitals = Vitals(renewal.written, renewal.sync_us, bool(renewal.slow & 1))
         fresh = renewal.echo_epoch == self.epoch and 0 < renewal.echo <= self.counter
         counts = fresh and self.counter - renewal.echo <= self._recent
         changed = False

@@ -14,7 +14,8 @@ from typing import Any
 
 import trio
 
-from ..errors import LogyardError
+from ..errors import LogyardError, Outdated
+from ..identity import Acquaintances, Origin, Vitals
 from ..raft.messages import APPEND, Message
 from ..types import Buffer
 from .codec import decode_messages, encode_messages
@@ -34,7 +35,7 @@ from .frame import (
     parse_header,
 )
 from .link import Address
-from .liveness import Liveness
+from .liveness import NO_VITALS, Liveness
 from .peers import Handler, PeerStatus
 
 Lane = tuple[int, int, int]
@@ -47,16 +48,20 @@ class MemoryPeers:
         self,
         network: MemoryNetwork,
         node_id: int,
-        epoch: int,
         handler: Handler,
         healthy: Callable[[], bool],
         digest: Callable[[int], int],
+        known: Acquaintances,
+        vitals: Callable[[], Vitals],
+        origin: Origin,
     ) -> None:
         self.network = network
         self.node_id = node_id
-        self.epoch = epoch
+        self.epoch = origin.epoch
+        self.origin = origin
+        self.known_origins = known
         self.config = network.config
-        self.liveness = Liveness(node_id, epoch, network.config)
+        self.liveness = Liveness(node_id, self.epoch, network.config)
         self.live = self.liveness.live
         self.address: Address = ("memory", node_id)
         self.handler = handler
@@ -66,6 +71,7 @@ class MemoryPeers:
         self.sent_bytes = 0
         self._healthy = healthy
         self._digest = digest
+        self._vitals = vitals
 
     @property
     def nodes(self) -> frozenset[int]:
@@ -121,6 +127,17 @@ class MemoryPeers:
         """The highest epoch seen of a peer; 0 before the first."""
         return self.liveness.epoch_of(node)
 
+    def vitals_of(self, node: int) -> Vitals:
+        """What a peer's last renewal said of its disk."""
+        return self.liveness.vitals_of(node)
+
+    def forget(self, node: int) -> None:
+        """As `Peers.forget`."""
+        self.known_origins.forget(node)
+        if node in self.known:
+            self.remove_peer(node)
+            self.add_peer(node)
+
     def digest_of(self, node: int) -> int:
         """What a peer's last renewal said of the hibernating groups it leads with this node; 0 before the first."""
         return self.liveness.digest_of(node)
@@ -130,7 +147,8 @@ class MemoryPeers:
         return [
             PeerStatus(
                 node, ("memory", node), node in self.up, node in self.live, self.liveness.epoch_of(node),
-                0, self.dropped, self.sent_bytes, "",
+                0, self.dropped, self.sent_bytes, "", self.known_origins.outdated.get(node, ""),
+                self.vitals_of(node).sync_us, self.vitals_of(node).slow,
             )
             for node in sorted(self.known)
         ]  # fmt: skip
@@ -146,7 +164,8 @@ class MemoryPeers:
     def send_renewal(self, node: int) -> None:
         """Tell `node` that this one lives."""
         if self.liveness.counter and self._healthy():
-            self._send(node, CONTROL, [encode_renewal(self.liveness.renewal(node, self._digest(node)))])
+            renewal = self.liveness.renewal(node, self._digest(node), self._vitals())
+            self._send(node, CONTROL, [encode_renewal(renewal)])
 
     def notify(self, changed: bool) -> None:
         """Tell the handler of a changed live set."""
@@ -175,8 +194,11 @@ class MemoryPeers:
             self.handler.on_blob(node, *decode_blob(section, body))
         else:
             assert header.type == LIVENESS
-            changed, answer = self.liveness.on_renewal(node, decode_renewal(section), self.network.now)
+            renewal = decode_renewal(section)
+            changed, answer = self.liveness.on_renewal(node, renewal, self.network.now)
             self.notify(changed)
+            if renewal.epoch == self.liveness.epoch_of(node):
+                self.known_origins.heard(node, renewal.written)
             if answer:
                 self.send_renewal(node)
 
@@ -216,11 +238,16 @@ class MemoryNetwork:
         peers: Iterable[int] | None = None,
         healthy: Callable[[], bool] = lambda: True,
         digest: Callable[[int], int] = lambda node: 0,
+        origin: Origin | None = None,
+        known: Acquaintances | None = None,
+        vitals: Callable[[], Vitals] = lambda: NO_VITALS,
     ) -> MemoryPeers:
-        """Start a node; after a crash, with the next epoch. `peers` None: it and all others know each other."""
+        """Start a node; after a crash, with the next epoch, unless `origin` has one. `peers` None: it and all others
+        know each other."""
         assert node_id not in self.nodes, f"node {node_id} is running"
-        epoch = self._epochs[node_id] = self._epochs.get(node_id, 0) + 1
-        own = MemoryPeers(self, node_id, epoch, handler, healthy, digest)
+        self._epochs[node_id] = self._epochs.get(node_id, 0) + 1
+        origin = origin or Origin(0, self._epochs[node_id], 0, 0)
+        own = MemoryPeers(self, node_id, handler, healthy, digest, known or Acquaintances(), vitals, origin)
         everyone = list(self.nodes.values()) if peers is None else []
         self.nodes[node_id] = own
         for node in [other.node_id for other in everyone] if peers is None else peers:
@@ -322,8 +349,19 @@ class MemoryNetwork:
         """Bring up every link whose two sides run and know each other."""
         for a in self._running():
             for b in self._running():
-                if a.node_id < b.node_id and b.node_id in a.known and a.node_id in b.known and b.node_id not in a.up:
+                meet = a.node_id < b.node_id and b.node_id in a.known and a.node_id in b.known
+                # Both look, as on the wire, where each dials the other.
+                if meet and b.node_id not in a.up and self._meet(a, b) & self._meet(b, a):
                     self._up(a, b)
+
+    def _meet(self, own: MemoryPeers, other: MemoryPeers) -> bool:
+        try:
+            own.known_origins.meet(other.node_id, other.origin)
+        except Outdated as error:
+            if not {(own.node_id, other.node_id), (other.node_id, own.node_id)} & self._blocked:
+                other.handler.on_outdated(own.node_id, error.reason)
+            return False
+        return True
 
     def disconnect(self, a: int, b: int) -> None:
         """Take a link down; what is under way on it is lost."""

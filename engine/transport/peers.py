@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from ..errors import BadRequest, LogyardError, WrongIdentity
+from ..errors import BadRequest, LogyardError, Outdated, WrongIdentity
+from ..identity import Acquaintances, Origin, Vitals
 from ..raft.messages import APPEND, Message
 from ..types import Buffer
 from .codec import decode_messages, encode_messages
@@ -35,7 +36,7 @@ from .frame import (
 )
 from .link import Address, Guard, Link, Stream, dial, receive
 from .listener import Listener
-from .liveness import Liveness
+from .liveness import NO_VITALS, Liveness
 
 
 class Handler(Protocol):
@@ -65,6 +66,10 @@ class Handler(Protocol):
         """A blob; `body` is verified and may be kept."""
         ...
 
+    def on_outdated(self, node: int, reason: str) -> None:
+        """`node` knows this node by a newer or another data directory: it must say nothing more under its name."""
+        ...
+
 
 def _alike(some: list[Message], others: list[Message]) -> bool:
     """Whether the same frames say both: messages that share their list of entries differ in `to` only."""
@@ -77,7 +82,9 @@ def _alike(some: list[Message], others: list[Message]) -> bool:
 
 
 class PeerStatus(NamedTuple):
-    """One peer for operators. Queues in bytes, drops in frames since the start; `error` is the last one, or empty."""
+    """One peer for operators. Queues in bytes, drops in frames since the start; `error` is the last one, or empty;
+    `outdated` why its data directory is refused; `sync_us` the time of a sync of its disk, `slow`: it holds that for
+    slow."""
 
     node: int
     address: Address
@@ -88,6 +95,9 @@ class PeerStatus(NamedTuple):
     dropped: int
     sent_bytes: int
     error: str
+    outdated: str = ""
+    sync_us: int = 0
+    slow: bool = False
 
 
 class _Peer:
@@ -114,10 +124,12 @@ class Peers:
     """All peers of this node.
 
     `addresses` holds this node's own listening address, too (port 0: the kernel chooses; see `address`). `epoch` is
-    this node's, raised and made durable before every start. `healthy()` says whether the WAL's syncs complete: renewals
-    are sent only then; `at_rest()` whether fewer of them will do. `digest(node)` goes with each renewal (see
-    `Liveness.digest_of`). `live` is shared and changed in place. `guard` secures every connection (TLS); without it
-    only loopback addresses are dialled and listened on. The constructor does no I/O.
+    this node's, raised and made durable before every start; `origin` has it, too, and all else that tells lives of
+    directories apart, `known` what is known of the others' (see `identity`). `vitals()` goes with each renewal.
+    `healthy()` says whether the WAL's syncs complete: renewals are sent only then; `at_rest()` whether fewer of them
+    will do. `digest(node)` goes with each renewal (see `Liveness.digest_of`). `live` is shared and changed in place.
+    `guard` secures every connection (TLS); without it only loopback addresses are dialled and listened on. The
+    constructor does no I/O.
     """
 
     def __init__(
@@ -134,6 +146,9 @@ class Peers:
         digest: Callable[[int], int] = lambda node: 0,
         draw: random.Random | None = None,
         guard: Guard | None = None,
+        origin: Origin | None = None,
+        known: Acquaintances | None = None,
+        vitals: Callable[[], Vitals] = lambda: NO_VITALS,
     ) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
@@ -141,6 +156,10 @@ class Peers:
         self.config = config
         self.liveness = Liveness(node_id, epoch, config)
         self.live = self.liveness.live
+        self.origin = origin or Origin(0, epoch, 0, 0)
+        assert self.origin.epoch == epoch
+        self.known = known or Acquaintances()
+        self._vitals = vitals
         self._handler = handler
         self._healthy = healthy
         self._at_rest = at_rest
@@ -257,6 +276,18 @@ class Peers:
         """The highest epoch seen of a peer; 0 before the first."""
         return self.liveness.epoch_of(node)
 
+    def vitals_of(self, node: int) -> Vitals:
+        """What a peer's last renewal said of its disk."""
+        return self.liveness.vitals_of(node)
+
+    def forget(self, node: int) -> None:
+        """Believe whoever comes next under this number, whatever its data directory; see `identity`."""
+        peer = self._peers.get(node)
+        self.known.forget(node)
+        if peer is not None:
+            self.remove_peer(node)
+            self.add_peer(node, peer.address)
+
     def digest_of(self, node: int) -> int:
         """What a peer's last renewal said of the hibernating groups it leads with this node; 0 before the first."""
         return self.liveness.digest_of(node)
@@ -269,7 +300,9 @@ class Peers:
             error = peer.error or a.error or b.error
             state = (node, peer.address, peer.up, node in self.live, self.liveness.epoch_of(node))
             sums = (a.queued + b.queued, a.dropped + b.dropped, a.sent_bytes + b.sent_bytes)
-            found.append(PeerStatus(*state, *sums, error))
+            vitals = self.liveness.vitals_of(node)
+            outdated = self.known.outdated.get(node, "")
+            found.append(PeerStatus(*state, *sums, error, outdated, vitals.sync_us, vitals.slow))
         return found
 
     # The dialled half.
@@ -286,13 +319,15 @@ class Peers:
 
     async def _keep_lane(self, peer: _Peer, link: Link) -> None:
         config = self.config
-        hello = Hello(self.cluster_id, self.node_id, peer.node, self.epoch, link.lane)
+        hello = self._hello(peer.node, link.lane)
         wait = config.backoff_min_ms
         while True:
             try:
                 stream, write = await dial(peer.address, hello, config, self._meet, self._guard)
             except (OSError, trio.TooSlowError, LogyardError) as error:
                 peer.error = f"{LANES[link.lane]}: {str(error) or 'handshake timed out'}"
+                if isinstance(error, Outdated) and error.node == self.node_id:
+                    self._handler.on_outdated(peer.node, error.reason)
                 if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
                     self._notify(self.liveness.on_refused(peer.node, trio.current_time()))
             else:
@@ -323,14 +358,17 @@ class Peers:
         if theirs.node not in self._peers:
             raise WrongIdentity(f"node {theirs.node} is no peer of node {self.node_id}")
         self._meet(theirs)
-        return Hello(self.cluster_id, self.node_id, theirs.node, self.epoch, theirs.lane)
+        return self._hello(theirs.node, theirs.lane)
+
+    def _hello(self, node: int, lane: int) -> Hello:
+        directory, epoch, start, written = self.origin
+        return Hello(self.cluster_id, self.node_id, node, epoch, lane, directory, start, written)
 
     def _meet(self, theirs: Hello) -> None:
-        """Compare a peer's epoch with what is known; raises `WrongIdentity` for a process that has been replaced."""
-        known = self.liveness.epoch_of(theirs.node)
-        if theirs.epoch < known:
-            raise WrongIdentity(f"node {theirs.node} has restarted since: epoch {theirs.epoch} is before {known}")
-        if theirs.epoch > known:
+        """Compare a peer's epoch and directory with what is known. Raises `Outdated` for one that went back, which a
+        late word of a process that was replaced looks like."""
+        self.known.meet(theirs.node, theirs.origin)
+        if theirs.epoch > self.liveness.epoch_of(theirs.node):
             self._notify(self.liveness.on_epoch(theirs.node, theirs.epoch))
             for scope in self._peers[theirs.node].inbound:
                 if scope is not None:
@@ -368,6 +406,8 @@ class Peers:
             renewal = decode_renewal(section)
             changed, answer = self.liveness.on_renewal(node, renewal, trio.current_time())
             self._notify(changed)
+            if renewal.epoch == self.liveness.epoch_of(node):
+                self.known.heard(node, renewal.written)
             if answer:
                 self._send_renewal(peer)
         elif header.type == BLOB:
@@ -411,7 +451,7 @@ class Peers:
     def _send_renewal(self, peer: _Peer) -> None:
         link = peer.links[CONTROL]
         if link.connected and self.liveness.counter and self._healthy():
-            link.send([encode_renewal(self.liveness.renewal(peer.node, self._digest(peer.node)))])
+            link.send([encode_renewal(self.liveness.renewal(peer.node, self._digest(peer.node), self._vitals()))])
 
     async def _renew(self) -> None:
         interval = self.config.liveness_interval_ms / 1000

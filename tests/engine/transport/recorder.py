@@ -21,6 +21,7 @@ class Recorder:
         self.downs: list[int] = []
         self.lives: list[frozenset[int]] = []
         self.blobs: list[tuple[int, int, int, dict[str, Any], memoryview]] = []
+        self.outdated: list[tuple[int, str]] = []
         self._changed = trio.Event()
 
     async def until(self, condition: Callable[[], bool], seconds: float = 5) -> None:
@@ -47,6 +48,10 @@ class Recorder:
 
     def on_liveness(self, live: set[int]) -> None:
         self.lives.append(frozenset(live))
+        self._note()
+
+    def on_outdated(self, node: int, reason: str) -> None:
+        self.outdated.append((node, reason))
         self._note()
 
     def on_blob(self, node: int, kind: int, request: int, header: dict[str, Any], body: memoryview) -> None:

@@ -46,23 +46,23 @@ def test_the_page_names_the_limits() -> None:
         assert text in PAGE, text
 
 
-def test_the_bytes_of_version_1() -> None:
+def test_the_bytes_of_version_2() -> None:
     """A change here is a change of the protocol: it needs a new version."""
     tombstone = make_entry(5, 12, [b"dead"])
     tombstone.bodies, tombstone.tombstone = None, 40
     entries = [make_entry(5, 11, [b"body", b"z" * 4096]), tombstone, build_plain(13, 3, NOOP, 1)]
     (messages,) = codec.encode_messages([reply(2, 4), append(2, 5, entries)], 8 << 20)
     found = [
-        frame.encode_hello(frame.Hello("yard", 1, 2, 3, frame.BULK)),
-        frame.encode_refused("no"),
+        frame.encode_hello(frame.Hello("yard", 1, 2, 3, frame.BULK, 4, 5, 6)),
+        frame.encode_refused("no", frame.OUTDATED),
         b"".join(messages),
-        frame.encode_renewal(frame.Renewal(1, 2, 3, 4, 5)),
+        frame.encode_renewal(frame.Renewal(1, 2, 3, 4, 5, 6, 7, 1)),
         b"".join(frame.encode_blob(6, 7, {"uid": 8}, [b"a", b"b" * 2000])),
     ]
     assert [xxhash.xxh3_64_hexdigest(data) for data in found] == [
-        "5d6b274eab8570af",
-        "f06cc69b7b190778",
-        "ac0fc88bc5f62573",
-        "8722aa86d420ebb6",
-        "0df00812c54898f3",
+        "33ca6270ef662f87",
+        "29a8a2ac6cc5d680",
+        "b2c0db2f198bd644",
+        "360b15eb370bcc00",
+        "58a9656755051981",
     ]

@@ -1,0 +1,74 @@
+"""The beginning of a process's life on a data directory: what it may believe of the disk, and who it is (fault D12).
+
+Invariants: what a failed sync left in the page cache is never taken for what the disk has; the epoch is durable before
+the first frame; a directory that the other nodes refuse is not started on. Called by `recovery`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from ..errors import Outdated, WalFailed
+from ..identity import Acquaintances, Origin
+from . import rows
+from .ending import MARK
+
+if TYPE_CHECKING:
+    from ..log.meta import MetaStore
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+NEWEST = 2
+"""WAL files that the last process may have left a batch in whose sync failed: the current one, or the one it rolled
+from."""
+KINDS = (".wal", ".mdb", ".seg")
+
+
+def revalidate(system: System) -> None:
+    """BLOCKING. Before anything is read: the kernel calls pages clean whose sync failed, and reads them back as if the
+    disk had them. The newest files of the log always, everything if the last process left the mark of a failed disk.
+    Raises `WalFailed` where the disk still fails."""
+    disk, root = system.disk, system.path
+    wal = root / "wal"
+    names = disk.list_directory(str(wal)) if wal.is_dir() else []
+    paths = [str(wal / name) for name in [name for name in names if name.endswith(".wal")][-NEWEST:]]
+    if os.path.exists(root / MARK):
+        log.warning("the last process here ended by a failed disk: everything is read anew from it")
+        found = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
+        paths = [path for path in found if path.endswith(KINDS)]
+    try:
+        for path in paths:
+            disk.revalidate(path)
+    except OSError as error:
+        raise WalFailed(f"the disk of {root} fails: {error}") from error
+
+
+def begin(system: System, meta: MetaStore) -> bool:
+    """BLOCKING. A new epoch, which `recovered` stores; who this directory is, and who the others are. False when it is
+    the directory's first life. Raises `Outdated` for one that the others refused."""
+    refused = meta.get(rows.OUTDATED)
+    if refused is not None:
+        where = f"see {system.path} and docs/operating.md, 'A node that lost its data'"
+        raise Outdated(system.node_id, f"{refused.decode()}; {where}")
+    stored = meta.get(rows.EPOCH)
+    number = meta.get(rows.DIRECTORY) or os.urandom(8)
+    start = int.from_bytes(os.urandom(8), "little")
+    system.epoch = int.from_bytes(stored or b"", "little") + 1
+    system.origin = Origin(int.from_bytes(number, "little"), system.epoch, start, 0)
+    system.acquaintances = Acquaintances(rows.peers(meta.scan(rows.PEER)))
+    return stored is not None
+
+
+def recovered(system: System, damaged: bool) -> None:
+    """BLOCKING. Everything was read. Who lost batches of its log knows it, and claims none: its groups are in repair."""
+    origin = system.origin
+    # The first commit, unless a group was found damaged: what was read of the store is mapped no more from here on.
+    system.storage.books.meta.commit(
+        [(rows.EPOCH, origin.epoch.to_bytes(8, "little")), (rows.DIRECTORY, origin.directory.to_bytes(8, "little"))]
+    )
+    if not damaged:
+        system.origin = system.origin._replace(written=system.storage.wal.position[0])
+    system.disk.unlink(str(system.path / MARK))

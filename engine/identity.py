@@ -1,0 +1,98 @@
+"""Who a peer is, and whether its data directory is the one it was: a pure table, one row a node (fault D12).
+
+A directory has a random number of its own, drawn when it is made; a process has an epoch (raised and durable before
+its first frame) and a random number of its start; and it says how many batches of its write-ahead log are durable. A
+peer that comes with another directory, with an epoch that was used already, or with fewer batches than it once had
+durable was wiped or restored from a copy: it has forgotten votes and acknowledgements, and must not take part under
+its old name. Invariant: an honest restart is never refused, because everything compared was durable there before it
+was said here. Rows are kept in the meta store by the host. Called by the transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .errors import Outdated
+
+
+class Origin(NamedTuple):
+    """What a process says of itself when it meets another. `directory` 0: it does not say. `written` counts durable
+    batches, 0: it knows that it lost some (their groups are in repair) and claims none."""
+
+    directory: int
+    epoch: int
+    start: int
+    written: int
+
+
+class Vitals(NamedTuple):
+    """What goes with each renewal: durable batches, how long the disk takes for a sync (us, 0: not known), and whether
+    the node holds that for slow."""
+
+    written: int = 0
+    sync_us: int = 0
+    slow: bool = False
+
+
+class Acquaintances:
+    """What this node knows of the others. `outdated` says, by node, why it is refused; `fresh` names nodes whose rows
+    should be stored soon, `stale` those whose count alone has grown."""
+
+    __slots__ = ("known", "outdated", "fresh", "stale")
+
+    def __init__(self, known: Mapping[int, Origin] | None = None) -> None:
+        self.known: dict[int, Origin] = dict(known or {})
+        self.outdated: dict[int, str] = {}
+        self.fresh: set[int] = set()
+        self.stale: set[int] = set()
+
+    def meet(self, node: int, origin: Origin) -> None:
+        """A process introduces itself; raises `Outdated` when it is not the successor of the one that is known."""
+        known = self.known.get(node)
+        if known is not None:
+            reason = difference(known, origin)
+            if reason:
+                self.outdated[node] = reason
+                raise Outdated(node, reason)
+            if origin == known or (origin.epoch == known.epoch and origin.written <= known.written):
+                self.outdated.pop(node, None)
+                return
+        self.outdated.pop(node, None)
+        self.known[node] = origin
+        self.fresh.add(node)
+
+    def heard(self, node: int, written: int) -> None:
+        """A renewal of the process that was met: so much is durable there."""
+        known = self.known.get(node)
+        if known is not None and written > known.written:
+            self.known[node] = known._replace(written=written)
+            self.stale.add(node)
+
+    def forget(self, node: int) -> None:
+        """Whoever comes next under this number is believed."""
+        self.known.pop(node, None)
+        self.outdated.pop(node, None)
+        self.fresh.discard(node)
+        self.stale.discard(node)
+
+    def take(self) -> list[tuple[int, Origin]]:
+        """What is to be stored; it counts as stored from now on."""
+        nodes = sorted(self.fresh | self.stale)
+        self.fresh.clear()
+        self.stale.clear()
+        return [(node, self.known[node]) for node in nodes]
+
+
+def difference(known: Origin, origin: Origin) -> str:
+    """Why `origin` can't be a later start of `known`, or nothing."""
+    if known.directory and origin.directory and known.directory != origin.directory:
+        return f"its data directory {origin.directory:016x} is not the one it had, {known.directory:016x}"
+    if origin.epoch < known.epoch:
+        return f"its epoch {origin.epoch} is before {known.epoch}: an older copy of its data directory"
+    if origin.epoch == known.epoch:
+        if origin.start and known.start and origin.start != known.start:
+            return f"it used epoch {origin.epoch} before, in another life: an older copy of its data directory"
+    elif origin.written and origin.written < known.written:
+        return f"its log has {origin.written} batches and had {known.written}: an older copy of its data directory"
+    return ""
