@@ -18,7 +18,8 @@ from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
 from logyard.engine.types import Buffer
 
-from .rpc_calls import Asked, SystemPort
+from .rpc_arguments import Asked
+from .rpc_calls import SystemPort
 
 ALIVE_S = 1.0
 """So often a listener is looked after, and told that the node lives: its client takes silence for a hung node."""

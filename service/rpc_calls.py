@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from logyard.client import wire
 from logyard.engine.errors import BadRequest, LogyardError, UnknownGroup
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.types import Buffer
 
-NAMES_MAX = 4096
-CHANGES_MAX = 128
-"""Members of a group, leaving and coming."""
-NUMBER_MAX = (1 << 63) - 1
-WAIT_S_MAX = 60.0
+from .rpc_arguments import Asked
+from .rpc_scans import SCANS, Data, ScanPort
+
 BOARD_ROWS = 2000
 """Rows of one board answer: about 200 bytes each."""
 LATEST = -1
@@ -46,10 +44,9 @@ class Quiet:
         self._settled(request)
 
 
-class SystemPort(Protocol):
+class SystemPort(ScanPort, Protocol):
     """What the client door needs of a node; `service.node.Node` has it."""
 
-    node_id: int
     cluster_id: str
 
     def submit(
@@ -172,101 +169,6 @@ def submit_command(
         sink.reply(request, 1, wire.pack(error_value(error)))
 
 
-class Data(NamedTuple):
-    """An answer with raw bytes."""
-
-    header: dict[str, Any]
-    parts: Sequence[Buffer]
-
-
-class Asked:
-    """A call's arguments, checked as they are taken."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
-        value = self._values.get(key, default)
-        if isinstance(value, str) and value and len(value) <= 256:
-            return value
-        raise BadRequest(f"{key} is a text of 1 to 256 characters")
-
-    def number(self, key: str, default: int | None = None, least: int = 0) -> int:
-        """An integer from `least` up."""
-        value = self._values.get(key, default)
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= NUMBER_MAX:
-            return value
-        raise BadRequest(f"{key} is a whole number from {least} up")
-
-    def optional_number(self, key: str) -> int | None:
-        """An integer from 0 up, or None."""
-        return None if self._values.get(key) is None else self.number(key)
-
-    def seconds(self, key: str) -> float:
-        """A duration, bounded."""
-        value = self._values.get(key, 0.0)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
-            return min(float(value), WAIT_S_MAX)
-        raise BadRequest(f"{key} is a number of seconds")
-
-    def flag(self, key: str, default: bool) -> bool:
-        """True or False."""
-        value = self._values.get(key, default)
-        if isinstance(value, bool):
-            return value
-        raise BadRequest(f"{key} is true or false")
-
-    def raw(self, key: str) -> bytes:
-        """Bytes."""
-        value = self._values.get(key)
-        if isinstance(value, bytes):
-            return value
-        raise BadRequest(f"{key} is bytes")
-
-    def names(self, key: str) -> list[str]:
-        """A list of group names."""
-        value = self._values.get(key)
-        if isinstance(value, list) and len(value) <= NAMES_MAX and all(isinstance(name, str) for name in value):
-            return value
-        raise BadRequest(f"{key} is a list of at most {NAMES_MAX} names")
-
-    def changes(self, key: str) -> list[tuple[str, int]] | None:
-        """A list of (kind, node), or None."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if isinstance(value, list) and len(value) <= CHANGES_MAX and all(map(_is_change, value)):
-            return [(kind, node) for kind, node in value]
-        raise BadRequest(f"{key} is a list of at most {CHANGES_MAX} pairs of a kind and a node")
-
-    def optional_names(self, key: str) -> list[str] | None:
-        """A list of group names, or None for all."""
-        return None if self._values.get(key) is None else self.names(key)
-
-    def specs(self, key: str) -> list[dict[str, Any]]:
-        """What groups to create."""
-        value = self._values.get(key)
-        if not isinstance(value, list) or not 0 < len(value) <= NAMES_MAX:
-            raise BadRequest(f"{key} is a list of 1 to {NAMES_MAX} groups")
-        return [self._spec(spec) for spec in value]
-
-    @staticmethod
-    def _spec(value: object) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise BadRequest("a group is a map of name, members, machine and arguments")
-        asked = Asked(value)
-        members, arguments = value.get("members"), value.get("arguments", {})
-        if not isinstance(members, list) or not members or not all(type(node) is int and node > 0 for node in members):
-            raise BadRequest("a group's members are node numbers")
-        if not isinstance(arguments, dict):
-            raise BadRequest("a machine's arguments are a map")
-        name, machine = asked.text("name"), asked.text("machine", "log")
-        return {"name": name, "members": members, "machine": machine, "arguments": arguments}
-
-
 async def _create(system: SystemPort, asked: Asked) -> object:
     return await system.create_groups(asked.specs("specs"))
 
@@ -372,16 +274,6 @@ async def _status(system: SystemPort, asked: Asked) -> object:
     return system.status()
 
 
-def _is_change(pair: object) -> bool:
-    return (
-        isinstance(pair, list)
-        and len(pair) == 2
-        and isinstance(pair[0], str)
-        and type(pair[1]) is int
-        and 0 < pair[1] <= NUMBER_MAX
-    )
-
-
 async def _board(system: SystemPort, asked: Asked) -> object:
     return system.board(asked.text("after", " "), min(asked.number("limit", BOARD_ROWS, least=1), BOARD_ROWS))
 
@@ -431,6 +323,7 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "campaign": _campaign,
         "force_shrink": _force_shrink,
         "skip": _skip,
+        **SCANS,
     }
 )
 
