@@ -93,7 +93,7 @@ def _outcome(following: int, start: int, end: int, uid: int, error: Any) -> Outc
     return Outcome(following, start, end, uid, None if error is None else error_of(error))
 
 
-def seek_call(nodes: Sequence[int], times: Iterable[tuple[str, int, int]]) -> Call[list[int | LogyardError]]:
+def seek_call(nodes: Sequence[int], times: Iterable[tuple[str, int, int]]) -> Call[Any]:
     """For each (log, uid, ms since 1970) the first offset stamped at or after it, or the log's end; or why not."""
 
     def decode(value: Any) -> list[int | LogyardError]:
