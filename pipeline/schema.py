@@ -5,7 +5,12 @@ Always `binary`, never `large_binary`, which Spark refuses; so one batch stays b
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 COLUMNS = (
     ("log", "string", pyarrow.string(), False),
@@ -29,7 +34,13 @@ def arrow_schema(payloads: bool) -> pyarrow.Schema:
     return pyarrow.schema([pyarrow.field(name, kind, nullable) for name, _, kind, nullable in columns])
 
 
-def spark_ddl(payloads: bool) -> str:
-    """The same as Spark's DDL."""
+def spark_schema(payloads: bool) -> StructType:
+    """The same as Spark's; needs no session."""
+    from pyspark.sql import types
+
+    kinds = {
+        "string": types.StringType, "long": types.LongType, "timestamp": types.TimestampType,
+        "binary": types.BinaryType,
+    }  # fmt: skip
     columns = (*COLUMNS, PAYLOAD) if payloads else COLUMNS
-    return ", ".join(f"{name} {kind}{'' if nullable else ' NOT NULL'}" for name, kind, _, nullable in columns)
+    return types.StructType([types.StructField(name, kinds[kind](), nullable) for name, kind, _, nullable in columns])
