@@ -14,10 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from logyard.client.admin import call_node
 from logyard.client.errors import LogyardError, OutOfRange, UnknownGroup
 from logyard.client.log import body_call, ranges
 from logyard.client.scans import LOG_ROWS, RANGES_MAX, LogRow, Outcome, Scan, logs_call, scan_call, seek_call
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
-NODE_PATIENCE_S = 10.0
-"""Planning goes on without a node that did not answer for so long."""
+NODE_PATIENCE_S = 2.0
+"""Planning goes on without a node that can't be reached for so long."""
+ANSWER_S = 30.0
 NAMES_MAX = 4096
 SCAN_BYTES = 4 << 20
 SCAN_ROWS = 40_000
@@ -111,9 +113,10 @@ class NetworkSource:
 
     def _rows(self, node: int, names: Sequence[str] | None) -> list[LogRow]:
         rows: list[LogRow] = []
+        self.yard.run(call_node("cluster", node), NODE_PATIENCE_S)
         while True:
             after = rows[-1].name if rows else ""
-            page: list[LogRow] = self.yard.run(logs_call(node, after, names), NODE_PATIENCE_S)
+            page: list[LogRow] = self.yard.run(logs_call(node, after, names), ANSWER_S)
             rows += page
             if len(page) < LOG_ROWS:
                 return rows
@@ -274,15 +277,17 @@ class NetworkSource:
             yield self._piece(one, offset, start, stop)
 
     def _piece(self, one: Pending, offset: int, start: int, stop: int) -> bytes:
-        began = one.since = time.monotonic()
-        while True:
-            for node in list(one.nodes):
-                try:
-                    return self.yard.run(body_call(one.name, offset, start, stop, node), NODE_PATIENCE_S)
-                except LogyardError as error:
-                    if time.monotonic() > began + self._timeout_s:
-                        raise self._failure(one, error) from error
-                    self._elsewhere(one, error, node)
+        error: LogyardError | None = None
+        for _ in range(len(one.nodes)):
+            # Any member will do; who can't be reached is passed over by the client.
+            call = replace(body_call(one.name, offset, start, stop, None), group="", nodes=tuple(one.nodes))
+            try:
+                return self.yard.run(call, self._timeout_s)
+            except LogyardError as refusal:
+                error = refusal
+                one.nodes.append(one.nodes.pop(0))
+        assert error is not None
+        raise self._failure(one, error) from error
 
     def _front(self, queue: deque[Pending]) -> list[Pending]:
         """The next ranges that have the same best node."""
