@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
 from .errors import OptionError
@@ -259,7 +260,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
         except ValueError as error:
             raise OptionError(f"{option.name}: {error}, not {text!r}") from None
     for name, _ in texts.values():
-        raise OptionError(f"{name}: there is no such option; there are {', '.join(one.name for one in OPTIONS)}")
+        raise OptionError(f"{name}: there is no such option; {_hint(name)}")
     _exactly_one(present, "servers", "path")
     _exactly_one(present, "subscribe", "subscribePattern", "assign")
     starts = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
@@ -278,6 +279,12 @@ def parse_options(given: Mapping[str, str]) -> Options:
     found = Options(**fields)
     _check_place(found)
     return found
+
+
+def _hint(name: str) -> str:
+    known = {one.name.lower(): one.name for one in OPTIONS}
+    near = get_close_matches(name.lower(), known, 1)
+    return f"is it {known[near[0]]}?" if near else f"there are {', '.join(known.values())}"
 
 
 def _exactly_one(present: set[str], *names: str) -> None:

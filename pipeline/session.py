@@ -51,6 +51,20 @@ def local_session(
     Spark's with _ for each dot: ``spark_ui_enabled="true"``. Raises `NoJava`, ImportError without PySpark."""
     from pyspark.sql import SparkSession
 
+    prepare()
+    builder = SparkSession.builder.appName(app).master(master).config("spark.driver.memory", memory)
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    if several := re.fullmatch(r"local-cluster\[\d+,\d+,(\d+)\]", master.replace(" ", "")):
+        # An executor asks for 1 GiB otherwise, more than its worker may have here.
+        given.setdefault("spark.executor.memory", f"{several[1]}m")
+    for name, value in {**SETTINGS, **given}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def prepare() -> None:
+    """Set what a Spark that this process starts takes from the environment, for a session that is built by hand. Raises
+    `NoJava`."""
     check_java()
     # Workers are started as `python3` otherwise, which may be another Python without pyarrow; and they must find the
     # logyard that is imported here.
@@ -61,11 +75,6 @@ def local_session(
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if root not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])
-    builder = SparkSession.builder.appName(app).master(master).config("spark.driver.memory", memory)
-    given = {name.replace("_", "."): value for name, value in settings.items()}
-    for name, value in {**SETTINGS, **given}.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
 
 
 def check_java() -> None:

@@ -203,6 +203,7 @@ def test_a_damaged_answer_is_asked_of_another_node(
     fill(yard, ["sound", "hurt"], 50)
     infos = source.logs(names=["sound", "hurt"])
     liar = 2
+    reach(lambda: all(yard.log(info.name).latest(node=liar).end == 50 for info in infos))
     ask = source._scan
     lies = []
 
