@@ -16,8 +16,6 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import logyard
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -71,7 +69,7 @@ def prepare() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    root = str(Path(logyard.__file__).resolve().parent.parent)
+    root = str(Path(__file__).absolute().parents[2])
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if root not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])

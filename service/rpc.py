@@ -23,8 +23,7 @@ from logyard.engine.transport.eager import EagerReads
 
 from .pushes import Listener, serve_listen
 from .room import Room
-from .rpc_calls import SystemPort, error_value, serve_call, submit_command
-from .rpc_scans import Data
+from .rpc_calls import Data, SystemPort, error_value, serve_call, submit_command
 
 if TYPE_CHECKING:
     from logyard.engine.transport.link import Stream, Write

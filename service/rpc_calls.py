@@ -16,7 +16,8 @@ from logyard.engine.host.delivery import SessionSink
 from logyard.engine.types import Buffer
 
 from .rpc_arguments import Asked
-from .rpc_scans import SCANS, Data, ScanPort
+from .rpc_scans import SCANS, ScanPort
+from .rpc_scans import Data as Data
 
 BOARD_ROWS = 2000
 """Rows of one board answer: about 200 bytes each."""
