@@ -20,7 +20,7 @@ ADDRESS = "127.0.0.1:7001"
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_guide_runs(spark: SparkSession, tmp_path_factory: Any, capfd: pytest.CaptureFixture[str]) -> None:
     blocks = [block for block in PYTHON if block.page == PAGE]
     assert len(blocks[0].text.strip().splitlines()) == 5, "a quick start of five lines, one of them empty"

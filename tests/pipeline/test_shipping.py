@@ -20,7 +20,7 @@ from tests.test_package import wheel as wheel
 
 from .support import fill
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 def run(script: str, cwd: Path, *words: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", script, *words], cwd=cwd, capture_output=True, text=True, timeout=160, check=False,
+        [sys.executable, "-c", script, *words], cwd=cwd, capture_output=True, text=True, timeout=280, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
