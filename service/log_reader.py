@@ -147,8 +147,10 @@ class Walk:
         self._entries = system.reader.payload_entries(member, self.index, self._last)
 
     def __iter__(self) -> Iterator[tuple[Located, list[Slice]]]:
+        seen = False
         for located in self._entries:
-            self.gap = self.gap or located.index > self.index + 1 or (self.index == self.position.index < located.index)
+            self.gap = self.gap or located.index > (self.index + 1 if seen else self.index)
+            seen = True
             first = self.position.ordinal if located.index == self.position.index else 0
             self.index = located.index
             holes = self.machine.holes_of(located.index)

@@ -27,7 +27,7 @@ from logyard.payloads.reference import Position
 
 from .log_reader import Walk, append_log, long_parts, packs_of
 
-STEP_PACKS = 256
+STEP_PACKS = 512
 """Packs that are located before the loop is given back: a few milliseconds."""
 ROWS_STEP = 1000
 LAST_ORDINAL = 1 << 62
