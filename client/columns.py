@@ -65,19 +65,21 @@ class Columns:
     ) -> None:
         """One run; `place` is (first offset, index, term, timestamp). `bodies`: the pack's small ones come along."""
         table_end = 8 * pack_records
-        table = pack[:table_end]
         if pack_records == 1:
             heads_end = table_end + int.from_bytes(pack[:4], "little")
         else:
             heads_end = table_end + sum(struct.unpack_from(f"<{2 * pack_records}I", pack)[::2])
         end = len(pack) if bodies else heads_end
+        if not bodies:
+            # What is not sent is not to be kept until the answer is.
+            pack = memoryview(bytes(pack[:heads_end]))
         self._runs.append(
             RUN.pack(
                 *place, number, records, skip, pack_records, unit, heads_end - table_end, end - heads_end, len(extras),
                 digest,
             )
         )  # fmt: skip
-        self._tables.append(table)
+        self._tables.append(pack[:table_end])
         self._heads.append(pack[table_end:heads_end])
         if end > heads_end:
             self._smalls.append(pack[heads_end:end])

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
-NODE_PATIENCE_S = 2.0
+NODE_PATIENCE_S = 3.0
 """Planning goes on without a node that can't be reached for so long."""
 ANSWER_S = 30.0
 NAMES_MAX = 4096
@@ -105,8 +105,9 @@ class NetworkSource:
         for node, why in missing:
             log.warning("node %d does not answer (%s); logs that are on it alone are not seen", node, why)
         matches = re.compile(pattern).fullmatch if pattern is not None else None
+        dead = {node for node, _ in missing}
         return [
-            info
+            info._replace(members=tuple(node for node in info.members if node not in dead))
             for info in merge_rows(found)
             if (names is None or info.name in names) and (matches is None or matches(info.name))
         ]

@@ -17,7 +17,7 @@ from logyard.client.columns import LONG_UNIT, Columns, Extra
 from logyard.client.scans import Range
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import Unit, timestamp_of
-from logyard.engine.errors import LogyardError, OutOfRange, UnknownGroup
+from logyard.engine.errors import Corrupt, LogyardError, OutOfRange, UnknownGroup
 from logyard.engine.host.member import RUNNING, Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
@@ -28,7 +28,9 @@ from logyard.payloads.reference import Position
 from .log_reader import Walk, append_log, long_parts, packs_of
 
 STEP_PACKS = 512
-"""Packs that are located before the loop is given back: a few milliseconds."""
+STEP_BYTES = 4 << 20
+"""Packs, and their bytes, that are read before the loop is given back: a few milliseconds, and what a scan of metadata
+holds in memory beside its answer."""
 ROWS_STEP = 1000
 LAST_ORDINAL = 1 << 62
 
@@ -125,7 +127,8 @@ class Scanning:
         """Some runs from `offset` on, the offset behind them, and where the next step goes on. Raises `Corrupt`."""
         walk = Walk(self.system, member, machine, offset, at)
         left = min(self.max_records - self.columns.rows, end - offset)
-        size, room = 0, self.max_bytes - self.columns.size
+        size = packed = 0
+        room = self.max_bytes - self.columns.size
         runs: list[Run] = []
         for located, found in walk:
             if walk.offset <= offset:
@@ -141,14 +144,15 @@ class Scanning:
                 left -= run.records
                 offset = run.offset + run.records
                 size += self._weight(run)
+                packed += run.pack.length
                 if run.records < records:
                     size = max(size, room)
                     break
-            if left <= 0 or size >= room or len(runs) >= STEP_PACKS:
+            if left <= 0 or size >= room or packed >= STEP_BYTES or len(runs) >= STEP_PACKS:
                 break
         walk.verify()
         if not runs:
-            raise OutOfRange(f"log {walk.name!r}: nothing at offset {offset}", start=machine.start, end=machine.end)
+            raise Corrupt(f"log {walk.name}", offset, "a record", "nothing at its place")
         # Where this entry was not taken whole, the answer is full, and there is no next step.
         return runs, offset, (walk.offset, Position(walk.index, LAST_ORDINAL)) if offset == walk.offset else None
 

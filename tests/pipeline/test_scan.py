@@ -81,6 +81,7 @@ async def test_a_scan_gives_what_a_poll_gives(
     tmp_path: Path, moved: bool, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_scan, "STEP_PACKS", step)
+    monkeypatch.setattr(log_scan, "STEP_BYTES", step * 20_000)
     chance = random.Random(step)
     async with open_system(tmp_path, SMALL) as system:
         logs = [await filled(system, name, chance) for name in ("a", "b", "c")]
