@@ -40,4 +40,5 @@ def read(source: NetworkSource, wanted: Sequence[Wanted], reading: Reading | Non
     """All rows."""
     reading = reading or Reading()
     batches = list(source.read(wanted, reading))
-    return pyarrow.Table.from_batches(batches, arrow_schema(reading.payloads)).to_pylist()
+    found: list[dict[str, Any]] = pyarrow.Table.from_batches(batches, arrow_schema(reading.payloads)).to_pylist()
+    return found

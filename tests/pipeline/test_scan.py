@@ -37,7 +37,10 @@ async def scan(
     max_bytes: int = 8 << 20, max_records: int = 100_000,
 ) -> Scan:  # fmt: skip
     header, parts = await system.node.scan(ranges, max_bytes, max_records, body_bytes)
-    outcomes = [Outcome(*row[:4], None if row[4] is None else error_of(row[4])) for row in header["ranges"]]
+    outcomes = [
+        Outcome(following, start, end, uid, None if error is None else error_of(error))
+        for following, start, end, uid, error in header["ranges"]
+    ]
     return Scan(header["node"], outcomes, header, memoryview(b"".join(parts)))
 
 
@@ -46,7 +49,8 @@ def rows_of(scan: Scan, names: Sequence[str], reading: Reading = ALL, fetch: Any
     for batch in batches:
         batch.validate(full=True)
         assert batch.schema == arrow_schema(reading.payloads) and 0 < batch.num_rows <= reading.batch_rows
-    return pyarrow.Table.from_batches(batches, arrow_schema(reading.payloads)).to_pylist()
+    found: list[dict[str, Any]] = pyarrow.Table.from_batches(batches, arrow_schema(reading.payloads)).to_pylist()
+    return found
 
 
 async def filled(system: EmbeddedSystem, name: str, chance: random.Random, frames: int = 30) -> EmbeddedLog:
@@ -115,16 +119,15 @@ async def test_limits_cut_anywhere_and_nothing_is_lost_or_twice(tmp_path: Path) 
         logs = [await filled(system, name, chance) for name in ("a", "b")]
         want = [row for log in logs for row in await expected(log, *log.bounds())]
         for max_bytes, max_records in ((1, 100_000), (5000, 100_000), (8 << 20, 1), (8 << 20, 7), (30_000, 50)):
-            left = [[log.name, 0, *log.bounds()] for log in logs]
+            left: list[tuple[str, int, int, int]] = [(log.name, 0, *log.bounds()) for log in logs]
             rows: list[dict[str, Any]] = []
             while left:
-                asked = [tuple(one) for one in left]
-                found = await scan(system, asked, max_bytes=max_bytes, max_records=max_records)
-                got = rows_of(found, [str(one[0]) for one in left])
+                found = await scan(system, left, max_bytes=max_bytes, max_records=max_records)
+                got = rows_of(found, [one[0] for one in left])
                 assert 0 < len(got) <= max_records
                 rows += got
-                for one, outcome in zip(left, found.outcomes, strict=False):
-                    one[2] = outcome.next
+                for number, outcome in enumerate(found.outcomes):
+                    left[number] = (*left[number][:2], outcome.next, left[number][3])
                 left = [one for one in left if one[2] < one[3]]
             assert shown(rows) == want
 

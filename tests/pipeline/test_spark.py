@@ -57,7 +57,8 @@ def test_logs_are_a_table(spark: SparkSession, cluster: LocalCluster, yard: Yard
     assert df.where("offset < 10").union(df.where("offset >= 90")).count() == 40
     assert load(spark, cluster, subscribe="orders,events").count() == 201
     df.createOrReplaceTempView("records")
-    assert spark.sql("select count(distinct log), max(offset) from records").first()[:] == (2, 99)
+    (row,) = spark.sql("select count(distinct log), max(offset) from records").collect()
+    assert tuple(row) == (2, 99)
 
 
 def test_payloads_come_when_they_are_asked_for(spark: SparkSession, cluster: LocalCluster, yard: Yard) -> None:
