@@ -24,7 +24,7 @@ from logyard.engine.disk import Disk
 from logyard.engine.errors import DirectoryInUse, LogyardError, WrongIdentity
 from logyard.engine.lock import in_use
 
-from .check_report import DAMAGE, Progress
+from logyard.pipeline.directory.report import DAMAGE, Progress
 
 
 def check_directory(

@@ -27,7 +27,7 @@ from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
-from . import recovery, revival, ticker
+from . import parting, recovery, revival, ticker
 from .answer import Answer
 from .applier import Applier
 from .budget import Budget
@@ -177,6 +177,8 @@ class System:
                 raise self.failure
         finally:
             self.durability.stop()
+            if self.failure is None:
+                parting.note_commits(self)
 
     def close(self) -> None:
         """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""

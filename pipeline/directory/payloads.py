@@ -1,7 +1,7 @@
 """Payloads of one group: every unit that lives is found at its home and hashed, and its counters are recounted.
 
 Invariant: what must be here is what lives after the whole log is applied (invariant 4); what is dead may be here or
-not, and a member below its payload floor may lack what it likes. Called by `service.check_process`.
+not, and a member below its payload floor may lack what it likes. Called by `service.check_process` and `reading`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from logyard.payloads.homes import Home
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.ledger import Marks
 
-from .check_generations import Generations
-from .check_groups import RECORDS_MAX, GroupLog, in_order
-from .check_log import Segments, WalFacts, wal_path
-from .check_meta import Facts
-from .check_report import Report
+from .generations import Generations
+from .groups import RECORDS_MAX, GroupLog, in_order
+from .files import Segments, WalFacts, wal_path
+from .meta import Facts
+from .report import Report
 
 
 def check_payloads(

@@ -1,7 +1,7 @@
 """The generations of a directory as bytes: every row, every ledger, and the checkpoint rows that name them.
 
 Invariant: an environment is opened read-only and without LMDB's lock file, which nobody needs once the directory's lock
-is held. What of it must live is judged by `check_payloads`. Called by `service.check_process`.
+is held. What of it must live is judged by `payloads`. Called by `service.check_process` and `reading`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from logyard.payloads.measuring import Measured
 from logyard.payloads.shelf import Shelf
 from logyard.payloads.writing import GenerationConfig
 
-from .check_meta import Facts
-from .check_report import Report, some
+from .meta import Facts
+from .report import Report, some
 
 PAYLOADS = "payloads"
 GROUP = re.compile(r"group ([0-9a-f]{16})")

@@ -1,7 +1,7 @@
 """Each group's log, put together from checkpoint, segments and WAL as a start would do it, and judged.
 
 Invariant: what is read here is what `engine.host.recovery` would make the member's log; the rules are the invariants of
-architecture section 5 (snapshot and log meet, terms never fall, no gap). Called by `service.check_process`.
+architecture section 5 (snapshot and log meet, terms never fall, no gap). Called by `service.check_process` and `reading`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from logyard.machines.registry import create_machine
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness, decode_live_set
 
-from .check_log import Segments, WalFacts, segment_path, wal_path
-from .check_meta import Facts
-from .check_report import Report, some
+from .files import Segments, WalFacts, segment_path, wal_path
+from .meta import Facts
+from .report import Report, some
 
 Hole: TypeAlias = tuple[int, int, int]
 """(first index, last index, the segment that should have them; 0: no checkpoint names one)"""

@@ -1,4 +1,4 @@
-"""WAL files and segments as bytes: heads, batches, records, rows. Which group's log they make up is `check_groups`.
+"""WAL files and segments as bytes: heads, batches, records, rows. Which group's log they make up is `groups`.
 
 Invariant: everything is opened for reading only; `replay` is the one that a start uses, and it writes nothing. Called
 by `service.check_process`.
@@ -21,8 +21,8 @@ from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_epochs, wal_name
 from logyard.engine.log.wal_replay import ReplayResult, replay
 from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
 
-from .check_meta import Facts
-from .check_report import Report, some
+from .meta import Facts
+from .report import Report, some
 
 SEGMENT = ".seg"
 OPEN_SEGMENTS = 64
