@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from logyard.engine.errors import LogyardError
-
+from logyard.pipeline.directory.files import Segments, read_wal, users_of
 from logyard.pipeline.directory.generations import Generations
 from logyard.pipeline.directory.groups import check_group
-from logyard.pipeline.directory.files import Segments, read_wal, users_of
 from logyard.pipeline.directory.meta import Facts, read_meta
 from logyard.pipeline.directory.payloads import check_payloads
 from logyard.pipeline.directory.report import Report

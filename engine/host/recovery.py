@@ -19,6 +19,7 @@ from ..entry import Entry, build_plain
 from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.meta import MetaStore
+from ..log.recovered import Collector, Recovered
 from ..log.wal import Wal, WalConfig, WalItem
 from ..log.wal_replay import Damage, ReplayResult, replay
 from ..raft.core import LEADER, Raft
@@ -37,71 +38,6 @@ if TYPE_CHECKING:
     from .system import System
 
 log = logging.getLogger(__name__)
-
-
-class Recovered:
-    """What the WAL says of one group, gathered in write order.
-
-    `lowest` is the lowest index written or voided, `end` where the log ended last (-1: not known), `restart` where it
-    started over above an installed snapshot (0: it did not).
-    """
-
-    __slots__ = ("entries", "hard_state", "floor", "lowest", "end", "restart")
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.hard_state: tuple[int, int, int] | None = None
-        self.floor = 0
-        self.lowest = 0
-        self.end = -1
-        self.restart = 0
-
-    def cut(self, index: int) -> None:
-        """Entries from `index` on are void."""
-        entries = self.entries
-        if entries and index <= entries[-1].index:
-            del entries[max(0, index - entries[0].index) :]
-        self.lowest = min(self.lowest or index, index)
-
-
-class Collector:
-    """The sink of replay."""
-
-    def __init__(self) -> None:
-        self.groups: dict[int, Recovered] = {}
-
-    def of(self, uid: int) -> Recovered:
-        """One group's record."""
-        found = self.groups.get(uid)
-        if found is None:
-            found = self.groups[uid] = Recovered()
-        return found
-
-    def hard_state(self, uid: int, term: int, vote: int, commit: int) -> None:
-        """The newest wins; within a term a set vote never changes."""
-        self.of(uid).hard_state = (term, vote, commit)
-
-    def entry(self, uid: int, entry: Entry) -> None:
-        """Append, voiding what it overwrites."""
-        group = self.of(uid)
-        if entry.index != group.end + 1:
-            group.cut(entry.index)
-        group.entries.append(entry)
-        group.end = entry.index
-
-    def truncate(self, uid: int, from_index: int) -> None:
-        """Void a tail; the log may go on above where it ended (a snapshot was installed)."""
-        group = self.of(uid)
-        if 0 <= group.end < from_index - 1:
-            group.entries = []
-            group.restart = from_index
-        group.cut(from_index)
-        group.end = from_index - 1
-
-    def floor(self, uid: int, p: int) -> None:
-        """The payload floor rises."""
-        group = self.of(uid)
-        group.floor = max(group.floor, p)
 
 
 def open_directory(system: System) -> None:

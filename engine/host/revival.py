@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
+from ..log.recovered import Recovered
 from ..raft.membership import Configuration
 from . import rows
 from .member import Member, Spec
 from .sleepers import Row, Shape
 
 if TYPE_CHECKING:
-    from .recovery import Recovered
     from .system import System
 
 
@@ -74,7 +74,7 @@ def revive(system: System, uid: int) -> Member:
             raise Corrupt(f"group {spec.name}", 0, "its rows", "none")
         member = recovery.build_member(
             system, spec, meta_rows.StateRow.unpack(state_key, state),
-            meta_rows.SnapshotRow.unpack(snapshot_key, snapshot), recovery.Recovered(),
+            meta_rows.SnapshotRow.unpack(snapshot_key, snapshot), Recovered(),
         )  # fmt: skip
     except Exception as error:
         member = recovery.fresh_member(system, spec)

@@ -18,9 +18,9 @@ from logyard.payloads.homes import Home
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.ledger import Marks
 
+from .files import Segments, WalFacts, wal_path
 from .generations import Generations
 from .groups import RECORDS_MAX, GroupLog, in_order
-from .files import Segments, WalFacts, wal_path
 from .meta import Facts
 from .report import Report
 

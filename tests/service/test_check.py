@@ -31,8 +31,8 @@ from logyard.machines.log import AppendLog
 from logyard.payloads import checkpoints
 from logyard.payloads.ledger import Ledger, Marks
 from logyard.payloads.writing import GenerationConfig
-from logyard.service.check import check_directory
 from logyard.pipeline.directory.generations import Stopped
+from logyard.service.check import check_directory
 from logyard.service.check_process import inspect
 from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
 
