@@ -53,8 +53,8 @@ def segment_path(number: int) -> str:
     return f"segments/{number:016x}{SEGMENT}"
 
 
-def read_wal(directory: Path, facts: Facts, report: Report) -> WalFacts:
-    """Replay what has no segment yet; look at the shape of what has."""
+def read_wal(directory: Path, facts: Facts, report: Report, shapes: bool = True) -> WalFacts:
+    """Replay what has no segment yet; with `shapes`, look at the shape of what has."""
     found = WalFacts()
     disk = Disk()
     wal = directory / "wal"
@@ -77,9 +77,10 @@ def read_wal(directory: Path, facts: Facts, report: Report) -> WalFacts:
     if result.current is not None:
         report.count("wal_entries", len(result.current.entries))
     _report_replay(found, facts, report)
-    with report.guarded("wal", path="wal"):
-        _shapes(disk, wal, epochs, found, facts, report)
-    _leftovers(wal, names, found, facts, report)
+    if shapes:
+        with report.guarded("wal", path="wal"):
+            _shapes(disk, wal, epochs, found, facts, report)
+        _leftovers(wal, names, found, facts, report)
     return found
 
 

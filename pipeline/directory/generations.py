@@ -81,6 +81,15 @@ class Generations:
         """An open generation; None when it is not there or can't be read."""
         return self._open.get(number)
 
+    def reader(self, number: int) -> Stopped:
+        """A generation, opened when it is first asked for. Raises `GenerationFailed`."""
+        found = self._open.get(number)
+        if found is None:
+            found = Stopped(self._shelf.path(number), number, GenerationConfig())
+            found.open_reader()
+            self._open[number] = found
+        return found
+
     def close(self) -> None:
         """Close all of them."""
         for generation in self._open.values():
