@@ -9,6 +9,7 @@ number for good, so that it may be sent again and is applied once.
 from __future__ import annotations
 
 import random
+import struct
 from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +21,8 @@ from .session import backoff
 from .wire import LARGE, REPLIES, Buffer, ProtocolError
 
 APPEND_COMMAND = b"\x01"
+APPEND_AT = struct.Struct("<BQ")
+APPEND_AT_CODE = 3
 BATCH_BYTES = 512 << 10
 """A batch is closed at this size: two of them fill the entry that the leader makes."""
 BATCH_RECORDS = 4096
@@ -32,12 +35,19 @@ RECORD_OVERHEAD = 8
 """A record's share of the table."""
 
 
+def append_command(at: int | None) -> bytes:
+    """Append; with `at`, only if the log ends there (logs made with a `start`)."""
+    return APPEND_COMMAND if at is None else APPEND_AT.pack(APPEND_AT_CODE, at)
+
+
 class Frame:
-    """An append's frame in the making: records that share one command. `size` counts its bytes."""
+    """An append's frame in the making: records that share one command. `size` counts its bytes. `at`: the offset that
+    the first one must get."""
 
-    __slots__ = ("table", "heads", "small", "large", "size")
+    __slots__ = ("table", "heads", "small", "large", "size", "command")
 
-    def __init__(self) -> None:
+    def __init__(self, at: int | None = None) -> None:
+        self.command = append_command(at)
         self.table: list[int] = []
         self.heads: list[bytes] = []
         self.small: list[Buffer] = []
@@ -91,7 +101,7 @@ class Frame:
     def encode(self, session: int = 0, sequence: int = 0) -> list[Buffer]:
         """The frame's buffers."""
         return wire.encode_parts(
-            self.table, self.heads, self.small, self.large, APPEND_COMMAND, session=session, sequence=sequence
+            self.table, self.heads, self.small, self.large, self.command, session=session, sequence=sequence
         )
 
 

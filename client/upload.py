@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from . import wire
 from .admin import Call, call_leader
 from .errors import BadRequest, LogyardError
-from .lane import APPEND_COMMAND, HEAD_BYTES_MAX
+from .lane import HEAD_BYTES_MAX, append_command
 from .wire import ABSENT, LARGE, UNIFORM, Buffer
 
 PIECE = 4
@@ -84,9 +84,10 @@ class Cutter:
 class Upload:
     """One upload: its session, the numbers of its frames, and those under way."""
 
-    __slots__ = ("name", "session", "client", "size", "under_way", "_sequence", "_head")
+    __slots__ = ("name", "session", "client", "size", "under_way", "_sequence", "_head", "_command")
 
-    def __init__(self, name: str, metadata: Buffer, chance: random.Random) -> None:
+    def __init__(self, name: str, metadata: Buffer, chance: random.Random, at: int | None = None) -> None:
+        self._command = append_command(at)
         self._head = bytes(metadata)
         if len(self._head) > HEAD_BYTES_MAX:
             raise BadRequest(f"metadata of {len(self._head)} bytes is above its limit of {HEAD_BYTES_MAX}")
@@ -131,7 +132,7 @@ class Upload:
         """The record's frame, once all pieces are stored: the record takes its place when this is sent."""
         assert not self.under_way
         self._sequence += 1
-        region = PIECED.pack(1, self.size) + APPEND_COMMAND
+        region = PIECED.pack(1, self.size) + self._command
         return self._frame([len(self._head), ABSENT], self._head, [], [], region, BINDS)
 
     def _frame(

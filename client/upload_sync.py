@@ -29,12 +29,19 @@ class Commander(Protocol):
 
 
 def upload(
-    yard: Commander, name: str, metadata: Buffer, source: Iterable[Buffer], size: int | None, timeout: float | None
+    yard: Commander,
+    name: str,
+    metadata: Buffer,
+    source: Iterable[Buffer],
+    size: int | None,
+    timeout: float | None,
+    at: int | None = None,
 ) -> int:
-    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece."""
+    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece. `at`: the
+    offset that it must get."""
     if size is not None:
         check_size(size)
-    one = Upload(name, metadata, random.Random())
+    one = Upload(name, metadata, random.Random(), at)
     yard.run(one.open_call(), timeout)
     try:
         _send_pieces(yard, one, source, timeout)

@@ -9,11 +9,17 @@ from logyard.engine.machine import Machine
 
 from .log import AppendLog
 
+START_MAX = (1 << 62) - 1
+
 
 def create_machine(name: str, arguments: dict[str, Any]) -> Machine:
     """A fresh machine. Raises `BadRequest` for an unknown name or unknown arguments."""
     if name != "log":
         raise BadRequest(f"no machine is called {name!r}; there is: log")
-    if arguments:
-        raise BadRequest(f"the append log takes no arguments, not {sorted(arguments)}")
-    return AppendLog()
+    unknown = sorted(arguments.keys() - {"start"})
+    if unknown:
+        raise BadRequest(f"the append log has no argument {unknown[0]!r}; there is: start")
+    start = arguments.get("start")
+    if start is not None and not (type(start) is int and 0 <= start <= START_MAX):
+        raise BadRequest(f"start is an offset from 0 to {START_MAX}")
+    return AppendLog(start)
