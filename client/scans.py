@@ -100,3 +100,39 @@ def seek_call(nodes: Sequence[int], times: Iterable[tuple[str, int, int]]) -> Ca
         return [one if isinstance(one, int) else error_of(one) for one in value]
 
     return Call("seek", {"times": [list(one) for one in times]}, decode, nodes=tuple(nodes))
+
+
+class AuditStep(NamedTuple):
+    """A step of an audit of one node's copy: entries up to `next` (0: all) were looked at, `units` of `bytes` that live
+    were read and hashed, `dead` bytes are there that do not. `offset` goes into the next step. `digest` adds up over
+    steps; equal for members that have applied the same. `problems` spells out some of what is counted."""
+
+    next: int
+    offset: int
+    entries: int
+    units: int
+    bytes: int
+    dead: int
+    missing: int
+    corrupt: int
+    mismatches: int
+    digest: int
+    problems: tuple[str, ...]
+    applied: int
+    start: int
+    end: int
+
+
+def audit_call(node: int, name: str, uid: int, index: int, offset: int, max_bytes: int) -> Call[AuditStep]:
+    """A step of an audit of the member of log `name` on `node`, from entry `index` on (0: the first)."""
+
+    def decode(value: Any) -> AuditStep:
+        try:
+            fields = {key: value[key] for key in AuditStep._fields}
+            fields["digest"] = int.from_bytes(value["digest"], "big")
+            return AuditStep(**{**fields, "problems": tuple(value["problems"])})
+        except (KeyError, TypeError) as error:
+            raise LogyardError(f"an audit's answer cannot be read: {error!r}") from None
+
+    asked: dict[str, object] = {"range": [[name, uid, index, offset]], "max_bytes": max_bytes}
+    return Call("audit", asked, decode, nodes=(node,), pinned=True)

@@ -172,6 +172,11 @@ class NetworkSource:
                 continue
             yield from self._settle(queue, asked, scan, reading)
 
+    def body(self, wanted: Wanted, offset: int, size: int) -> Iterator[bytes]:
+        """See `LogSource.body`."""
+        nodes = self._order(wanted.nodes)
+        return self._body(Pending(wanted.log, wanted.uid, offset, offset + 1, nodes, time.monotonic()), offset, size)
+
     def _scan(self, asked: Sequence[Pending], reading: Reading) -> Scan:
         body_bytes = None
         if reading.payloads or reading.verify:

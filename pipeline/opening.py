@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from .errors import OptionError
 from .options import Options
 from .sources import LogSource
 
 
 def open_source(options: Options) -> LogSource:
     """A source; nothing is connected or read yet. Close it."""
-    if options.path is not None:
-        raise OptionError("path: directories cannot be read yet; give servers")
     from pathlib import Path
 
     from logyard.client.tls import TlsConfig
+
+    if options.path is not None:
+        from .directory.source import DirectorySource
+
+        return DirectorySource(Path(options.path))
 
     from .network import NetworkSource
 

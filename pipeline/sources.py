@@ -88,6 +88,10 @@ class LogSource(Protocol):
         may hold several logs. Raises `DataLoss` (truncated or deleted), `Corrupt` (hash), or what the network says."""
         ...
 
+    def body(self, wanted: Wanted, offset: int, size: int) -> Iterator[bytes]:
+        """The payload of one record of `wanted`, of `size` bytes, in pieces: for one that is too large for a batch."""
+        ...
+
     def close(self) -> None:
         """Give up connections and files; closing twice is harmless."""
         ...

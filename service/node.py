@@ -39,7 +39,7 @@ from logyard.engine.types import Buffer
 from logyard.machines.command import TRUNCATE, TRUNCATE_REPLY, truncate_command
 from logyard.machines.registry import create_machine
 
-from . import log_reader, log_scan
+from . import log_audit, log_reader, log_scan
 from .config import NodeConfig
 from .payload_port import StoreAdapter
 from .pushes import listen
@@ -153,6 +153,10 @@ class Node:
     ) -> tuple[dict[str, Any], list[Buffer]]:
         """Columns of records of many logs, from the members on this node."""
         return await log_scan.scan(self.system, ranges, max_bytes, max_records, body_bytes)
+
+    async def audit(self, name: str, uid: int, index: int, offset: int, max_bytes: int) -> dict[str, Any]:
+        """A step of an audit of this node's copy of a log."""
+        return await log_audit.audit(self.system, name, uid, index, offset, max_bytes)
 
     async def seek(self, times: Sequence[tuple[str, int, int]]) -> list[int | dict[str, Any]]:
         """Offsets by time."""

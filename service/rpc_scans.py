@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from logyard.client.scans import LOG_ROWS, Range
+from logyard.engine.errors import BadRequest
 from logyard.engine.types import Buffer
 
 from .rpc_arguments import Asked
@@ -32,6 +33,9 @@ class ScanPort(Protocol):
     ) -> tuple[dict[str, Any], Sequence[Buffer]]:
         """Columns of records of many logs."""
 
+    async def audit(self, name: str, uid: int, index: int, offset: int, max_bytes: int) -> Mapping[str, Any]:
+        """A step of an audit."""
+
     async def seek(self, times: Sequence[tuple[str, int, int]]) -> Sequence[object]:
         """Offsets by time."""
 
@@ -52,6 +56,13 @@ async def _seek(system: ScanPort, asked: Asked) -> object:
     return await system.seek([(name, uid, stamp) for name, uid, stamp, _ in asked.ranges("times", 3)])
 
 
+async def _audit(system: ScanPort, asked: Asked) -> object:
+    found = asked.ranges("range")
+    if len(found) != 1:
+        raise BadRequest("an audit is of one range")
+    return await system.audit(*found[0], asked.number("max_bytes", least=1))
+
+
 ScanHandler: TypeAlias = Callable[[ScanPort, Asked], Awaitable[object]]
 
-SCANS: Mapping[str, ScanHandler] = MappingProxyType({"logs": _logs, "scan": _scan, "seek": _seek})
+SCANS: Mapping[str, ScanHandler] = MappingProxyType({"logs": _logs, "scan": _scan, "seek": _seek, "audit": _audit})

@@ -148,6 +148,21 @@ class Rows:
         yield self.next
 
 
+def body_of(log: StoppedLog, offset: int) -> Iterator[bytes]:
+    """One record's payload, in pieces. Raises `Corrupt`."""
+    long = log.machine.long.get(offset)
+    if long is not None:
+        for first, size, count in long.runs:
+            for index in range(first, first + count):
+                yield bytes(log.piece(index, size))
+        return
+    rows = Rows(Reading(payloads=True, inline_bytes=1 << 40))
+    for _ in rows.read(log, offset, offset + 1):
+        pass
+    for batch in rows.rest():
+        yield batch.column("payload")[0].as_py() or b""
+
+
 def _packs(located: Located) -> list[Pack]:
     """By frame."""
     found: list[Pack] = []

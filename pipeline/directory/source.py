@@ -144,12 +144,25 @@ class DirectorySource:
                 yield from self._one(one, reading, rows)
         yield from rows.rest()
 
-    def _one(self, wanted: Wanted, reading: Reading, rows: Rows) -> Iterator[pyarrow.RecordBatch]:
+    def body(self, wanted: Wanted, offset: int, size: int) -> Iterator[bytes]:
+        """See `LogSource.body`."""
+        from .records import body_of
+
+        copy = self._copies(self._uid(wanted))[0]
+        with plain_errors(f"log {wanted.log!r}", copy.node.directory):
+            yield from body_of(copy, offset)
+
+    def _uid(self, wanted: Wanted) -> int:
+        """The group that a range is of; 0: it is not here."""
         uids = {uid for node in self.nodes for uid in node.uids() if node.facts.name(uid) == wanted.log}
-        if not uids or (wanted.uid and wanted.uid not in uids):
+        return (wanted.uid if wanted.uid in uids else 0) if wanted.uid else min(uids, default=0)
+
+    def _one(self, wanted: Wanted, reading: Reading, rows: Rows) -> Iterator[pyarrow.RecordBatch]:
+        uid = self._uid(wanted)
+        if not uid:
             yield from _lost(wanted, wanted.first, wanted.end, "it is not in the directory", reading, rows)
             return
-        copies = self._copies(wanted.uid or min(uids))
+        copies = self._copies(uid)
         first = wanted.first
         if first < copies[0].machine.start:
             stop = min(copies[0].machine.start, wanted.end)
