@@ -27,6 +27,8 @@ STEP_BYTES_MAX = 256 << 20
 PROBLEMS = 20
 """Problems that are spelt out in one answer; the rest is counted."""
 MASK = (1 << 128) - 1
+RECORDS_MAX = 1 << 31
+"""More records than any entry has."""
 
 
 async def audit(system: System, name: str, uid: int, index: int, offset: int, max_bytes: int) -> dict[str, Any]:
@@ -57,6 +59,7 @@ class Audit:
             "start": machine.start, "end": machine.end,
         }  # fmt: skip
         self._digest = 0
+        self._blind = False
 
     def problem(self, kind: str, text: str) -> None:
         """One more; `kind` is a field that counts."""
@@ -96,7 +99,8 @@ class Audit:
                     self.fields["next"] = last + 1
                     break
         await self._check(batch)
-        if not self.fields["next"] and self.offset != self.machine.end and self.machine.end == self.fields["end"]:
+        still = self.machine.end == self.fields["end"] and not self._blind
+        if not self.fields["next"] and still and self.offset != self.machine.end:
             self.problem("missing", f"the entries on this node end at offset {self.offset}, not {self.machine.end}")
         self.fields["offset"] = self.offset
         self.fields["digest"] = self._digest.to_bytes(16, "big")
@@ -112,8 +116,8 @@ class Audit:
         while at <= last:
             home = self.system.store.home(member.uid, at)
             if home is not None:
-                for stored in self.system.store.scan(member.uid, at, min(last, home.last)):
-                    kept = {unit.number for unit in cast(StoredEntry, stored).units}
+                for stored in self._stored(at, min(last, home.last)):
+                    kept = {unit.number for unit in stored.units}
                     yield Located(stored.index, stored.term, stored.data, None, home), kept
                 at = min(last, home.last) + 1
                 continue
@@ -122,6 +126,26 @@ class Audit:
             for located in self.system.reader.payload_entries(member, at, stop):
                 yield located, None
             at = stop + 1
+
+    def _stored(self, first: int, last: int) -> Iterator[StoredEntry]:
+        """Entries in a generation; past a damaged one, one by one."""
+        scan, uid, at = self.system.store.scan, self.member.uid, first
+        try:
+            for stored in scan(uid, first, last):
+                yield cast(StoredEntry, stored)
+                at = stored.index + 1
+            return
+        except LogyardError:
+            pass
+        for index in range(at, last + 1):
+            try:
+                for stored in scan(uid, index, index):
+                    yield cast(StoredEntry, stored)
+            except LogyardError as error:
+                if self.member.liveness.live_units(index, [(0, 0, RECORDS_MAX)]):
+                    self.problem("corrupt", f"entry {index}: {error}")
+                # It has some records that nobody can count now.
+                self._blind = True
 
     def _count(self, located: Located, marks: list[tuple[int, int]]) -> None:
         """Count offsets as a reader would: a lost entry shows where the count does not meet an anchor."""
@@ -135,9 +159,9 @@ class Audit:
         ordinal = start.ordinal if index == start.index else 0
         while marks and marks[0][0] <= index:
             at, known = marks.pop(0)
-            if at < index or known != before:
+            if (at < index or known != before) and not self._blind:
                 self.problem("missing", f"entries before {index}: offset {known} is at {before}")
-                before = known
+            before, self._blind = known, False
         _, self.offset = slices(frames_of(located.data), before, ordinal, machine.holes_of(index))
 
     async def _check(self, batch: Sequence[tuple[Located, Unit]]) -> None:

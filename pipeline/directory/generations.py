@@ -95,6 +95,14 @@ class Generations:
         for generation in self._open.values():
             generation.close()
 
+    def prepare(self) -> None:
+        """Open every generation that is a home and load what it lists, without a scan; what can't be is damage."""
+        report = self._report
+        named = {(home.generation, home.run) for homes in self.homes.values() for home in homes}
+        for number, run in sorted(named):
+            with report.guarded("generation", path=self.data(number)):
+                self._ledgers[number, run] = dict(self.reader(number).columns(run).ledgers())
+
     def verify(self, facts: Facts) -> None:
         """Open and scan every generation; compare ledgers, statistics and rows."""
         report = self._report

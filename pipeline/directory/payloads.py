@@ -28,8 +28,9 @@ from .report import Report
 def check_payloads(
     group: GroupLog, directory: Path, wal: WalFacts, segments: Segments, generations: Generations, facts: Facts,
     report: Report,
-) -> None:  # fmt: skip
-    """Everything of one group that must be here."""
+) -> dict[str, tuple[int, int]]:  # fmt: skip
+    """Everything of one group that must be here. Returns, by WAL file and generation, the bytes of the group's payloads
+    that live there, and of all that are stored there."""
     checking = _Group(group, directory, wal, generations, facts, report)
     try:
         for home in checking.homes:
@@ -41,6 +42,7 @@ def check_payloads(
         checking.counters()
     finally:
         checking.close()
+    return {path: (live, stored) for path, (live, stored) in checking.space.items()}
 
 
 class _Group:
@@ -63,6 +65,7 @@ class _Group:
         self._covered: list[tuple[int, int]] = [(home.first, home.last) for home in self.homes]
         self._fds: dict[int, int] = {}
         self._leaked: dict[int, int] = {}
+        self.space: dict[str, list[int]] = {}
         if not group.resolves:
             text = f"below its payload floor ({group.floor}, its log ends at {group.last}): payloads may be missing"
             report.warning("floor", text, path="meta", group=group.name)
@@ -80,6 +83,11 @@ class _Group:
         """A live payload that is not where it should be."""
         if self.group.resolves:
             self._report.damage("payload", text, path=path, group=self.group.name)
+
+    def _takes(self, path: str, live: int, stored: int) -> None:
+        found = self.space.setdefault(path, [0, 0])
+        found[0] += live
+        found[1] += stored
 
     # Generations
 
@@ -126,6 +134,8 @@ class _Group:
         live = self._live(index, units)
         present = {unit.number for unit in stored.units}
         self._marked(home, index, units, live, present)
+        kept = [unit for unit in units if unit.number in present]
+        self._takes(path, sum(unit.length for unit in kept if unit.number in live), sum(unit.length for unit in kept))
         for unit in units:
             if unit.number not in live:
                 continue
@@ -189,6 +199,9 @@ class _Group:
             return
         units = units_of(entry.data)
         live = self._live(index, units)
+        if self._home_of(index) is None and entry.file in self._wal.sizes:
+            living = sum(unit.length for unit in units if unit.number in live)
+            self._takes(wal_path(entry.file), living, entry.body_bytes)
         if not live:
             return
         home = self._home_of(index)
