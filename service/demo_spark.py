@@ -115,6 +115,8 @@ def report(
         **{f"audit of the yard: {name}": bool(one["ok"]) for name, one in audits.items()},
     }
     problems = [f"{name}: {text}" for name, one in audits.items() for text in one["problems"]]
+    problems += [f"demo: missed: {goal}" for goal, reached in demo["goals"].items() if not reached]
+    problems += [f"demo: {text}" for text in demo["problems"]]
     return {
         "ok": all(goals.values()), "goals": goals, "logs": exported["logs"], "rows": exported["rows"],
         "payload_bytes": exported["payload_bytes"], "parts": exported["parts"], "file_bytes": exported["file_bytes"],

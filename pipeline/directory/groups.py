@@ -37,11 +37,12 @@ RECORDS_MAX = 1 << 31
 
 class GroupLog:
     """One group as it would come up. `live` is what its snapshot says lives, `live_at_end` what is left when the whole
-    log is applied: at least those payloads must be here. `commit`: what this directory alone proves to be committed."""
+    log is applied: at least those payloads must be here. `commit`: what this directory alone proves to be committed.
+    `machine`: as of the log's end; None where that is not known."""
 
     __slots__ = (
         "spec", "state", "snapshot", "base", "base_term", "flushed", "runs", "terms", "entries", "last", "term",
-        "commit", "floor", "whole", "alone", "live", "live_at_end",
+        "commit", "floor", "whole", "alone", "live", "live_at_end", "machine",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, state: StateRow) -> None:
@@ -61,6 +62,7 @@ class GroupLog:
         self.alone = False
         self.live = Liveness()
         self.live_at_end = Liveness()
+        self.machine: Machine | None = None
 
     @property
     def name(self) -> str:
@@ -263,6 +265,8 @@ def _apply(group: GroupLog, facts: Facts, segments: Segments, homes: Sequence[Ho
             if replay is not None and entry.kind == COMMANDS:
                 with report.guarded("machine", path=path, group=group.name):
                     _release(group, replay, entry)
+    if replay is not None and replay.exact and applied == group.last:
+        group.machine = replay.machine
     _extend(holes, expected, group.flushed, 0)
     spared = [hole for hole in holes if _missing(group, hole, facts, homes, report)]
     if spared:
