@@ -420,6 +420,7 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
                 node.metrics_port = door.port
             task_status.started(node)
     finally:
+        system.part()
         system.close()
 
 

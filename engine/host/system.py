@@ -177,8 +177,11 @@ class System:
                 raise self.failure
         finally:
             self.durability.stop()
-            if self.failure is None:
-                parting.note_commits(self)
+
+    def part(self) -> None:
+        """The last word of a node that stops in order, after `run` and before `close`; a crash has none. BLOCKING."""
+        if self.failure is None:
+            parting.note_commits(self)
 
     def close(self) -> None:
         """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""
