@@ -167,10 +167,11 @@ class WalFailed(LogyardError):
 
 
 def classes() -> dict[str, type[LogyardError]]:
-    """Every class by its code."""
+    """Every class of this module by its code; what others derive is theirs, and never comes from a server."""
     found: dict[str, type[LogyardError]] = {LogyardError.code: LogyardError}
     for kind in LogyardError.__subclasses__():
-        found.setdefault(kind.code, kind)
+        if kind.__module__ == __name__:
+            found.setdefault(kind.code, kind)
     return found
 
 

@@ -9,6 +9,7 @@ number for good, so that it may be sent again and is applied once.
 from __future__ import annotations
 
 import random
+import struct
 from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,6 +22,8 @@ from .session import backoff
 from .wire import LARGE, MARKED, REPLIES, UNIFORM, Buffer, ProtocolError
 
 APPEND_COMMAND = b"\x01"
+APPEND_AT = struct.Struct("<BQ")
+APPEND_AT_CODE = 3
 BATCH_BYTES = 512 << 10
 """A batch is closed at this size: two of them fill the entry that the leader makes."""
 FEW_RECORDS = 16
@@ -37,12 +40,19 @@ RECORD_OVERHEAD = 8
 """A record's share of the table."""
 
 
+def append_command(at: int | None) -> bytes:
+    """Append; with `at`, only if the log ends there (logs made with a `start`)."""
+    return APPEND_COMMAND if at is None else APPEND_AT.pack(APPEND_AT_CODE, at)
+
+
 class Frame:
-    """An append's frame in the making: records that share one command. `size` counts its bytes."""
+    """An append's frame in the making: records that share one command. `size` counts its bytes. `at`: the offset that
+    the first one must get."""
 
-    __slots__ = ("table", "heads", "small", "large", "size", "marked")
+    __slots__ = ("table", "heads", "small", "large", "size", "marked", "command")
 
-    def __init__(self) -> None:
+    def __init__(self, at: int | None = None) -> None:
+        self.command = append_command(at)
         self.table: list[int] = []
         self.heads: list[bytes] = []
         self.small: list[Buffer] = []
@@ -102,7 +112,7 @@ class Frame:
     def encode(self, session: int = 0, sequence: int = 0) -> list[Buffer]:
         """The frame's buffers."""
         return wire.encode_parts(
-            self.table, self.heads, self.small, self.large, APPEND_COMMAND,
+            self.table, self.heads, self.small, self.large, self.command,
             flags=UNIFORM | MARKED if self.marked else UNIFORM, session=session, sequence=sequence,
         )  # fmt: skip
 

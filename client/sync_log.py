@@ -113,11 +113,12 @@ class Log:
         *,
         timeout: float | None = None,
         compress: str | None = None,
+        at: int | None = None,
     ) -> int:
         """Append one record whose payload comes from an iterable of buffers or a binary file; see
-        `aio.Log.append_stream`."""
+        `aio.Log.append_stream`. `at` as in `append_many`."""
         buffers = read_file(cast(BinaryIO, source)) if hasattr(source, "read") else source
-        return upload(self.yard, self.name, metadata, buffers, size, timeout, self._zstd(compress))
+        return upload(self.yard, self.name, metadata, buffers, size, timeout, self._zstd(compress), at)
 
     def append_many(
         self,
@@ -127,10 +128,15 @@ class Log:
         reply_from: int | None = None,
         priority: str = "normal",
         compress: str | None = None,
+        at: int | None = None,
     ) -> range:
-        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap."""
+        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap.
+
+        `at`: only if the first one gets this offset; else nothing is appended, and `OutOfRange` says where the log
+        ends. For logs that were created with a `start`; others raise `BadRequest`.
+        """
         flags = flags_of("consensus", priority, self.yard.exactly_once, reply_from)
-        frame = Frame()
+        frame = Frame(at)
         frame.put_many(self._encoded(records, compress))
         reply, ticket = self.yard.append(self.name, frame, timeout, flags)
         if reply_from is not None and ticket is not None:

@@ -15,7 +15,7 @@ from . import wire
 from .admin import Call, call_leader
 from .compression import CHUNK_BYTES, MARK, SMALLEST, envelope, index_of, shrink
 from .errors import BadRequest, LogyardError
-from .lane import APPEND_COMMAND, HEAD_BYTES_MAX
+from .lane import HEAD_BYTES_MAX, append_command
 from .wire import ABSENT, LARGE, MARKED, UNIFORM, Buffer
 
 PIECE = 4
@@ -86,10 +86,14 @@ class Upload:
     """One upload: its session, the numbers of its frames, and those under way."""
 
     __slots__ = (
-        "name", "session", "client", "size", "original", "under_way", "compress", "_sequence", "_head", "_lengths"
+        "name", "session", "client", "size", "original", "under_way", "compress", "_sequence", "_head", "_lengths",
+        "_command",
     )  # fmt: skip
 
-    def __init__(self, name: str, metadata: Buffer, chance: random.Random, compress: bool = False) -> None:
+    def __init__(
+        self, name: str, metadata: Buffer, chance: random.Random, compress: bool = False, at: int | None = None
+    ) -> None:
+        self._command = append_command(at)
         self._head = bytes(metadata)
         if len(self._head) > HEAD_BYTES_MAX:
             raise BadRequest(f"metadata of {len(self._head)} bytes is above its limit of {HEAD_BYTES_MAX}")
@@ -153,7 +157,7 @@ class Upload:
         """The record's frame, once all pieces are stored: the record takes its place when this is sent."""
         assert not self.under_way
         self._sequence += 1
-        region = PIECED.pack(1, self.size) + APPEND_COMMAND
+        region = PIECED.pack(1, self.size) + self._command
         if not self.compress or not self.original:
             return self._frame([len(self._head), ABSENT], self._head, [], [], region, BINDS)
         head = envelope(self._head, self.original)

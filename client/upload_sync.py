@@ -46,11 +46,13 @@ def upload(
     size: int | None,
     timeout: float | None,
     compress: bool = False,
+    at: int | None = None,
 ) -> int:
-    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece."""
+    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece. `at`: the
+    offset that it must get."""
     if size is not None:
         check_size(size)
-    one = Upload(name, metadata, random.Random(), compress)
+    one = Upload(name, metadata, random.Random(), compress, at)
     yard.run(one.open_call(), timeout)
     try:
         _send_pieces(yard, one, source, timeout)

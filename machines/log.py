@@ -31,7 +31,7 @@ from logyard.engine.machine import (
     Sections,
 )
 
-from .command import APPEND, APPEND_REPLY, TRUNCATE, TRUNCATE_COMMAND, TRUNCATE_REPLY
+from .command import APPEND, APPEND_REPLY, TRUNCATE, TRUNCATE_COMMAND, TRUNCATE_REPLY, expected_offset
 
 ANCHOR_ENTRIES = 1024
 ANCHOR_BYTES = 256 * 1024
@@ -62,20 +62,23 @@ class Long(NamedTuple):
 
 
 class AppendLog:
-    """A log of records with dense offsets. Offsets start at 0 and are never reused.
+    """A log of records with dense offsets. Offsets start at 0, or at the `start` it is made with, and are never reused.
 
-    Commands: see `machines.command`. Replies: APPEND -> (first offset, records); TRUNCATE -> (start).
+    Commands: see `machines.command`. Replies: APPEND, APPEND_AT -> (first offset, records); TRUNCATE -> (start).
+    APPEND_AT is for logs made with a `start`: that is part of a group's definition, so all members agree on it, and
+    one that does not know the command does not know the argument either (decision 0014).
     """
 
     __slots__ = (
         "start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index", "holes",
-        "long", "_ahead", "_behind",
+        "long", "placed", "_ahead", "_behind",
     )  # fmt: skip
     version = 1
 
-    def __init__(self) -> None:
-        self.start = 0
-        self.end = 0
+    def __init__(self, start: int | None = None) -> None:
+        self.placed = start is not None
+        self.start = start or 0
+        self.end = self.start
         self.start_position = Position(0, 0)
         self.anchors: list[tuple[int, int]] = []
         self.entries_since = 0
@@ -97,7 +100,7 @@ class AppendLog:
         size = 0
         first = self.end
         for frame in frames:
-            if frame.commands == APPEND:
+            if frame.commands == APPEND or (self.placed and expected_offset(frame.commands) == self.end):
                 replies.append(APPEND_REPLY.pack(self.end, frame.records))
                 if frame.pieces:
                     self._keep(self.end, frame)
@@ -174,6 +177,9 @@ class AppendLog:
 
     def _other(self, at: int, frame: Frame, frames: Sequence[Frame], effects: list[Effect]) -> bytes | Reject:
         command = frame.commands
+        expected = expected_offset(command)
+        if self.placed and expected is not None:
+            return Reject("out_of_range", f"can't append at {expected}: the log ends at {self.end}")
         if (
             not frame.uniform
             or not command
@@ -293,7 +299,9 @@ def slices(
     ordinal = 0
     for number, frame in enumerate(frames):
         skip = max(0, ordinal_from - ordinal)
-        if frame.commands == APPEND and skip < frame.records and ordinal not in holes:
+        command = frame.commands
+        appends = command == APPEND or expected_offset(command) is not None
+        if appends and skip < frame.records and ordinal not in holes:
             found.append(Slice(offset, number, ordinal + skip, skip, frame.records - skip))
             offset += frame.records - skip
         ordinal += frame.records

@@ -9,12 +9,20 @@ from logyard.engine.machine import Machine
 
 from .log import AppendLog
 
+START_MAX = (1 << 62) - 1
+
 
 def create_machine(name: str, arguments: dict[str, Any]) -> Machine:
     """A fresh machine. Raises `BadRequest` for an unknown name or unknown arguments."""
     if name != "log":
         raise BadRequest(f"no machine is called {name!r}; there is: log")
-    # What clients do with payloads is no business of the machine's: it is told to them with the log's place.
-    if arguments.keys() - {"compress"} or arguments.get("compress", "none") not in ("none", "zstd"):
-        raise BadRequest(f"the append log takes compress ('zstd' or 'none') and nothing else, not {arguments}")
-    return AppendLog()
+    # What clients do with payloads (`compress`) is told to them with the log's place; the machine knows nothing of it.
+    unknown = sorted(arguments.keys() - {"start", "compress"})
+    if unknown:
+        raise BadRequest(f"the append log has no argument {unknown[0]!r}; there are: start, compress")
+    if arguments.get("compress", "none") not in ("none", "zstd"):
+        raise BadRequest("compress is 'zstd' or 'none'")
+    start = arguments.get("start")
+    if start is not None and not (type(start) is int and 0 <= start <= START_MAX):
+        raise BadRequest(f"start is an offset from 0 to {START_MAX}")
+    return AppendLog(start)

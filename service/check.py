@@ -7,7 +7,6 @@ because a bad page of a memory map kills its reader. Called by `service.cli` and
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,16 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import DirectoryInUse, LogyardError, WrongIdentity
-from logyard.engine.lock import in_use
-
-from .check_report import DAMAGE, Progress
+from logyard.engine.errors import LogyardError, WrongIdentity
+from logyard.pipeline.directory.lock import held
+from logyard.pipeline.directory.report import DAMAGE, Progress
 
 
 def check_directory(
@@ -41,7 +37,7 @@ def check_directory(
     directory = Path(path)
     if not directory.is_dir():
         raise LogyardError(f"{directory} is not a directory")
-    with _held(directory, repair):
+    with held(directory, exclusive=repair):
         fields = _read(directory, progress)
         complete = fields.pop("complete")
         removed: list[str] = []
@@ -49,25 +45,6 @@ def check_directory(
             removed = _remove(directory, fields["orphans"])
     damaged = any(finding["severity"] == DAMAGE for finding in fields["findings"])
     return {"ok": not damaged, "path": str(directory), **fields, "removed": removed}
-
-
-@contextmanager
-def _held(directory: Path, exclusive: bool) -> Iterator[None]:
-    """The directory's lock, taken without writing: checks may run beside each other, and beside nothing else."""
-    try:
-        fd = os.open(directory / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        # No process ever had it, or it is a copy; making the file would be a trace.
-        yield
-        return
-    try:
-        try:
-            fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DirectoryInUse(in_use(str(directory), fd), path=str(directory)) from None
-        yield
-    finally:
-        os.close(fd)
 
 
 def _read(directory: Path, progress: Progress | None) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from logyard.engine.identity import Origin, difference
-
-from .check_report import DAMAGE
+from logyard.pipeline.directory.report import DAMAGE
 
 
 def compare(reports: Iterable[dict[str, Any]]) -> None:

@@ -15,13 +15,12 @@ from typing import Any
 
 from logyard.engine.errors import LogyardError
 from logyard.engine.host.ending import MARK
-
-from .check_generations import Generations
-from .check_groups import check_group
-from .check_log import Segments, read_wal, users_of
-from .check_meta import Facts, read_meta
-from .check_payloads import check_payloads
-from .check_report import Report
+from logyard.pipeline.directory.files import Segments, read_wal, users_of
+from logyard.pipeline.directory.generations import Generations
+from logyard.pipeline.directory.groups import check_group
+from logyard.pipeline.directory.meta import Facts, read_meta
+from logyard.pipeline.directory.payloads import check_payloads
+from logyard.pipeline.directory.report import Report
 
 Tell = Callable[[dict[str, Any]], None]
 

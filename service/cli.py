@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import cli_admin, cli_bench, cli_logs, cli_members, cli_repair, cli_tls
+from . import cli_admin, cli_bench, cli_logs, cli_members, cli_repair, cli_spark, cli_tls
 from .cli_output import Output, Verbs, json_option
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ register(cli_members.commands)
 register(cli_repair.commands)
 register(cli_bench.commands)
 register(cli_tls.commands)
+register(cli_spark.commands)
 
 
 def main() -> None:

@@ -292,6 +292,39 @@ def bench_churn(
     show(report, output)
 
 
+@bench.command("spark")
+@cluster_options(1)
+@click.option("--logs", type=click.IntRange(min=1), default=1000, show_default=True, help="Logs of small records.")
+@click.option("--rows", type=click.IntRange(min=1), default=2000, show_default=True, help="Records in each.")
+@click.option("--mib", type=click.IntRange(min=16), default=512, show_default=True, help="MiB of 64 KiB payloads.")
+@click.option("--planned", type=click.IntRange(min=1), default=10_000, show_default=True, help="Logs to plan over.")
+@click.option("--master", default="local[2]", show_default=True, help="Spark's master.")
+def bench_spark(
+    nodes: int,
+    logs: int,
+    rows: int,
+    mib: int,
+    planned: int,
+    master: str,
+    directory: Path | None,
+    volatile: bool,
+    output: Output,
+) -> None:
+    """The format logyard on Spark: rows and payload bytes a second beside PySpark's own, planning, the audit's memory.
+
+    \b
+    Example:
+      logyard bench spark --json
+    """
+    from logyard.bench.cases.spark import SparkSettings, run_spark
+
+    from .cli_spark import session
+
+    with bench_cluster(nodes, directory, volatile) as (cluster, where), session(master, "2g", output) as spark:
+        report = run_spark(SparkSettings(logs, rows, mib, planned), cluster, where, spark, output.say)
+    show(report, output)
+
+
 def commands() -> list[click.Command]:
     """The verbs of this module."""
     return [bench]

@@ -200,4 +200,5 @@ async def open_system(
             yield EmbeddedSystem(Node(system), own)
             nursery.cancel_scope.cancel()
     finally:
+        system.part()
         system.close()

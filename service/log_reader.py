@@ -156,19 +156,21 @@ def position_of(system: System, member: Member, offset: int) -> Position:
     raise Busy("the way to the payload floor", 0.1)
 
 
-class _Walk:
-    """Counts records from an anchor on. `offset` is the one after the current entry; `gap`: indexes were passed over
-    unseen.
+class Walk:
+    """Counts records from an anchor on, or from where an earlier walk was. `offset` is the one after the current entry;
+    `gap`: indexes were passed over unseen.
 
     Entries without payload have no rows in a generation, so a gap may be harmless; a lost entry would make every
     later record's
     offset wrong. Which of the two it was, the next anchor tells (`verify`).
     """
 
-    def __init__(self, system: System, member: Member, machine: AppendLog, offset: int) -> None:
+    def __init__(
+        self, system: System, member: Member, machine: AppendLog, offset: int, at: tuple[int, Position] | None = None
+    ) -> None:
         self.name = member.spec.name
         self.machine = machine
-        self.offset, self.position = machine.anchor(offset)
+        self.offset, self.position = machine.anchor(offset) if at is None else at
         self.index = self.position.index
         self.gap = False
         self._last = member.raft.applied
@@ -176,8 +178,10 @@ class _Walk:
         self._entries = system.reader.payload_entries(member, self.index, self._last)
 
     def __iter__(self) -> Iterator[tuple[Located, list[Slice]]]:
+        seen = False
         for located in self._entries:
-            self.gap = self.gap or located.index > self.index + 1 or (self.index == self.position.index < located.index)
+            self.gap = self.gap or located.index > (self.index + 1 if seen else self.index)
+            seen = True
             first = self.position.ordinal if located.index == self.position.index else 0
             self.index = located.index
             holes = self.machine.holes_of(located.index)
@@ -213,7 +217,7 @@ def _plan(
 ) -> list[Piece]:
     """What to read for records from `offset` on: at least one, then whole frames while they fit; a payload that came
     in pieces only if it fits. Raises `Corrupt`."""
-    walk = _Walk(system, member, machine, offset)
+    walk = Walk(system, member, machine, offset)
     pieces = _collect(walk, offset, max_records, max_bytes, bodies)
     walk.verify()
     if bodies:
@@ -292,13 +296,13 @@ def long_parts(system: System, member: Member, long: Long, start: int, stop: int
     return found
 
 
-def _collect(walk: _Walk, offset: int, max_records: int, max_bytes: int, bodies: bool) -> list[Piece]:
+def _collect(walk: Walk, offset: int, max_records: int, max_bytes: int, bodies: bool) -> list[Piece]:
     pieces: list[Piece] = []
     left_bytes, left_records = max_bytes, max(1, max_records)
     for located, found in walk:
         if walk.offset <= offset:
             continue
-        packs = list(_frames(located.data))
+        packs = list(packs_of(located.data))
         flags = [frame.flags for frame in frames_of(located.data)]
         for piece in found:
             if piece.offset + piece.records <= offset:
@@ -328,7 +332,7 @@ def _collect(walk: _Walk, offset: int, max_records: int, max_bytes: int, bodies:
     return pieces
 
 
-def _frames(data: bytes) -> Iterator[tuple[Unit, list[Unit]]]:
+def packs_of(data: bytes) -> Iterator[tuple[Unit, list[Unit]]]:
     """The pack of each frame and its large bodies."""
     pack: Unit | None = None
     large: list[Unit] = []

@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from logyard.client.scans import Range
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
@@ -39,7 +40,7 @@ from logyard.engine.types import Buffer
 from logyard.machines.command import TRUNCATE, TRUNCATE_REPLY, truncate_command
 from logyard.machines.registry import create_machine
 
-from . import log_reader
+from . import log_audit, log_reader, log_scan
 from .config import NodeConfig
 from .payload_port import StoreAdapter
 from .pushes import listen
@@ -144,6 +145,24 @@ class Node:
     ) -> Buffer | log_reader.Encoded:
         """Bytes start..stop of one record's body, from this member; see `log_reader.read_body`."""
         return await log_reader.read_body(self.system, self.system.member(name), offset, start, stop, stored)
+
+    async def log_rows(self, after: str, names: Sequence[str] | None, limit: int) -> list[list[Any]]:
+        """This node's append logs, by name; wakes none."""
+        return await log_scan.log_rows(self.system, after, names, limit)
+
+    async def scan(
+        self, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None
+    ) -> tuple[dict[str, Any], list[Buffer]]:
+        """Columns of records of many logs, from the members on this node."""
+        return await log_scan.scan(self.system, ranges, max_bytes, max_records, body_bytes)
+
+    async def audit(self, name: str, uid: int, index: int, offset: int, max_bytes: int) -> dict[str, Any]:
+        """A step of an audit of this node's copy of a log."""
+        return await log_audit.audit(self.system, name, uid, index, offset, max_bytes)
+
+    async def seek(self, times: Sequence[tuple[str, int, int]]) -> list[int | dict[str, Any]]:
+        """Offsets by time."""
+        return await log_scan.seek(self.system, times)
 
     async def bounds(self, name: str, consistency: str = "local") -> dict[str, int]:
         """Start and end of an append log."""
@@ -407,6 +426,7 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
                 node.metrics_port = door.port
             task_status.started(node)
     finally:
+        system.part()
         system.close()
 
 

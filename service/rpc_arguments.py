@@ -1,11 +1,14 @@
-"""The arguments of a CALL frame. They come from a stranger: each is checked for its type before use, and anything else
-is `BadRequest`. Called by `rpc_calls` and `pushes`."""
+"""The arguments of a CALL: they come from a stranger, so each is checked for its type and its bounds before use.
+
+Used by the handlers of `rpc_calls`, `rpc_scans` and `pushes`; anything that does not fit is `BadRequest`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from logyard.client.scans import RANGES_MAX, Range
 from logyard.engine.errors import BadRequest
 
 NAMES_MAX = 4096
@@ -13,6 +16,7 @@ CHANGES_MAX = 128
 """Members of a group, leaving and coming."""
 NUMBER_MAX = (1 << 63) - 1
 WAIT_S_MAX = 60.0
+UID_MAX = (1 << 64) - 1
 
 
 class Asked:
@@ -82,6 +86,13 @@ class Asked:
         """A list of group names, or None for all."""
         return None if self._values.get(key) is None else self.names(key)
 
+    def ranges(self, key: str, width: int = 4) -> list[Range]:
+        """A list of (log, uid, number, number); of `width` 3 the last is 0."""
+        value = self._values.get(key)
+        if isinstance(value, list) and len(value) <= RANGES_MAX and all(_is_range(one, width) for one in value):
+            return [(name, uid, first, rest[0] if rest else 0) for name, uid, first, *rest in value]
+        raise BadRequest(f"{key} is a list of at most {RANGES_MAX} lists: a log, its uid and {width - 2} numbers")
+
     def specs(self, key: str) -> list[dict[str, Any]]:
         """What groups to create."""
         value = self._values.get(key)
@@ -110,4 +121,15 @@ def _is_change(pair: object) -> bool:
         and isinstance(pair[0], str)
         and type(pair[1]) is int
         and 0 < pair[1] <= NUMBER_MAX
+    )
+
+
+def _is_range(one: object, width: int) -> bool:
+    return (
+        isinstance(one, list)
+        and len(one) == width
+        and isinstance(one[0], str)
+        and all(type(number) is int and number >= 0 for number in one[1:])
+        and one[1] <= UID_MAX
+        and max(one[2:]) <= NUMBER_MAX
     )

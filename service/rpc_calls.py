@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from logyard.client import wire
 from logyard.engine.errors import BadRequest, LogyardError, UnknownGroup
@@ -15,6 +15,8 @@ from logyard.engine.host.delivery import SessionSink
 from logyard.engine.types import Buffer
 
 from .rpc_arguments import Asked
+from .rpc_scans import SCANS, ScanPort
+from .rpc_scans import Data as Data
 
 BOARD_ROWS = 2000
 """Rows of one board answer: about 200 bytes each."""
@@ -42,10 +44,9 @@ class Quiet:
         self._settled(request)
 
 
-class SystemPort(Protocol):
+class SystemPort(ScanPort, Protocol):
     """What the client door needs of a node; `service.node.Node` has it."""
 
-    node_id: int
     cluster_id: str
 
     def submit(
@@ -169,13 +170,6 @@ def submit_command(
         system.submit(uid, frame, sink, request, early=mode == wire.REPLY_APPEND, low=low)
     except LogyardError as error:
         sink.reply(request, 1, wire.pack(error_value(error)))
-
-
-class Data(NamedTuple):
-    """An answer with raw bytes."""
-
-    header: dict[str, Any]
-    parts: Sequence[Buffer]
 
 
 async def _create(system: SystemPort, asked: Asked) -> object:
@@ -341,6 +335,7 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "force_shrink": _force_shrink,
         "skip": _skip,
         "forget_node": _forget_node,
+        **SCANS,
     }
 )
 

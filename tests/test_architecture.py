@@ -37,6 +37,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.engine.log", "logyard.engine.types",
         "logyard.engine.errors", "logyard.engine.entry",
     ),
+    # What a directory says is what a start would make of it, so the same code reads it; but nothing that runs a node.
+    "logyard.pipeline.directory": (
+        "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.machines", TOP, "logyard.engine.log",
+        "logyard.engine.snapshot", "logyard.engine.host.member", "logyard.engine.host.replica",
+        "logyard.engine.host.rows", "logyard.engine.host.sessions", "logyard.engine.host.uploads",
+    ),
     "logyard.bench": (
         "logyard.bench", "logyard.client", "logyard.engine", "logyard.machines", "logyard.payloads", "logyard.pipeline",
     ),
@@ -268,6 +274,8 @@ def planted(module: str, text: str) -> Source:
         (check_floors, "logyard.machines.log", "from logyard.engine.entry import Frame"),
         (check_floors, "logyard.bench.load", "from logyard.service.node import serve"),
         (check_floors, "logyard.pipeline.reader", "from logyard.engine.host.system import System"),
+        (check_floors, "logyard.pipeline.reader", "from logyard.engine.host.rows import STORE"),
+        (check_floors, "logyard.pipeline.directory.reading", "from logyard.engine.host.system import System"),
         (check_floors, "pyspark_logyard", "from logyard.client.sync import connect_sync"),
         (bare_offences, "logyard.service.node", "import engine.disk"),
         (bare_offences, "tests.test_x", "from client import wire"),

@@ -61,7 +61,7 @@ def test_an_absent_python_is_said(checkout: Path) -> None:
     assert "python-that-is-absent not found: logyard needs Python 3.11 or newer" in done.stderr
 
 
-@pytest.mark.parametrize("target", ["demo-spark", "prove"])
+@pytest.mark.parametrize("target", ["prove"])
 def test_what_is_not_there_yet_says_so(checkout: Path, target: str) -> None:
     done = make(checkout, target)
     assert done.returncode

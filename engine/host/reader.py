@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SCAN_BYTES = 1024 * 1024
+SCAN_ENTRIES = 1024
+"""What is looked at in one go: who needs few entries must not pay for a megabyte of small ones."""
 THREAD_BYTES = 64 * 1024
 
 
@@ -91,14 +93,15 @@ class Reader:
         store = self.system.store
         while index <= last:
             home = store.home(member.uid, index)
+            near = min(last, index + SCAN_ENTRIES - 1)
             if home is not None:
-                stop = min(last, home.last)
+                stop = min(near, home.last)
                 for stored in store.scan(member.uid, index, stop):
                     yield Located(stored.index, stored.term, stored.data, None, home)
                 index = stop + 1
                 continue
             later = [home.first for home in store.homes(member.uid) if home.first > index]
-            stop = min([last, *(first - 1 for first in later)])
+            stop = min([near, *(first - 1 for first in later)])
             if index >= member.raft.log.memory_first:
                 entries = member.raft.log.slice(index, stop, SCAN_BYTES)
             else:

@@ -19,6 +19,7 @@ from ..entry import Entry, build_plain
 from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.meta import MetaStore
+from ..log.recovered import Collector, Recovered
 from ..log.wal import Wal, WalConfig, WalItem
 from ..log.wal_replay import Damage, ReplayResult, replay
 from ..raft.core import LEADER, Raft
@@ -31,7 +32,6 @@ from .departures import Departed
 from .homes import SealedFile, Share
 from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
 from .receiving import restore
-from .recovered import Collector, Recovered
 from .versions import UnknownVersion
 
 if TYPE_CHECKING:

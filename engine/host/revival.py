@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
+from ..log.recovered import Recovered
 from ..raft.membership import Configuration
 from . import rows
 from .member import Member, Spec
-from .recovered import Recovered
 from .sleepers import Row, Shape
 
 if TYPE_CHECKING:

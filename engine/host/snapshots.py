@@ -74,8 +74,9 @@ class Snapshots:
         size = sum(member.snapshot_bytes for member in members)
         return {"taken": taken, "skipped": skipped, "bytes": size}
 
-    def _compare(self, member: Member, index: int) -> None:
-        """Count and report a machine that still needs what it released (section 8): a bug of the machine's."""
+    def compare(self, member: Member, index: int) -> int:
+        """Count and report ranges that a machine still needs after it released them (section 8): a bug of its own."""
+        before = self.mismatches
         live = list(member.liveness.live_ranges(index))
         for needed in claims_of(member):
             first, end = max(needed.first, Position(1, 0)), min(needed.end, Position(index + 1, 0))
@@ -83,13 +84,14 @@ class Snapshots:
             if first < end and (at < 0 or end > live[at].end):
                 self.mismatches += 1
                 log.error("group %s: the machine needs %s..%s, some of which it released", member.spec.name, first, end)
+        return self.mismatches - before
 
     def _capture(self, member: Member, keep_log: bool = False) -> Captured:
         raft = member.raft
         index = raft.applied
         term = raft.log.term(index)
         assert term is not None, "what was applied is in the log or is the snapshot"
-        self._compare(member, index)
+        self.compare(member, index)
         own = replica.sections(member)
         sections = replica.merge(member.machine.snapshot(), own)
         # A section's own version: the machine may give some theirs, the engine's have that of their format.

@@ -28,7 +28,7 @@ from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
-from . import ending, recovery, revival
+from . import ending, parting, recovery, revival
 from .answer import Answer
 from .applier import Applier
 from .budget import Budget
@@ -192,6 +192,11 @@ class System:
                 raise self.failure
         finally:
             self.durability.stop()
+
+    def part(self) -> None:
+        """The last word of a node that stops in order, after `run` and before `close`; a crash has none. BLOCKING."""
+        if self.failure is None:
+            parting.note_commits(self)
 
     def close(self) -> None:
         """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from logyard.engine.entry import UNIFORM
 from logyard.engine.errors import BadRequest, OutOfRange
 from logyard.engine.machine import Context, Frame, PayloadRange, PayloadRef, Position, Reject, Release
-from logyard.machines.command import APPEND, APPEND_REPLY, TRUNCATE_REPLY, truncate_command
+from logyard.machines.command import APPEND, APPEND_REPLY, TRUNCATE_REPLY, append_at_command, truncate_command
 from logyard.machines.log import ANCHOR_BYTES, ANCHOR_ENTRIES, AppendLog, Slice, slices
 from logyard.machines.registry import create_machine
 
@@ -206,3 +206,42 @@ def test_the_registry_knows_the_log_and_nothing_else() -> None:
     for name, arguments in (("queue", {}), ("log", {"size": 1})):
         with pytest.raises(BadRequest):
             create_machine(name, arguments)
+
+
+def append_at(offset: int, records: int) -> Frame:
+    command = append_at_command(offset)
+    return Frame(UNIFORM, 0, records, len(command), 10, 0, 0, 0, command)
+
+
+def test_a_log_with_a_start_appends_where_it_is_told_or_not_at_all() -> None:
+    log = create_machine("log", {"start": 100})
+    assert isinstance(log, AppendLog) and (log.start, log.end) == (100, 100)
+    replies, effects = applied(log, 3, append_at(100, 2), append_at(100, 2), append(1), append_at(103, 4))
+    assert replies[0] == APPEND_REPLY.pack(100, 2) and replies[2:] == [
+        APPEND_REPLY.pack(102, 1), APPEND_REPLY.pack(103, 4)
+    ]  # fmt: skip
+    assert isinstance(replies[1], Reject) and replies[1].code == "out_of_range" and "ends at 102" in replies[1].message
+    assert not effects and log.end == 107
+    frames = [frame._replace(first=first) for frame, first in zip(
+        (append_at(100, 2), append_at(100, 2), append(1), append_at(103, 4)), (0, 2, 4, 5), strict=True
+    )]  # fmt: skip
+    # The engine gives frames their ordinals; here the refused one has that of the first.
+    assert slices(frames, 100, 0, {2})[1] == 107
+    assert log.anchor(100) == (100, Position(0, 0)) and log.anchor(106) == (100, Position(0, 0))
+    with pytest.raises(OutOfRange, match=r"100\.\.106"):
+        log.anchor(99)
+    copy = create_machine("log", {"start": 100})
+    copy.restore(log.snapshot())
+    assert isinstance(copy, AppendLog) and (copy.start, copy.end, copy.placed) == (100, 107, True)
+
+
+def test_a_log_without_a_start_refuses_to_append_at_an_offset() -> None:
+    log = AppendLog()
+    (reply,), _ = applied(log, 3, append_at(0, 2))
+    assert isinstance(reply, Reject) and reply.code == "bad_request" and (log.end, log.holes) == (0, [(3, 0, 2)])
+
+
+@pytest.mark.parametrize("start", [-1, 1.5, "7", True, 1 << 62])
+def test_a_start_is_an_offset(start: object) -> None:
+    with pytest.raises(BadRequest, match="start"):
+        create_machine("log", {"start": start})

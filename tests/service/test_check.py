@@ -18,6 +18,8 @@ import pytest
 import trio
 from xxhash import xxh3_64_digest
 
+from logyard.client.log import open_call
+from logyard.client.sync import connect_sync
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.errors import DirectoryInUse, LogyardError, WrongIdentity
@@ -31,10 +33,11 @@ from logyard.machines.log import AppendLog
 from logyard.payloads import checkpoints
 from logyard.payloads.ledger import Ledger, Marks
 from logyard.payloads.writing import GenerationConfig
+from logyard.pipeline.directory.generations import Stopped
 from logyard.service.check import check_directory
-from logyard.service.check_generations import Stopped
 from logyard.service.check_process import inspect
 from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
+from logyard.service.local_cluster import LocalCluster
 
 NAMES = ("alpha", "beta", "gamma")
 CONFIG = SystemConfig(
@@ -695,3 +698,42 @@ def test_repair_removes_nothing_while_rows_are_lost(data: Path) -> None:
     report = check_directory(data, repair=True)
     assert not report["ok"] and report["orphans"] and report["removed"] == []
     assert traces(data) == before
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_entries_of_the_engines_own_leave_no_trace_and_no_finding(tmp_path: Path, lost: bool) -> None:
+    """Sessions that begin and end are entries without payload: a stretch of them is not a loss, a lost record is."""
+    with LocalCluster(tmp_path, 1) as cluster:
+        cluster.start()
+        with connect_sync(cluster.addresses, exactly_once=False) as yard:
+            yard.create("log")
+            log = yard.log("log")
+            for number in range(3):
+                log.append(b"meta", b"body %d" % number)
+            yard.compact()
+            for session in range(1, 8):
+                yard.run(open_call("log", session, 1, 60_000))
+            yard.snapshot()
+            yard.compact()
+            log.append(b"meta", b"last")
+            yard.compact()
+            yard.snapshot()
+            assert yard.status(1)["wal_bytes_live"] == 0
+        cluster.stop()
+        data = cluster.nodes[1].data
+        if lost:
+            lose_home(data, 3)
+        report = check_directory(data)
+        texts = [one["message"] for one in named(report, "damage") + named(report, "warning")]
+        assert report["ok"] is not lost and any("nothing is known of them" in text for text in texts) is lost, texts
+
+
+def lose_home(data: Path, index: int) -> None:
+    """No row says any more where entry `index` and those before it are."""
+    meta = MetaStore(Disk(), str(data / "meta"))
+    meta.open()
+    for key, value in list(meta.scan(STORE)):
+        uid, homes, marks = checkpoints.decode(key[1:], value)
+        kept = [home._replace(first=max(home.first, index + 1)) for home in homes if home.last > index]
+        meta.commit([(key, checkpoints.encode(uid, kept, marks))])
+    meta.close()

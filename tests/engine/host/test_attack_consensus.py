@@ -18,8 +18,8 @@ from logyard.engine.host import durability as durability_module
 from logyard.engine.host import system as system_module
 from logyard.engine.host.departures import Departed
 from logyard.engine.host.inbound import DELETE_GROUPS, UNKNOWN_GROUPS
-from logyard.engine.host.recovered import Recovered
 from logyard.engine.host.recovery import build_member
+from logyard.engine.log.recovered import Recovered
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message

@@ -33,7 +33,7 @@ from logyard.engine.log.meta_rows import FileRow, GroupRow, SnapshotRow, StateRo
 from logyard.payloads.errors import GenerationFailed
 from logyard.payloads.measuring import check_file
 
-from .check_report import Report
+from .report import Report
 
 KINDS = {
     b"g": "definition", b"s": "checkpoint", b"n": "snapshot", b"f": "file", b"p": "payload homes", b"d": "deletion",

@@ -1,4 +1,4 @@
-"""WAL files and segments as bytes: heads, batches, records, rows. Which group's log they make up is `check_groups`.
+"""WAL files and segments as bytes: heads, batches, records, rows. Which group's log they make up is `groups`.
 
 Invariant: everything is opened for reading only; `replay` is the one that a start uses, and it writes nothing. Called
 by `service.check_process`.
@@ -14,15 +14,15 @@ from pathlib import Path
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Entry
 from logyard.engine.errors import Corrupt, LogyardError
-from logyard.engine.host.recovered import Collector, Recovered
 from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
+from logyard.engine.log.recovered import Collector, Recovered
 from logyard.engine.log.segment import HEAD_BYTES, SegmentReader
 from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_epochs, wal_name
 from logyard.engine.log.wal_replay import ReplayResult, replay
 from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
 
-from .check_meta import Facts
-from .check_report import Report, some
+from .meta import Facts
+from .report import Report, some
 
 SEGMENT = ".seg"
 OPEN_SEGMENTS = 64
@@ -54,8 +54,8 @@ def segment_path(number: int) -> str:
     return f"segments/{number:016x}{SEGMENT}"
 
 
-def read_wal(directory: Path, facts: Facts, report: Report) -> WalFacts:
-    """Replay what has no segment yet; look at the shape of what has."""
+def read_wal(directory: Path, facts: Facts, report: Report, shapes: bool = True) -> WalFacts:
+    """Replay what has no segment yet; with `shapes`, look at the shape of what has."""
     found = WalFacts()
     disk = Disk()
     wal = directory / "wal"
@@ -80,9 +80,10 @@ def read_wal(directory: Path, facts: Facts, report: Report) -> WalFacts:
     if result.current is not None:
         report.count("wal_entries", len(result.current.entries))
     _report_replay(found, facts, report)
-    with report.guarded("wal", path="wal"):
-        _shapes(disk, wal, epochs, found, facts, report)
-    _leftovers(wal, names, found, facts, report)
+    if shapes:
+        with report.guarded("wal", path="wal"):
+            _shapes(disk, wal, epochs, found, facts, report)
+        _leftovers(wal, names, found, facts, report)
     return found
 
 

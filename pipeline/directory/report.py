@@ -1,7 +1,7 @@
 """What a check found: findings that name file, offset and group, and counts of what was verified.
 
 Invariant: a damaged directory never stops a check; whatever reading it raises becomes a finding (`guarded`), and a
-flood of equal findings is cut short and counted. Filled by `service.check_meta`, `check_log` and `check_payloads`.
+flood of equal findings is cut short and counted. Filled by `meta`, `files` and `payloads`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Payloads of one group: every unit that lives is found at its home and hashed, and its counters are recounted.
 
 Invariant: what must be here is what lives after the whole log is applied (invariant 4); what is dead may be here or
-not, and a member below its payload floor may lack what it likes. Called by `service.check_process`.
+not, and a member below its payload floor may lack what it likes. Called by `service.check_process` and `reading`.
 """
 
 from __future__ import annotations
@@ -11,27 +11,29 @@ from bisect import bisect_right
 from pathlib import Path
 
 from logyard.engine.disk import Disk
-from logyard.engine.entry import Entry, Unit, unit_hash, units_of
+from logyard.engine.entry import Entry, Unit, frames_of, unit_hash, units_of
 from logyard.engine.host.pieces import subtract, union
+from logyard.machines.log import AppendLog, slices
 from logyard.payloads.errors import GenerationFailed, PayloadCorrupt, PayloadError
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.ledger import Marks
 
-from .check_generations import Generations
-from .check_groups import RECORDS_MAX, GroupLog, in_order
-from .check_log import Segments, WalFacts, wal_path
-from .check_meta import Facts
-from .check_report import Report
+from .files import Segments, WalFacts, wal_path
+from .generations import Generations
+from .groups import RECORDS_MAX, GroupLog, in_order
+from .meta import Facts
+from .report import Report
 
 
 def check_payloads(
     group: GroupLog, directory: Path, wal: WalFacts, segments: Segments, generations: Generations, facts: Facts,
     report: Report,
-) -> None:  # fmt: skip
-    """Everything of one group that must be here."""
-    checking = _Group(group, directory, wal, generations, facts, report)
+) -> dict[str, tuple[int, int]]:  # fmt: skip
+    """Everything of one group that must be here. Returns, by WAL file and generation, the bytes of the group's payloads
+    that live there, and of all that are stored there."""
+    checking = _Group(group, directory, wal, segments, generations, facts, report)
     try:
         for home in checking.homes:
             checking.home(home)
@@ -43,19 +45,22 @@ def check_payloads(
         checking.counters()
     finally:
         checking.close()
+    return {path: (live, stored) for path, (live, stored) in checking.space.items()}
 
 
 class _Group:
     """One group's payloads."""
 
     def __init__(
-        self, group: GroupLog, directory: Path, wal: WalFacts, generations: Generations, facts: Facts, report: Report
-    ) -> None:
+        self, group: GroupLog, directory: Path, wal: WalFacts, segments: Segments, generations: Generations,
+        facts: Facts, report: Report,
+    ) -> None:  # fmt: skip
         self.group = group
         self.uid = group.spec.uid
         self.homes = generations.homes.get(self.uid, [])
         self._directory = directory
         self._wal = wal
+        self._segments = segments
         self._generations = generations
         self._facts = facts
         self._report = report
@@ -65,6 +70,7 @@ class _Group:
         self._covered: list[tuple[int, int]] = [(home.first, home.last) for home in self.homes]
         self._fds: dict[int, int] = {}
         self._leaked: dict[int, int] = {}
+        self.space: dict[str, list[int]] = {}
         if not group.resolves:
             text = f"below its payload floor ({group.floor}, its log ends at {group.last}): payloads may be missing"
             report.warning("floor", text, path="meta", group=group.name)
@@ -88,6 +94,11 @@ class _Group:
         for first, last in subtract(self._generations.lost.get(self.uid, ()), union(self._covered)):
             if self.group.live_at_end.live_within((first, 0), (last + 1, 0)):
                 self._missing(f"payloads of entries {first} to {last} were lost with their generation", "payloads")
+
+    def _takes(self, path: str, live: int, stored: int) -> None:
+        found = self.space.setdefault(path, [0, 0])
+        found[0] += live
+        found[1] += stored
 
     # Generations
 
@@ -134,6 +145,8 @@ class _Group:
         live = self._live(index, units)
         present = {unit.number for unit in stored.units}
         self._marked(home, index, units, live, present)
+        kept = [unit for unit in units if unit.number in present]
+        self._takes(path, sum(unit.length for unit in kept if unit.number in live), sum(unit.length for unit in kept))
         for unit in units:
             if unit.number not in live:
                 continue
@@ -197,6 +210,9 @@ class _Group:
             return
         units = units_of(entry.data)
         live = self._live(index, units)
+        if self._home_of(index) is None and entry.file in self._wal.sizes:
+            living = sum(unit.length for unit in units if unit.number in live)
+            self._takes(wal_path(entry.file), living, entry.body_bytes)
         if not live:
             return
         home = self._home_of(index)
@@ -258,7 +274,7 @@ class _Group:
         at = bisect_right(known, first)
         low = self._terms[known[at - 1]] if at else 0
         high = self._terms[known[at]] if at < len(known) else group.snapshot.term
-        if last - first + 1 <= high - low + 1:
+        if last - first + 1 <= high - low + 1 or self._adds_up():
             return
         text = f"entries {first} to {last} live by the snapshot, and nothing is known of them"
         if plain:
@@ -266,6 +282,30 @@ class _Group:
         else:
             text += "; some may be changes of members"
             self._report.warning("payload", text, path="meta", group=group.name)
+
+    def _adds_up(self) -> bool:
+        """Whether an append log's records are all there, by their number: then what leaves no trace had none. (The
+        engine's own commands have no payload either: sessions that begin and end.)"""
+        machine = self.group.machine
+        if not isinstance(machine, AppendLog):
+            return False
+        found: dict[int, bytes] = {}
+        for home in self.homes:
+            try:
+                generation = self._generations.reader(home.generation)
+                for stored in generation.scan(home.run, self.uid, home.first, home.last, bodies=False):
+                    found[stored.index] = stored.data
+            except (PayloadError, OSError):
+                return False
+        for index, entry, _, _ in in_order(self.group, self._segments):
+            if entry is not None:
+                found.setdefault(index, entry.data)
+        start, offset = machine.start_position, machine.start
+        for index in sorted(found):
+            if index >= start.index:
+                ordinal = start.ordinal if index == start.index else 0
+                _, offset = slices(frames_of(found[index]), offset, ordinal, machine.holes_of(index))
+        return offset == machine.end
 
     def counters(self) -> None:
         """Counters equal a recount, and what lives is not counted as dead."""

@@ -1,7 +1,7 @@
 """The generations of a directory as bytes: every row, every ledger, and the checkpoint rows that name them.
 
 Invariant: an environment is opened read-only and without LMDB's lock file, which nobody needs once the directory's lock
-is held. What of it must live is judged by `check_payloads`. Called by `service.check_process`.
+is held. What of it must live is judged by `payloads`. Called by `service.check_process` and `reading`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from logyard.payloads.placement import NOWHERE
 from logyard.payloads.shelf import Shelf
 from logyard.payloads.writing import GenerationConfig
 
-from .check_meta import Facts
-from .check_report import Report, some
+from .meta import Facts
+from .report import Report, some
 
 PAYLOADS = "payloads"
 GROUP = re.compile(r"group ([0-9a-f]{16})")
@@ -85,10 +85,27 @@ class Generations:
         """An open generation; None when it is not there or can't be read."""
         return self._open.get(number)
 
+    def reader(self, number: int) -> Stopped:
+        """A generation, opened when it is first asked for. Raises `GenerationFailed`."""
+        found = self._open.get(number)
+        if found is None:
+            found = Stopped(self._shelf.path(number), number, GenerationConfig())
+            found.open_reader()
+            self._open[number] = found
+        return found
+
     def close(self) -> None:
         """Close all of them."""
         for generation in self._open.values():
             generation.close()
+
+    def prepare(self) -> None:
+        """Open every generation that is a home and load what it lists, without a scan; what can't be is damage."""
+        report = self._report
+        named = {(home.generation, home.run) for homes in self.homes.values() for home in homes}
+        for number, run in sorted(named):
+            with report.guarded("generation", path=self.data(number)):
+                self._ledgers[number, run] = dict(self.reader(number).columns(run).ledgers())
 
     def verify(self, facts: Facts) -> None:
         """Open and scan every generation; compare ledgers, statistics and rows."""

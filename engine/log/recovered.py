@@ -1,7 +1,7 @@
-"""What the WAL says of each group at a start: the sink of its replay.
+"""What a WAL says of each group, gathered during a replay: entries, hard state, floor, and where the log was cut.
 
-Invariant: what is gathered is what the group had written last; what a later record overwrote or voided is not in it.
-Called by `recovery` and by `logyard check`.
+The sink of `wal_replay.replay`; from it a start builds members (`host.recovery`), and who reads a stopped directory its
+logs (`pipeline.directory`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Each group's log, put together from checkpoint, segments and WAL as a start would do it, and judged.
 
 Invariant: what is read here is what `engine.host.recovery` would make the member's log; the rules are the invariants of
-architecture section 5 (snapshot and log meet, terms never fall, no gap). Called by `service.check_process`.
+architecture section 5 (snapshot and log meet, terms never fall, no gap). Called by `service.check_process` and
+`reading`.
 """
 
 from __future__ import annotations
@@ -9,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from logyard.engine.entry import COMMANDS, Entry, frames_of, is_guarded, records_in, timestamp_of
+from logyard.engine.entry import COMMANDS, CONFIGURATION, Entry, frames_of, is_guarded, records_in, timestamp_of
 from logyard.engine.errors import WrongIdentity
 from logyard.engine.host import replica, rows
 from logyard.engine.host.member import Spec
-from logyard.engine.host.recovered import Recovered
 from logyard.engine.host.sessions import Sessions, apply_guarded, run_batch
 from logyard.engine.host.uploads import Uploads
 from logyard.engine.log.meta_rows import Run, StateRow
-from logyard.engine.machine import Batch, BatchMachine, Context, Frame, Machine, Release
+from logyard.engine.log.recovered import Recovered
+from logyard.engine.machine import Batch, BatchMachine, Context, Effect, Frame, Machine, Release
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.snapshot.format import Snapshot
 from logyard.machines.registry import create_machine
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness, decode_live_set
 
-from .check_log import Segments, WalFacts, segment_path, wal_path
-from .check_meta import Facts
-from .check_report import Report, some
+from .files import Segments, WalFacts, segment_path, wal_path
+from .meta import Facts
+from .report import Report, some
 
 Hole: TypeAlias = tuple[int, int, int]
 """(first index, last index, the segment that should have them; 0: no checkpoint names one)"""
@@ -36,11 +37,12 @@ RECORDS_MAX = 1 << 31
 
 class GroupLog:
     """One group as it would come up. `live` is what its snapshot says lives, `live_at_end` what is left when the whole
-    log is applied: at least those payloads must be here."""
+    log is applied: at least those payloads must be here. `commit`: what this directory alone proves to be committed.
+    `machine`: as of the log's end; None where that is not known."""
 
     __slots__ = (
         "spec", "state", "snapshot", "base", "base_term", "flushed", "runs", "terms", "entries", "last", "term",
-        "floor", "whole", "alone", "live", "live_at_end", "sessions", "uploads",
+        "commit", "floor", "whole", "alone", "live", "live_at_end", "machine",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, state: StateRow) -> None:
@@ -54,13 +56,13 @@ class GroupLog:
         self.entries: list[Entry] = []
         self.last = 0
         self.term = state.term
+        self.commit = state.commit
         self.floor = state.floor
         self.whole = True
         self.alone = False
         self.live = Liveness()
         self.live_at_end = Liveness()
-        self.sessions: Sessions | None = None
-        self.uploads: Uploads | None = None
+        self.machine: Machine | None = None
 
     @property
     def name(self) -> str:
@@ -96,18 +98,32 @@ def check_group(
     uid: int, facts: Facts, wal: WalFacts, segments: Segments, homes: Sequence[Home], report: Report
 ) -> GroupLog:
     """Put one group together, report what does not fit, and apply its log. `homes`: its payloads in generations."""
+    group = build_group(uid, facts, wal, report)
+    _judge(group, report)
+    _apply(group, facts, segments, homes, report)
+    return group
+
+
+def build_group(uid: int, facts: Facts, wal: WalFacts, report: Report) -> GroupLog:
+    """Put one group together from its rows and the WAL. What does not fit is reported; then the group is not `whole`,
+    or the report has damage under its name."""
     spec = facts.groups[uid]
     group = GroupLog(spec, facts.states.get(uid) or StateRow(uid))
     group.whole = uid not in wal.hurt and uid not in wal.suspects and uid not in facts.lost
-    group.alone = spec.voters == (facts.node,)
+    configurations = group.state.extra.get("configurations") or [[0, 0, b""]]
+    group.alone = spec.voters == (facts.node,) and len(configurations) == 1 and configurations[0][0] == 0
     _read_snapshot(group, facts, report)
     recovered = wal.groups.get(uid) or Recovered()
     group.floor = max(group.floor, recovered.floor)
     if recovered.hard_state is not None:
         group.term = max(group.term, recovered.hard_state[0])
+        group.commit = max(group.commit, recovered.hard_state[2])
+    if group.snapshot is not None:
+        group.commit = max(group.commit, group.snapshot.index)
     _join(group, recovered, report)
-    _judge(group, report)
-    _apply(group, facts, segments, homes, report)
+    if group.alone and not any(entry.kind == CONFIGURATION for entry in group.entries):
+        group.commit = group.last
+    group.commit = min(group.commit, group.last)
     return group
 
 
@@ -221,14 +237,9 @@ def in_order(group: GroupLog, segments: Segments) -> Iterator[Placed]:
 
 def _apply(group: GroupLog, facts: Facts, segments: Segments, homes: Sequence[Home], report: Report) -> None:
     """Walk the log once: no gap, terms as the checkpoint says, and the releases that its commands bring."""
-    machine: Machine | None = None
+    replay: Replay | None = None
     with report.guarded("machine", group=group.name):
-        machine = create_machine(group.spec.machine, group.spec.arguments)
-        if group.snapshot is not None:
-            sections, engine = replica.split(group.snapshot.sections)
-            machine.restore(sections)
-            group.sessions = replica.sessions_of(engine)
-            group.uploads = replica.uploads_of(group.spec.uid, engine)
+        replay = Replay(group)
     applied = group.snapshot.index if group.snapshot is not None else 0
     holes: list[Hole] = []
     expected, before = group.base + 1, group.base_term
@@ -251,9 +262,11 @@ def _apply(group: GroupLog, facts: Facts, segments: Segments, homes: Sequence[Ho
         before = max(before, entry.term)
         if index == applied + 1:
             applied = index
-            if machine is not None and entry.kind == COMMANDS:
+            if replay is not None and entry.kind == COMMANDS:
                 with report.guarded("machine", path=path, group=group.name):
-                    _command(group, machine, entry)
+                    _release(group, replay, entry)
+    if replay is not None and replay.exact and applied == group.last:
+        group.machine = replay.machine
     _extend(holes, expected, group.flushed, 0)
     spared = [hole for hole in holes if _missing(group, hole, facts, homes, report)]
     if spared:
@@ -286,32 +299,54 @@ def _missing(group: GroupLog, hole: Hole, facts: Facts, homes: Sequence[Home], r
     return spared
 
 
-def _command(group: GroupLog, machine: Machine, entry: Entry) -> None:
+def _release(group: GroupLog, replay: Replay, entry: Entry) -> None:
     """What a command releases may be gone already, also when nobody can say yet that it is committed."""
-    if not isinstance(machine, BatchMachine):
-        group.whole = False
-        return
-    uid, data = group.spec.uid, entry.data
-    context = Context(uid, entry.index, entry.term, timestamp_of(data), machine.version, records_in(data))
-    batch_of, frames = machine.apply_batch, frames_of(data)
-
-    def run(context: Context, shown: list[Frame]) -> Batch:
-        return run_batch(batch_of, context, shown)
-
-    def own(context: Context, command: list[Any]) -> bytes:
-        # What it does is not known here, so what is missing below may be its doing.
-        group.whole = False
-        return b""
-
-    if is_guarded(data):
-        guarded = apply_guarded(group.sessions, context, frames, run, own, uploads=group.uploads, data=data)
-        group.sessions, batch, group.uploads = guarded
-    else:
-        batch = run(context, frames)
-    for effect in batch.effects:
+    for effect in replay.entry(entry):
         if isinstance(effect, Release):
-            for first, end in group.uploads.spared(*effect) if group.uploads is not None else (effect,):
+            for first, end in replay.uploads.spared(*effect) if replay.uploads is not None else (effect,):
                 group.live_at_end.release(first, end)
+    # What a command of the engine's own did is not known here, so what is missing below may be its doing.
+    group.whole = group.whole and replay.exact
+
+
+class Replay:
+    """A group's machine and the engine's tables: as of its snapshot, then moved on entry by entry. `exact`: nothing
+    was applied that only a running node can apply."""
+
+    __slots__ = ("uid", "machine", "sessions", "uploads", "exact")
+
+    def __init__(self, group: GroupLog) -> None:
+        self.uid = group.spec.uid
+        self.machine: Machine = create_machine(group.spec.machine, group.spec.arguments)
+        self.sessions: Sessions | None = None
+        self.uploads: Uploads | None = None
+        self.exact = isinstance(self.machine, BatchMachine)
+        if group.snapshot is not None:
+            sections, engine = replica.split(group.snapshot.sections)
+            self.machine.restore(sections)
+            self.sessions = replica.sessions_of(engine)
+            self.uploads = replica.uploads_of(self.uid, engine)
+
+    def entry(self, entry: Entry) -> Sequence[Effect]:
+        """Apply an entry of commands; returns its effects."""
+        if not isinstance(self.machine, BatchMachine):
+            return ()
+        data = entry.data
+        context = Context(self.uid, entry.index, entry.term, timestamp_of(data), self.machine.version, records_in(data))
+        batch_of, frames = self.machine.apply_batch, list(frames_of(data))
+
+        def run(context: Context, shown: list[Frame]) -> Batch:
+            return run_batch(batch_of, context, shown)
+
+        def own(context: Context, command: list[Any]) -> bytes:
+            self.exact = False
+            return b""
+
+        if not is_guarded(data):
+            return run(context, frames).effects
+        guarded = apply_guarded(self.sessions, context, frames, run, own, uploads=self.uploads, data=data)
+        self.sessions, batch, self.uploads = guarded
+        return batch.effects
 
 
 def _extend(holes: list[Hole], first: int, last: int, segment: int) -> None:

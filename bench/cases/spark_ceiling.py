@@ -1,0 +1,69 @@
+"""A source of records that come from nowhere: what PySpark itself can take. Runs in Spark's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+BATCH_BYTES = 4 << 20
+BATCH_ROWS = 10_000
+META_BYTES = 100
+
+
+class CeilingSource(DataSource):
+    """``format("logyard_ceiling")`` with options rows, size (bytes of a payload, 0: none) and partitions."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "logyard_ceiling"
+
+    def schema(self) -> StructType:
+        """Logyard's own columns."""
+        from logyard.pipeline.schema import spark_schema
+
+        return spark_schema(int(self.options.get("size", "0")) > 0)
+
+    def reader(self, schema: StructType) -> CeilingReader:
+        """A reader of equal partitions."""
+        get = self.options.get
+        return CeilingReader(int(get("rows", "0")), int(get("size", "0")), int(get("partitions", "4")))
+
+
+class CeilingReader(DataSourceReader):
+    """One batch, given again and again."""
+
+    def __init__(self, rows: int, size: int, partitions: int) -> None:
+        self.rows = rows
+        self.size = size
+        self.parts = partitions
+
+    def partitions(self) -> list[InputPartition]:
+        """Equal shares."""
+        return [InputPartition(self.rows // self.parts) for _ in range(self.parts)]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """The share's rows."""
+        import pyarrow
+
+        from logyard.pipeline.schema import arrow_schema
+
+        left = int(partition.value or 0)
+        count = min(BATCH_ROWS, BATCH_BYTES // self.size if self.size else BATCH_ROWS)
+        row = {
+            "log": "log", "offset": 1, "index": 1, "term": 1, "timestamp": 0, "kind": "record",
+            "meta": bytes(META_BYTES), "payload_size": self.size, "payload_hash": bytes(16) if self.size else None,
+            "payload": bytes(self.size),
+        }  # fmt: skip
+        schema = arrow_schema(self.size > 0)
+        columns = [pyarrow.array([row[field.name]] * count, field.type) for field in schema]
+        batch = pyarrow.record_batch(columns, schema=schema)
+        while left > 0:
+            yield batch.slice(0, min(left, count))
+            left -= count

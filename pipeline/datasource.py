@@ -1,0 +1,98 @@
+"""The format "logyard" of Spark's Python Data Source API: a batch source over append logs.
+
+The range is fixed when a DataFrame is first used and stays: its actions all see the same records. No filter is pushed
+down (PySpark 4.2 and 4.3 give wrong results then): narrow by options. Registered by `pyspark_logyard`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from .errors import OptionError
+from .offsets import check_named, ending_times, resolve, starting_times
+from .opening import open_source
+from .options import Options, parse_options
+from .partitions import pack, spread, weigh
+from .sources import Wanted
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """The ranges of one task."""
+
+    ranges: tuple[Wanted, ...]
+
+
+class LogyardDataSource(DataSource):
+    """``spark.read.format("logyard")``; options in `options.OPTIONS`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "logyard"
+
+    def schema(self) -> StructType:
+        """The columns, after all options were checked."""
+        from .schema import spark_schema
+
+        return spark_schema(parse_options(self.options).payloads)
+
+    def reader(self, schema: StructType) -> LogReader:
+        """A reader of what the options name."""
+        options = parse_options(self.options)
+        check_schema(schema, options)
+        return LogReader(options)
+
+
+class LogReader(DataSourceReader):
+    """Plans on the driver, reads in tasks."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """The tasks: one question about all logs to each node, and one more where offsets are times."""
+        return [LogPartition(task) for task in plan(self.options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """The records of one task."""
+        # Without any task Spark makes one of its own.
+        ranges = getattr(partition, "ranges", ())
+        if ranges:
+            with closing(open_source(self.options)) as source:
+                yield from source.read(ranges, self.options.reading)
+
+
+def plan(options: Options, cores: int | None = None) -> list[tuple[Wanted, ...]]:
+    """The ranges of each task. Raises `OptionError`, `DataLoss`, what a cluster says."""
+    with closing(open_source(options)) as source:
+        infos = source.logs(options.names, options.pattern)
+        check_named(options, infos)
+        starts, ends = starting_times(options, infos), ending_times(options, infos)
+        found_starts = source.offsets_at(starts) if starts else {}
+        found_ends = source.offsets_at(ends) if ends else {}
+    by_name = {info.name: info for info in infos}
+    ranges = resolve(options, infos, found_starts, found_ends)
+    bodies = options.payloads or options.verify
+    weighed = [weigh(one, by_name[one.log], bodies) for one in ranges]
+    placed = spread(weighed, {info.name: info.leader for info in infos})
+    return pack(placed, options.max_partition_bytes, options.min_partitions, cores or os.cpu_count() or 1)
+
+
+def check_schema(schema: StructType, options: Options) -> None:
+    """Raise `OptionError` for a schema given by hand that is not the source's own."""
+    from .schema import spark_schema
+
+    own = spark_schema(options.payloads)
+    if schema != own:
+        raise OptionError(f"schema: the columns are fixed: {own.simpleString()}; choose them with select")

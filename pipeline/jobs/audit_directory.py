@@ -1,0 +1,145 @@
+"""The audit's tasks over directories of stopped nodes: groups in bundles, each generation, and the files of the WAL.
+
+It is `logyard check` cut into tasks, with figures for each group. A page that the disk can't read ends its task, and
+so the job, where a check names it. Called by `audit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ..directory.files import Segments, read_wal, users_of
+from ..directory.generations import Generations
+from ..directory.groups import check_group
+from ..directory.lock import held
+from ..directory.meta import Facts, read_meta
+from ..directory.payloads import check_payloads
+from ..directory.reading import StoppedNode, plain_errors
+from ..directory.report import DAMAGE, Report
+from ..directory.source import data_directories
+from ..options import Options
+from .running import Result, bins
+
+TASKS = 4
+"""Bundles of groups for each directory."""
+
+
+class DirectoryTask(NamedTuple):
+    """What to look at in `directory` of node `node`: groups by uid, a generation (0: none), or the rest."""
+
+    directory: Path
+    node: int
+    groups: tuple[int, ...] = ()
+    generation: int = 0
+
+
+def directory_tasks(path: Path, options: Options) -> list[DirectoryTask]:
+    """The tasks of each directory. Raises `DirectoryInUse`, `Corrupt` where not even the groups are known."""
+    matches = re.compile(options.pattern or ".*").fullmatch
+    tasks: list[DirectoryTask] = []
+    for directory in data_directories(path):
+        with StoppedNode(directory) as node:
+            facts, marks = node.facts, node.generations.marks
+            weights = {uid: 0 for uid in facts.groups if uid not in facts.deleted}
+            for (_, _, uid), found in marks.items():
+                if uid in weights:
+                    weights[uid] += found.live
+            for uid, recovered in node.wal.groups.items():
+                if uid in weights:
+                    weights[uid] += sum(entry.body_bytes for entry in recovered.entries)
+            chosen = [
+                (weight + 4096, uid) for uid, weight in weights.items()
+                if matches(facts.name(uid)) and (options.names is None or facts.name(uid) in options.names)
+            ]  # fmt: skip
+            tasks += (DirectoryTask(directory, node.node, tuple(uids)) for uids in bins(chosen, TASKS))
+            tasks += (DirectoryTask(directory, node.node, generation=number) for number in node.generations.numbers)
+            tasks.append(DirectoryTask(directory, node.node))
+    return tasks
+
+
+def audit_directory(options: Options, task: DirectoryTask) -> Iterator[Result]:
+    """One task. Raises `DirectoryInUse`."""
+    report = Report(lambda stage, done, total: None, lambda path: None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(plain_errors(f"directory {task.directory}", task.directory))
+        stack.enter_context(held(task.directory))
+        facts = read_meta(task.directory, frozenset(), report)
+        generations = Generations(task.directory, facts, frozenset(), report)
+        stack.callback(generations.close)
+        if task.generation:
+            yield _generation(task, generations, facts, report)
+        elif task.groups:
+            yield from _groups(task, generations, facts, report, stack)
+        else:
+            yield _files(task, facts, report)
+
+
+def _row(task: DirectoryTask, report: Report, first: int, **more: object) -> Result:
+    problems = [
+        f"{task.directory} (node {task.node}): {finding['group']} {finding['path']}: {finding['message']}"
+        for finding in report.findings[first:] if finding["severity"] == DAMAGE
+    ]  # fmt: skip
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"node": task.node, "copies": 0, "problems": problems, "peak": peak, **more}
+
+
+def _files(task: DirectoryTask, facts: Facts, report: Report) -> Result:
+    """Meta store, WAL and segments as bytes."""
+    read_wal(task.directory, facts, report)
+    segments = Segments(task.directory, report)
+    try:
+        segments.verify(users_of(facts), facts)
+    finally:
+        segments.close()
+    return _row(task, report, 0)
+
+
+def _generation(task: DirectoryTask, generations: Generations, facts: Facts, report: Report) -> Result:
+    """Every row of one generation, also dead ones; rows that are nobody's are orphaned."""
+    number, first, orphaned = task.generation, len(report.findings), 0
+    with report.guarded("generation", path=generations.data(number)):
+        measured = generations.reader(number).measure()
+        for text in measured.damage:
+            report.damage("generation", text, path=generations.data(number))
+        for run, columns in measured.runs.items():
+            for uid, (indexes, _, sizes) in columns.groups.items():
+                spans = [
+                    (home.first, home.last) for home in generations.homes.get(uid, ())
+                    if (home.generation, home.run) == (number, run) and uid not in facts.deleted
+                ]  # fmt: skip
+                orphaned += sum(
+                    size for index, size in zip(indexes, sizes, strict=True)
+                    if not any(low <= index <= high for low, high in spans)
+                )  # fmt: skip
+    return _row(task, report, first, orphaned=orphaned)
+
+
+def _groups(
+    task: DirectoryTask, generations: Generations, facts: Facts, report: Report, stack: contextlib.ExitStack
+) -> Iterator[Result]:
+    wal = read_wal(task.directory, facts, report, shapes=False)
+    segments = Segments(task.directory, report)
+    stack.callback(segments.close)
+    generations.prepare()
+    for uid in task.groups:
+        # What was found above is not of one group, and another task's to tell.
+        first, units, size = len(report.findings), report.counts["units"], report.counts["bytes"]
+        space: dict[str, tuple[int, int]] = {}
+        name = facts.name(uid)
+        with report.guarded("group", group=name):
+            group = check_group(uid, facts, wal, segments, generations.homes.get(uid, ()), report)
+            space = check_payloads(group, task.directory, wal, segments, generations, facts, report)
+        texts = [one["message"] for one in report.findings[first:] if one["severity"] == DAMAGE]
+        corrupt = sum("hash" in text or "verify" in text or "damaged" in text for text in texts)
+        live, stored = (sum(one[place] for one in space.values()) for place in (0, 1))
+        yield _row(
+            task, report, first, copies=1, log=name, uid=uid,
+            units=report.counts["units"] - units, bytes=report.counts["bytes"] - size, dead=stored - live,
+            missing=len(texts) - corrupt, corrupt=corrupt, mismatches=0,
+            files={f"node-{task.node}/{path}": found for path, found in space.items()},
+        )  # fmt: skip

@@ -1,0 +1,289 @@
+"""Import: an export back into a cluster, with the same logs, offsets and payloads. Run again, it changes nothing.
+
+What a log holds already is compared with the export; what is missing is appended at the offset it must get, or not at
+all. So neither a retry, nor a second import, nor one that was killed in the middle stores anything twice. Raft's
+indexes, terms and times are the new cluster's own; the old ones stay in the export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow.parquet as parquet
+from xxhash import xxh3_128, xxh3_128_digest
+
+from logyard.client.errors import BadRequest, GroupExists, LogyardError, NotLeader, OutOfRange, Unknown
+from logyard.client.sync import Log, Yard
+from logyard.client.upload import WHOLE_BYTES
+
+from ..network import NetworkSource
+from ..options import Options, parse_options
+from ..sources import Reading, Wanted
+from .digests import Digest, digest_of
+from .export import PLACE
+from .manifest import ExportError, LogPart, Part, read_manifest
+from .running import Progress, Result, bins, run_tasks, silent
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FRAME_BYTES = 1 << 20
+FRAME_RECORDS = 4096
+ROWS = 256
+"""Rows that are decoded at once: with payloads of up to 16 MiB each."""
+FILE_BYTES = 1 << 20
+TASKS = 16
+TRIES = 8
+
+
+class ImportFailed(LogyardError):
+    """A log of the cluster is not what the export says."""
+
+    code = "import"
+
+
+class Import(NamedTuple):
+    """The directory of an export, the client addresses of a cluster (and `given`: more options of the data source, as
+    tlsCa), nodes for new logs (all), and which logs (all)."""
+
+    source: Path
+    given: dict[str, str]
+    members: tuple[int, ...] | None = None
+    logs: tuple[str, ...] | None = None
+
+    @property
+    def options(self) -> Options:
+        """As the data source's."""
+        return parse_options({**self.given, "subscribePattern": ".*"})
+
+
+class Row(NamedTuple):
+    """A record of the export. `place`: the file that its payload is in."""
+
+    offset: int
+    meta: bytes
+    payload: bytes | None
+    size: int | None
+    hash: bytes | None
+    place: Path | None
+
+
+def run_import(spark: SparkSession, job: Import, progress: Progress = silent) -> dict[str, Any]:
+    """Import; returns plain figures. `progress` counts records. Raises `ExportError` for an export that is not whole,
+    `ImportFailed` for a log that differs."""
+    header, logs = read_manifest(job.source)
+    if header["payloads"] == "none":
+        raise ExportError(f"{job.source}: this export has no payloads (--payloads none)")
+    if job.logs is not None:
+        missing = sorted(set(job.logs) - {log.log for log in logs})
+        if missing:
+            raise ExportError(f"{job.source}: there is no log {missing[0]!r} in this export")
+        logs = [log for log in logs if log.log in job.logs]
+    create_logs(job, logs)
+    appended = compared = 0
+    weighed = [(log.sum.payload_bytes + 1024 * (log.sum.rows + 1), log) for log in logs]
+    failures: list[str] = []
+    for result in run_tasks(spark, partial(import_logs, job), bins(weighed, TASKS)):
+        appended += result["appended"]
+        compared += result["compared"]
+        if result["failure"]:
+            failures.append(result["failure"])
+        progress(result["appended"] + result["compared"])
+    total = Digest()
+    for log in logs:
+        total = total.plus(log.sum)
+    return {
+        "ok": not failures, "source": str(job.source), "logs": len(logs), "rows": total.rows,
+        "payload_bytes": total.payload_bytes, "appended": appended, "compared": compared, "digest": total.text,
+        "failures": sorted(failures),
+    }  # fmt: skip
+
+
+def opened(options: Options) -> NetworkSource:
+    """The cluster."""
+    from ..opening import open_source
+
+    found = open_source(options)
+    if not isinstance(found, NetworkSource):
+        raise ExportError("an import needs a running cluster: give servers")
+    return found
+
+
+def create_logs(job: Import, logs: Sequence[LogPart]) -> None:
+    """Create what is not there, each with its own first offset. What is there is compared later."""
+    with closing(opened(job.options)) as cluster:
+        known = {info.name for info in cluster.logs()}
+        starts: dict[int, list[str]] = {}
+        for log in logs:
+            if log.log not in known:
+                starts.setdefault(log.start, []).append(log.log)
+        for start, names in starts.items():
+            try:
+                cluster.yard.create_many(names, members=job.members, start=start)
+            except GroupExists:
+                for name in names:
+                    try:
+                        cluster.yard.create_many([name], members=job.members, start=start)
+                    except GroupExists:
+                        continue
+
+
+def import_logs(job: Import, logs: Sequence[LogPart]) -> Iterator[Result]:
+    """One task: some logs, one after another. What is wrong with one is its failure, and the others go on."""
+    with closing(opened(job.options)) as cluster:
+        for log in logs:
+            one = LogImport(job.source, cluster, log)
+            failure = ""
+            try:
+                one.run()
+            except (ImportFailed, ExportError) as error:
+                failure = str(error)
+            yield {"log": log.log, "appended": one.appended, "compared": one.compared, "failure": failure}
+
+
+class LogImport:
+    """One log. `next` is the first offset that is neither compared nor appended."""
+
+    def __init__(self, source: Path, cluster: NetworkSource, part: LogPart) -> None:
+        self.source = source
+        self.cluster = cluster
+        self.part = part
+        self.yard: Yard = cluster.yard
+        self.log: Log = self.yard.log(part.log)
+        self.next = part.start
+        self.appended = 0
+        self.compared = 0
+        self._conditional = True
+
+    def run(self) -> None:
+        """Compare, append, and when somebody else appended meanwhile: again."""
+        tries, last = TRIES, -1
+        while tries:
+            tries = TRIES if self.next > last else tries - 1
+            last = self.next
+            start, end = self.log.latest()
+            if start > self.part.start and self.next == self.part.start:
+                # Truncated since it was imported.
+                self.next = min(start, self.part.end)
+            self._compare(min(end, self.part.end))
+            if self.next == self.part.end:
+                return
+            if end < self.next:
+                raise ImportFailed(f"log {self.part.log!r} ends at {end}, its records begin at {self.next}: delete it")
+            try:
+                self._append()
+                return
+            except (OutOfRange, Unknown, NotLeader):
+                continue
+        raise ImportFailed(f"log {self.part.log!r}: somebody else appends to it (it ends at {self.log.latest()[1]})")
+
+    def _rows(self, first: int) -> Iterator[Row]:
+        """The export's records from `first` on; each part's digest is checked when it was read to its end."""
+        for part in self.part.parts:
+            if part.end > first:
+                yield from read_part(self.source, part, first)
+
+    def _compare(self, end: int) -> None:
+        """What the cluster has up to `end` must be what the export has."""
+        if self.next >= end:
+            return
+        wanted = Wanted(self.part.log, 0, self.next, end)
+        rows = self._rows(self.next)
+        for batch in self.cluster.read([wanted], Reading(verify=True)):
+            names = ("offset", "meta", "payload_size", "payload_hash")
+            columns = [batch.column(name).to_pylist() for name in names]
+            for there, row in zip(zip(*columns, strict=True), rows, strict=False):
+                if there != (row.offset, row.meta, row.size, row.hash):
+                    raise ImportFailed(f"log {self.part.log!r}: its record {there[0]} is not the export's")
+                self.next += 1
+                self.compared += 1
+
+    def _append(self) -> None:
+        """Everything from `next` on."""
+        frame: list[tuple[bytes, bytes | None]] = []
+        size = 0
+        for row in self._rows(self.next):
+            if (row.size or 0) > WHOLE_BYTES:
+                self._send(frame)
+                frame, size = [], 0
+                self._send_long(row)
+                continue
+            if size + len(row.meta) + (row.size or 0) > FRAME_BYTES or len(frame) == FRAME_RECORDS:
+                self._send(frame)
+                frame, size = [], 0
+            frame.append((row.meta, row.payload if row.place is None else b"".join(pieces_of(row))))
+            size += len(row.meta) + (row.size or 0)
+        self._send(frame)
+
+    def _send(self, frame: Sequence[tuple[bytes, bytes | None]]) -> None:
+        if not frame:
+            return
+        if self._conditional:
+            try:
+                self._sent(self.log.append_many(frame, at=self.next), len(frame))
+                return
+            except BadRequest:
+                # It was made without a start, and takes plain appends only.
+                self._conditional = False
+        self._sent(self.log.append_many(frame), len(frame))
+
+    def _send_long(self, row: Row) -> None:
+        pieces = pieces_of(row)
+        if self._conditional:
+            try:
+                offset = self.log.append_stream(row.meta, pieces, row.size, at=self.next)
+                self._sent(range(offset, offset + 1), 1)
+                return
+            except BadRequest:
+                self._conditional, pieces = False, pieces_of(row)
+        offset = self.log.append_stream(row.meta, pieces, row.size)
+        self._sent(range(offset, offset + 1), 1)
+
+    def _sent(self, offsets: range, count: int) -> None:
+        if offsets.start != self.next:
+            raise ImportFailed(
+                f"log {self.part.log!r}: somebody else appends to it: record {self.next} became {offsets.start}"
+            )
+        self.next += count
+        self.appended += count
+
+
+def pieces_of(row: Row) -> Iterator[bytes]:
+    """A payload from its column or its file; a file is checked against its hash. Raises `ExportError`."""
+    if row.place is None:
+        yield row.payload or b""
+        return
+    state = xxh3_128()
+    with open(row.place, "rb") as file:
+        while piece := file.read(FILE_BYTES):
+            state.update(piece)
+            yield piece
+    if state.digest() != row.hash:
+        raise ExportError(f"{row.place}: it does not match the hash of record {row.offset}")
+
+
+def read_part(source: Path, part: Part, first: int) -> Iterator[Row]:
+    """The records of a file from offset `first` on; payloads and, at its end, the part's digest are checked. Raises
+    `ExportError`."""
+    path = source / part.file
+    total = Digest()
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(ROWS):
+                total = total.plus(digest_of(batch))
+                names = ("offset", "meta", "payload", "payload_size", "payload_hash", PLACE)
+                columns = [batch.column(name) for name in names]
+                for values in zip(*columns, strict=True):
+                    offset, meta, payload, size, digest, place = (value.as_py() for value in values)
+                    if payload is not None and xxh3_128_digest(payload) != digest:
+                        raise ExportError(f"{path}: the payload of record {offset} does not match its hash")
+                    if offset >= first:
+                        yield Row(offset, meta, payload, size, digest, path.parent / place if place else None)
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{path}: {error}") from error
+    if total != part.sum:
+        raise ExportError(f"{path}: its records are not those of the manifest")

@@ -1,0 +1,131 @@
+"""What an export consists of, and the proof that it is whole.
+
+`plan.json` is written first and fixes each log's range; every Parquet file names in its footer what it holds, with the
+digest of its records; `manifest.jsonl` comes last: a header, then a line for each log with its parts. Files appear
+under their names only when they are complete. Written by `export`, read by `importing`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from logyard.client.errors import LogyardError
+
+from .digests import Digest
+
+FORMAT = 1
+PLAN = "plan.json"
+MANIFEST = "manifest.jsonl"
+DATA = "data"
+FOOTER = b"logyard.part"
+
+
+class ExportError(LogyardError):
+    """An export that is not whole, or not what was asked for."""
+
+    code = "export"
+
+
+class Part(NamedTuple):
+    """Records `first` up to, without, `end` of a log in one file, relative to the export's directory. `bytes`: the
+    file's size. `export` is the number of the export that it was written for."""
+
+    export: str
+    log: str
+    uid: int
+    first: int
+    end: int
+    file: str
+    rows: int = 0
+    payload_bytes: int = 0
+    digest: str = ""
+    bytes: int = 0
+
+    @property
+    def sum(self) -> Digest:
+        """Its records' digest."""
+        return Digest(self.rows, self.payload_bytes, int(self.digest or "0", 16))
+
+
+class LogPart(NamedTuple):
+    """One log of an export: its range and its parts, in order."""
+
+    log: str
+    uid: int
+    start: int
+    end: int
+    parts: tuple[Part, ...]
+
+    @property
+    def sum(self) -> Digest:
+        """The digest of all records."""
+        total = Digest()
+        for part in self.parts:
+            total = total.plus(part.sum)
+        return total
+
+
+def folder_of(log: str) -> str:
+    """A log's directory: a log's name is no path. Spark reads it back as the value of the column `log`."""
+    return f"log={quote(log, safe='')}"
+
+
+def write_file(path: Path, text: str) -> None:
+    """A small file that is there whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def check_whole(log: str, start: int, end: int, parts: Sequence[Part]) -> LogPart:
+    """A log from its parts, in any order. Raises `ExportError` unless they are all records from `start` to `end`."""
+    ordered = sorted(parts, key=lambda part: part.first)
+    at = start
+    for part in ordered:
+        if part.first != at or part.rows != part.end - part.first:
+            raise ExportError(f"log {log!r}: records from {at} on are missing in the export")
+        at = part.end
+    if at != end:
+        raise ExportError(f"log {log!r}: records {at}..{end - 1} are missing in the export")
+    return LogPart(log, ordered[0].uid if ordered else 0, start, end, tuple(ordered))
+
+
+def write_manifest(out: Path, plan: dict[str, Any], logs: Iterable[LogPart]) -> None:
+    """The last file of an export."""
+    lines = []
+    total = Digest()
+    for log in logs:
+        total = total.plus(log.sum)
+        parts = [part._asdict() for part in log.parts]
+        lines.append({"log": log.log, "uid": log.uid, "start": log.start, "end": log.end, "digest": log.sum.text,
+                      "rows": log.sum.rows, "payload_bytes": log.sum.payload_bytes, "parts": parts})  # fmt: skip
+    header = {"format": FORMAT, "export": plan["export"], "payloads": plan["payloads"], "logs": len(lines),
+              "rows": total.rows, "payload_bytes": total.payload_bytes}  # fmt: skip
+    write_file(out / MANIFEST, "".join(json.dumps(line) + "\n" for line in [header, *lines]))
+
+
+def read_manifest(out: Path) -> tuple[dict[str, Any], list[LogPart]]:
+    """(header, logs). Raises `ExportError` for one that is not finished, not whole or of a newer format."""
+    try:
+        lines = [json.loads(line) for line in (out / MANIFEST).read_text(encoding="utf-8").splitlines()]
+        header, rows = lines[0], lines[1:]
+    except FileNotFoundError:
+        raise ExportError(f"{out}: there is no {MANIFEST}: the export is not finished; run it again") from None
+    except (ValueError, IndexError) as error:
+        raise ExportError(f"{out / MANIFEST} can't be read: {error}") from None
+    if header.get("format") != FORMAT:
+        raise ExportError(f"{out}: format {header.get('format')}; this logyard reads {FORMAT}")
+    logs = [
+        check_whole(row["log"], row["start"], row["end"], [Part(**part) for part in row["parts"]])._replace(
+            uid=row["uid"]
+        )
+        for row in rows
+    ]
+    if len(logs) != header["logs"] or sum(log.sum.rows for log in logs) != header["rows"]:
+        raise ExportError(f"{out / MANIFEST} is cut short: {len(logs)} of {header['logs']} logs")
+    return header, logs

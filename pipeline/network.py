@@ -1,0 +1,332 @@
+"""Logs of a running cluster, read from whichever members can serve them.
+
+Every range is asked of its best node first; whatever that node cannot give (it is gone, behind, damaged, no member any
+more) is asked of the next, until none made progress for `timeout_s`. Committed records only: a member answers with what
+it has applied. Blocking, without trio; one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from logyard.client.admin import call_node
+from logyard.client.errors import LogyardError, OutOfRange, UnknownGroup
+from logyard.client.log import body_call, ranges
+from logyard.client.scans import LOG_ROWS, RANGES_MAX, LogRow, Outcome, Scan, logs_call, scan_call, seek_call
+from logyard.client.session import backoff
+from logyard.client.sync import Yard, connect_sync
+
+from .errors import DataLoss
+from .sources import LogInfo, Reading, Wanted
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from logyard.client.tls import TlsConfig
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 60.0
+NODE_PATIENCE_S = 3.0
+"""Planning goes on without a node that can't be reached for so long."""
+ANSWER_S = 30.0
+NAMES_MAX = 4096
+SCAN_BYTES = 4 << 20
+SCAN_ROWS = 40_000
+
+
+@dataclass(slots=True)
+class Pending:
+    """A range that is not read to its end. `nodes`: whom to ask, in this order; `refused`: how many times one did
+    not help since the last progress, `unknown` who said that there is no such log."""
+
+    name: str
+    uid: int
+    next: int
+    end: int
+    nodes: list[int]
+    since: float
+    refused: int = 0
+    unknown: set[int] = field(default_factory=set)
+
+    def progressed(self, now: float) -> None:
+        """Something came."""
+        self.refused = 0
+        self.unknown.clear()
+        self.since = now
+
+
+class NetworkSource:
+    """`sources.LogSource` over a cluster. `servers` are client addresses "host:port"; one that answers is enough."""
+
+    def __init__(self, servers: Sequence[str], *, tls: TlsConfig | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self._servers = list(servers)
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._yard: Yard | None = None
+        self._chance = random.Random()
+
+    @property
+    def yard(self) -> Yard:
+        """The client, connected when it is first needed."""
+        if self._yard is None:
+            self._yard = connect_sync(self._servers, tls=self._tls, timeout=self._timeout_s, exactly_once=False)
+        return self._yard
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._yard is not None:
+            self._yard.close()
+            self._yard = None
+
+    def logs(self, names: Collection[str] | None = None, pattern: str | None = None) -> list[LogInfo]:
+        """See `LogSource.logs`. One call a node; a node that does not answer is left out, with a warning. A log all
+        of whose members are on such nodes is not found."""
+        few = sorted(names) if names is not None and len(names) <= NAMES_MAX else None
+        found: list[LogRow] = []
+        missing: list[tuple[int, LogyardError]] = []
+        nodes = self.yard.nodes()
+        for node in nodes:
+            try:
+                found += self._rows(node, few)
+            except LogyardError as error:
+                missing.append((node, error))
+        if missing and len(missing) == len(nodes):
+            raise missing[0][1]
+        for node, why in missing:
+            log.warning("node %d does not answer (%s); logs that are on it alone are not seen", node, why)
+        matches = re.compile(pattern).fullmatch if pattern is not None else None
+        dead = {node for node, _ in missing}
+        return [
+            info._replace(members=tuple(node for node in info.members if node not in dead))
+            for info in merge_rows(found)
+            if (names is None or info.name in names) and (matches is None or matches(info.name))
+        ]
+
+    def _rows(self, node: int, names: Sequence[str] | None) -> list[LogRow]:
+        rows: list[LogRow] = []
+        self.yard.run(call_node("cluster", node), NODE_PATIENCE_S)
+        while True:
+            after = rows[-1].name if rows else ""
+            page: list[LogRow] = self.yard.run(logs_call(node, after, names), ANSWER_S)
+            rows += page
+            if len(page) < LOG_ROWS:
+                return rows
+
+    def offsets_at(self, times: Mapping[str, int]) -> dict[str, int]:
+        """See `LogSource.offsets_at`."""
+        found: dict[str, int] = {}
+        known = {info.name: info for info in self.logs(times)}
+        for name in times:
+            if name not in known:
+                raise UnknownGroup(f"no log {name!r} on any node that answers")
+        now = time.monotonic()
+        queue = deque(
+            Pending(name, known[name].uid, stamp, 0, self._order(preferred(known[name])), now)
+            for name, stamp in times.items()
+        )
+        while queue:
+            asked = self._front(queue)
+            call = seek_call(asked[0].nodes, [(one.name, one.uid, max(0, one.next)) for one in asked])
+            answers: list[int | LogyardError] = self.yard.run(call, self._timeout_s)
+            for one, answer in zip(asked, answers, strict=True):
+                if isinstance(answer, int):
+                    found[one.name] = answer
+                else:
+                    self._elsewhere(one, answer, asked[0].nodes[0])
+                    queue.append(one)
+        return found
+
+    def read(self, wanted: Sequence[Wanted], reading: Reading) -> Iterator[pyarrow.RecordBatch]:
+        """See `LogSource.read`. A range is asked for again from where it stands, so no record comes twice."""
+        from . import frames
+
+        now = time.monotonic()
+        queue = deque(
+            Pending(one.log, one.uid, one.first, one.end, self._order(one.nodes), now)
+            for one in wanted
+            if one.first < one.end
+        )
+        while queue:
+            asked = self._front(queue)
+            scan = self._scan(asked, reading)
+
+            def fetch(number: int, offset: int, size: int, asked: Sequence[Pending] = asked) -> Iterator[bytes]:
+                return self._body(asked[number], offset, size)
+
+            try:
+                yield from frames.decode(scan, [one.name for one in asked], reading, fetch)
+            except frames.Damaged as error:
+                # Checked before anything of the answer was handed on.
+                self._elsewhere(asked[error.number], error, scan.node)
+                queue.extendleft(reversed(asked))
+                continue
+            yield from self._settle(queue, asked, scan, reading)
+
+    def body(self, wanted: Wanted, offset: int, size: int) -> Iterator[bytes]:
+        """See `LogSource.body`."""
+        nodes = self._order(wanted.nodes)
+        return self._body(Pending(wanted.log, wanted.uid, offset, offset + 1, nodes, time.monotonic()), offset, size)
+
+    def _scan(self, asked: Sequence[Pending], reading: Reading) -> Scan:
+        body_bytes = None
+        if reading.payloads or reading.verify:
+            body_bytes = SCAN_BYTES if reading.verify else min(reading.inline_bytes, SCAN_BYTES)
+        call = scan_call(
+            asked[0].nodes, [(one.name, one.uid, one.next, one.end) for one in asked],
+            max_bytes=min(SCAN_BYTES, reading.batch_bytes), max_records=max(SCAN_ROWS, reading.batch_rows),
+            body_bytes=body_bytes,
+        )  # fmt: skip
+        try:
+            return self.yard.run(call, self._timeout_s)
+        except LogyardError as error:
+            raise self._failure(asked[0], error) from error
+
+    def _settle(
+        self, queue: deque[Pending], asked: Sequence[Pending], scan: Scan, reading: Reading
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Put back what is not read to its end: first what this node goes on with, last what it could not give."""
+        now = time.monotonic()
+        again: list[Pending] = []
+        for one, outcome in zip(asked, scan.outcomes, strict=False):
+            if outcome.next > one.next:
+                one.progressed(now)
+            one.next = outcome.next
+            if scan.node != one.nodes[0] and scan.node in one.nodes:
+                # The best node did not answer: no need to find that out for each call.
+                one.nodes.remove(scan.node)
+                one.nodes.insert(0, scan.node)
+            lost = min(outcome.start, one.end) - one.next if isinstance(outcome.error, OutOfRange) else 0
+            if lost > 0:
+                yield self._gap(one, lost, reading)
+                one.next += lost
+                one.progressed(now)
+            if one.next >= one.end:
+                continue
+            problem = None if lost > 0 else outcome.error or self._behind(one, outcome, scan.node)
+            if problem is None:
+                again.append(one)
+            else:
+                yield from self._missing(one, problem, scan.node, reading)
+                if one.next < one.end:
+                    queue.append(one)
+        queue.extendleft(reversed([*again, *asked[len(scan.outcomes) :]]))
+
+    def _behind(self, one: Pending, outcome: Outcome, node: int) -> LogyardError | None:
+        if outcome.next < outcome.end:
+            return None
+        return LogyardError(f"node {node} has applied {one.name!r} up to offset {outcome.end} only", retry="elsewhere")
+
+    def _gap(self, one: Pending, count: int, reading: Reading) -> pyarrow.RecordBatch:
+        """Records that are gone: a row that says so, or `DataLoss`."""
+        from . import frames
+
+        if not reading.gaps:
+            raise DataLoss(
+                f"log {one.name!r}: records {one.next}..{one.next + count - 1} were truncated before they were read; "
+                "read from a later offset, or set failOnDataLoss=false to go on with a row of kind 'gap'",
+                {"log": one.name, "first": one.next, "end": one.next + count},
+            )
+        log.warning("log %s: %d records from offset %d are gone", one.name, count, one.next)
+        return frames.gap_batch(one.name, one.next, count, reading.payloads)
+
+    def _missing(self, one: Pending, error: LogyardError, node: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
+        """A node could not help; when no node knows the log any more, the rest of the range is lost."""
+        self._elsewhere(one, error, node)
+        if one.unknown.issuperset(self.yard.nodes()):
+            if not reading.gaps:
+                raise DataLoss(
+                    f"log {one.name!r}: it was deleted before records {one.next}..{one.end - 1} were read; set "
+                    "failOnDataLoss=false to go on with a row of kind 'gap'",
+                    {"log": one.name, "first": one.next, "end": one.end},
+                )
+            yield self._gap(one, one.end - one.next, reading)
+            one.next = one.end
+
+    def _elsewhere(self, one: Pending, error: LogyardError, node: int) -> None:
+        """Ask the next node; after a round without any help wait a little. Raises when that took too long."""
+        if node in one.nodes:
+            one.nodes.remove(node)
+        one.nodes.append(node)
+        one.refused += 1
+        if isinstance(error, UnknownGroup):
+            one.unknown.add(node)
+        else:
+            one.unknown.discard(node)
+        if one.refused % len(one.nodes):
+            return
+        if time.monotonic() > one.since + self._timeout_s:
+            raise self._failure(one, error)
+        for known in self.yard.nodes():
+            if known not in one.nodes:
+                one.nodes.append(known)
+        threading.Event().wait(backoff(one.refused // len(one.nodes), self._chance))
+
+    def _failure(self, one: Pending, error: LogyardError) -> LogyardError:
+        return LogyardError(
+            f"log {one.name!r}: offset {one.next} cannot be read from any of the nodes {one.nodes}: {error}",
+            error.details, code=error.code, retry=error.retry,
+        )  # fmt: skip
+
+    def _body(self, one: Pending, offset: int, size: int) -> Iterator[bytes]:
+        """A body that did not come along, in pieces, from any node that has it."""
+        for start, stop in ranges(0, size):
+            yield self._piece(one, offset, start, stop)
+
+    def _piece(self, one: Pending, offset: int, start: int, stop: int) -> bytes:
+        error: LogyardError | None = None
+        for _ in range(len(one.nodes)):
+            # Any member will do; who can't be reached is passed over by the client.
+            call = replace(body_call(one.name, offset, start, stop, None), group="", nodes=tuple(one.nodes))
+            try:
+                found: bytes = self.yard.run(call, self._timeout_s)
+                return found
+            except LogyardError as refusal:
+                error = refusal
+                one.nodes.append(one.nodes.pop(0))
+        assert error is not None
+        raise self._failure(one, error) from error
+
+    def _front(self, queue: deque[Pending]) -> list[Pending]:
+        """The next ranges that have the same best node."""
+        node = queue[0].nodes[0]
+        count = 0
+        for one in islice(queue, RANGES_MAX):
+            if one.nodes[0] != node:
+                break
+            count += 1
+        return [queue.popleft() for _ in range(count)]
+
+    def _order(self, nodes: Sequence[int]) -> list[int]:
+        return list(dict.fromkeys([*nodes, *self.yard.nodes()]))
+
+
+def merge_rows(rows: Sequence[LogRow]) -> list[LogInfo]:
+    """One row a log, by name: what any member has applied is committed, so the longest is the truth; of two groups
+    with one name, the one that more members know."""
+    by_name: dict[str, dict[int, list[LogRow]]] = {}
+    for row in rows:
+        by_name.setdefault(row.name, {}).setdefault(row.uid, []).append(row)
+    found = []
+    for name in sorted(by_name):
+        same = max(by_name[name].values(), key=lambda same: (len(same), same[0].uid))
+        best = max(same, key=lambda row: (row.end, row.leader))
+        start, size = max(row.start for row in same), max(row.bytes for row in same)
+        leader = best.leader or max(row.leader for row in same)
+        found.append(LogInfo(name, best.uid, min(start, best.end), best.end, size, leader, best.members))
+    return found
+
+
+def preferred(info: LogInfo) -> tuple[int, ...]:
+    """Whom to ask for a log: followers, then its leader."""
+    followers = tuple(node for node in info.members if node != info.leader)
+    return (*followers, info.leader) if info.leader else followers

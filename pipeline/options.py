@@ -1,0 +1,315 @@
+"""The options of the data source: one table from which they are parsed, refused and documented.
+
+Every option is checked when a DataFrame is loaded, before anything is asked of a cluster. An error begins with the
+option's name, since only the first line survives the way to Spark. Used by `datasource`; pure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, NamedTuple, TypeAlias
+
+from .errors import OptionError
+from .sources import INLINE_BYTES, Reading
+
+EARLIEST = -2
+LATEST = -1
+INLINE_MAX = 1 << 30
+Offsets: TypeAlias = int | dict[str, int]
+"""One offset for all logs, or one for each that is named; `EARLIEST` and `LATEST` stand for themselves."""
+SIZE = re.compile(r"(\d+)\s*(?:([kmgt])i?)?b?", re.IGNORECASE)
+UNITS = {None: 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+class Option(NamedTuple):
+    """One option: its text becomes the field `field` by `parse`; `default` is the text of one that is not given."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    default: str
+    doc: str
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not found:
+        raise ValueError("a list of names, separated by commas, is expected")
+    return found
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return text
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    raise ValueError("true or false is expected")
+
+
+def _count(text: str) -> int:
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    raise ValueError("a whole number above 0 is expected")
+
+
+def _size(text: str) -> int:
+    found = SIZE.fullmatch(text.strip())
+    size = int(found[1]) << UNITS[found[2].lower() if found[2] else None] if found else 0
+    if size <= 0:
+        raise ValueError("a number of bytes above 0 is expected, like 1048576, 64m or 2g")
+    return size
+
+
+def _inline(text: str) -> int:
+    size = _size(text)
+    if size > INLINE_MAX:
+        raise ValueError(f"at most {INLINE_MAX} bytes: Arrow's batches stay below 2 GiB")
+    return size
+
+
+def _millis(text: str) -> int:
+    if text.isdigit():
+        return int(text)
+    raise ValueError("milliseconds since 1970 are expected")
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if found > 0:
+        return found
+    raise ValueError("a number of seconds above 0 is expected")
+
+
+def _object(text: str, least: int) -> dict[str, int]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if isinstance(value, dict) and all(type(one) is int and one >= least for one in value.values()):
+        return value
+    raise ValueError('a JSON object is expected, like {"log-a": 100, "log-b": -2}')
+
+
+def _starting(text: str) -> Offsets:
+    """`latest` would be an empty read: a batch begins somewhere."""
+    return EARLIEST if text.lower() == "earliest" else _object(text, EARLIEST)
+
+
+def _ending(text: str) -> Offsets:
+    if text.lower() == "latest":
+        return LATEST
+    found = _object(text, EARLIEST)
+    if EARLIEST in found.values():
+        raise ValueError("-2 (earliest) is no end of a batch")
+    return found
+
+
+def _times(text: str) -> dict[str, int]:
+    return _object(text, 0)
+
+
+def _strategy(text: str) -> str:
+    if text in ("error", "latest"):
+        return text
+    raise ValueError("error or latest is expected")
+
+
+def _payload(text: str) -> bool:
+    if text in ("none", "inline"):
+        return text == "inline"
+    raise ValueError("none or inline is expected")
+
+
+def _assign(text: str) -> dict[str, tuple[int, int]]:
+    """By log: (first, end); EARLIEST and LATEST where they are not given."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+        return {name: (EARLIEST, LATEST) for name in value}
+    if isinstance(value, dict) and value and all(_is_span(span) for span in value.values()):
+        return {name: (first, end) for name, (first, end) in value.items()}
+    raise ValueError('a JSON list of logs is expected, or of their ranges: {"log-a": [100, 200], "log-b": [-2, -1]}')
+
+
+def _is_span(span: object) -> bool:
+    return (
+        isinstance(span, list)
+        and len(span) == 2
+        and all(type(one) is int for one in span)
+        and span[0] >= EARLIEST
+        and span[1] >= LATEST
+        and span[0] != LATEST
+    )
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("servers", "servers", _names, "", "Client addresses of a running cluster, `host:port,host:port`; one that"
+           " answers is enough. Either this or `path`."),
+    Option("path", "path", _text, "", "The directory of a stopped node, or a backup; read without any server."),
+    Option("subscribe", "subscribe", _names, "", "Names of logs, separated by commas. Exactly one of the three."),
+    Option("subscribePattern", "pattern", _pattern, "", "A regular expression (Python's) that whole names match."),
+    Option("assign", "assign", _assign, "", 'Logs as JSON: `["a", "b"]`, or exact ranges `{"a": [first, end]}`, the'
+           " end excluded; -2 is the start, -1 the end of the log."),
+    Option("startingOffsets", "starting", _starting, "earliest", "`earliest`, or JSON: `{\"a\": 100}`; -2 is earliest,"
+           " -1 latest. Logs that are not named begin at earliest."),
+    Option("endingOffsets", "ending", _ending, "latest", "`latest`, or JSON: `{\"a\": 200}`, excluded; -1 is latest."
+           " Logs that are not named end at latest."),
+    Option("startingTimestamp", "starting_time", _millis, "", "Milliseconds since 1970: from the first record stamped"
+           " then or later. In place of `startingOffsets`."),
+    Option("startingOffsetsByTimestamp", "starting_times", _times, "", "The same for each log, as JSON; others begin at"
+           " earliest."),
+    Option("startingOffsetsByTimestampStrategy", "strategy", _strategy, "error", "What to do with a log without such a"
+           " record: `error`, or `latest` to read nothing of it."),
+    Option("endingTimestamp", "ending_time", _millis, "", "Milliseconds since 1970: up to, without, the first record"
+           " stamped then or later. In place of `endingOffsets`."),
+    Option("endingOffsetsByTimestamp", "ending_times", _times, "", "The same for each log, as JSON; others end at"
+           " latest."),
+    Option("includePayload", "payloads", _payload, "none", "`inline` adds the column `payload`; `none` reads metadata"
+           " only and touches no large payload anywhere."),
+    Option("maxInlineBytes", "inline_bytes", _inline, str(INLINE_BYTES), "A larger payload is null in that column; its"
+           " size is still there."),
+    Option("verify", "verify", _flag, "false", "Read every payload, check it against its stored hash in the task, and"
+           " fill `payload_hash`, also with `includePayload=none`."),
+    Option("failOnDataLoss", "fail", _flag, "true", "`false`: records that were truncated meanwhile, or before the"
+           " offset asked for, are one row of kind `gap` that counts them, in place of an error."),
+    Option("minPartitions", "min_partitions", _count, "", "At least about so many tasks. Not given: by size, up to"
+           " twice the driver's cores."),
+    Option("maxPartitionBytes", "max_partition_bytes", _size, "128m", "About as much for one task; a longer log is"
+           " split."),
+    Option("timeoutSeconds", "timeout_s", _seconds, "60", "How long a range may make no progress on any node before the"
+           " task fails."),
+    Option("tlsCa", "tls_ca", _text, "", "The authority's certificate, a file on driver and executors. With it and the"
+           " next two, connections are secured; without, only loopback addresses are reached."),
+    Option("tlsCertificate", "tls_certificate", _text, "", "The client's certificate, a file."),
+    Option("tlsKey", "tls_key", _text, "", "The key to it, a file."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for; `None` where an option without a default was not given."""
+
+    servers: tuple[str, ...] | None
+    path: str | None
+    subscribe: tuple[str, ...] | None
+    pattern: str | None
+    assign: dict[str, tuple[int, int]] | None
+    starting: Offsets
+    ending: Offsets
+    starting_time: int | None
+    starting_times: dict[str, int] | None
+    strategy: str
+    ending_time: int | None
+    ending_times: dict[str, int] | None
+    payloads: bool
+    inline_bytes: int
+    verify: bool
+    fail: bool
+    min_partitions: int | None
+    max_partition_bytes: int
+    timeout_s: float
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+
+    @property
+    def reading(self) -> Reading:
+        """What a read brings."""
+        return Reading(self.payloads, self.inline_bytes, self.verify, not self.fail)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The logs that are named, None for a pattern."""
+        return self.subscribe if self.assign is None else tuple(self.assign)
+
+
+def parse_options(given: Mapping[str, str]) -> Options:
+    """The options of a load; names are not case-sensitive. Raises `OptionError`; it begins with the option's name."""
+    texts = {name.lower(): (name, text) for name, text in given.items()}
+    fields: dict[str, Any] = {}
+    present: set[str] = set()
+    for option in OPTIONS:
+        _, text = texts.pop(option.name.lower(), ("", None))
+        if text is not None:
+            present.add(option.name)
+        elif not option.default:
+            fields[option.field] = None
+            continue
+        try:
+            fields[option.field] = option.parse(option.default if text is None else text)
+        except ValueError as error:
+            raise OptionError(f"{option.name}: {error}, not {text!r}") from None
+    for name, _ in texts.values():
+        raise OptionError(f"{name}: there is no such option; {_hint(name)}")
+    _exactly_one(present, "servers", "path")
+    _exactly_one(present, "subscribe", "subscribePattern", "assign")
+    starts = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+    ends = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+    for several in (starts, ends):
+        both = [name for name in several if name in present]
+        if len(both) > 1:
+            raise OptionError(f"{both[0]}: it excludes {both[1]}; give one of them")
+    if isinstance(assigned := fields["assign"], dict) and any(span != (EARLIEST, LATEST) for span in assigned.values()):
+        both = [name for name in (*starts, *ends) if name in present]
+        if both:
+            raise OptionError(f"{both[0]}: assign gives the ranges already")
+    tls = [name for name in ("tlsCa", "tlsCertificate", "tlsKey") if name not in present]
+    if 0 < len(tls) < 3:
+        raise OptionError(f"{tls[0]}: it is needed too: tlsCa, tlsCertificate and tlsKey go together")
+    found = Options(**fields)
+    _check_place(found)
+    return found
+
+
+def _hint(name: str) -> str:
+    known = {one.name.lower(): one.name for one in OPTIONS}
+    near = get_close_matches(name.lower(), known, 1)
+    return f"is it {known[near[0]]}?" if near else f"there are {', '.join(known.values())}"
+
+
+def _exactly_one(present: set[str], *names: str) -> None:
+    given = [name for name in names if name in present]
+    if not given:
+        raise OptionError(f"{names[0]}: give exactly one of {', '.join(names)}")
+    if len(given) > 1:
+        raise OptionError(f"{given[1]}: it excludes {given[0]}; give exactly one of {', '.join(names)}")
+
+
+def _check_place(options: Options) -> None:
+    from logyard.client.errors import BadRequest
+    from logyard.client.session import parse_address
+
+    for server in options.servers or ():
+        try:
+            parse_address(server)
+        except BadRequest as error:
+            raise OptionError(f"servers: {error}") from None
+    if options.path is not None and not os.path.isdir(options.path):
+        raise OptionError(f"path: {options.path!r} is no directory")
+
+
+def options_table() -> str:
+    """The table of docs/guides/spark.md."""
+    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
+    rows += [f"| {one.name} | {f'`{one.default}`' if one.default else ''} | {one.doc} |" for one in OPTIONS]
+    return "\n".join(rows) + "\n"

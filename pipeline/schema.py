@@ -1,0 +1,46 @@
+"""The columns of a log, as Arrow and as Spark must see them: exactly equal, or Spark refuses the first batch.
+
+Always `binary`, never `large_binary`, which Spark refuses; so one batch stays below 2 GiB. Used by every source.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+COLUMNS = (
+    ("log", "string", pyarrow.string(), False),
+    ("offset", "long", pyarrow.int64(), False),
+    ("index", "long", pyarrow.int64(), True),
+    ("term", "long", pyarrow.int64(), True),
+    ("timestamp", "timestamp", pyarrow.timestamp("us", tz="UTC"), True),
+    ("kind", "string", pyarrow.string(), False),
+    ("meta", "binary", pyarrow.binary(), True),
+    ("payload_size", "long", pyarrow.int64(), True),
+    ("payload_hash", "binary", pyarrow.binary(), True),
+)
+"""name, Spark type, Arrow type, nullable. `payload_size` is null for a record without a payload; `payload_hash` is the
+xxh3-128 of the payload's bytes, the same in every cluster, where they were read, else null."""
+PAYLOAD = ("payload", "binary", pyarrow.binary(), True)
+
+
+def arrow_schema(payloads: bool) -> pyarrow.Schema:
+    """The schema of a batch; `payloads` adds the column `payload`."""
+    columns = (*COLUMNS, PAYLOAD) if payloads else COLUMNS
+    return pyarrow.schema([pyarrow.field(name, kind, nullable) for name, _, kind, nullable in columns])
+
+
+def spark_schema(payloads: bool) -> StructType:
+    """The same as Spark's; needs no session."""
+    from pyspark.sql import types
+
+    kinds = {
+        "string": types.StringType, "long": types.LongType, "timestamp": types.TimestampType,
+        "binary": types.BinaryType,
+    }  # fmt: skip
+    columns = (*COLUMNS, PAYLOAD) if payloads else COLUMNS
+    return types.StructType([types.StructField(name, kinds[kind](), nullable) for name, kind, _, nullable in columns])

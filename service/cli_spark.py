@@ -1,0 +1,244 @@
+"""The verbs of the pipeline: export, import and audit of logs on Spark, and the demo of all three.
+
+`--master` chooses where tasks run: on this machine, or on a cluster whose executors have logyard installed. Registered
+by `service.cli`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .cli_logs import members_option, servers_option, tls_config
+from .cli_output import Output, bytes_text, json_option
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+F = TypeVar("F", bound=Callable[..., Any])
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+SHOWN = 20
+
+
+@click.group()
+def spark() -> None:
+    """Jobs on Spark (PySpark): export logs to Parquet, import them, audit every copy. Needs the extra `spark` and Java.
+
+    \b
+    Example:
+      logyard spark export ./export --logs 'orders-.*'
+    """
+
+
+def session_options(command: F) -> F:
+    """Adds --master and --memory."""
+    command = click.option("--memory", default="2g", show_default=True, help="Memory of the driver's JVM.")(command)
+    return click.option("--master", default="local[2]", show_default=True, help="Spark's master.")(command)
+
+
+def source_options(command: F) -> F:
+    """Adds --logs, --path and the options that say where the cluster is."""
+    command = click.option(
+        "--logs", "pattern", default=".*", show_default=True, help="A regular expression that whole names match."
+    )(command)
+    command = click.option(
+        "--path", type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Read stopped nodes' directories instead: of one node, or of a local cluster.",
+    )(command)  # fmt: skip
+    return servers_option(command)
+
+
+@contextlib.contextmanager
+def session(master: str, memory: str, output: Output) -> Iterator[SparkSession]:
+    """A Spark session that ends with the command."""
+    from logyard.pipeline import local_session
+
+    output.say(f"starting Spark ({master})")
+    found = local_session("logyard", master=master, memory=memory)
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def source_of(servers: list[str], path: Path | None, pattern: str) -> dict[str, str]:
+    """The data source's options for the running command's."""
+    if path is not None:
+        return {"path": str(path.absolute()), "subscribePattern": pattern}
+    return {**cluster_of(servers), "subscribePattern": pattern}
+
+
+def cluster_of(servers: list[str]) -> dict[str, str]:
+    """Where the cluster is, as options of the data source."""
+    found = {"servers": ",".join(servers)}
+    tls = tls_config()
+    if tls is not None:
+        found |= {"tlsCa": str(tls.ca), "tlsCertificate": str(tls.certificate), "tlsKey": str(tls.key)}
+    return found
+
+
+@contextlib.contextmanager
+def counted(output: Output, what: str) -> Iterator[Callable[[int], None]]:
+    """Progress on a terminal: how many so far."""
+    console = output.console
+    if not console.is_terminal:
+        yield lambda more: None
+        return
+    done = 0
+    with console.status(what) as status:
+
+        def advance(more: int) -> None:
+            nonlocal done
+            done += more
+            status.update(f"{what}: {done:,}")
+
+        yield advance
+
+
+@spark.command("export")
+@click.argument("out", metavar="DIR", type=DIRECTORY)
+@click.option(
+    "--payloads", type=click.Choice(["column", "files", "none"]), default="column", show_default=True,
+    help="Where payloads go: a column, a file each, or nowhere.",
+)  # fmt: skip
+@source_options
+@session_options
+@json_option
+def export_logs(
+    out: Path, payloads: str, servers: list[str], path: Path | None, pattern: str, master: str, memory: str,
+    output: Output,
+) -> None:  # fmt: skip
+    """Export logs to Parquet in DIR, a directory a log; every payload is checked against its hash on the way.
+
+    An export that was stopped goes on where it was when it is run again with the same options. DIR/manifest.jsonl comes
+    last and proves that everything is there.
+
+    \b
+    Example:
+      logyard spark export ./export --logs 'orders-.*' --payloads files
+    """
+    from logyard.pipeline.jobs.export import Export, run_export
+
+    job = Export(source_of(servers, path, pattern), out.absolute(), payloads)
+    with session(master, memory, output) as found, counted(output, "records exported") as advance:
+        fields = run_export(found, job, advance)
+    text = (
+        f"{fields['logs']} logs, {fields['rows']:,} records, {bytes_text(fields['payload_bytes'])} of payload in "
+        f"{fields['parts']} files ({fields['parts_skipped']} were there): {out}"
+    )
+    output.result(fields, text)
+
+
+@spark.command("import")
+@click.argument("source", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--members", callback=members_option, help="Nodes that hold new logs, as 1,2,3 (default: all).")
+@click.option("--only", multiple=True, metavar="LOG", help="Only this log; may be given several times.")
+@servers_option
+@session_options
+@json_option
+def import_logs(
+    source: Path, members: list[int] | None, only: tuple[str, ...], servers: list[str], master: str, memory: str,
+    output: Output,
+) -> None:  # fmt: skip
+    """Import an export into a cluster, with the same logs and offsets.
+
+    What is there already is compared, what is missing is appended: run again, it changes nothing. Exit code 1 if a log
+    differs from the export.
+
+    \b
+    Example:
+      logyard spark import ./export --servers 127.0.0.1:7001
+    """
+    from logyard.pipeline.jobs.importing import Import, run_import
+
+    job = Import(source.absolute(), cluster_of(servers), tuple(members) if members else None, only or None)
+    with session(master, memory, output) as found, counted(output, "records imported") as advance:
+        fields = run_import(found, job, advance)
+    for failure in fields["failures"][:SHOWN]:
+        output.say(f"  {failure}")
+    text = f"{fields['logs']} logs: {fields['appended']:,} records appended, {fields['compared']:,} were there"
+    output.result(fields, text)
+
+
+@spark.command("audit")
+@click.option("--rows", type=click.Path(dir_okay=False, path_type=Path), help="Write a JSON line for each copy here.")
+@source_options
+@session_options
+@json_option
+def audit_logs(
+    rows: Path | None, servers: list[str], path: Path | None, pattern: str, master: str, memory: str, output: Output
+) -> None:
+    """Check every live payload of every member's own copy against its hash, and copies against one another.
+
+    Exit code 1 if anything is missing, damaged or in disagreement, or if a member can't be asked.
+
+    \b
+    Example:
+      logyard spark audit --path ./yard --json
+    """
+    from logyard.pipeline.jobs.audit import run_audit
+
+    with contextlib.ExitStack() as stack:
+        file: IO[str] | None = stack.enter_context(open(rows, "w", encoding="utf-8")) if rows is not None else None
+
+        def write(row: dict[str, Any]) -> None:
+            if file is not None:
+                file.write(json.dumps(row) + "\n")
+
+        found = stack.enter_context(session(master, memory, output))
+        advance = stack.enter_context(counted(output, "copies audited"))
+        fields = run_audit(found, source_of(servers, path, pattern), advance, write)
+    show_audit(fields, output)
+    output.result(fields, "everything is sound" if fields["ok"] else None)
+
+
+def show_audit(fields: dict[str, Any], output: Output) -> None:
+    """By node, the copies that take most space for what lives, and what is wrong."""
+    columns = ("node", "copies", "units", "live", "dead", "amplification", "missing", "corrupt")
+    output.table("audit", columns, [
+        (node, one["copies"], one["units"], bytes_text(one["bytes"]), bytes_text(one["dead"]), one["amplification"],
+         one["missing"], one["corrupt"])
+        for node, one in fields["nodes"].items()
+    ])  # fmt: skip
+    worst = [(one["log"], one["node"], one["amplification"], bytes_text(one["dead"])) for one in fields["worst"]]
+    output.table("most space for what lives", ("log", "node", "amplification", "dead"), worst[:5])
+    for problem in fields["problems"][:SHOWN]:
+        output.say(f"  {problem}")
+    if fields["problem_count"] > SHOWN:
+        output.say(f"  ... and {fields['problem_count'] - SHOWN} more")
+
+
+@spark.command("demo")
+@click.option("--dir", "directory", type=DIRECTORY, help="Keep yards, export and plots here (default: temporary).")
+@click.option("--source", type=DIRECTORY, help="Files to append (default: Python's standard library).")
+@click.option("--logs", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="How many logs.")
+@session_options
+@json_option
+def demo_spark(
+    directory: Path | None, source: Path | None, logs: int, master: str, memory: str, output: Output
+) -> None:
+    """The demo's yard through the pipeline: export, import into a second yard, audits, every hash compared, two plots.
+
+    \b
+    Example:
+      logyard spark demo --logs 200 --dir ./demo-spark
+    """
+    from .demo import DemoSettings
+    from .demo_spark import run_demo_spark, show_demo_spark
+
+    if directory is not None and directory.exists() and any(directory.iterdir()):
+        raise click.BadParameter(f"{directory} is not empty", param_hint="--dir")
+    with session(master, memory, output) as found:
+        fields = run_demo_spark(DemoSettings(directory, source, logs), found, output)
+    show_demo_spark(fields, output)
+    output.result(fields)
+
+
+def commands() -> list[click.Command]:
+    """The verbs of this module."""
+    return [spark]

@@ -1,0 +1,37 @@
+"""Every block of docs/guides/spark.md runs, in order and in one program, as a reader would try them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logyard.client.sync import connect_sync
+from logyard.service.local_cluster import LocalCluster
+from tests.test_docs import PYTHON
+
+from .support import fill
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = "docs/guides/spark.md"
+ADDRESS = "127.0.0.1:7001"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_the_guide_runs(spark: SparkSession, tmp_path_factory: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    blocks = [block for block in PYTHON if block.page == PAGE]
+    assert len(blocks[0].text.strip().splitlines()) == 5, "a quick start of five lines, one of them empty"
+    with LocalCluster(tmp_path_factory.mktemp("yard"), 1) as cluster:
+        cluster.start()
+        with connect_sync(cluster.addresses) as yard:
+            fill(yard, ["orders-1", "orders-2"], 30)
+        names: dict[str, Any] = {}
+        assert ADDRESS in blocks[0].text
+        for block in blocks:
+            text = block.text.replace(ADDRESS, cluster.addresses[0])
+            exec(compile(text, f"{block.page}:{block.line}", "exec"), names)
+    shown = capfd.readouterr().out
+    assert "|orders-1|   30|" in shown and names["spark"] is not None

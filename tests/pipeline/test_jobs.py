@@ -1,0 +1,234 @@
+"""Export, import and digests on a real cluster, without a JVM: what goes out comes back, also after a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from logyard.client.sync import Yard, connect_sync
+from logyard.pipeline.jobs import export as exporting
+from logyard.pipeline.jobs.digests import digest_logs
+from logyard.pipeline.jobs.export import Export, run_export
+from logyard.pipeline.jobs.importing import Import, LogImport, run_import
+from logyard.pipeline.jobs.manifest import ExportError, folder_of, read_manifest
+from logyard.service.local_cluster import LocalCluster
+
+from .here import Here
+
+ODD = "..-_" + "x" * 124
+LONG = bytes(range(256)) * (5 << 12)  # 5 MiB
+RECORDS = [(b"m%d" % n, None if n % 9 == 4 else (b"%d " % n) * (n * 37 % 4000)) for n in range(150)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("jobs"), 1) as found:
+        found.start()
+        with connect_sync(found.addresses) as yard:
+            fill(yard)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("second"), 1) as found:
+        found.start()
+        yield found
+
+
+@pytest.fixture
+def target(second: LocalCluster) -> Iterator[Yard]:
+    """An empty yard."""
+    with connect_sync(second.addresses) as yard:
+        for row in yard.list():
+            yard.delete(row["name"])
+        yield yard
+
+
+def fill(yard: Yard) -> None:
+    yard.create_many(["plain", "cut", "empty", "hollow", ODD])
+    for name in ("plain", "cut", "hollow", ODD):
+        for at in range(0, 150, 25):
+            yard.log(name).append_many(RECORDS[at : at + 25])
+    yard.log("cut").truncate(60)
+    yard.log("hollow").truncate(150)
+    yard.log("plain").append(b"long", LONG)
+
+
+def given(cluster: LocalCluster) -> dict[str, str]:
+    return {"servers": ",".join(cluster.addresses), "subscribePattern": ".*"}
+
+
+def job(cluster: LocalCluster, out: Path, **more: Any) -> Export:
+    return Export(given(cluster), out, **more)
+
+
+def servers(cluster: LocalCluster) -> dict[str, str]:
+    return {"servers": ",".join(cluster.addresses)}
+
+
+def spark() -> Any:
+    return Here()
+
+
+@pytest.mark.parametrize("payloads", ["column", "files"])
+def test_an_export_comes_back_with_its_offsets_and_hashes(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, payloads: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(exporting, "INLINE_BYTES", 1 << 20)
+    out = tmp_path / "out"
+    found = run_export(spark(), job(cluster, out, payloads=payloads, part_bytes=200_000))
+    assert (found["logs"], found["rows"]) == (5, 151 + 90 + 150) and found["parts"] > 5
+    file = next((out / "data" / folder_of("plain")).glob("*00.parquet"), None) or next(
+        (out / "data" / folder_of("plain")).glob("*.parquet")
+    )
+    rows = parquet.read_table(file, partitioning=None).to_pylist()
+    assert rows[0]["offset"] == 0 or rows[0]["meta"].startswith(b"m")
+    assert any(path.stat().st_size == len(LONG) for path in out.rglob("*.payload"))
+    back = run_import(spark(), Import(out, servers(second)))
+    assert (back["ok"], back["appended"], back["compared"]) == (True, found["rows"], 0)
+    assert digest_logs(spark(), given(second)) == digest_logs(spark(), given(cluster))
+    bounds = {name: tuple(target.log(name).latest()) for name in ("plain", "cut", "empty", "hollow", ODD)}
+    assert bounds == {"plain": (0, 151), "cut": (60, 150), "empty": (0, 0), "hollow": (150, 150), ODD: (0, 150)}
+    assert target.log("plain").read(150).payload == LONG
+    again = run_import(spark(), Import(out, servers(second)))
+    assert (again["ok"], again["appended"], again["compared"]) == (True, 0, found["rows"])
+
+
+def test_an_export_goes_on_after_a_kill(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, put, left = tmp_path / "out", exporting.PartWriter.put, [3]
+
+    def dies(self: Any, rows: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return put(self, rows)
+
+    monkeypatch.setattr(exporting.PartWriter, "put", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run_export(spark(), job(cluster, out))
+    with pytest.raises(ExportError, match="not finished"):
+        read_manifest(out)
+    monkeypatch.undo()
+    with connect_sync(cluster.addresses) as yard:
+        yard.create("later")
+        yard.log("later").append(b"", b"later")
+        found = run_export(spark(), job(cluster, out))
+        yard.delete("later")
+    assert 0 < found["parts_skipped"] < found["parts"] and found["logs"] == 5, "the ranges are the plan's"
+    whole = run_export(spark(), job(cluster, tmp_path / "whole"))
+    assert (found["rows"], found["digest"]) == (whole["rows"], whole["digest"])
+    rest = run_export(spark(), job(cluster, out))
+    assert rest["parts_skipped"] == rest["parts"] and rest["digest"] == whole["digest"]
+    with pytest.raises(ExportError, match="something else"):
+        run_export(spark(), job(cluster, out, payloads="none"))
+
+
+def test_a_part_that_is_not_whole_is_written_again(cluster: LocalCluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = run_export(spark(), job(cluster, out))
+    cut, other = sorted((out / "data").rglob("*.parquet"))[:2]
+    cut.write_bytes(cut.read_bytes()[:-20])
+    other.write_bytes(cut.read_bytes())
+    again = run_export(spark(), job(cluster, out))
+    assert again["parts_skipped"] == again["parts"] - 2 and again["digest"] == first["digest"]
+
+
+def test_an_import_goes_on_after_a_kill_and_stores_nothing_twice(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    run_export(spark(), job(cluster, out))
+    sent, frames = LogImport._sent, [0]
+
+    def dies(self: LogImport, offsets: range, count: int) -> None:
+        frames[0] += 1
+        if frames[0] == 3:
+            raise KeyboardInterrupt  # It was appended, and nobody noted it.
+        sent(self, offsets, count)
+
+    monkeypatch.setattr(LogImport, "_sent", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run_import(spark(), Import(out, servers(second)))
+    monkeypatch.undo()
+    back = run_import(spark(), Import(out, servers(second)))
+    assert back["ok"] and back["compared"] > 0 and back["appended"] + back["compared"] == back["rows"]
+    assert digest_logs(spark(), given(second)) == digest_logs(spark(), given(cluster))
+
+
+def test_two_imports_at_once_store_everything_once(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    run_export(spark(), job(cluster, out))
+    send, busy = LogImport._send, [False]
+
+    def overtaken(self: LogImport, frame: Any) -> None:
+        if not busy[0]:
+            busy[0] = True
+            run_import(spark(), Import(out, servers(second)))
+        send(self, frame)
+
+    monkeypatch.setattr(LogImport, "_send", overtaken)
+    back = run_import(spark(), Import(out, servers(second)))
+    assert back["ok"] and back["compared"] > 0
+    assert digest_logs(spark(), given(second)) == digest_logs(spark(), given(cluster))
+
+
+def test_a_log_that_differs_is_named_and_the_others_are_imported(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run_export(spark(), job(cluster, out))
+    target.create_many(["plain", "cut"])
+    target.log("plain").append(b"m0", b"another")
+    back = run_import(spark(), Import(out, servers(second)))
+    assert not back["ok"] and len(back["failures"]) == 2
+    assert "log 'cut' ends at 0, its records begin at 60" in back["failures"][0]
+    assert "log 'plain': its record 0 is not the export's" in back["failures"][1]
+    assert target.log(ODD).latest() == (0, 150)
+    with pytest.raises(ExportError, match="no log 'nope'"):
+        run_import(spark(), Import(out, servers(second), logs=("nope",)))
+
+
+@pytest.mark.parametrize("what", ["payload", "manifest", "part", "file"])
+def test_a_damaged_export_is_refused(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, what: str
+) -> None:
+    out = tmp_path / "out"
+    run_export(spark(), job(cluster, out, payloads="files" if what == "file" else "column"))
+    if what == "manifest":
+        lines = (out / "manifest.jsonl").read_text().splitlines()
+        (out / "manifest.jsonl").write_text("\n".join(lines[:-1]))
+        with pytest.raises(ExportError, match="cut short"):
+            run_import(spark(), Import(out, servers(second)))
+        return
+    path = max((out / "data" / folder_of("cut")).iterdir(), key=lambda one: one.stat().st_size)
+    if what == "part":
+        other = next((out / "data" / folder_of(ODD)).glob("*.parquet"))
+        path.write_bytes(other.read_bytes())
+    else:
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    back = run_import(spark(), Import(out, servers(second)))
+    assert not back["ok"] and len(back["failures"]) == 1 and str(path.parent) in back["failures"][0]
+
+
+def test_the_plan_and_the_manifest_are_plain(cluster: LocalCluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = run_export(spark(), job(cluster, out, payloads="none"))
+    header, logs = read_manifest(out)
+    assert header["payloads"] == "none" and [log.log for log in logs] == sorted(log.log for log in logs)
+    assert json.loads((out / "plan.json").read_text())["export"] == header["export"] == found["export"]
+    with pytest.raises(ExportError, match="no payloads"):
+        run_import(spark(), Import(out, {"servers": "127.0.0.1:1"}))
+    (out / "data" / "x").mkdir()
+    with pytest.raises(ExportError, match="not empty"):
+        run_export(spark(), job(cluster, out / "data"))

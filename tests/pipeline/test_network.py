@@ -1,0 +1,257 @@
+"""The network source against real processes: planning, payloads of any size, and what may go away meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import xxhash
+
+from logyard.client.errors import LogyardError, UnknownGroup
+from logyard.client.sync import Yard, connect_sync
+from logyard.pipeline import network
+from logyard.pipeline.datasource import plan
+from logyard.pipeline.errors import DataLoss
+from logyard.pipeline.network import NetworkSource, preferred
+from logyard.pipeline.opening import open_source
+from logyard.pipeline.options import parse_options
+from logyard.pipeline.sources import Reading
+from logyard.service.local_cluster import LocalCluster
+
+from .support import fill, reach, read, whole
+
+ALL = Reading(payloads=True, verify=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("yard"), 3, limits={"hibernate_after_ms": 300}) as found:
+        found.start()
+        yield found
+
+
+@pytest.fixture
+def yard(cluster: LocalCluster) -> Iterator[Yard]:
+    with connect_sync(cluster.addresses) as found:
+        yield found
+
+
+@pytest.fixture
+def source(cluster: LocalCluster) -> Iterator[NetworkSource]:
+    found = NetworkSource(cluster.addresses, timeout_s=10.0)
+    yield found
+    found.close()
+
+
+def hibernating(yard: Yard) -> int:
+    return sum(int(status["hibernating"]) for status in yard.statuses().values())
+
+
+def test_thousands_of_sleeping_logs_are_planned_and_none_wakes(
+    cluster: LocalCluster, yard: Yard, source: NetworkSource
+) -> None:
+    names = [f"many-{n:05}" for n in range(2000)]
+    yard.create_many(names)
+    fill(yard, ["few"], 3)
+    reach(lambda: hibernating(yard) >= 3 * 2000, 60.0)
+    slept = hibernating(yard)
+    infos = source.logs(pattern="many-.*")
+    assert [info.name for info in infos] == names
+    assert all(info.end == 0 and info.members == (1, 2, 3) for info in infos)
+    (few,) = source.logs(names=["few", "no-such-log"])
+    assert (few.start, few.end) == (0, 3)
+    options = parse_options({"servers": ",".join(cluster.addresses), "subscribePattern": "many-.*"})
+    assert plan(options) == []
+    assert hibernating(yard) == slept
+    assert [row["offset"] for row in read(source, [whole(few)])] == [0, 1, 2]
+    for name in ("many-00000", "many-01999"):
+        yard.delete(name)
+    assert len(source.logs(pattern="many-.*")) == 1998
+
+
+def test_payloads_of_any_size_come_with_their_hashes(yard: Yard, source: NetworkSource) -> None:
+    chance = random.Random(1)
+    yard.create("sizes")
+    log = yard.log("sizes")
+    bodies = [None, b"", b"a", chance.randbytes(4096), chance.randbytes(700_000), chance.randbytes(3 << 20)]
+    bodies += [chance.randbytes(9 << 20), b"end"]
+    for number, body in enumerate(bodies):
+        assert log.append(b"m%d" % number, body) == number
+    (info,) = source.logs(names=["sizes"])
+    rows = read(source, [whole(info)], ALL)
+    assert [row["payload"] for row in rows] == bodies
+    sizes = [None if body is None else len(body) for body in bodies]
+    digests = [None if body is None else xxhash.xxh3_128_digest(body) for body in bodies]
+    assert [row["payload_size"] for row in rows] == sizes and [row["payload_hash"] for row in rows] == digests
+    few = read(source, [whole(info)], Reading(payloads=True, inline_bytes=1 << 20))
+    assert [row["payload"] for row in few] == [
+        body if body is None or len(body) <= 1 << 20 else None for body in bodies
+    ]
+    assert [row["payload_size"] for row in few] == sizes
+    hashed = read(source, [whole(info)], Reading(verify=True))
+    assert [row["payload_hash"] for row in hashed] == digests
+    bare = read(source, [whole(info)])
+    assert [row["payload_size"] for row in bare] == sizes and {row["payload_hash"] for row in bare} == {None}
+
+
+def test_any_member_serves_and_a_stranger_is_passed_over(yard: Yard, source: NetworkSource) -> None:
+    yard.create_many(["two"], members=[1, 2])
+    fill(yard, ["three"], 500)
+    yard.log("two").append_many([(b"", b"y")] * 500)
+    infos = source.logs(names=["two", "three"])
+    assert [info.members for info in infos] == [(1, 2, 3), (1, 2)]
+    for nodes in ((1,), (2,), (3,), (3, 2, 1), ()):
+        assert len(read(source, [whole(info, nodes=nodes) for info in infos], ALL)) == 1000
+    for info in infos:
+        assert preferred(info)[-1] == info.leader
+
+
+def truncate(yard: Yard, name: str, before: int) -> None:
+    yard.log(name).truncate(before)
+    reach(lambda: all(yard.log(name).latest(node=node).start == before for node in (1, 2, 3)))
+
+
+def test_what_is_gone_is_an_error_or_a_counted_gap(yard: Yard, source: NetworkSource) -> None:
+    fill(yard, ["cut", "dropped", "again", "kept"], 100)
+    infos = {info.name: info for info in source.logs(names=["cut", "dropped", "again", "kept"])}
+    wanted = [whole(infos[name]) for name in ("cut", "dropped", "again", "kept")]
+    truncate(yard, "cut", 30)
+    yard.delete("dropped")
+    yard.delete("again")
+    # A member that has not heard of it yet would serve the records.
+    reach(lambda: not source.logs(names=["dropped", "again"]))
+    fill(yard, ["again"], 5)
+    with pytest.raises(DataLoss, match=r"^log 'cut': records 0\.\.29 were truncated.*failOnDataLoss=false") as caught:
+        read(source, wanted[:1])
+    assert caught.value.details == {"log": "cut", "first": 0, "end": 30}
+    for one in wanted[1:3]:
+        with pytest.raises(DataLoss, match=f"^log '{one.log}': it was deleted before records 0..99"):
+            read(source, [one])
+    rows = read(source, wanted, ALL._replace(gaps=True))
+    gaps = [(row["log"], row["offset"], row["payload_size"]) for row in rows if row["kind"] == "gap"]
+    assert sorted(gaps) == [("again", 0, 100), ("cut", 0, 30), ("dropped", 0, 100)]
+    assert [row["offset"] for row in rows if row["log"] == "cut"] == [0, *range(30, 100)]
+    assert sum(row["log"] == "kept" for row in rows) == 100
+    truncate(yard, "kept", 100)
+    (gap,) = read(source, [wanted[3]], Reading(gaps=True))
+    assert (gap["offset"], gap["payload_size"]) == (0, 100)
+
+
+def test_offsets_by_time(yard: Yard, source: NetworkSource) -> None:
+    fill(yard, ["early", "late", "empty"], 10)
+    yard.log("early").append(b"", b"")
+    (first, *_, last) = read(source, [whole(source.logs(names=["early"])[0])])
+    stamp = int(last["timestamp"].timestamp() * 1000)
+    found = source.offsets_at({"early": stamp, "late": 0, "empty": 1 << 50})
+    assert found == {"early": 10 if last["timestamp"] > first["timestamp"] else 0, "late": 0, "empty": 10}
+    with pytest.raises(UnknownGroup):
+        source.offsets_at({"no-such-log": 0})
+
+
+def test_a_new_leader_in_the_middle_of_a_read(
+    yard: Yard, source: NetworkSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "SCAN_ROWS", 10)
+    names = [f"moving-{n}" for n in range(4)]
+    fill(yard, names, 200)
+    infos = source.logs(names=names)
+    reading = Reading(payloads=True, batch_rows=10)
+    seen: dict[str, list[int]] = {name: [] for name in names}
+    batches = source.read([whole(info) for info in infos], reading)
+    for number, batch in enumerate(batches):
+        for log, offset in zip(batch.column("log").to_pylist(), batch.column("offset").to_pylist(), strict=True):
+            seen[log].append(offset)
+        if number % 10 == 5:
+            info = infos[number // 10 % 4]
+            leader = int(yard.describe(info.name)["leader"])
+            yard.transfer(info.name, leader % 3 + 1)
+    assert seen == {name: list(range(200)) for name in names}
+
+
+def test_a_node_that_dies_in_the_middle_of_a_read(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with LocalCluster(tmp_path_factory.mktemp("mortal"), 3) as cluster:
+        cluster.start()
+        with connect_sync(cluster.addresses) as yard:
+            fill(yard, ["a", "b", "c"], 3000, b"z" * 5000)
+            reach(lambda: all(yard.log(name).latest(node=node).end == 3000 for name in "abc" for node in (1, 2, 3)))
+        source = NetworkSource(cluster.addresses, timeout_s=30.0)
+        infos = source.logs(names=["a", "b", "c"])
+        victim = preferred(infos[0])[0]
+        seen: dict[str, list[int]] = {name: [] for name in "abc"}
+        for number, batch in enumerate(source.read([whole(info) for info in infos], ALL)):
+            for log, offset in zip(batch.column("log").to_pylist(), batch.column("offset").to_pylist(), strict=True):
+                seen[log].append(offset)
+            if not number:
+                cluster.kill9(victim)
+        assert seen == {name: list(range(3000)) for name in "abc"}
+        # Planning goes on without it; without all of them it says why.
+        assert [victim in info.members for info in source.logs()] == [False] * 3
+        cluster.kill9(*[node for node in (1, 2, 3) if node != victim])
+        hopeless = NetworkSource(cluster.addresses, timeout_s=1.0)
+        with pytest.raises(LogyardError):
+            hopeless.logs()
+        source._timeout_s = 1.0
+        with pytest.raises(LogyardError, match=r"^log 'a': offset 5 cannot be read from any of the nodes"):
+            read(source, [whole(infos[0], first=5)])
+        source.close()
+
+
+def test_a_damaged_answer_is_asked_of_another_node(
+    yard: Yard, source: NetworkSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(yard, ["sound", "hurt"], 50)
+    infos = source.logs(names=["sound", "hurt"])
+    liar = 2
+    reach(lambda: all(yard.log(info.name).latest(node=liar).end == 50 for info in infos))
+    ask = source._scan
+    lies = []
+
+    def scan(asked, reading):  # type: ignore[no-untyped-def]
+        found = ask(asked, reading)
+        if found.node != liar:
+            return found
+        lies.append(found)
+        data = bytearray(found.data)
+        data[-1] ^= 1
+        return found._replace(data=memoryview(bytes(data)))
+
+    monkeypatch.setattr(source, "_scan", scan)
+    rows = read(source, [whole(info, nodes=(liar, 1, 3)) for info in infos], ALL)
+    assert sorted((row["log"], row["offset"]) for row in rows) == [
+        (name, offset) for name in ("hurt", "sound") for offset in range(50)
+    ]
+    assert lies and {row["payload"] for row in rows} == {b"x" * 50}
+
+
+def test_planning_by_options(cluster: LocalCluster, yard: Yard) -> None:
+    names = [f"plan-{n:03}" for n in range(100)]
+    fill(yard, names, 50)
+    given = {"servers": ",".join(cluster.addresses), "subscribePattern": "plan-.*", "minPartitions": "6"}
+    options = parse_options(given)
+    tasks = plan(options, 2)
+    assert len(tasks) == 6 and sum(one.end - one.first for task in tasks for one in task) == 5000
+    later = plan(replace(options, starting_time=1 << 50, starting="x", strategy="latest"), 2)  # type: ignore[arg-type]
+    assert later == []
+    ranges = parse_options({"servers": given["servers"], "assign": '{"plan-000": [10, 20]}'})
+    ((one,),) = plan(ranges, 2)
+    assert (one.log, one.first, one.end) == ("plan-000", 10, 20)
+
+
+def test_a_cluster_under_tls(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with LocalCluster(tmp_path_factory.mktemp("tls"), 1, tls=True) as cluster:
+        cluster.start()
+        files = cluster.client_tls
+        assert files is not None
+        with connect_sync(cluster.addresses, tls=files) as yard:
+            fill(yard, ["secret"], 10)
+        given = {"servers": cluster.addresses[0], "subscribe": "secret"}
+        with pytest.raises(LogyardError):
+            plan(parse_options(given | {"timeoutSeconds": "1"}))
+        given |= {"tlsCa": str(files.ca), "tlsCertificate": str(files.certificate), "tlsKey": str(files.key)}
+        options = parse_options(given)
+        ((one,),) = plan(options)
+        with closing(open_source(options)) as source:
+            assert sum(batch.num_rows for batch in source.read([one], options.reading)) == 10

@@ -1,0 +1,95 @@
+"""Options: every wrong one is refused by name; the documented table is the code's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from logyard.pipeline.errors import OptionError
+from logyard.pipeline.options import EARLIEST, LATEST, OPTIONS, options_table, parse_options
+from tests.source_tree import ROOT
+
+HERE = {"servers": "127.0.0.1:4000", "subscribe": "a"}
+
+
+def test_defaults() -> None:
+    found = parse_options(HERE)
+    assert found.servers == ("127.0.0.1:4000",) and found.names == ("a",) and found.path is None
+    assert (found.starting, found.ending) == (EARLIEST, LATEST)
+    reading = found.reading
+    assert (reading.payloads, reading.verify, reading.gaps, reading.inline_bytes) == (False, False, False, 16 << 20)
+    assert found.max_partition_bytes == 128 << 20 and found.min_partitions is None
+
+
+def test_all_of_them_and_any_case() -> None:
+    found = parse_options(
+        {
+            "SERVERS": "127.0.0.1:1, localhost:2", "subscribepattern": "a.*", "startingOffsets": '{"a": 5, "b": -1}',
+            "endingoffsets": '{"a": 7}', "includePayload": "inline", "maxInlineBytes": "1m", "verify": "TRUE",
+            "failOnDataLoss": "false", "minPartitions": "3", "maxPartitionBytes": "2GiB", "timeoutSeconds": "1.5",
+            "tlsCa": "c", "tlsCertificate": "d", "tlsKey": "e",
+        }
+    )  # fmt: skip
+    assert found.servers == ("127.0.0.1:1", "localhost:2") and found.names is None and found.pattern == "a.*"
+    assert found.starting == {"a": 5, "b": -1} and found.ending == {"a": 7}
+    assert found.reading.payloads and found.reading.verify and found.reading.gaps
+    assert found.reading.inline_bytes == 1 << 20 and found.max_partition_bytes == 2 << 30
+    assert found.timeout_s == 1.5 and found.tls_key == "e"
+    ranges = parse_options({"servers": "h:1", "assign": '{"a": [1, 5], "b": [-2, -1]}'})
+    assert ranges.assign == {"a": (1, 5), "b": (EARLIEST, LATEST)} and ranges.names == ("a", "b")
+    assert parse_options({"servers": "h:1", "assign": '["x"]'}).assign == {"x": (EARLIEST, LATEST)}
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("startingOffset", HERE | {"startingOffset": "earliest"}),
+        ("maxOffsetsPerTrigger", HERE | {"maxOffsetsPerTrigger": "10"}),
+        ("servers", {"subscribe": "a"}),
+        ("path", HERE | {"path": "."}),
+        ("path", {"subscribe": "a", "path": "no-such-directory"}),
+        ("servers", HERE | {"servers": "somewhere"}),
+        ("servers", HERE | {"servers": ""}),
+        ("subscribe", {"servers": "h:1"}),
+        ("subscribe", HERE | {"subscribe": " , "}),
+        ("subscribePattern", HERE | {"subscribePattern": ".*"}),
+        ("subscribePattern", {"servers": "h:1", "subscribePattern": "("}),
+        ("assign", {"servers": "h:1", "assign": "a,b"}),
+        ("assign", {"servers": "h:1", "assign": '{"a": [1]}'}),
+        ("assign", {"servers": "h:1", "assign": '{"a": [-1, 5]}'}),
+        ("startingOffsets", HERE | {"startingOffsets": "latest"}),
+        ("startingOffsets", HERE | {"startingOffsets": '{"a": "1"}'}),
+        ("startingOffsets", HERE | {"startingOffsets": '{"a": -3}'}),
+        ("startingOffsets", {"servers": "h:1", "assign": '{"a": [1, 5]}', "startingOffsets": "earliest"}),
+        ("startingOffsets", HERE | {"startingOffsets": "earliest", "startingTimestamp": "5"}),
+        ("endingOffsets", HERE | {"endingOffsets": '{"a": -2}'}),
+        ("endingOffsets", HERE | {"endingOffsets": "earliest"}),
+        ("endingOffsets", HERE | {"endingOffsets": "latest", "endingOffsetsByTimestamp": '{"a": 5}'}),
+        ("startingTimestamp", HERE | {"startingTimestamp": "2026-01-01"}),
+        ("startingOffsetsByTimestampStrategy", HERE | {"startingOffsetsByTimestampStrategy": "none"}),
+        ("includePayload", HERE | {"includePayload": "true"}),
+        ("maxInlineBytes", HERE | {"maxInlineBytes": "2g"}),
+        ("maxInlineBytes", HERE | {"maxInlineBytes": "many"}),
+        ("verify", HERE | {"verify": "1"}),
+        ("failOnDataLoss", HERE | {"failOnDataLoss": "no"}),
+        ("minPartitions", HERE | {"minPartitions": "0"}),
+        ("maxPartitionBytes", HERE | {"maxPartitionBytes": "-1"}),
+        ("timeoutSeconds", HERE | {"timeoutSeconds": "0"}),
+        ("tlsKey", HERE | {"tlsCa": "a", "tlsCertificate": "b"}),
+    ],
+)  # fmt: skip
+def test_a_wrong_one_is_named_first(option: str, given: dict[str, str]) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_options(given)
+    assert str(caught.value).splitlines()[0].startswith(f"{option}: ")
+
+
+def test_every_option_has_a_meaning_and_a_field() -> None:
+    assert len({one.name.lower() for one in OPTIONS}) == len({one.field for one in OPTIONS}) == len(OPTIONS)
+    assert all(one.doc.endswith(".") and "|" not in one.doc for one in OPTIONS)
+
+
+def test_the_documented_table_is_this_one() -> None:
+    page = Path(ROOT / "docs" / "guides" / "spark.md").read_text("utf-8")
+    assert options_table() in page, "docs/guides/spark.md: put in what logyard.pipeline.options.options_table() gives"
