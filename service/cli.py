@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from logyard.pipeline.directory.places import data_directories
+
 from . import cli_admin, cli_bench, cli_logs, cli_members, cli_repair, cli_spark, cli_tls
 from .cli_output import Output, Verbs, json_option
 
@@ -100,16 +102,6 @@ def up(nodes: int, directory: Path, port: int, tls: bool, output: Output) -> Non
     if died:
         output.say("; ".join(f"node {node_id} ended with code {code}" for node_id, code in died.items()))
     output.result(fields, "stopped")
-
-
-def data_directories(path: Path) -> list[Path]:
-    """The data directories meant by `path`: itself, that of a node's directory, or those of a local cluster."""
-    nodes = sorted(path.glob("node-*/node.toml"), key=lambda found: int(found.parent.name.partition("-")[2]))
-    if nodes:
-        return [found.parent / "data" for found in nodes]
-    if (path / "node.toml").exists():
-        return [path / "data"]
-    return [path]
 
 
 def finding_text(finding: Mapping[str, object]) -> str:

@@ -19,6 +19,7 @@ from logyard.engine.entry import timestamp_of
 
 from ..errors import DataLoss
 from ..sources import LogInfo, Reading, Wanted
+from .places import data_directories
 from .reading import StoppedLog, StoppedNode, plain_errors
 
 if TYPE_CHECKING:
@@ -27,16 +28,6 @@ if TYPE_CHECKING:
     from .records import Rows
 
 log = logging.getLogger(__name__)
-
-
-def data_directories(path: Path) -> list[Path]:
-    """The data directories meant by `path`: itself, that of a node's directory, or those of a local cluster."""
-    nodes = sorted(path.glob("node-*/node.toml"), key=lambda found: int(found.parent.name.partition("-")[2]))
-    if nodes:
-        return [found.parent / "data" for found in nodes]
-    if (path / "node.toml").exists():
-        return [path / "data"]
-    return [path]
 
 
 class DirectorySource:

@@ -19,9 +19,9 @@ from ..directory.groups import check_group
 from ..directory.lock import held
 from ..directory.meta import Facts, read_meta
 from ..directory.payloads import check_payloads
+from ..directory.places import data_directories
 from ..directory.reading import StoppedNode, plain_errors
 from ..directory.report import DAMAGE, Report
-from ..directory.source import data_directories
 from ..options import Options
 from .running import Result, bins
 

@@ -19,7 +19,11 @@ from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_port
 VERBS = {
     "serve", "up", "demo", "check", "bench", "create", "list", "describe", "delete", "append", "read", "snapshot",
     "truncate", "compact", "members", "transfer", "status", "leaders", "drain",
+<<<<<<< ours
     "campaign", "force-shrink", "forget", "skip", "tls",
+=======
+    "campaign", "force-shrink", "skip", "tls", "spark",
+>>>>>>> theirs
 }  # fmt: skip
 
 
@@ -38,7 +42,7 @@ def run(*words: str, text: str | None = None) -> Result:
 def test_every_verb_is_there() -> None:
     assert set(cli.commands) == VERBS
     assert {path[1] for path in every_command() if path[0] == "bench" and len(path) == 2} == {
-        "append", "churn", "failover", "idle", "mixed", "recover", "replay",
+        "append", "churn", "failover", "idle", "mixed", "recover", "replay", "spark",
     }  # fmt: skip
 
 
@@ -57,7 +61,7 @@ def test_every_verb_but_serve_speaks_json(path: tuple[str, ...]) -> None:
         assert isinstance(command, click.Group)
         command = command.commands[name]
     options = {option for parameter in command.params for option in parameter.opts}
-    assert ("--json" in options) == (path not in {("serve",), ("bench",), ("members",), ("tls",)})
+    assert ("--json" in options) == (path not in {("serve",), ("bench",), ("members",), ("spark",), ("tls",)})
 
 
 @pytest.mark.parametrize(
