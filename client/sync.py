@@ -18,7 +18,7 @@ from typing import Any, Self
 from . import wire
 from .admin import Call, SyncVerbs, T
 from .errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
-from .lane import Frame
+from .frame import Frame
 from .log import SESSION_TTL_S, close_call, latest_call, open_call
 from .records import Buffer
 from .sequences import RENEW, expired, final, new_number

@@ -14,7 +14,7 @@ from . import wire
 from .admin import Call
 from .compression import SMALLEST, encode, wants
 from .errors import LogyardError, OutOfRange
-from .lane import Frame
+from .frame import Frame
 from .log import (
     POLL_BYTES,
     POLL_RECORDS,

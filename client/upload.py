@@ -15,7 +15,7 @@ from . import wire
 from .admin import Call, call_leader
 from .compression import CHUNK_BYTES, MARK, SMALLEST, envelope, index_of, shrink
 from .errors import BadRequest, LogyardError
-from .lane import HEAD_BYTES_MAX, append_command
+from .frame import HEAD_BYTES_MAX, append_command
 from .wire import ABSENT, LARGE, MARKED, UNIFORM, Buffer
 
 PIECE = 4

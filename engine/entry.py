@@ -1,12 +1,10 @@
 """The encoded entry: the one form in which a command batch lives, on the wire, in the WAL, in segments and in memory.
 
-An entry has two parts. `data` (header, unit directory, frame heads) is the *metadata*: it is what is replayed and
-applied.
+An entry has two parts. `data` (header, unit directory, frame heads) is the *metadata*: what is replayed and applied.
 `bodies` are the payload bytes, gathered from the client's frames and never joined. The proposer of the leader
 encodes an entry once; those bytes go unchanged everywhere (law 6). See docs/internals/files-on-disk.md for the layout.
 
-A client frame carries `count` records of one group: a head (fixed), the applied command region, and the payload
-region::
+A client frame carries `count` records of one group: a fixed head, the applied command region, the payload region::
 
     frame   = FRAME | commands | pack | large bodies
     pack    = count x (head length u32, body length u32) | record heads | bodies below LARGE
@@ -51,8 +49,7 @@ FRAME_SESSION_AT = FRAME_BYTES - FRAME_SESSION.size
 FRAME_VERSION = 1
 UNIFORM = 1
 SYSTEM = 2
-"""A frame's flag: its one command is the engine's own (sessions, timers, versions ...); no machine and no client ever
-makes or sees one."""
+"""A frame's flag: its one command is the engine's own (sessions, timers, versions ...), no client's or machine's."""
 PIECE = 4
 """A frame's flag: its one body is a piece of a large payload, or it has none and gives the upload up (`PIECED`)."""
 BINDS = 8
@@ -70,8 +67,7 @@ PIECE_BYTES_MAX = (1 << 20) - 4096
 PAYLOAD_BYTES_MAX = 4 << 30
 """The largest payload. Fixed, as all that decides about a committed entry: every member must come to the same."""
 GUARDED = 1
-"""An entry's flag: a frame of it belongs to a session or is the engine's own, so it is not shown to the machine
-unseen. An entry without it costs apply nothing more than one look."""
+"""An entry's flag: a frame of it belongs to a session or is the engine's own: the engine looks at it first."""
 LARGE = 4096
 """A body of this many bytes or more is a unit (and later a row) of its own; smaller ones share their frame's pack."""
 ABSENT = 0xFFFFFFFF

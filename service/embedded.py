@@ -14,7 +14,7 @@ import trio
 
 from logyard.client.board import Standing, standings
 from logyard.client.compression import encode, parse, ranges_of, wants
-from logyard.client.lane import Frame
+from logyard.client.frame import Frame
 from logyard.client.records import Page, Record
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig

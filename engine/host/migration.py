@@ -16,9 +16,9 @@ import trio
 
 from ..errors import Corrupt, JobPoisoned, LogyardError, NoSpace
 from ..log.payload_source import FileSource, LiveGroup
+from ..ranges import subtract
 from .homes import SealedFile
 from .pace import Pace
-from .pieces import subtract
 from .space import COPY_RETRY_S
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from ..entry import parse_entry, unit_hash, units_of
 from ..errors import Corrupt
 from ..machine import PayloadRange
 from ..ports import LivenessPort, SourceEntry
+from ..ranges import Range, covered
 from ..types import Buffer
 
-Range = tuple[int, int]
-"""Indexes of entries: first, last."""
 RANGES_MAX = 256
 """In one question."""
 INDEX_MAX = 1 << 62
@@ -35,41 +34,6 @@ class Piece(NamedTuple):
     live: int
     chunks: dict[bytes, memoryview]
     size: int
-
-
-def covered(ranges: Iterable[Range], through: int) -> list[Range]:
-    """The part of the ranges up to `through`."""
-    return [(first, min(last, through)) for first, last in ranges if first <= through]
-
-
-def subtract(ranges: Iterable[Range], held: Sequence[Range]) -> list[Range]:
-    """What is in `ranges` and not in `held`; both rising and disjoint."""
-    left: list[Range] = []
-    start = 0
-    for first, last in ranges:
-        while start < len(held) and held[start][1] < first:
-            start += 1
-        at = start
-        while at < len(held) and held[at][0] <= last:
-            low, high = held[at]
-            if low > first:
-                left.append((first, low - 1))
-            first = max(first, high + 1)
-            at += 1
-        if first <= last:
-            left.append((first, last))
-    return left
-
-
-def union(ranges: Iterable[Range]) -> list[Range]:
-    """Rising, disjoint, and as few as possible."""
-    found: list[Range] = []
-    for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
-        elif first <= last:
-            found.append((first, last))
-    return found
 
 
 def runs_of(indexes: Iterable[int], hides: Callable[[int, int], bool]) -> list[Range]:

@@ -13,8 +13,9 @@ import trio
 
 from ..errors import Corrupt, LogyardError
 from ..raft.membership import Configuration
+from ..ranges import Range
 from .inbound import SNAPSHOT_PULL
-from .pieces import Piece, Range, read_piece
+from .pieces import Piece, read_piece
 
 if TYPE_CHECKING:
     from .system import System

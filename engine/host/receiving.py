@@ -21,12 +21,13 @@ from ..entry import units_of
 from ..errors import Corrupt, LogyardError, Unknown
 from ..ports import LivenessPort, SourceEntry
 from ..raft.membership import Configuration
+from ..ranges import Range, covered, subtract, union
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Manifest, Snapshot
 from . import chunks, replica, rows
 from .inbound import SNAPSHOT_DONE, SNAPSHOT_PROGRESS
 from .member import RUNNING, Member
-from .pieces import INDEX_MAX, RANGES_MAX, Piece, Range, covered, live_digest, subtract, union
+from .pieces import INDEX_MAX, RANGES_MAX, Piece, live_digest
 from .pulling import Sources, others
 from .versions import UnknownVersion
 

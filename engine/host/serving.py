@@ -20,11 +20,12 @@ import trio
 
 from ..entry import Unit, units_of
 from ..errors import Gone, LogyardError
+from ..ranges import Range, covered
 from ..types import Buffer
 from . import rows
 from .inbound import SNAPSHOT_PIECE
 from .member import RUNNING, Member
-from .pieces import RANGES_MAX, Range, covered, live_digest
+from .pieces import RANGES_MAX, live_digest
 from .reader import Located, Wanted
 
 if TYPE_CHECKING:

@@ -66,8 +66,6 @@ class Storage:
         self._janitor_lock = trio.Lock()
         self._wake = trio.Event()
 
-    # Called in turns
-
     def rolled(self, rolled: Rolled) -> None:
         """The WAL sealed files: they want segments. Called by `durability`."""
         self._sealed.extend(rolled.sealed)

@@ -38,7 +38,6 @@ from .wal_replay import ReplayResult
 
 __all__ = ["Gap", "Rolled", "Sealed", "Wal", "WalConfig", "WalItem"]
 
-
 STAGE_BYTES = (1 << 20) + 64 * BLOCK
 """A full batch of the default size and its metadata go through in one write; a larger one takes several."""
 

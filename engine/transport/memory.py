@@ -34,9 +34,9 @@ from .frame import (
     encode_renewal,
     parse_header,
 )
+from .handler import Handler, PeerStatus
 from .link import Address
 from .liveness import NO_VITALS, Liveness
-from .peers import Handler, PeerStatus
 
 Lane = tuple[int, int, int]
 

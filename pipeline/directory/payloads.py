@@ -12,7 +12,7 @@ from pathlib import Path
 
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Entry, Unit, frames_of, unit_hash, units_of
-from logyard.engine.host.pieces import subtract, union
+from logyard.engine.ranges import subtract, union
 from logyard.machines.log import AppendLog, slices
 from logyard.payloads.errors import GenerationFailed, PayloadCorrupt, PayloadError
 from logyard.payloads.generation import Generation

@@ -26,7 +26,7 @@ from logyard.client.compression import (
     wants,
 )
 from logyard.client.errors import BadRequest, Corrupt
-from logyard.client.lane import Frame
+from logyard.client.frame import Frame
 from logyard.client.records import Record, encode_block, records_of, split_blocks
 from logyard.client.upload import Upload
 from logyard.engine import entry

@@ -10,7 +10,7 @@ import trio
 
 from logyard.client import errors, wire
 from logyard.client.aio import connect
-from logyard.client.lane import Frame
+from logyard.client.frame import Frame
 from logyard.client.log import Place
 from logyard.client.sequences import WINDOW, Sequences
 from logyard.client.sync import Log as SyncLog

@@ -1,0 +1,100 @@
+"""An append's frame in the making: its table, heads and bodies, as the client protocol has them (docs/wire-client.md).
+
+Sans-IO. Used by `lane` (batches) and by uploads.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from . import wire
+from .compression import ENVELOPE_BYTES, MARK, Marked
+from .errors import BadRequest
+from .wire import LARGE, MARKED, UNIFORM, Buffer
+
+APPEND_COMMAND = b"\x01"
+APPEND_AT = struct.Struct("<BQ")
+APPEND_AT_CODE = 3
+MANY_RECORDS = 65536
+"""Records of one atomic append: they travel as one frame."""
+HEAD_BYTES_MAX = 64 << 10
+RECORD_OVERHEAD = 8
+"""A record's share of the table."""
+
+
+def append_command(at: int | None) -> bytes:
+    """Append; with `at`, only if the log ends there (logs made with a `start`)."""
+    return APPEND_COMMAND if at is None else APPEND_AT.pack(APPEND_AT_CODE, at)
+
+
+class Frame:
+    """An append's frame in the making: records that share one command. `size` counts its bytes. `at`: the offset that
+    the first one must get."""
+
+    __slots__ = ("table", "heads", "small", "large", "size", "marked", "command")
+
+    def __init__(self, at: int | None = None) -> None:
+        self.command = append_command(at)
+        self.table: list[int] = []
+        self.heads: list[bytes] = []
+        self.small: list[Buffer] = []
+        self.large: list[Buffer] = []
+        self.size = 0
+        self.marked = False
+
+    @property
+    def count(self) -> int:
+        """Records in it."""
+        return len(self.table) // 2
+
+    def put(self, head: Buffer, body: Buffer | None) -> int:
+        """Add a record; returns the bytes it costs. Raises `BadRequest` or TypeError before anything is changed.
+
+        Bodies of `LARGE` bytes or more are kept by reference: they must not change until they are acknowledged.
+        """
+        mark = 0
+        if type(head) is not bytes:
+            mark = MARK if isinstance(head, Marked) else 0
+            head = memoryview(head).tobytes()
+        length = len(head)
+        if length > HEAD_BYTES_MAX + (ENVELOPE_BYTES if mark else 0):
+            raise BadRequest(f"metadata of {length} bytes is above its limit of {HEAD_BYTES_MAX}")
+        if body is None:
+            size = wire.ABSENT
+            cost = length + RECORD_OVERHEAD
+        else:
+            if type(body) is not bytes:
+                body = memoryview(body).cast("B")
+            size = len(body)
+            if size < LARGE:
+                self.small.append(body if type(body) is bytes else bytes(body))
+            elif size <= wire.RECORD_BYTES_MAX:
+                self.large.append(body)
+            else:
+                raise BadRequest(f"a payload of {size} bytes is above its limit of {wire.RECORD_BYTES_MAX}")
+            cost = length + size + RECORD_OVERHEAD
+        self.heads.append(head)
+        if mark:
+            self.marked = True
+            length |= mark
+        self.table += (length, size)
+        self.size += cost
+        return cost
+
+    def put_many(self, records: Iterable[tuple[Buffer, Buffer | None]]) -> None:
+        """Add records that are appended together or not at all; raises `BadRequest` when they are too many for that."""
+        for head, body in records:
+            self.put(head, body)
+        if not 0 < self.count <= MANY_RECORDS or self.size > wire.RECORD_BYTES_MAX + HEAD_BYTES_MAX:
+            raise BadRequest(
+                f"an append takes 1 to {MANY_RECORDS} records of together {wire.RECORD_BYTES_MAX} bytes at most,"
+                f" not {self.count} of {self.size}"
+            )
+
+    def encode(self, session: int = 0, sequence: int = 0) -> list[Buffer]:
+        """The frame's buffers."""
+        return wire.encode_parts(
+            self.table, self.heads, self.small, self.large, self.command,
+            flags=UNIFORM | MARKED if self.marked else UNIFORM, session=session, sequence=sequence,
+        )  # fmt: skip

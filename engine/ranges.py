@@ -1,0 +1,43 @@
+"""Ranges of indexes: rising, disjoint, both ends included. Used by transfers and by who reads a stopped directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Range = tuple[int, int]
+"""Indexes of entries: first, last."""
+
+
+def covered(ranges: Iterable[Range], through: int) -> list[Range]:
+    """The part of the ranges up to `through`."""
+    return [(first, min(last, through)) for first, last in ranges if first <= through]
+
+
+def subtract(ranges: Iterable[Range], held: Sequence[Range]) -> list[Range]:
+    """What is in `ranges` and not in `held`; both rising and disjoint."""
+    left: list[Range] = []
+    start = 0
+    for first, last in ranges:
+        while start < len(held) and held[start][1] < first:
+            start += 1
+        at = start
+        while at < len(held) and held[at][0] <= last:
+            low, high = held[at]
+            if low > first:
+                left.append((first, low - 1))
+            first = max(first, high + 1)
+            at += 1
+        if first <= last:
+            left.append((first, last))
+    return left
+
+
+def union(ranges: Iterable[Range]) -> list[Range]:
+    """Rising, disjoint, and as few as possible."""
+    found: list[Range] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        elif first <= last:
+            found.append((first, last))
+    return found
