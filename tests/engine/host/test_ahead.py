@@ -26,6 +26,10 @@ class Gated:
         self.gate = threading.Semaphore(0)
         self.errors: dict[int, tuple[LogyardError, int]] = {}
 
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.begun, 0
+
     def write(self, items: Sequence[WalItem]) -> None:
         self.begun += 1
         assert self.gate.acquire(timeout=30)
