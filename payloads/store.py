@@ -144,6 +144,23 @@ class PayloadStore:
         with self._lock:
             return list(self._placement.lost)
 
+    def lose(self, uid: int, first: int, last: int) -> None:
+        """The caller knows of more that is `lost`: from an earlier life, or of homes that are not in generations."""
+        with self._lock:
+            self._placement.lost.append((uid, first, last))
+
+    def regained(self, uid: int, first: int, last: int) -> None:
+        """Nothing of these entries is `lost` any more."""
+        with self._lock:
+            kept: list[tuple[int, int, int]] = []
+            for owner, low, high in self._placement.lost:
+                if owner != uid or high < first or low > last:
+                    kept.append((owner, low, high))
+                    continue
+                kept += [(uid, low, first - 1)] if low < first else []
+                kept += [(uid, last + 1, high)] if high > last else []
+            self._placement.lost = kept
+
     # Reading
 
     def homes(self, uid: int) -> list[Home]:

@@ -96,6 +96,18 @@ class StoreAdapter:
                 return True
         return False
 
+    def lost_ranges(self) -> Sequence[tuple[int, int, int]]:
+        """All of it."""
+        return self._store.lost()
+
+    def lose(self, uid: int, first: int, last: int) -> None:
+        """Their home is lost."""
+        self._store.lose(uid, first, last)
+
+    def regained(self, uid: int, first: int, last: int) -> None:
+        """They are here again."""
+        self._store.regained(uid, first, last)
+
     def home(self, uid: int, index: int) -> Home | None:
         """Where an entry's payload is."""
         return self._store.home(uid, index)

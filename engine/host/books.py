@@ -59,11 +59,13 @@ class Books:
                 self._owed.update(rows.store_rows(self.system.store.changes()))
                 # What they say is dead has no home after a restart: the floor has to say so with them (law 4).
                 self.system.storage.raise_floors(int.from_bytes(key[-8:], "big") for key in self._owed)
+                lost = self.system.refill.changes()
             floors, self.floors = self.floors, set()
             puts = [rows.state(member) for member in floors if not member.is_gone and not member.damaged]
             puts += build()
             if store:
-                puts += self._owed.items()
+                # What has no home any more is known as lost from the same commit on.
+                puts += [*self._owed.items(), *lost]
             try:
                 if puts:
                     await self.system.space.out_of_reserve(
@@ -74,6 +76,7 @@ class Books:
                 raise
             if store:
                 self._owed.clear()
+                self.system.refill.commit(lost)
             if then is not None:
                 then()
 

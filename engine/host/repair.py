@@ -91,9 +91,16 @@ class Repair:
     async def stretch(self, member: Member, first: int, last: int) -> int:
         """Fetch everything that lives of the entries first..last anew: a home is lost, and nobody knows what was in it.
         Returns how many entries came; 0 when no peer has them."""
+        return (await self._stretch(member, first, last))[0]
+
+    async def whole(self, member: Member, first: int, last: int) -> bool:
+        """The same; whether all of it came, and is stored."""
+        return (await self._stretch(member, first, last))[1]
+
+    async def _stretch(self, member: Member, first: int, last: int) -> tuple[int, bool]:
         if not member.resolves:
-            return 0
-        came = 0
+            return 0, False
+        came, stored = 0, True
         sources = self._sources(member)
         async with self._limit:
             while first <= last and (node := sources.next()):
@@ -108,10 +115,10 @@ class Repair:
                 found = self._alive(member, piece)
                 if found:
                     came += len(found)
-                    await self._write_back(member, found)
+                    stored = await self._write_back(member, found) and stored
                 first = piece.through + 1
         self.failed += first <= last
-        return came
+        return came, stored and first > last
 
     def _alive(self, member: Member, piece: Piece) -> list[SourceEntry]:
         """What of a piece lives here, and is of the very entry that the log has, as far as that is known."""
@@ -123,11 +130,11 @@ class Repair:
                 found.append(row._replace(live=live))
         return found
 
-    async def _write_back(self, member: Member, found: Sequence[SourceEntry]) -> None:
-        """A home in the current generation. What can't be stored is served all the same."""
+    async def _write_back(self, member: Member, found: Sequence[SourceEntry]) -> bool:
+        """A home in the current generation. What can't be stored is served all the same. False: it is not stored."""
         self.fetched += len(found)
         if found[-1].index > member.raft.commit or member.raft.stopped:
-            return
+            return False
         storage = self.system.storage
         try:
             await storage.store_payloads(member, found, dense=True)
@@ -137,3 +144,5 @@ class Repair:
                 file.failed = file.failed and member.uid not in file.shares
         except LogyardError as error:
             log.warning("group %s: what was repaired is not written back: %s", member.spec.name, error)
+            return False
+        return True

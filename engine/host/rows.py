@@ -26,8 +26,10 @@ STORE = b"p"
 DELETED = b"d"
 """Prefix of the uids of deleted groups: they never come back."""
 DAMAGED = b"x"
-"""Prefix of the uids of groups that lost records here, with the reason: they stay stopped when the damaged file is
-long gone."""
+"""Prefix of the uids of groups that lost records here: what is known of it (`damage.Damaged`), also when the damaged
+file is long gone."""
+LOST = b"l"
+"""Prefix of the uids of groups of which payloads were lost with a home: which entries' (`refill`)."""
 DEPARTED = b"r"
 """Prefix of the uids of groups that this node was removed from: the promises of the replica that went."""
 CHUNK = b"c"
@@ -147,13 +149,19 @@ def _without(uid: int) -> list[Put]:
         (meta_rows.state_key(uid), None),
         (meta_rows.snapshot_key(uid), None),
         (DAMAGED + meta_rows.KEY.pack(uid), None),
+        (LOST + meta_rows.KEY.pack(uid), None),
         (intent_key(uid), None),
     ]
 
 
-def damaged(uid: int, reason: str) -> Put:
-    """A group lost records: it takes no part until it is deleted or repaired."""
-    return DAMAGED + meta_rows.KEY.pack(uid), reason.encode()
+def damaged(uid: int, known: bytes | None) -> Put:
+    """A group lost records: it takes no part until it is deleted or repaired. None: of that nothing is left."""
+    return DAMAGED + meta_rows.KEY.pack(uid), known
+
+
+def lost(uid: int, ranges: Sequence[tuple[int, int]]) -> Put:
+    """Payloads of these entries were lost, and are not back."""
+    return LOST + meta_rows.KEY.pack(uid), msgpack.packb([list(one) for one in ranges]) if ranges else None
 
 
 def store_rows(pairs: Iterable[tuple[bytes, bytes | None]]) -> list[Put]:

@@ -64,6 +64,11 @@ class Storage:
         self._janitor_lock = trio.Lock()
         self._wake = trio.Event()
 
+    @property
+    def janitor_lock(self) -> trio.Lock:
+        """Held by whoever changes where things are."""
+        return self._janitor_lock
+
     # Called in turns
 
     def rolled(self, rolled: Rolled) -> None:
@@ -422,6 +427,29 @@ class Storage:
         for member in members:
             for run in member.segments:
                 self.segments.leave(member, run.segment)
+
+    def void(self, uid: int) -> int:
+        """Nothing that the WAL has of a group is its log any more; the number of the newest batch. With the WAL to
+        itself, and the janitor's lock held."""
+        self.wal.restart(uid)
+        current = self.wal.current_entries
+        for entries in (*(sealed.entries for sealed in self._unsealed_files()), current):
+            gone = [entry for owner, entry in entries if owner == uid]
+            if gone:
+                entries[:] = [pair for pair in entries if pair[0] != uid]
+                self.system.durability.metadata_bytes -= metadata_bytes(gone)
+        self.segments.spoiled |= {sealed.file for sealed in self._unsealed_files()} | {self.wal.current}
+        return int(self.wal.position[0]) - 1
+
+    def take_over(self, old: Member, member: Member) -> None:
+        """A member made anew, with less in segments, stands for an old one. Its shares of homes are counted anew."""
+        self._hard_states.discard(old)
+        self.books.floors.discard(old)
+        kept = {run.segment for run in member.segments}
+        for run in old.segments:
+            if run.segment not in kept:
+                self.segments.leave(member, run.segment)
+        self.homes.recount(member)
 
     def close(self) -> None:
         """Close what is open, the lock last; nothing is pending."""

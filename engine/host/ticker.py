@@ -58,6 +58,7 @@ async def run(system: System) -> None:
             system.leaderboard.prune(system.names)
             system.heartbeats.look()
             system.storage.look()
+            system.refill.look()
             system.versions.look()
 
 

@@ -391,6 +391,10 @@ class Wal:
         self._last.pop(uid, None)
         self._seen.pop(uid, None)
 
+    def restart(self, uid: int) -> None:
+        """The group's log goes on somewhere else than here: its next write may start anywhere."""
+        self._last.pop(uid, None)
+
     def recycle(self, file: int) -> bool:
         """Everything in `file` is durable elsewhere or dead: reuse its space once no pin holds it (False: one does)."""
         assert file != self._head.epoch, "the current file is in use"

@@ -95,7 +95,7 @@ def test_a_bad_record_names_its_group_and_only_that(tmp_path: Path) -> None:
     memory, result = recover(Disk(), str(tmp_path))
     assert {damage.uid for damage in result.damage} == {7}
     assert memory.group(8) == states[3][8] and memory.group(9) == states[3][9]
-    assert 7 not in result.last_index and sorted(memory.log[7]) == [3, 4]
+    assert 7 not in result.last_index and 7 not in memory.log, "nothing behind the damage"
     assert memory.hard[7] == (1, 2, 2)
 
 
