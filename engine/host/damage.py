@@ -265,11 +265,14 @@ class Damages:
 
         system, storage, uid = self.system, self.system.storage, old.uid
         async with storage.janitor_lock:
+            snapshot = await trio.to_thread.run_sync(self._snapshot, uid)
+            if snapshot is not None:
+                # What it covers is not needed of the log.
+                old.raft.log.compact(snapshot.index, snapshot.term)
             good = await trio.to_thread.run_sync(self._good_through, old)
             through = await system.durability.exclusive(lambda: storage.void(uid))
             if system.members.get(uid) is not old:
                 return
-            snapshot = await trio.to_thread.run_sync(self._snapshot, uid)
             whole = old.raft.log.snapshot_index > 0 and snapshot is None
             state = self._cut_row(old, good) if not whole else blank(uid, None, recovery.Recovered(), old)
             before = self.known.get(uid)
@@ -321,7 +324,7 @@ class Damages:
         key, value = rows.state(member)
         assert value is not None
         row = meta_rows.StateRow.unpack(key, value)
-        row.runs = [tuple(run) for run in cut_runs([SegmentRun(*run) for run in row.runs], good + 1)]  # type: ignore[misc]
+        row.runs = list(cut_runs([SegmentRun(*run) for run in row.runs], good + 1))
         row.term_runs = [run for run in row.term_runs if run[0] <= good]
         row.commit = min(row.commit, good)
         row.extra["flushed"] = good

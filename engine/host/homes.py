@@ -150,15 +150,17 @@ class Homes:
             act()
 
     def book(self, member: Member, file: SealedFile, run: SegmentRun) -> None:
-        """Count a run anew. Where the places of payloads below the log's start can't be read, those are lost, and the
-        run is the rest. Raises `Corrupt` for damage above that."""
-        base = member.raft.log.snapshot_index
+        """Count a run anew. Where the places of payloads that the snapshot covers can't be read, those are lost, and
+        the run is the rest. Raises `Corrupt` for damage above that."""
+        base = member.snapshot_index
         try:
             share, total = self._count(member, run)
         except (LogyardError, OSError):
             if run.first > base:
                 raise
             self.system.refill.lose(member.uid, run.first, min(run.last, base))
+            if member.raft.log.snapshot_index < base:
+                member.raft.log.compact(base, member.snapshot_term)
             rest = [run._replace(first=base + 1)] if run.last > base else []
             member.segments = [part for one in member.segments for part in (rest if one == run else [one])]
             if not rest:
