@@ -204,7 +204,8 @@ def board_rows(system: System, after: str, limit: int) -> list[list[Any]]:
             standing = system.leaderboard.of(member.uid)
             found.append(
                 [
-                    name, member.uid, raft.leader, raft.term, standing.since_ms, ROLE_NAMES[raft.role], member.shown_state,
+                    name, member.uid, raft.leader, raft.term, standing.since_ms, ROLE_NAMES[raft.role],
+                    member.shown_state,
                     list(configuration.voters), list(configuration.learners), list(configuration.outgoing),
                 ]
             )  # fmt: skip

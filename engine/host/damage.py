@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SCAN_ENTRIES = 256
+KINDS = (b"g", b"s", b"n", rows.STORE, rows.CHUNK, rows.DAMAGED, rows.DEPARTED)
+"""Rows about one group that it can't do without."""
 ROUNDS = 1 << 16
 """Damages that one life of a node can number."""
 
@@ -108,7 +110,7 @@ class Damages:
         for uid, kinds in self._lost_rows().items():
             before = found.get(uid)
             # A checkpoint that is lost had the newest hard state unless the WAL has one.
-            terms = (b"s" in kinds and uid not in hard_states) or bool({b"x", b"r", b"g"} & kinds)
+            terms = (b"s" in kinds and uid not in hard_states) or bool({rows.DAMAGED, rows.DEPARTED} & kinds)
             text = "its rows in the meta store are damaged in both copies"
             found[uid] = Damaged(text, terms or (before is not None and before.terms), through, True)
         gone = [uid for uid, one in self.known.items() if one.sound and one.through < result.first_batch]
@@ -122,7 +124,7 @@ class Damages:
         """By uid, the kinds of rows that verify in no copy. Every kind of row about one group ends with its uid."""
         found: dict[int, set[bytes]] = {}
         for key in self.system.storage.books.meta.lost:
-            if key[:1] not in (rows.INTENT, rows.LOST, rows.DELETED) and len(key) >= 9:
+            if key[:1] in KINDS:
                 found.setdefault(int.from_bytes(key[-8:], "big"), set()).add(key[:1])
         return found
 
@@ -143,6 +145,8 @@ class Damages:
 
     def bar(self, uid: int, damaged: Damaged, state: meta_rows.StateRow | None, recovered: Recovered) -> None:
         """A group whose definition is lost: it is mended as soon as another member has told it. BLOCKING."""
+        if uid not in self.known and meta_rows.group_key(uid) not in self.system.storage.books.meta.lost:
+            return
         log.error("group %016x: its definition is damaged in both copies", uid)
         self.system.directory.barred.add(uid)
         self._store(uid, damaged, [blank(uid, state, recovered).put(), (meta_rows.snapshot_key(uid), None)])
@@ -282,7 +286,8 @@ class Damages:
             puts = [state.put(), rows.damaged(uid, damaged.pack())]
             if snapshot is None:
                 puts.append((meta_rows.snapshot_key(uid), None))
-            await storage.books.commit(lambda: puts)
+            # It may be deleted meanwhile.
+            await storage.books.commit(lambda: puts if system.members.get(uid) is old else ())
             self.known[uid] = damaged
             if system.members.get(uid) is not old:
                 return

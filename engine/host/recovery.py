@@ -142,10 +142,13 @@ def _open(system: System) -> None:
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
     sink = Collector()
     began = time.thread_time_ns()
-    result = replay(disk, str(path / "wal"), sink, flushed, system.damages.load())
+    cuts = system.damages.load()
+    result = replay(disk, str(path / "wal"), sink, flushed, cuts)
     replayed = [sealed.file for sealed in result.sealed] + ([result.current.head.epoch] if result.current else [])
     if stored is not None and flushed + 1 not in replayed:
         result.damage.append(Damage(0, flushed + 1, 0, "the file is missing, and with it what groups had written last"))
+        # Nobody can tell which of the batches that later rows speak of were in it.
+        result.cleared = {uid for uid, cut in cuts.items() if cut.through >= result.first_batch > 0}
     storage.wal = Wal(disk, str(path / "wal"), WalConfig.of(system.config), result)
     storage.closing.append(storage.wal.close)
     storage.segments.spoiled = result.spoiled
@@ -195,10 +198,14 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
         if member is None or known is not None:
             assert known is not None
             member = system.damages.build(spec, known, state, snapshots.get(spec.uid), recovered)
-        else:
-            base = member.raft.log.snapshot_index
-            if base > log_base(state)[0] and base == member.snapshot_index and recovered.restart != base + 1:
-                restarted.append((spec.uid, base))
+        base = member.raft.log.snapshot_index
+        if (
+            base > log_base(state)[0]
+            and base == member.snapshot_index
+            and recovered.restart != base + 1
+            and member.state != STOPPED
+        ):
+            restarted.append((spec.uid, base))
         system.members[spec.uid] = member
     for uid, known in damaged.items():
         if uid not in defined and uid not in system.directory.deleted:
@@ -216,7 +223,9 @@ def _leave_out(storage: Storage, result: ReplayResult, blank: set[int]) -> None:
         entries[:] = [pair for pair in entries if pair[0] not in blank]
     for uid in blank:
         storage.wal.restart(uid)
-    storage.segments.spoiled |= {sealed.file for sealed in result.sealed} | {storage.wal.current}
+    storage.segments.spoiled |= {sealed.file for sealed in result.sealed}
+    if result.current is not None:
+        storage.segments.spoiled.add(result.current.head.epoch)
 
 
 def log_base(state: meta_rows.StateRow | None) -> tuple[int, int]:
