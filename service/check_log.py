@@ -18,7 +18,7 @@ from logyard.engine.host.recovery import Collector, Recovered
 from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
 from logyard.engine.log.segment import HEAD_BYTES, SegmentReader
 from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_epochs, wal_name
-from logyard.engine.log.wal_replay import ReplayResult, replay
+from logyard.engine.log.wal_replay import Cut, ReplayResult, replay
 from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
 
 from .check_meta import Facts
@@ -70,7 +70,8 @@ def read_wal(directory: Path, facts: Facts, report: Report) -> WalFacts:
         report.damage("wal", f"this file is missing; the oldest is {epochs[0]}", path=wal_path(epochs[0] - 1))
     sink = Collector()
     with report.guarded("wal", path="wal"):
-        found.result = replay(disk, str(wal), sink, facts.flushed)
+        cuts = {uid: Cut(known.through, known.whole) for uid, known in facts.damaged.items()}
+        found.result = replay(disk, str(wal), sink, facts.flushed, cuts)
     found.groups = sink.groups
     result = found.result
     report.count("wal_entries", sum(len(sealed.entries) for sealed in result.sealed))

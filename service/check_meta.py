@@ -12,11 +12,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
 from xxhash import xxh3_64_intdigest
 
 from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt, WrongIdentity
 from logyard.engine.host import rows
+from logyard.engine.host.damaged import Damaged
 from logyard.engine.host.member import Spec
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta import (
@@ -36,9 +38,9 @@ from .check_report import Report
 
 KINDS = {
     b"g": "definition", b"s": "checkpoint", b"n": "snapshot", b"f": "file", b"p": "payload homes", b"d": "deletion",
-    b"e": "epoch", b"x": "damage", b"c": "section", b"i": "transfer",
+    b"e": "epoch", b"x": "damage", b"c": "section", b"i": "transfer", b"l": "lost payloads", b"r": "departure",
 }  # fmt: skip
-GROUP_ROWS = (b"g", b"s", b"n", b"d", b"x", b"i")
+GROUP_ROWS = (b"g", b"s", b"n", b"d", b"x", b"i", b"l", b"r")
 
 
 class Facts:
@@ -46,7 +48,7 @@ class Facts:
 
     __slots__ = (
         "node", "cluster", "epoch", "groups", "states", "snapshots", "chunks", "wal_files", "flushed", "deleted",
-        "store", "lost", "complete",
+        "store", "lost", "damaged", "complete",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -65,6 +67,8 @@ class Facts:
         self.store: list[tuple[bytes, bytes]] = []
         self.lost: set[int] = set()
         """Groups with a row that verifies in neither copy."""
+        self.damaged: dict[int, Damaged] = {}
+        """Groups that lost records here at some time."""
         self.complete = True
 
     def name(self, uid: int) -> str:
@@ -243,11 +247,25 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     # A group that was left has rows again when this node is a member again.
     facts.deleted |= left - facts.groups.keys()
     take(rows.STORE, lambda key, value: facts.store.append((key[1:], value)))
-    for key, value in store.scan(rows.DAMAGED):
-        text = f"an earlier start stopped this group: {value.decode('utf-8', 'replace')}"
-        report.damage("stopped", text, path="meta", group=facts.name(uid_of(key)))
+    _damages(store, facts, report)
     report.count("groups", len(facts.groups))
     for uid in sorted(facts.states.keys() | facts.snapshots.keys()):
         if uid not in facts.groups:
             known = "was deleted" if uid in facts.deleted else "has no definition"
             report.damage("meta_row", f"a group with rows {known}", path="meta", group=facts.name(uid))
+
+
+def _damages(store: MetaStore, facts: Facts, report: Report) -> None:
+    """What this node knows to have lost."""
+    for key, value in store.scan(rows.DAMAGED):
+        known = facts.damaged[uid_of(key)] = Damaged.unpack(value)
+        group = facts.name(uid_of(key))
+        if known.sound:
+            report.healed("damaged", f"this group was mended by others: {known.reason}", path="meta", group=group)
+        else:
+            text = f"this group lost records here, and waits for others to mend it: {known.reason}"
+            report.damage("damaged", text, path="meta", group=group)
+    for key, value in store.scan(rows.LOST):
+        for first, last in msgpack.unpackb(value):
+            text = f"the home of the payloads of entries {first} to {last} is lost: they come from other members"
+            report.damage("lost", text, path="meta", group=facts.name(uid_of(key)))

@@ -21,7 +21,8 @@ from xxhash import xxh3_64_digest
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.errors import DirectoryInUse, LogyardError, WrongIdentity
-from logyard.engine.host.rows import DAMAGED, STORE
+from logyard.engine.host.damaged import Damaged
+from logyard.engine.host.rows import DAMAGED, STORE, lost
 from logyard.engine.log import meta as meta_store
 from logyard.engine.log.meta import HEADER_BYTES, IDENTITY, MetaStore
 from logyard.engine.log.meta_rows import KEY, snapshot_key, state_key, state_rows
@@ -566,6 +567,23 @@ def test_a_group_that_an_earlier_start_stopped(data: Path) -> None:
     store.commit([(DAMAGED + KEY.pack(uid), b"batch 7 is lost")])
     store.close()
     expect(inspected(data), "meta", "beta", "batch 7 is lost")
+    known = Damaged("batch 7 is lost", False, 7, False)
+    store = meta_of(data)
+    store.commit([(DAMAGED + KEY.pack(uid), known.pack())])
+    store.close()
+    expect(inspected(data), "meta", "beta", "waits for others")
+    store = meta_of(data)
+    store.commit([(DAMAGED + KEY.pack(uid), known._replace(through=0, sound=True).pack())])
+    store.close()
+    report = inspected(data)
+    assert report["ok"] and any("mended" in finding["message"] for finding in named(report, "healed"))
+
+
+def test_payloads_whose_home_is_lost(data: Path) -> None:
+    store = meta_of(data)
+    store.commit([lost(uid_of(data, "beta"), [(2, 5)])])
+    store.close()
+    expect(inspected(data), "meta", "beta", "entries 2 to 5")
 
 
 def test_rows_that_contradict_the_files(data: Path) -> None:
