@@ -12,18 +12,19 @@ from . import checkpoints
 from .copies import END, Copies, Owner, Place
 from .errors import GenerationFailed, PayloadCorrupt
 from .homes import Home, HomeTable
+from .losses import Losses
 from .shelf import Shelf
 
 
 class Placement:
     """Homes of all groups over the copies in all generations. `fail` is told of a generation that cannot be read."""
 
-    __slots__ = ("homes", "copies", "lost", "newest", "newest_run", "_fail")
+    __slots__ = ("homes", "copies", "losses", "newest", "newest_run", "_fail")
 
     def __init__(self, shelf: Shelf, ledger_slots: int, fail: Callable[[int, Exception], None]) -> None:
         self.homes = HomeTable()
         self.copies = Copies(shelf, ledger_slots)
-        self.lost: list[tuple[int, int, int]] = []
+        self.losses = Losses()
         self.newest = self.newest_run = 0
         self._fail = fail
 
@@ -128,7 +129,7 @@ class Placement:
             uid, homes, marks = checkpoints.decode(key, body)
             gone = [(uid, home.first, home.last) for home in homes if home.generation not in present]
             if gone:
-                self.lost += gone
+                self.losses.add(gone)
                 poorer.add(uid)
             self.homes.put(uid, [home for home in homes if home.generation in present])
             for generation, run, found in marks:

@@ -66,7 +66,7 @@ class PayloadStore:
     """The constructor does no I/O; `open` reads, `restore` takes what `checkpoint` gave."""
 
     __slots__ = (
-        "directory", "config", "shelf", "_journal", "_disk", "_lock", "_placement", "_totals",
+        "directory", "config", "shelf", "losses", "_journal", "_disk", "_lock", "_placement", "_totals",
         "_pins", "_running", "_probe",
     )  # fmt: skip
 
@@ -86,6 +86,7 @@ class PayloadStore:
         self.shelf = Shelf(self.directory, maps, disk, journal=self._journal, writer=not config.remote_writer)
         self._lock = threading.RLock()
         self._placement = Placement(self.shelf, config.ledger_slots, self._fail)
+        self.losses = self._placement.losses
         self._totals: dict[int, int] = {}
         self._pins: dict[int, int] = {}
         self._running = Running()
@@ -141,25 +142,7 @@ class PayloadStore:
 
     def lost(self) -> list[tuple[int, int, int]]:
         """(uid, first, last) whose generation is gone or failing: whatever of it lives must come from peers."""
-        with self._lock:
-            return list(self._placement.lost)
-
-    def lose(self, uid: int, first: int, last: int) -> None:
-        """The caller knows of more that is `lost`: from an earlier life, or of homes that are not in generations."""
-        with self._lock:
-            self._placement.lost.append((uid, first, last))
-
-    def regained(self, uid: int, first: int, last: int) -> None:
-        """Nothing of these entries is `lost` any more."""
-        with self._lock:
-            kept: list[tuple[int, int, int]] = []
-            for owner, low, high in self._placement.lost:
-                if owner != uid or high < first or low > last:
-                    kept.append((owner, low, high))
-                    continue
-                kept += [(uid, low, first - 1)] if low < first else []
-                kept += [(uid, last + 1, high)] if high > last else []
-            self._placement.lost = kept
+        return self.losses.all()
 
     # Reading
 
@@ -211,7 +194,7 @@ class PayloadStore:
         with self._lock:
             if os.path.isdir(self.shelf.path(number)):
                 self.shelf.fail(number, failure)
-            self._placement.lost += [(uid, home.first, home.last) for uid, home in self._placement.leave(number)]
+            self.losses.add([(uid, home.first, home.last) for uid, home in self._placement.leave(number)])
             self._placement.copies.drop(number)
 
     def pin(self, generation: int) -> None:

@@ -102,11 +102,11 @@ class StoreAdapter:
 
     def lose(self, uid: int, first: int, last: int) -> None:
         """Their home is lost."""
-        self._store.lose(uid, first, last)
+        self._store.losses.add([(uid, first, last)])
 
     def regained(self, uid: int, first: int, last: int) -> None:
         """They are here again."""
-        self._store.regained(uid, first, last)
+        self._store.losses.regained(uid, first, last)
 
     def home(self, uid: int, index: int) -> Home | None:
         """Where an entry's payload is."""

@@ -113,6 +113,14 @@ class Durability:
             self.metadata_bytes -= metadata_bytes(item.entries)
         self.items = kept
 
+    def leave_out(self, uid: int, lists: Iterable[list[tuple[int, Entry]]]) -> None:
+        """What is kept of a group for segments shall be in none."""
+        for entries in lists:
+            gone = [entry for owner, entry in entries if owner == uid]
+            if gone:
+                entries[:] = [pair for pair in entries if pair[0] != uid]
+                self.metadata_bytes -= metadata_bytes(gone)
+
     def kick(self) -> None:
         """Write what is queued, unless a batch is under way (then its end does)."""
         while self.items and not (self.busy or self.held) and self.error is None:

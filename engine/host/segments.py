@@ -103,6 +103,13 @@ class Segments:
             if not users:
                 self.release(number)
 
+    def take_over(self, old: Member, member: Member) -> None:
+        """A member made anew, with less in segments, stands for an old one."""
+        kept = {run.segment for run in member.segments}
+        for run in old.segments:
+            if run.segment not in kept:
+                self.leave(member, run.segment)
+
     def forget(self, member: Member) -> None:
         """A member's stored row refers to no segment."""
         self._unreferring.discard(member)

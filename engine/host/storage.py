@@ -61,13 +61,8 @@ class Storage:
         self._sealing: Sealed | None = None
         self._last_rolled = 0.0
         self._hard_states: set[Member] = set()
-        self._janitor_lock = trio.Lock()
+        self.janitor_lock = trio.Lock()
         self._wake = trio.Event()
-
-    @property
-    def janitor_lock(self) -> trio.Lock:
-        """Held by whoever changes where things are."""
-        return self._janitor_lock
 
     # Called in turns
 
@@ -159,7 +154,7 @@ class Storage:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            async with self._janitor_lock:
+            async with self.janitor_lock:
                 await self._try("sealing", self.seal_all)
                 for file in self.migration.victims():
                     await self._try(f"migration of WAL file {file.file}", self.migration.migrate, file)
@@ -196,7 +191,7 @@ class Storage:
 
     async def compact(self) -> dict[str, Any]:
         """Migrate and collect everything now."""
-        async with self._janitor_lock:
+        async with self.janitor_lock:
             done = await self.migration.compact()
             await self.segments.remove_unused()
             return done
@@ -367,7 +362,7 @@ class Storage:
     async def store_payloads(self, member: Member, entries: Sequence[SourceEntry], dense: bool = False) -> None:
         """Payloads that came from a peer, rising, durable in a generation; their home from now on. `dense`: nothing
         between them changes its home, else nothing that has one in a generation."""
-        async with self._janitor_lock:
+        async with self.janitor_lock:
             before = list(self.system.store.homes(member.uid))
             runs = runs_of([one.index for one in entries], before, dense)
             await self.system.store.write(
@@ -384,7 +379,7 @@ class Storage:
         read: Callable[[int, int, int], Iterable[SourceEntry]],
     ) -> None:
         """Payloads of several groups from WAL files to a generation: (uid, first, last) of each, one a member."""
-        async with self._janitor_lock:
+        async with self.janitor_lock:
             before = {member: list(self.system.store.homes(member.uid)) for member in members}
             await self.system.store.write(ranges, read)
             for member, (_, first, last) in zip(members, ranges, strict=True):
@@ -429,26 +424,19 @@ class Storage:
                 self.segments.leave(member, run.segment)
 
     def void(self, uid: int) -> int:
-        """Nothing that the WAL has of a group is its log any more; the number of the newest batch. With the WAL to
-        itself, and the janitor's lock held."""
+        """Nothing that the WAL has of a group is its log any more; the newest batch's number. The janitor must rest."""
         self.wal.restart(uid)
-        current = self.wal.current_entries
-        for entries in (*(sealed.entries for sealed in self._unsealed_files()), current):
-            gone = [entry for owner, entry in entries if owner == uid]
-            if gone:
-                entries[:] = [pair for pair in entries if pair[0] != uid]
-                self.system.durability.metadata_bytes -= metadata_bytes(gone)
-        self.segments.spoiled |= {sealed.file for sealed in self._unsealed_files()} | {self.wal.current}
+        files = {file.file: file.entries for file in self._unsealed_files()}
+        files[self.wal.current] = self.wal.current_entries
+        self.system.durability.leave_out(uid, files.values())
+        self.segments.spoiled |= files.keys()
         return int(self.wal.position[0]) - 1
 
     def take_over(self, old: Member, member: Member) -> None:
-        """A member made anew, with less in segments, stands for an old one. Its shares of homes are counted anew."""
+        """A member made anew, with less in segments, stands for an old one."""
         self._hard_states.discard(old)
         self.books.floors.discard(old)
-        kept = {run.segment for run in member.segments}
-        for run in old.segments:
-            if run.segment not in kept:
-                self.segments.leave(member, run.segment)
+        self.segments.take_over(old, member)
         self.homes.recount(member)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
@@ -45,8 +45,11 @@ from .record import (
     FileHead,
     check_directory,
 )
+from .replay_result import Current, Cut, Damage, ReplayResult
 from .wal_files import Sealed, wal_epochs, wal_name
 from .wal_scan import FileScan, Lost, read_heads
+
+__all__ = ["Current", "Cut", "Damage", "ReplayResult", "Sink", "replay", "replay_file"]
 
 
 class Sink(Protocol):
@@ -67,65 +70,6 @@ class Sink(Protocol):
     def floor(self, uid: int, p: int) -> None:
         """The group's payload floor became `p`."""
         ...
-
-
-class Damage(NamedTuple):
-    """Bytes that do not verify. `uid` 0: nobody knows whose they were, and every group not in `cleared` is suspect."""
-
-    uid: int
-    file: int
-    offset: int
-    reason: str
-
-
-class Cut(NamedTuple):
-    """The host's word for one group: its damage up to and with batch `through` is known. `whole`: nothing up to there
-    is its log any more."""
-
-    through: int
-    whole: bool
-
-
-class Current(NamedTuple):
-    """The file that takes the next batches. `idle`: its last batch is empty or missing; `torn`: bytes were cut."""
-
-    head: FileHead
-    tail: int
-    entries: list[tuple[int, Entry]]
-    idle: bool
-    torn: bool
-
-
-class ReplayResult:
-    """What `Wal.open` continues from, and what the host has to repair.
-
-    `sealed` are the replayed files before the current one; `healed` is damage that cost nothing, thanks to a second
-    copy. `cleared` are the groups known to have lost nothing to damage without a name. `last_index` has no damaged
-    group. `sure` are the groups with a hard state behind all damage that may have been theirs. `spoiled` are the files
-    of which something was left out, `first_batch` is the number of the first batch replayed.
-    """
-
-    __slots__ = (
-        "sealed", "current", "damage", "healed", "cleared", "last_index", "last_batch", "next_epoch", "next_batch",
-        "previous", "unknown_through", "sure", "spoiled", "first_batch",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.sealed: list[Sealed] = []
-        self.current: Current | None = None
-        self.damage: list[Damage] = []
-        self.healed: list[Damage] = []
-        self.cleared: set[int] = set()
-        self.last_index: dict[int, int] = {}
-        self.last_batch: dict[int, int] = {}
-        self.next_epoch = 1
-        self.next_batch = 1
-        # (epoch, end) of the newest file that is not continued.
-        self.previous = (0, 0)
-        self.unknown_through = 0
-        self.sure: set[int] = set()
-        self.spoiled: set[int] = set()
-        self.first_batch = 0
 
 
 def replay(

@@ -13,13 +13,12 @@ acknowledgement to an older leader would then be part of a commit which that can
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING
 
 from . import election, membership, reads, replication
 from .messages import APPEND_REPLY, DAMAGED, MEND, MENDED, TERMS, TERMS_REPLY, Message
 from .progress import SNAPSHOTTING, Progress
-from .state import FOLLOWER, LEADER
+from .state import FOLLOWER, LEADER, TERM_MAX
 
 if TYPE_CHECKING:
     from .core import Raft
@@ -45,8 +44,11 @@ class Mend:
 
 
 def _digest(raft: Raft) -> int:
-    """Members with the same newest configuration say the same number."""
-    return zlib.crc32(raft.configuration.encode())
+    """Members with the same newest configuration say the same number: FNV-1a, of 63 bits."""
+    digest = 0xCBF29CE484222325
+    for byte in raft.configuration.encode():
+        digest = ((digest ^ byte) * 0x100000001B3) & TERM_MAX
+    return digest
 
 
 # ---- the damaged member

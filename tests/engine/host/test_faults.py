@@ -220,7 +220,7 @@ async def test_a_failing_segment_job_is_done_again_and_forgets_no_vote(tmp_path:
         await c.fill(1, 3, 40 * KIB)
         system, member = c.system(1), c.member(1)
         term, vote = member.raft.term, member.raft.vote
-        async with system.storage._janitor_lock:
+        async with system.storage.janitor_lock:
             sealed = await system.durability.exclusive(system.wal.roll)
             system.storage._sealed.append(sealed)
             disk.fail(call, 1, errno.EIO)
@@ -266,7 +266,7 @@ async def test_a_vote_alone_in_a_file_outlives_a_failed_segment_job(tmp_path: Pa
         member.raft.campaign(True)
         system.scheduler.mark(member)
         await until(lambda: member.raft.safe and member.raft.term == term + 1)
-        async with system.storage._janitor_lock:
+        async with system.storage.janitor_lock:
             sealed = await system.durability.exclusive(system.wal.roll)
             assert sealed is not None and not sealed.entries
             system.storage._sealed.append(sealed)
