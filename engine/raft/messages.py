@@ -118,7 +118,7 @@ def describe(message: Message) -> str:
         parts.append(f"at {m.index}@{m.log_term}")
     elif m.kind == APPEND_REPLY:
         parts.append(f"at {m.index} last {m.last}" if not m.reject else f"at {m.index} hint {m.context}@{m.log_term}")
-    elif m.kind in (DAMAGED, MEND):
+    elif m.kind in (DAMAGED, MEND, TERMS, TERMS_REPLY):
         parts.append(f"at {m.index} damage {m.context}" + (f" last {m.last}" if m.kind == DAMAGED else ""))
     if m.kind in (APPEND, APPEND_REPLY):
         parts.append(f"commit {m.commit}")
