@@ -234,9 +234,10 @@ class Damages:
         """What is certain of a stopped member becomes a new one, which is mended by the others."""
         try:
             await self._rebuild_alone(old, reason)
-        except LogyardError as error:
-            old.reason = f"{reason}; and it can't be mended now: {error}"
-            log.error("group %s: %s", old.spec.name, old.reason)
+        except Exception as error:
+            # Of this group alone (law 7): it stays stopped until the next start.
+            old.reason = f"{reason}; and it can't be mended now: {type(error).__name__}: {error}"
+            log.exception("group %s: %s", old.spec.name, old.reason)
 
     async def _rebuild_alone(self, old: Member, reason: str) -> None:
         from . import recovery

@@ -15,6 +15,7 @@ import trio
 from logyard.engine.errors import GroupStopped
 from logyard.engine.host import rows
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
+from logyard.payloads.errors import GenerationFailed
 
 from .cluster import KIB, Cluster, cluster, until
 from .test_histories import check_books
@@ -319,15 +320,19 @@ async def test_with_a_lost_vote_it_waits_for_every_voter(tmp_path: Path) -> None
         data = metadata(c, 3, c.member(3).raft.log.last_index - 3)
         await c.crash(3)
         hurt_wal(c, 3, data)
-        await c.crash(2)
+        c.network.partition([3], [2])
         await c.start(3)
         member = c.member(3)
-        assert member.raft.mend is not None and member.raft.mend.terms
-        bodies_before = c.member(1).raft.commit
+        mend = member.raft.mend
+        assert mend is not None and mend.terms
+        await until(lambda: mend.fence_term and member.raft.log.stable >= mend.fence, "it has all that was named to it")
+        await c.crash(2)
+        commit = c.member(1).raft.commit
         with trio.move_on_after(0.4):
             await c.append(1, [(b"", b"not by its copy")])
             raise AssertionError("committed by the copy of a damaged member")
-        assert c.member(1).raft.commit == bodies_before and member.raft.mend is not None
+        assert c.member(1).raft.commit == commit and member.raft.mend is mend
+        c.network.heal()
         await c.start(2)
         await mended(c, 3)
         assert [body for _, body in await c.read(3)][: len(bodies)] == bodies
@@ -425,6 +430,22 @@ async def test_a_lost_generation_is_refilled_without_a_reader(tmp_path: Path) ->
         assert [body for _, body in await c.read(3)] == bodies
         await c.restart(3)
         assert not c.system(3).store.lost_ranges()
+
+
+async def test_a_generation_that_fails_while_running_is_refilled(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 12, SIZE)
+        await stable(c, 3)
+        await c.nodes[3].compact()
+        system = c.system(3)
+        (generation,) = system.store.generations()
+        store = system.store._store  # type: ignore[attr-defined]
+        store._fail(generation.id, GenerationFailed("a generation", "a page can't be read"))
+        assert system.store.lost(c.member(3).uid, 1, 12)
+        await until(lambda: not system.store.lost_ranges(), "refilled")
+        c.partition(3)
+        assert [body for _, body in await c.read(3)] == bodies
 
 
 async def test_places_of_payloads_that_are_lost_below_the_log(tmp_path: Path) -> None:
