@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from logyard.engine.raft import election, mending
+from logyard.engine.raft import election, membership, mending
 from logyard.engine.raft.core import FOLLOWER, LEADER, Raft
 from logyard.engine.raft.messages import (
     APPEND,
@@ -25,6 +25,7 @@ from logyard.engine.raft.messages import (
     VOTE_REPLY,
     Message,
 )
+from logyard.engine.raft.progress import Progress
 
 from .network import UID, Host, Network
 from .test_random_cluster import Chaos, run
@@ -227,6 +228,56 @@ def test_when_a_majority_is_damaged_nobody_leads() -> None:
     network.restart(1)
     network.tick(200)
     assert network.leader() is None and network[2].mend is not None and network[1].log.last_index == 2
+
+
+def any_fence(raft: Raft, m: Message, verb: Callable[[Raft, Message], None] = mending.on_mend) -> None:
+    m.index = 0
+    verb(raft, m)
+
+
+def any_index(raft: Raft, m: Message, progress: Progress) -> bool:
+    progress.round = 0
+    membership.track(raft)
+    return True
+
+
+def leader_goes_early(network: Network) -> None:
+    """What is committed is on nodes 1 and 3. Node 3 loses it, and node 1 goes when it is confirmed by node 2, before it
+    has sent an entry to anybody."""
+    network.elect(1)
+    network.isolate(2)
+    network.hosts[1].propose(b"kept")
+    network.drain()
+    assert network[1].commit == 2
+    network.cut.clear()
+    network.see()
+    hurt(network, 3, keep=1)
+    for _ in range(40):
+        for host in network.up():
+            host.raft.tick()
+            host.turn()
+            host.write(len(host.unwritten))
+        found, network.queue = network.queue, []
+        for message in found:
+            if message.kind != APPEND or not message.entries:
+                network.deliver(message)
+    network.crash(1)
+    network.tick(100)
+    assert network.leader() is None, "a leader that lacks what was committed"
+    network.restart(1)
+    network.tick(100)
+    assert network.states() == [[b"kept"]] * 3
+
+
+def test_it_does_not_vote_before_it_has_all_up_to_the_index() -> None:
+    leader_goes_early(Network(3))
+
+
+def test_that_history_tells_a_member_that_does_not_wait_for_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mending, "on_mend", any_fence)
+    monkeypatch.setattr(mending, "counts", any_index)
+    with pytest.raises(AssertionError, match="lacks"):
+        leader_goes_early(Network(3))
 
 
 # ---- lost terms and votes
@@ -462,15 +513,9 @@ def as_if_sound(verb: Callable[[Raft, Message], None]) -> Callable[[Raft, Messag
     return bug
 
 
-def any_fence(raft: Raft, m: Message, verb: Callable[[Raft, Message], None] = mending.on_mend) -> None:
-    m.index = 0
-    verb(raft, m)
-
-
 Patch = tuple[ModuleType, str, Callable[..., object]]
 PLANTED: dict[str, list[Patch]] = {
     "takes part at once": [(mending, "look", lambda raft: setattr(raft, "mend", None))],
-    "does not wait for the index": [(mending, "on_mend", any_fence)],
     "votes": [(election, name, as_if_sound(getattr(election, name))) for name in ("on_vote", "on_prevote")],
 }
 
