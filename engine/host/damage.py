@@ -48,6 +48,8 @@ class Damages:
         self._rounds = 0
         # Damaged while the directory was opened: mended as soon as the node runs.
         self._waiting: list[tuple[Member, str]] = []
+        # Mended, and that is not stored yet.
+        self._sound: dict[Member, Damaged] = {}
 
     # At a start
 
@@ -123,7 +125,11 @@ class Damages:
             return
         log.error("group %016x: its definition is damaged in both copies", uid)
         self.system.directory.barred.add(uid)
-        self._store(uid, damaged, [blank(uid, state, recovered).put(), (meta_rows.snapshot_key(uid), None)])
+        start = blank(uid, state, recovered)
+        kept = start if state is None else state
+        # Its promises outlive the WAL; the rest is given up only when somebody can bring it back.
+        kept.term, kept.vote, kept.floor = start.term, start.vote, start.floor
+        self._store(uid, damaged, [kept.put()])
 
     def admit(self, spec: Spec) -> Member:
         """Another member told the definition of a group that was barred."""
@@ -134,8 +140,11 @@ class Damages:
         value = system.storage.books.meta.get(key)
         state = meta_rows.StateRow.unpack(key, value) if value is not None else None
         system.directory.barred.discard(spec.uid)
-        terms = self.known[spec.uid].terms
-        return recovery.build_member(system, spec, state, None, recovery.Recovered(), Mend(self.new_round(), terms))
+        known = self.known[spec.uid]
+        start = blank(spec.uid, state, recovery.Recovered())
+        self._store(spec.uid, known, [start.put(), (meta_rows.snapshot_key(spec.uid), None)])
+        mend = Mend(self.new_round(), known.terms)
+        return recovery.build_member(system, spec, start, None, recovery.Recovered(), mend)
 
     def build(
         self,
@@ -227,7 +236,6 @@ class Damages:
             return
         log.error("group %s lost records here: %s", member.spec.name, reason)
         self.system.directory.silence(member, reason, STOPPED)
-        member.damaged = True
         self.system.nursery.start_soon(self._rebuild, member, reason)
 
     async def _rebuild(self, old: Member, reason: str) -> None:
@@ -244,14 +252,14 @@ class Damages:
 
         system, storage, uid = self.system, self.system.storage, old.uid
         async with storage.janitor_lock:
+            if system.members.get(uid) is not old:
+                return
             snapshot = await trio.to_thread.run_sync(self._snapshot, uid)
-            if snapshot is not None:
+            if snapshot is not None and old.raft.log.term(snapshot.index) == snapshot.term:
                 # What it covers is not needed of the log.
                 old.raft.log.compact(snapshot.index, snapshot.term)
             good = await trio.to_thread.run_sync(self._good_through, old)
             through = await system.durability.exclusive(lambda: storage.void(uid))
-            if system.members.get(uid) is not old:
-                return
             whole = old.raft.log.snapshot_index > 0 and snapshot is None
             state = self._cut_row(old, good) if not whole else blank(uid, None, recovery.Recovered(), old)
             before = self.known.get(uid)
@@ -263,9 +271,9 @@ class Damages:
                 puts.append((meta_rows.snapshot_key(uid), None))
             # It may be deleted meanwhile.
             await storage.books.commit(lambda: puts if system.members.get(uid) is old else ())
-            self.known[uid] = damaged
             if system.members.get(uid) is not old:
                 return
+            self.known[uid] = damaged
             mend = Mend(self.new_round(), terms)
             member = recovery.build_member(system, old.spec, state, snapshot, recovery.Recovered(), mend)
             member.reason = reason
@@ -308,6 +316,9 @@ class Damages:
         row.term_runs = [run for run in row.term_runs if run[0] <= good]
         row.commit = min(row.commit, good)
         row.extra["flushed"] = good
+        first, *later = row.extra["configurations"]
+        # The newest one is nearest to the truth, wherever the log ends: what comes again brings those in between.
+        row.extra["configurations"] = [[min(first[0], good), 0, first[2]], *(one for one in later if one[0] <= good)]
         row.extra.pop("asleep", None)
         return row
 
@@ -321,22 +332,25 @@ class Damages:
         member.reason = ""
         self.mended += 1
         log.warning("group %s is mended: all up to entry %d is here", member.spec.name, member.raft.log.stable)
-        self.system.nursery.start_soon(self._store_sound, member, known)
+        self._sound[member] = known
+        if len(self._sound) == 1:
+            self.system.nursery.start_soon(self._store_sound)
 
-    async def _store_sound(self, member: Member, known: Damaged) -> None:
-        """Until this is durable a start mends the group once more, which costs nothing but that."""
+    async def _store_sound(self) -> None:
+        """Until this is durable a start mends the groups once more, which costs nothing but that."""
+        done: dict[int, Damaged] = {}
 
         def build() -> list[rows.Put]:
-            if self.known.get(member.uid) is not known or member.raft.mend is not None:
-                return []
-            done = known._replace(sound=True, terms=False)
-            self.known[member.uid] = done
-            return [rows.damaged(member.uid, done.pack())]
+            mended, self._sound = self._sound, {}
+            for member, known in mended.items():
+                if self.known.get(member.uid) is known and member.raft.mend is None:
+                    done[member.uid] = known._replace(sound=True, terms=False)
+            return [rows.damaged(uid, one.pack()) for uid, one in done.items()]
 
         try:
-            await self.system.storage.books.commit(build)
+            await self.system.storage.books.commit(build, then=lambda: self.known.update(done))
         except LogyardError as error:
-            log.warning("group %s: that it is mended is not stored: %s", member.spec.name, error)
+            log.warning("that groups are mended is not stored: %s", error)
 
     def status(self) -> dict[str, int]:
         """Groups being mended, groups that nobody can mend, and how many were."""
