@@ -185,7 +185,7 @@ def on_damaged(raft: Raft, m: Message) -> None:
         election.deny_leading(raft, m)
         return
     progress = raft.progress.get(m.sender)
-    if progress is None:
+    if progress is None or not m.context:
         return
     progress.waited = 0
     if progress.round != m.context:
