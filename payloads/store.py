@@ -133,11 +133,17 @@ class PayloadStore:
 
     def lost(self) -> list[tuple[int, int, int]]:
         """(uid, first, last) whose generation is gone or failing: whatever of it lives must come from peers."""
-        return [(uid, *home[:2]) for uid, homes in sorted(self._placement.lost.items()) for home in homes]
+        with self._lock:
+            return [(uid, *home[:2]) for uid, homes in sorted(self._placement.lost.items()) for home in homes]
 
     def is_lost(self, uid: int, first: int, last: int) -> bool:
         """Whether any of these entries is in `lost`."""
         return any(home.first <= last and home.last >= first for home in self._placement.lost.get(uid, ()))
+
+    def lose(self, uid: int, first: int, last: int) -> None:
+        """Nobody can tell any more where the payloads of these entries are: they are in `lost`."""
+        with self._lock:
+            self._placement.lose([(uid, Home(first, last, 0, 0))])
 
     def found(self, uid: int, first: int, last: int) -> None:
         """What lives of these entries was stored anew: they are not in `lost`."""

@@ -98,7 +98,9 @@ def check_group(
     """Put one group together, report what does not fit, and apply its log. `homes`: its payloads in generations."""
     spec = facts.groups[uid]
     group = GroupLog(spec, facts.states.get(uid) or StateRow(uid))
+    known = facts.damaged.get(uid)
     group.whole = uid not in wal.hurt and uid not in wal.suspects and uid not in facts.lost
+    group.whole = group.whole and (known is None or known.sound)
     group.alone = spec.voters == (facts.node,)
     _read_snapshot(group, facts, report)
     recovered = wal.groups.get(uid) or Recovered()

@@ -61,6 +61,10 @@ class Reader:
         found = member.raft.log.slice(first, last, bytes_max)
         if found is not None:
             return found
+        return self.stored_entries(member, first, last, bytes_max)
+
+    def stored_entries(self, member: Member, first: int, last: int, bytes_max: int = SCAN_BYTES) -> list[Entry]:
+        """Entries of the log from `first` as segments have them, at least one. Raises `Corrupt`."""
         for run in reversed(member.segments):
             if run.first <= first <= run.last:
                 reader = self.system.storage.segments.reader(run.segment)

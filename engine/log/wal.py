@@ -38,7 +38,6 @@ from .wal_replay import ReplayResult
 
 __all__ = ["Gap", "Rolled", "Sealed", "Wal", "WalConfig", "WalItem"]
 
-
 STAGE_BYTES = (1 << 20) + 64 * BLOCK
 """A full batch of the default size and its metadata go through in one write; a larger one takes several."""
 
@@ -387,9 +386,13 @@ class Wal:
         return True
 
     def forget(self, uid: int) -> None:
-        """The group is deleted, or hibernates and owns nothing here: its next write may start anywhere."""
-        self._last.pop(uid, None)
+        """The group is deleted, or hibernates and owns nothing here."""
         self._seen.pop(uid, None)
+        self.restart(uid)
+
+    def restart(self, uid: int) -> None:
+        """The group's next write may start anywhere."""
+        self._last.pop(uid, None)
 
     def keep_only(self, uids: Container[int]) -> None:
         """Other groups own nothing in the current file, and need no segment. Not beside a write."""
