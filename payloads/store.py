@@ -194,11 +194,10 @@ class PayloadStore:
 
     def _fail(self, number: int, error: Exception) -> None:
         """Serve nothing more of a generation, and name what it held."""
-        failure = (
-            error if isinstance(error, GenerationFailed) else GenerationFailed(self.shelf.path(number), str(error))
-        )
+        path = self.shelf.path(number)
+        failure = error if isinstance(error, GenerationFailed) else GenerationFailed(path, str(error))
         with self._lock:
-            if os.path.isdir(self.shelf.path(number)):
+            if os.path.isdir(path):
                 self.shelf.fail(number, failure)
             self._placement.lose(self._placement.leave(number))
             self._placement.copies.drop(number)
@@ -321,8 +320,7 @@ class PayloadStore:
         """Switch the references to what a job wrote; then commit `changes`, and only then let the WAL file or
         generation go.
 
-        Older copies of the same indexes are dead from here on; what died while the job ran is dead in the new copy
-        too.
+        Older copies of the same indexes are dead from here on; in the new copy is dead what died while the job ran.
         """
         with self._lock:
             job = self._running.job
@@ -443,11 +441,9 @@ class PayloadStore:
             return self._placement.checkpoint()
 
     def restore(self, saved: bytes | Iterable[tuple[bytes, bytes]]) -> None:
-        """Take a `checkpoint`, or the rows that `changes` gave. Call after `open`, then replay the marks made
-        since.
+        """Take a `checkpoint`, or the rows that `changes` gave. Call after `open`, then replay the marks since.
 
-        Homes whose generation is gone (dropped after the checkpoint, or set aside) are in `lost`. Raises
-        `PayloadCorrupt`.
+        Homes whose generation is gone (dropped after that, or set aside) are in `lost`. Raises `PayloadCorrupt`.
         """
         with self._lock:
             assert not len(self._placement.homes), "restore comes first"

@@ -136,7 +136,7 @@ class Reader:
         storage = self.system.storage
         homes = {home for want in wanted if (home := _home(want.located)) is not None}
         for home in homes:
-            storage.pin(home)
+            storage.homes.pin(home)
         try:
             size = sum(want.stop - want.start for want in wanted)
             in_memory = all(want.located.entry is not None and want.located.entry.bodies for want in wanted)
@@ -147,7 +147,7 @@ class Reader:
                 found = await trio.to_thread.run_sync(self._load_all, member.uid, wanted, bodies)
         finally:
             for home in homes:
-                storage.unpin(home)
+                storage.homes.unpin(home)
         data: list[Buffer] = []
         for want, one in zip(wanted, found, strict=True):
             if isinstance(one, LogyardError):

@@ -162,7 +162,7 @@ class Sender:
         if (
             located is not None
             and located.index == entry.index
-            and (located.home is not None or self.system.storage.holds(located.entry))
+            and (located.home is not None or self.system.storage.homes.holds(located.entry))
         ):
             copy.bodies = (await self.system.reader.whole(member, [located]))[0]
             return copy

@@ -21,8 +21,7 @@ import trio
 from ..entry import Entry
 from ..errors import LogyardError
 from ..log.wal import Rolled, Sealed, Wal, WalItem
-from ..machine import Position
-from ..ports import LivenessPort, SourceEntry
+from ..ports import SourceEntry
 from ..snapshot.format import Encoded, Snapshot
 from . import rows
 from .books import Books, Captured
@@ -87,26 +86,6 @@ class Storage:
     def hard_state_written(self, member: Member) -> None:
         """This member's hard state is in the current WAL file: before that goes, the meta store must have it."""
         self._hard_states.add(member)
-
-    def released(self, member: Member, first: Position, end: Position) -> None:
-        """A release was applied."""
-        self.homes.released(member, first, end)
-
-    def replaced(self, member: Member, before: LivenessPort, upto: int) -> None:
-        """A snapshot's live set took the place of `before`."""
-        self.homes.replaced(member, before, upto)
-
-    def pin(self, home: tuple[str, int]) -> None:
-        """Keep a payload home until `unpin`."""
-        self.homes.pin(home)
-
-    def unpin(self, home: tuple[str, int]) -> None:
-        """End of a `pin`."""
-        self.homes.unpin(home)
-
-    def holds(self, entry: Entry | None) -> bool:
-        """Whether an entry's bytes are still at hand."""
-        return self.homes.holds(entry)
 
     def is_open_file(self, file: int) -> bool:
         """Whether a WAL file has no segment yet: it is then the home of all its entries."""

@@ -34,9 +34,10 @@ from .frame import (
     encode_renewal,
     parse_header,
 )
+from .handler import Handler
 from .link import Address
 from .liveness import NO_VITALS, Liveness
-from .peers import Handler, PeerStatus
+from .peers import PeerStatus
 
 Lane = tuple[int, int, int]
 
