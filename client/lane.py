@@ -24,8 +24,7 @@ BATCH_BYTES = 512 << 10
 """A batch is closed at this size: two of them fill the entry that the leader makes."""
 FEW_RECORDS = 16
 FEW_BYTES = (1 << 20) + (32 << 10)
-"""A batch of fewer records than that grows on up to this size, an entry's: what a frame costs by itself is shared by
-more bytes."""
+"""A batch of fewer records grows on up to this size, an entry's: more bytes share what a frame costs by itself."""
 BATCH_RECORDS = 4096
 GRACE_S = 0.25
 """A frame under way at its deadline may still be answered: a late refusal says more than an unknown outcome."""
@@ -34,10 +33,9 @@ GRACE_S = 0.25
 class Batch(Frame):
     """A frame on its way through a lane: one object for all its records.
 
-    `first` is the offset of the first record once `done` without `error`.
-    `callbacks` are called once, when done. `signal` is a slot for the face's own event. `flags` are those of the
-    APPEND; `place` is (index, term) when it is answered before it is committed. `numbers` is the session in which it
-    has its `sequence`.
+    `first` is the offset of the first record once `done` without `error`. `callbacks` are called once, when done.
+    `signal` is a slot for the face's own event. `flags` are those of the APPEND; `place` is (index, term) when it is
+    answered before it is committed. `numbers` is the session in which it has its `sequence`.
     """
 
     __slots__ = (

@@ -401,20 +401,10 @@ def frames_of(data: bytes) -> list[Frame]:
             at += PIECED.size
         found.append(
             Frame(
-                flags,
-                large,
-                records,
-                command_bytes,
-                pack_bytes,
-                large_bytes,
-                session,
-                sequence,
-                data[at:end],
-                first,
-                upload,
-                extent,
+                flags, large, records, command_bytes, pack_bytes, large_bytes, session, sequence, data[at:end], first,
+                upload, extent,
             )
-        )
+        )  # fmt: skip
         at = end
         first += records
     return found

@@ -159,8 +159,16 @@ class StorePort(Protocol):
         """Whether payloads of the entries first..last went with a generation that failed, and are not back."""
         ...
 
-    def found(self, uid: int, first: int, last: int) -> object:
-        """A peer gave everything that lives of these entries: none is lost any more."""
+    def lost_ranges(self) -> Sequence[tuple[int, int, int]]:
+        """(uid, first, last) of everything that was lost and is not known to be back."""
+        ...
+
+    def lose(self, uid: int, first: int, last: int) -> None:
+        """The home of these entries' payloads is lost, or its place."""
+        ...
+
+    def found(self, uid: int, first: int, last: int) -> None:
+        """All that lives of these entries is here again, or the group is gone: none is lost any more."""
         ...
 
     def home(self, uid: int, index: int) -> HomePort | None:

@@ -35,7 +35,8 @@ class Placement:
     def lose(self, gone: Iterable[tuple[int, Home]]) -> None:
         """(uid, home) of what can't be read any more."""
         for uid, home in gone:
-            self.lost[uid] = sorted([*self.lost.get(uid, ()), Home(home.first, home.last, NOWHERE, NOWHERE)])
+            left = without(self.lost.get(uid, ()), home.first, home.last)
+            self.lost[uid] = sorted([*left, Home(home.first, home.last, NOWHERE, NOWHERE)])
             self.homes.touch(uid)
 
     def found(self, uid: int, first: int, last: int) -> None:

@@ -133,11 +133,17 @@ class PayloadStore:
 
     def lost(self) -> list[tuple[int, int, int]]:
         """(uid, first, last) whose generation is gone or failing: whatever of it lives must come from peers."""
-        return [(uid, *home[:2]) for uid, homes in sorted(self._placement.lost.items()) for home in homes]
+        with self._lock:
+            return [(uid, *home[:2]) for uid, homes in sorted(self._placement.lost.items()) for home in homes]
 
     def is_lost(self, uid: int, first: int, last: int) -> bool:
         """Whether any of these entries is in `lost`."""
         return any(home.first <= last and home.last >= first for home in self._placement.lost.get(uid, ()))
+
+    def lose(self, uid: int, first: int, last: int) -> None:
+        """Nobody can tell any more where the payloads of these entries are: they are in `lost`."""
+        with self._lock:
+            self._placement.lose([(uid, Home(first, last, 0, 0))])
 
     def found(self, uid: int, first: int, last: int) -> None:
         """What lives of these entries was stored anew: they are not in `lost`."""
@@ -188,11 +194,10 @@ class PayloadStore:
 
     def _fail(self, number: int, error: Exception) -> None:
         """Serve nothing more of a generation, and name what it held."""
-        failure = (
-            error if isinstance(error, GenerationFailed) else GenerationFailed(self.shelf.path(number), str(error))
-        )
+        path = self.shelf.path(number)
+        failure = error if isinstance(error, GenerationFailed) else GenerationFailed(path, str(error))
         with self._lock:
-            if os.path.isdir(self.shelf.path(number)):
+            if os.path.isdir(path):
                 self.shelf.fail(number, failure)
             self._placement.lose(self._placement.leave(number))
             self._placement.copies.drop(number)
@@ -315,8 +320,7 @@ class PayloadStore:
         """Switch the references to what a job wrote; then commit `changes`, and only then let the WAL file or
         generation go.
 
-        Older copies of the same indexes are dead from here on; what died while the job ran is dead in the new copy
-        too.
+        Older copies of the same indexes are dead from here on; in the new copy is dead what died while the job ran.
         """
         with self._lock:
             job = self._running.job
@@ -437,11 +441,9 @@ class PayloadStore:
             return self._placement.checkpoint()
 
     def restore(self, saved: bytes | Iterable[tuple[bytes, bytes]]) -> None:
-        """Take a `checkpoint`, or the rows that `changes` gave. Call after `open`, then replay the marks made
-        since.
+        """Take a `checkpoint`, or the rows that `changes` gave. Call after `open`, then replay the marks since.
 
-        Homes whose generation is gone (dropped after the checkpoint, or set aside) are in `lost`. Raises
-        `PayloadCorrupt`.
+        Homes whose generation is gone (dropped after that, or set aside) are in `lost`. Raises `PayloadCorrupt`.
         """
         with self._lock:
             assert not len(self._placement.homes), "restore comes first"

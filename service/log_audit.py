@@ -169,12 +169,12 @@ class Audit:
         storage = self.system.storage
         homes = {home for located, _ in batch if (home := _home(located)) is not None}
         for home in homes:
-            storage.pin(home)
+            storage.homes.pin(home)
         try:
             found = await trio.to_thread.run_sync(self._hash_all, batch)
         finally:
             for home in homes:
-                storage.unpin(home)
+                storage.homes.unpin(home)
         for (located, unit), problem in zip(batch, found, strict=True):
             if problem is not None and not self._lives(located, unit):
                 continue  # Released in the meantime.

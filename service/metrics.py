@@ -88,6 +88,11 @@ METRICS = (
     Metric("groups_led", "gauge", "Members of this node that lead.", field("led")),
     Metric("groups_stopped", "gauge", "Members that damage or an exception stopped or halted.", field("stopped")),
     Metric("groups_halted", "gauge", "Of them, those that wait for an operator's skip.", field("halted")),
+    Metric("groups_mending", "gauge", "Members that lost records and are brought up by others; they count for nothing"
+           " yet.", field("damage", "mending")),
+    Metric("groups_mended", "counter", "Members that are sound again after that.", field("damage", "mended")),
+    Metric("payload_stretches_lost", "gauge", "Stretches of entries whose payloads lost their home here and are not"
+           " back.", field("damage", "lost")),
     Metric("groups_active", "gauge", "Members that need the clock; the others are quiet.", field("active")),
     Metric("elections_won", "counter", "Leaderships that members of this node won.", field("elections")),
     Metric("leaderships_lost", "counter", "Leaderships of this node that ended.", field("leaderships_lost")),

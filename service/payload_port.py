@@ -87,6 +87,14 @@ class StoreAdapter:
         """Whether a failed generation took payloads of these entries that have no other home since."""
         return self._store.is_lost(uid, first, last)
 
+    def lost_ranges(self) -> Sequence[tuple[int, int, int]]:
+        """All of it."""
+        return self._store.lost()
+
+    def lose(self, uid: int, first: int, last: int) -> None:
+        """Their home is lost."""
+        self._store.lose(uid, first, last)
+
     def found(self, uid: int, first: int, last: int) -> None:
         """What lives of these entries has a home again."""
         self._store.found(uid, first, last)

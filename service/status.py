@@ -57,6 +57,7 @@ def node_status(system: System) -> dict[str, Any]:
         "hibernating": len(sleepers),
         "led": sums.led + sleepers.led,
         "stopped": sums.stopped,
+        "damage": system.damages.status() | system.refill.status(),
         "halted": sums.halted,
         "active": len(system.active),
         "live_nodes": sorted(system.live),
@@ -165,7 +166,7 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
         "uid": member.uid,
         "node": system.node_id,
         "machine": member.spec.machine,
-        "state": member.state,
+        "state": member.shown_state,
         "reason": member.reason,
         "role": ROLE_NAMES[raft.role],
         "leader": raft.leader,
@@ -224,7 +225,8 @@ def board_rows(system: System, after: str, limit: int) -> list[list[Any]]:
             standing = system.leaderboard.of(member.uid)
             found.append(
                 [
-                    name, member.uid, raft.leader, raft.term, standing.since_ms, ROLE_NAMES[raft.role], member.state,
+                    name, member.uid, raft.leader, raft.term, standing.since_ms, ROLE_NAMES[raft.role],
+                    member.shown_state,
                     list(configuration.voters), list(configuration.learners), list(configuration.outgoing),
                 ]
             )  # fmt: skip
@@ -250,7 +252,7 @@ def key_metrics(system: System, names: Iterable[str]) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "uid": member.uid,
-                "state": member.state,
+                "state": member.shown_state,
                 "reason": member.reason,
                 "role": ROLE_NAMES[raft.role],
                 "membership": "voter" if raft.voter else "learner",

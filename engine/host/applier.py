@@ -85,6 +85,9 @@ class Applier:
                         if member.state == DELETED:
                             # What was proposed after its deletion is answered when the replica goes.
                             return
+        except Corrupt as error:
+            self.system.damages.found(member, error)
+            return
         except Exception as error:
             self.system.stop_member(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
             return

@@ -51,6 +51,8 @@ class Books:
         # Members whose floor was raised and is not stored yet: the next commit brings their rows along.
         self.floors: set[Member] = set()
         self._owed: dict[bytes, bytes | None] = {}
+        # The store lost something that a state row may name no more: its rows go with whatever is next.
+        self.store_due = False
         self._lock = trio.Lock()
         self._peers_at = 0.0
         self._looking = False
@@ -65,6 +67,7 @@ class Books:
         asked for once, so those of a failed commit go with the next.
         """
         async with self._lock:
+            store, self.store_due = store or self.store_due, False
             if store:
                 self._owed.update(rows.store_rows(self.system.store.changes()))
                 # What they say is dead has no home after a restart: the floor has to say so with them (law 4).
@@ -83,6 +86,7 @@ class Books:
                     )
             except BaseException as error:
                 self.floors |= floors
+                self.store_due = self.store_due or store
                 self.system.acquaintances.fresh.update(node for node, _ in met)
                 if isinstance(error, WalFailed):
                     self.system.fail(error)

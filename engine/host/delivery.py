@@ -117,7 +117,7 @@ class Delivery:
             return
         self._waiting[session] = waiting + item.size
         for home in item.homes:
-            self.system.storage.pin(home)
+            self.system.storage.homes.pin(home)
         queue = self._queues.get(session)
         if queue is None:
             queue = self._queues[session] = deque()
@@ -135,7 +135,7 @@ class Delivery:
                     log.warning("group %s: not delivered to a session: %s", item.member.spec.name, error)
                 finally:
                     for home in item.homes:
-                        self.system.storage.unpin(home)
+                        self.system.storage.homes.unpin(home)
                 queue.popleft()
                 self._waiting[session] -= item.size
                 await trio.lowlevel.checkpoint()

@@ -20,7 +20,7 @@ import trio
 
 from ..errors import BadRequest, Busy, GroupExists, LogyardError
 from ..raft.messages import LEADER_GONE
-from . import rows
+from . import recovery, rows
 from .departures import REMOVED_GROUPS
 from .inbound import DEFINE_GROUPS, DEFINED, DELETE_GROUPS, UNKNOWN_GROUPS
 from .member import DELETED, Member, Spec
@@ -47,7 +47,7 @@ class Directory:
     def __init__(self, system: System) -> None:
         self.system = system
         self.deleted: set[int] = set()
-        # Groups whose definition was lost here: a fresh member under their uid would have forgotten its votes.
+        # Groups whose definition was lost here: a member under their uid has forgotten its votes, and is to be mended.
         self.barred: set[int] = set()
         # Of creations that failed, by node: uids it may have stored.
         self._taken_back: dict[int, list[int]] = {}
@@ -168,12 +168,7 @@ class Directory:
                 raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
             if known is None and system.has(spec.uid):
                 raise GroupExists(f"the number of {spec.name!r} is another group's", name=spec.name)
-            if (
-                known is None
-                and spec.uid not in self.deleted
-                and spec.uid not in self.barred
-                and system.departures.admits(spec.uid, admitted)
-            ):
+            if known is None and spec.uid not in self.deleted and system.departures.admits(spec.uid, admitted):
                 system.names[spec.name] = spec.uid
                 fresh.append(spec)
         try:
@@ -190,7 +185,10 @@ class Directory:
                 if system.names.get(spec.name) == spec.uid:
                     del system.names[spec.name]
                 continue
-            system.storage.start_member(spec)
+            if spec.uid in self.barred:
+                recovery.enliven(system, system.damages.admit(spec), fresh=False)
+            else:
+                system.storage.start_member(spec)
             if number % GROWN == GROWN - 1:
                 system.grown()
                 await trio.lowlevel.checkpoint()
@@ -232,17 +230,22 @@ class Directory:
     def detach(self, member: Member, reason: str) -> None:
         """This node has no such replica any more; what it led is told so. Its rows are the caller's business."""
         system = self.system
+        self.silence(member, reason, DELETED)
+        system.members.pop(member.uid, None)
+        if system.names.get(member.spec.name) == member.uid:
+            del system.names[member.spec.name]
+
+    def silence(self, member: Member, reason: str, state: str) -> None:
+        """A replica takes no part from now on; what it led is told so, what it would write is not written."""
+        system = self.system
         running = not member.raft.stopped
-        member.stop(reason, DELETED)
+        member.stop(reason, state)
         ready = member.raft.ready() if running else None
         if ready is not None and ready.messages:
             # Nothing but farewells: whoever trusts in this leader would else sleep for good.
             system.peers.send([message for message in ready.messages if message.kind == LEADER_GONE])
         system.active.discard(member)
         system.durability.drop(member.uid)
-        system.members.pop(member.uid, None)
-        if system.names.get(member.spec.name) == member.uid:
-            del system.names[member.spec.name]
 
     def on_delete(self, member: Member, index: int) -> bytes:
         """The replicated `delete` was applied: the group is gone on every member that gets here, and on every other as

@@ -133,6 +133,14 @@ class Durability:
         """A batch is under way, or somebody has the WAL to itself."""
         return self._alone or bool(self._sizes)
 
+    def leave_out(self, uid: int, lists: Iterable[list[tuple[int, Entry]]]) -> None:
+        """What is kept of a group for segments shall be in none."""
+        for entries in lists:
+            gone = [entry for owner, entry in entries if owner == uid]
+            if gone:
+                entries[:] = [pair for pair in entries if pair[0] != uid]
+                self.metadata_bytes -= metadata_bytes(gone)
+
     def kick(self) -> None:
         """Write what is queued, unless a batch is under way (then its end does, or the thread when this is a whole
         batch)."""

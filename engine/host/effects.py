@@ -71,7 +71,7 @@ def release(system: System, member: Member, index: int, first: Position, end: Po
         member.liveness.release(first, end)
         member.last_release = index
         for one in died:
-            system.storage.released(member, one.first, one.end)
+            system.storage.homes.released(member, one.first, one.end)
 
 
 def _keep(system: System, member: Member, context: Context, effect: Effect) -> None:

@@ -318,6 +318,10 @@ class Hibernation:
         member = system.members[uid] = revival.revive(system, uid, row.name)
         if member.state == STOPPED:
             return member
+        if member.raft.mend is not None:
+            system.active.add(member)
+            system.scheduler.mark(member)
+            return member
         self.guests.wake(member)
         raft = member.raft
         own = system.node_id

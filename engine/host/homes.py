@@ -19,7 +19,7 @@ from ..entry import Entry, records_in, units_of
 from ..errors import LogyardError
 from ..machine import Position
 from ..ports import HomePort, LivenessPort
-from .member import Member
+from .member import Member, SegmentRun
 
 if TYPE_CHECKING:
     from .system import System
@@ -155,6 +155,56 @@ class Homes:
             self._doomed[home] = act
         else:
             act()
+
+    def book(self, member: Member, file: SealedFile, run: SegmentRun) -> None:
+        """Count a run anew. Where the places of payloads that the snapshot covers can't be read, those are lost, and
+        the run is the rest. Raises `Corrupt` for damage above that."""
+        base = member.snapshot_index
+        try:
+            share, total = self._count(member, run)
+        except (LogyardError, OSError):
+            if run.first > base:
+                raise
+            self.system.refill.lose(member.uid, run.first, min(run.last, base))
+            if member.raft.log.snapshot_index < base:
+                member.raft.log.compact(base, member.snapshot_term)
+            rest = [run._replace(first=base + 1)] if run.last > base else []
+            member.segments = [part for one in member.segments for part in (rest if one == run else [one])]
+            if not rest:
+                self.system.storage.segments.leave(member, run.segment)
+                return
+            share, total = self._count(member, rest[0])
+        file.add(member.uid, share, total)
+
+    def recount(self, member: Member) -> None:
+        """The shares of a member that was made anew. Raises `Corrupt`."""
+        for file in self.files.values():
+            file.remove(member.uid)
+        for run in list(member.segments):
+            found = self.files.get(run.segment)
+            if found is not None:
+                total = found.total
+                self.book(member, found, run)
+                found.total = total
+
+    def _count(self, member: Member, run: SegmentRun) -> tuple[Share, int]:
+        """What a group still has in a sealed WAL file: entries not dead here and not migrated; and the bytes of all of
+        its entries."""
+        size = total = 0
+        position = run.first
+        reader = self.system.storage.segments.reader(run.segment)
+        home = self.system.store.home
+        while position <= run.last:
+            entries = reader.entries(member.uid, position, run.last, 1 << 24)
+            if not entries:
+                break
+            for entry in entries:
+                if entry.body_bytes and not entry.tombstone:
+                    total += entry.body_bytes
+                    if not member.is_dead(entry) and home(member.uid, entry.index) is None:
+                        size += entry.body_bytes
+            position = entries[-1].index + 1
+        return Share(run.first, run.last, size), total
 
     def released(self, member: Member, first: Position, end: Position) -> None:
         """Book a release: `first` up to, but without, `end` lived until just now, all of it, and is dead."""

@@ -49,7 +49,7 @@ class Leftovers:
                 files.add(entry.file)
                 found.append(self._source(member.uid, located, live))
         for file in files:
-            system.storage.pin(("wal", file))
+            system.storage.homes.pin(("wal", file))
             self._pins.append(("wal", file))
         if found:
             self.sources[member] = found
@@ -78,7 +78,7 @@ class Leftovers:
     def close(self) -> None:
         """End the pins."""
         for home in self._pins:
-            self.system.storage.unpin(home)
+            self.system.storage.homes.unpin(home)
         self._pins.clear()
 
 

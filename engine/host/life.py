@@ -63,7 +63,7 @@ def begin(system: System, meta: MetaStore) -> bool:
 
 
 def recovered(system: System, damaged: bool) -> None:
-    """BLOCKING. Everything was read. Who lost batches knows it, and claims none: its groups are in repair."""
+    """BLOCKING. Everything was read. Who lost batches knows it, and claims none: its groups are mended."""
     origin = system.origin
     # The first commit, unless a group was found damaged: what was read of the store is mapped no more from here on.
     system.storage.books.meta.commit(

@@ -29,6 +29,7 @@ RUNNING = "running"
 HALTED = "halted"
 STOPPED = "stopped"
 DELETED = "deleted"
+MENDING = "mending"
 ASLEEP = "hibernating"
 """This object stands for nothing any more: the group is a row of `sleepers`, or another object since."""
 OK = 0
@@ -229,6 +230,11 @@ class Member:
     def resolves(self) -> bool:
         """Whether this member may resolve refs, perform effects and take snapshots: applied >= floor (law 4)."""
         return self.raft.applied >= self.floor
+
+    @property
+    def shown_state(self) -> str:
+        """For people: a member that lost records runs, and counts for nothing yet."""
+        return MENDING if self.state == RUNNING and self.raft.mend is not None else self.state
 
     def check_running(self) -> None:
         """Raise `GroupStopped` unless the member runs."""

@@ -63,6 +63,10 @@ class Reader:
         found = member.raft.log.slice(first, last, bytes_max)
         if found is not None:
             return found
+        return self.stored_entries(member, first, last, bytes_max)
+
+    def stored_entries(self, member: Member, first: int, last: int, bytes_max: int = SCAN_BYTES) -> list[Entry]:
+        """Entries of the log from `first` as segments have them, at least one. Raises `Corrupt`."""
         for run in reversed(member.segments):
             if run.first <= first <= run.last:
                 reader = self.system.storage.segments.reader(run.segment)
@@ -135,7 +139,7 @@ class Reader:
         storage = self.system.storage
         homes = {home for want in wanted if (home := _home(want.located)) is not None}
         for home in homes:
-            storage.pin(home)
+            storage.homes.pin(home)
         try:
             size = sum(want.stop - want.start for want in wanted)
             in_memory = all(want.located.entry is not None and want.located.entry.bodies for want in wanted)
@@ -146,7 +150,7 @@ class Reader:
                 found = await trio.to_thread.run_sync(self._load_all, member.uid, wanted, bodies)
         finally:
             for home in homes:
-                storage.unpin(home)
+                storage.homes.unpin(home)
         data: list[Buffer] = []
         for want, one in zip(wanted, found, strict=True):
             if isinstance(one, LogyardError):

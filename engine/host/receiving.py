@@ -333,7 +333,7 @@ class Receiving:
             return
         # Whatever this member was halted at lies below: the snapshot's sender got over it.
         member.state, member.reason, member.halt, member.left_out = RUNNING, "", None, None
-        system.storage.replaced(member, before, snapshot.index)
+        system.storage.homes.replaced(member, before, snapshot.index)
         system.storage.installed(member, snapshot, size, have)
         system.counters.snapshots_installed += 1
         member.fail_waiting(Unknown("a snapshot replaced this member's log; the command's outcome is unknown"))

@@ -24,17 +24,19 @@ from ..log.wal import Wal, WalConfig, WalItem
 from ..log.wal_replay import Damage, ReplayResult, replay
 from ..raft.core import LEADER, Raft
 from ..raft.membership import Configuration
+from ..raft.mending import Mend
 from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
 from . import life, receiving, revival, rows
 from .departures import Departed
-from .homes import SealedFile, Share
+from .homes import SealedFile
 from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
 from .receiving import restore
 from .versions import UnknownVersion
 
 if TYPE_CHECKING:
+    from .storage import Storage
     from .system import System
 
 log = logging.getLogger(__name__)
@@ -89,13 +91,18 @@ def _open(system: System) -> None:
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
     sink = Collector()
     began = time.thread_time_ns()
-    result = replay(disk, str(path / "wal"), sink, flushed)
+    cuts = system.damages.load()
+    result = replay(disk, str(path / "wal"), sink, flushed, cuts)
     replayed = [sealed.file for sealed in result.sealed] + ([result.current.head.epoch] if result.current else [])
     if lived and flushed + 1 not in replayed:
         result.damage.append(Damage(0, flushed + 1, 0, "the file is missing, and with it what groups had written last"))
+        # Nobody can tell which of the batches that later rows speak of were in it.
+        result.cleared = {uid for uid, cut in cuts.items() if cut.through >= result.first_batch > 0}
     storage.wal = Wal(disk, str(path / "wal"), WalConfig.of(system.config), result)
     storage.closing.append(storage.wal.close)
+    storage.segments.spoiled = result.spoiled
     restarted = _build_members(system, sink, result)
+    _leave_out(storage, result, system.damages.blank)
     system.counters.replay_nanoseconds = time.thread_time_ns() - began
     storage.wal.open()
     storage.adopt_recovered(result.sealed)
@@ -115,61 +122,59 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
     """Returns (uid, snapshot index) of logs that start over above a snapshot without the WAL saying so."""
     meta = system.storage.books.meta
     states, snapshots = _Beside(meta_rows.state_rows(meta)), _Beside(meta_rows.snapshot_rows(meta))
-    # Every kind of row that is about one group ends with its uid.
-    lost = {key[-8:] for key in meta.lost if key[:1] != rows.INTENT}
-    for key in meta.lost:
-        if key[:1] == meta_rows.GroupRow.PREFIX:
-            log.error("group %s: its definition is damaged in both copies; it is left alone", key[1:].hex())
-            system.directory.barred.add(int.from_bytes(key[1:], "big"))
-    damaged = {int.from_bytes(key[1:], "big"): value.decode() for key, value in meta.scan(rows.DAMAGED)}
-    known = set(damaged)
-    anonymous = ""
+    hard_states = {uid: one.hard_state for uid, one in sink.groups.items() if one.hard_state is not None}
+    damaged = system.damages.judge(result, hard_states)
+    defined: set[int] = set()
     restarted: list[tuple[int, int]] = []
-    for one in result.damage:
-        text = f"WAL file {one.file} is damaged at byte {one.offset}: {one.reason}"
-        if one.uid:
-            damaged[one.uid] = text
-        else:
-            anonymous = text
     for row in meta_rows.group_rows(meta):
         spec = rows.spec_of(row)
+        defined.add(spec.uid)
         if spec.uid in system.directory.deleted:
             continue
-        reason = damaged.get(spec.uid, "")
-        if not reason and anonymous and spec.uid not in result.cleared:
-            reason = anonymous
-        if meta_rows.KEY.pack(spec.uid) in lost:
-            reason = "its rows in the meta store are damaged in both copies"
+        known = damaged.get(spec.uid)
         recovered = sink.groups.get(spec.uid) or Recovered()
         state, snapshot_row = states.of(spec.uid), snapshots.of(spec.uid)
-        if not reason and state is not None and revival.slept_on(state, snapshot_row, recovered):
+        if known is None and state is not None and revival.slept_on(state, snapshot_row, recovered):
             revival.adopt_row(system, spec, state)
             continue
         system.names[spec.name] = spec.uid
-        try:
-            member = build_member(system, spec, state, snapshot_row, recovered)
-        except Exception as error:
-            reason = reason or f"its records do not fit together: {type(error).__name__}: {error}"
-            member = fresh_member(system, spec)
-        if reason:
-            stop_damaged(system, member, reason)
-            if spec.uid not in known:
-                # Durable before the file that shows the damage can be recycled: a next start must not take the rest
-                # for all.
-                meta.commit([rows.damaged(spec.uid, reason)])
-        else:
-            base = member.raft.log.snapshot_index
-            if base > log_base(state)[0] and base == member.snapshot_index and recovered.restart != base + 1:
-                restarted.append((spec.uid, base))
+        member = None
+        if known is None:
+            try:
+                member = build_member(system, spec, state, snapshot_row, recovered)
+            except Exception as error:
+                known = system.damages.unfit(spec, snapshot_row, error)
+        if member is None or known is not None:
+            assert known is not None
+            member = system.damages.build(spec, known, state, snapshot_row, recovered)
+        base = member.raft.log.snapshot_index
+        if (
+            base > log_base(state)[0]
+            and base == member.snapshot_index
+            and recovered.restart != base + 1
+            and member.state != STOPPED
+        ):
+            restarted.append((spec.uid, base))
         system.members[spec.uid] = member
+    for uid, known in damaged.items():
+        if uid not in defined and uid not in system.directory.deleted:
+            system.damages.bar(uid, known, sink.groups.get(uid) or Recovered())
     return restarted
 
 
-def stop_damaged(system: System, member: Member, reason: str) -> None:
-    """A group whose records are damaged takes no part, and what is known of it here is never stored (section 10)."""
-    log.error("group %s is stopped: %s", member.spec.name, reason)
-    member.state, member.reason, member.damaged = STOPPED, reason, True
-    member.raft.stop()
+def _leave_out(storage: Storage, result: ReplayResult, blank: set[int]) -> None:
+    """Groups that begin with nothing have no entries in WAL files either."""
+    if not blank:
+        return
+    lists = [sealed.entries for sealed in result.sealed]
+    lists += [result.current.entries] if result.current is not None else []
+    for entries in lists:
+        entries[:] = [pair for pair in entries if pair[0] not in blank]
+    for uid in blank:
+        storage.wal.restart(uid)
+    storage.segments.spoiled |= {sealed.file for sealed in result.sealed}
+    if result.current is not None:
+        storage.segments.spoiled.add(result.current.head.epoch)
 
 
 def log_base(state: meta_rows.StateRow | None) -> tuple[int, int]:
@@ -214,9 +219,10 @@ def build_member(
     state: meta_rows.StateRow | None,
     snapshot_row: meta_rows.SnapshotRow | None,
     recovered: Recovered,
+    mend: Mend | None = None,
 ) -> Member:
-    """One member from its checkpoint, its snapshot and what the WAL says on top. Raises `Corrupt` when they leave a
-    gap."""
+    """One member from its checkpoint, its snapshot and what the WAL says on top; with `mend`, one that lost what came
+    after that. Raises `Corrupt` when they leave a gap."""
     state = state or meta_rows.StateRow(spec.uid)
     snapshot = system.storage.books.load_snapshot(snapshot_row) if snapshot_row else None
     term, vote = state.term, state.vote
@@ -233,8 +239,11 @@ def build_member(
     raft_log, segments, flushed = _log(spec, state, snapshot, recovered)
     term_in_log = raft_log.last_term
     # An installed snapshot may be durable before the term that came with it; the core takes that over from the log.
-    if term_in_log > max(term, snapshot.term if snapshot is not None else 0):
+    if mend is None and term_in_log > max(term, snapshot.term if snapshot is not None else 0):
         raise Corrupt(f"group {spec.name}", 0, f"a stored term of at least {term_in_log}", term)
+    if mend is not None:
+        # The commit index may speak of entries that took the place of those which are left.
+        commit = 0
     configurations = [
         (int(index), Configuration.decode(data))
         for index, entry_term, data in state.extra.get("configurations", [])[1:]
@@ -253,7 +262,7 @@ def build_member(
         live=system.live, draw=system.draw, encode=_encoder(system, spec.uid), limits=_limits(system),
         windows=system.windows,
         configuration_index=base_index, configurations=configurations,
-        promise=(left.last_term, left.last_index) if left is not None else (0, 0),
+        promise=(left.last_term, left.last_index) if left is not None else (0, 0), mend=mend,
     )  # fmt: skip
     machine = system.create_machine(spec.machine, spec.arguments)
     member = Member(spec, raft, machine, system.store.new_liveness(), system.budget)
@@ -317,24 +326,20 @@ def _adopt_files(system: System, flushed: int) -> None:
     for uid, member in system.members.items():
         for run in member.segments:
             users.setdefault(run.segment, set()).add(uid)
+    storage.segments.users = users
     present = dict(storage.wal.files)
     if storage.books.meta.lost:
         # Which files are homes is not known for certain: nothing is given away, and what is there is kept as a home.
         homes |= {number for number in present if number <= flushed and storage.segments.path(number).exists()}
     for number in sorted(homes & present.keys()):
-        file = SealedFile(number, present[number])
-        for uid in users.get(number, ()):
+        storage.files[number] = file = SealedFile(number, present[number])
+        for uid in list(users.get(number, ())):
             member = system.members[uid]
-            for run in member.segments:
-                if run.segment == number:
-                    try:
-                        share, total = _share(system, member, run)
-                    except (LogyardError, OSError) as error:
-                        stop_damaged(system, member, f"segment {number}: {error}")
-                        continue
-                    file.add(uid, share, total)
-        storage.files[number] = file
-    storage.segments.users = users
+            for run in [run for run in member.segments if run.segment == number]:
+                try:
+                    storage.homes.book(member, file, run)
+                except (LogyardError, OSError) as error:
+                    system.damages.later(member, f"segment {number}: {error}")
     for member in system.members.values():
         storage.homes.look_for_lost(member)
     for number in sorted(present):
@@ -355,31 +360,12 @@ def _segment_number(name: str) -> int:
         return 0
 
 
-def _share(system: System, member: Member, run: SegmentRun) -> tuple[Share, int]:
-    """What a group still has in a sealed WAL file: entries not dead here and not migrated; and the bytes of all of
-    its entries."""
-    size = total = 0
-    position = run.first
-    reader = system.storage.segments.reader(run.segment)
-    home = system.store.home
-    while position <= run.last:
-        entries = reader.entries(member.uid, position, run.last, 1 << 24)
-        if not entries:
-            break
-        for entry in entries:
-            if entry.body_bytes and not entry.tombstone:
-                total += entry.body_bytes
-                if not member.is_dead(entry) and home(member.uid, entry.index) is None:
-                    size += entry.body_bytes
-        position = entries[-1].index + 1
-    return Share(run.first, run.last, size), total
-
-
 def start_groups(system: System) -> None:
     """All recovered members begin to run."""
     for member in list(system.members.values()):
         if member.state != STOPPED:
             enliven(system, member, fresh=False)
+    system.damages.start()
 
 
 def enliven(system: System, member: Member, fresh: bool) -> None:

@@ -12,7 +12,7 @@ from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.recovered import Recovered
 from ..raft.membership import Configuration
-from . import rows
+from . import damage, rows
 from .member import Member, Spec
 from .sleepers import Row, Shape
 
@@ -64,7 +64,7 @@ def revive(system: System, uid: int, name: str) -> Member:
         spec = stored_spec(system, uid)
     except LogyardError as error:
         member = recovery.fresh_member(system, Spec(uid, name, "log", {}, (), 0))
-        recovery.stop_damaged(system, member, str(error))
+        damage.stop(member, str(error))
         return member
     try:
         state_key, snapshot_key = meta_rows.state_key(uid), meta_rows.snapshot_key(uid)
@@ -76,8 +76,6 @@ def revive(system: System, uid: int, name: str) -> Member:
             meta_rows.SnapshotRow.unpack(snapshot_key, snapshot), Recovered(),
         )  # fmt: skip
     except Exception as error:
-        member = recovery.fresh_member(system, spec)
-        recovery.stop_damaged(system, member, f"its rows do not fit together: {type(error).__name__}: {error}")
-        return member
+        return system.damages.revive(spec, error)
     system.versions.learn(member)
     return member

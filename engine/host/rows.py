@@ -27,8 +27,8 @@ STORE = b"p"
 DELETED = b"d"
 """Prefix of the uids of deleted groups: they never come back."""
 DAMAGED = b"x"
-"""Prefix of the uids of groups that lost records here, with the reason: they stay stopped when the damaged file is
-long gone."""
+"""Prefix of the uids of groups that lost records here: what is known of it (`damage.Damaged`), also when the damaged
+file is long gone."""
 DEPARTED = b"r"
 """Prefix of the uids of groups that this node was removed from: the promises of the replica that went."""
 CHUNK = b"c"
@@ -175,9 +175,9 @@ def _without(uid: int) -> list[Put]:
     ]
 
 
-def damaged(uid: int, reason: str) -> Put:
-    """A group lost records: it takes no part until it is deleted or repaired."""
-    return DAMAGED + meta_rows.KEY.pack(uid), reason.encode()
+def damaged(uid: int, known: bytes | None) -> Put:
+    """A group lost records: it takes no part until it is deleted or repaired. None: of that nothing is left."""
+    return DAMAGED + meta_rows.KEY.pack(uid), known
 
 
 def store_rows(pairs: Iterable[tuple[bytes, bytes | None]]) -> list[Put]:

@@ -319,6 +319,8 @@ class Scheduler:
 
     def _role_changed(self, member: Member) -> None:
         self.system.leaderboard.note(member)
+        if member.uid in self.system.damages.known and member.raft.mend is None:
+            self.system.damages.sound(member)
         if member.leading and (member.raft.role != LEADER or member.raft.applied < member.raft.lead_index):
             effects.on_following(self.system, member)
         if member.raft.role == LEADER:

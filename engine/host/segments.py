@@ -33,6 +33,8 @@ class Segments:
         self._unused: list[int] = []
         self._unreferring: set[Member] = set()
         # Who writes segments instead of a thread of this process.
+        # WAL files without segment of which something is left out: nobody else reads them as this process does.
+        self.spoiled: set[int] = set()
         self._elsewhere: SegmentRunner | None = None if system.writer is None else system.writer.write_segment
 
     def status(self) -> dict[str, int]:
@@ -71,7 +73,8 @@ class Segments:
             sealed, lambda uid, index, term: uid in members, segment=sealed.file,
             path=str(self.path(sealed.file)), directory=str(self.system.path / "wal"),
         )  # fmt: skip
-        return job if self._elsewhere is not None else run_segment_job(self.system.disk, job, sealed.entries)
+        here = self._elsewhere is None or sealed.file in self.spoiled
+        return run_segment_job(self.system.disk, job, sealed.entries) if here else job
 
     def current_part(self, member: Member, segment: int, first: int, last: int) -> tuple[int, int]:
         """The longest prefix of a segment's run that is still the log's content: its last index and its payload bytes
@@ -99,6 +102,13 @@ class Segments:
             users.discard(member.uid)
             if not users:
                 self.release(number)
+
+    def take_over(self, old: Member, member: Member) -> None:
+        """A member made anew, with less in segments, stands for an old one."""
+        kept = {run.segment for run in member.segments}
+        for run in old.segments:
+            if run.segment not in kept:
+                self.leave(member, run.segment)
 
     def forget(self, member: Member) -> None:
         """A member's stored row refers to no segment."""

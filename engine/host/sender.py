@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..entry import Entry
-from ..errors import Gone, LogyardError
+from ..errors import Corrupt, Gone, LogyardError
 from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
 from .member import Member
@@ -134,7 +134,13 @@ class Sender:
         entries: list[Entry] = []
         index = message.first
         while index <= message.last:
-            entries += self.system.reader.log_entries(member, index, message.last, self.system.config.append_bytes_max)
+            try:
+                entries += self.system.reader.log_entries(
+                    member, index, message.last, self.system.config.append_bytes_max
+                )
+            except Corrupt as error:
+                self.system.damages.found(member, error)
+                raise
             index = entries[-1].index + 1
         # What is in memory now is held on to before the first await: the cache may let it go meanwhile.
         ready = [entry if entry.tombstone or entry.bodies is None else _held(entry) for entry in entries]
@@ -156,7 +162,7 @@ class Sender:
         if (
             located is not None
             and located.index == entry.index
-            and (located.home is not None or self.system.storage.holds(located.entry))
+            and (located.home is not None or self.system.storage.homes.holds(located.entry))
         ):
             copy.bodies = (await self.system.reader.whole(member, [located]))[0]
             return copy

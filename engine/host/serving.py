@@ -132,7 +132,7 @@ class Serving:
                 found = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(located.data)]
                 live = member.liveness.live_units(located.index, found) if found else set()
                 if live:
-                    if located.home is None and not system.storage.holds(located.entry):
+                    if located.home is None and not system.storage.homes.holds(located.entry):
                         raise LogyardError(f"the payload of entry {located.index} is neither stored nor released here")
                     units = [unit for unit in units_of(located.data) if unit.number in live]
                     batch.append((located, units))

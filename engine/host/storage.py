@@ -21,8 +21,7 @@ import trio
 from ..entry import Entry
 from ..errors import LogyardError
 from ..log.wal import Rolled, Sealed, Wal, WalItem
-from ..machine import Position
-from ..ports import LivenessPort, SourceEntry
+from ..ports import SourceEntry
 from ..snapshot.format import Encoded, Snapshot
 from . import rows
 from .books import Books, Captured
@@ -63,7 +62,7 @@ class Storage:
         self._sealing: Sealed | None = None
         self._last_rolled = 0.0
         self._hard_states: set[Member] = set()
-        self._janitor_lock = trio.Lock()
+        self.janitor_lock = trio.Lock()
         self._wake = trio.Event()
 
     def rolled(self, rolled: Rolled) -> None:
@@ -85,26 +84,6 @@ class Storage:
     def hard_state_written(self, member: Member) -> None:
         """This member's hard state is in the current WAL file: before that goes, the meta store must have it."""
         self._hard_states.add(member)
-
-    def released(self, member: Member, first: Position, end: Position) -> None:
-        """A release was applied."""
-        self.homes.released(member, first, end)
-
-    def replaced(self, member: Member, before: LivenessPort, upto: int) -> None:
-        """A snapshot's live set took the place of `before`."""
-        self.homes.replaced(member, before, upto)
-
-    def pin(self, home: tuple[str, int]) -> None:
-        """Keep a payload home until `unpin`."""
-        self.homes.pin(home)
-
-    def unpin(self, home: tuple[str, int]) -> None:
-        """End of a `pin`."""
-        self.homes.unpin(home)
-
-    def holds(self, entry: Entry | None) -> bool:
-        """Whether an entry's bytes are still at hand."""
-        return self.homes.holds(entry)
 
     def is_open_file(self, file: int) -> bool:
         """Whether a WAL file has no segment yet: it is then the home of all its entries."""
@@ -154,7 +133,7 @@ class Storage:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            async with self._janitor_lock:
+            async with self.janitor_lock:
                 await self._try("sealing", self.seal_all)
                 for file in self.migration.victims():
                     await self._try(f"migration of WAL file {file.file}", self.migration.migrate, file)
@@ -192,7 +171,7 @@ class Storage:
 
     async def compact(self) -> dict[str, Any]:
         """Migrate and collect everything now."""
-        async with self._janitor_lock:
+        async with self.janitor_lock:
             done = await self.migration.compact()
             await self.segments.remove_unused()
             return done
@@ -372,7 +351,7 @@ class Storage:
         """Payloads that came from a peer, rising, durable in a generation; their home from now on. Between them nothing
         that has a home in a generation, or lives in this log, changes it; with `dense` nothing at all. Raises
         `NoSpace`, and `LogyardError` for a replica that went."""
-        async with self._janitor_lock:
+        async with self.janitor_lock:
             if self.system.members.get(member.uid) is not member:
                 raise LogyardError(f"group {member.uid:016x} does not run on this node any more")
             before = list(self.system.store.homes(member.uid))
@@ -393,7 +372,7 @@ class Storage:
         read: Callable[[int, int, int], Iterable[SourceEntry]],
     ) -> None:
         """Payloads of several groups from WAL files to a generation: (uid, first, last) of each, one a member."""
-        async with self._janitor_lock:
+        async with self.janitor_lock:
             here = [self.system.members.get(member.uid) is member for member in members]
             members = [member for member, is_here in zip(members, here, strict=True) if is_here]
             ranges = [one for one, is_here in zip(ranges, here, strict=True) if is_here]
@@ -441,6 +420,22 @@ class Storage:
         for member in members:
             for run in member.segments:
                 self.segments.leave(member, run.segment)
+
+    def void(self, uid: int) -> int:
+        """Nothing that the WAL has of a group is its log any more; the newest batch's number. The janitor must rest."""
+        self.wal.restart(uid)
+        files = {file.file: file.entries for file in self._unsealed_files()}
+        files[self.wal.current] = self.wal.current_entries
+        self.system.durability.leave_out(uid, files.values())
+        self.segments.spoiled |= files.keys()
+        return int(self.wal.position[0]) - 1
+
+    def take_over(self, old: Member, member: Member) -> None:
+        """A member made anew, with less in segments, stands for an old one."""
+        self._hard_states.discard(old)
+        self.books.floors.discard(old)
+        self.segments.take_over(old, member)
+        self.homes.recount(member)
 
     def close(self) -> None:
         """Close what is open, the lock last; nothing is pending."""

@@ -34,6 +34,7 @@ from .applier import Applier
 from .budget import Budget
 from .cache import PayloadCache
 from .chunks import Chunks
+from .damage import Damages
 from .delivery import Delivery
 from .departures import Departures
 from .directory import Directory
@@ -50,6 +51,7 @@ from .pulling import Pulls
 from .pulse import Pulse
 from .reader import Reader
 from .receiving import Receiving
+from .refill import Refill
 from .repair import Repair
 from .scheduler import Scheduler
 from .sender import Sender
@@ -128,6 +130,8 @@ class System:
         self.serving = Serving(self)
         self.receiving = Receiving(self)
         self.repair = Repair(self)
+        self.refill = Refill(self)
+        self.damages = Damages(self)
         self.pulse = Pulse(self)
         self.slow_disk = SlowDisk(self)
         self.hibernation = Hibernation(self)

@@ -118,6 +118,7 @@ def _keep_house(system: System) -> None:
     system.leaderboard.prune(system.members, len(system.members))
     system.heartbeats.look()
     system.versions.look()
+    system.refill.look()
     system.storage.books.look()
 
 

@@ -1,5 +1,4 @@
-"""The shared WAL: one stream of batches for all groups of a node, one gather-write and one fdatasync each (laws 2, 3,
-6, 8).
+"""The shared WAL: one stream of batches for all groups of a node, one write and one sync each (laws 2, 3, 6, 8).
 
 Invariant: batch n+1 is not written before the sync of batch n returned, and `write` returns after the sync of what it
 was given, or raises. After a failed write or sync nothing is ever written again (law 7): the descriptor may lie about
@@ -312,11 +311,7 @@ class Wal:
         for entry, offset in encoded.placed:
             entry.file = epoch
             entry.offset = offset
-        keep = self._entries
-        for item, entries, _, _ in runs:
-            uid = item.uid
-            for entry in entries:
-                keep.append((uid, entry))
+        self._entries += [(item.uid, entry) for item, entries, _, _ in runs for entry in entries]
         self._last.update(plan.last)
         self._seen.update(dict.fromkeys([run[0].uid for run in runs], self._number))
         self._tail += total
@@ -386,9 +381,13 @@ class Wal:
         return True
 
     def forget(self, uid: int) -> None:
-        """The group is deleted, or hibernates and owns nothing here: its next write may start anywhere."""
-        self._last.pop(uid, None)
+        """The group is deleted, or hibernates and owns nothing here."""
         self._seen.pop(uid, None)
+        self.restart(uid)
+
+    def restart(self, uid: int) -> None:
+        """The group's next write may start anywhere."""
+        self._last.pop(uid, None)
 
     def keep_only(self, uids: Container[int]) -> None:
         """Other groups own nothing in the current file, and need no segment. Not beside a write."""

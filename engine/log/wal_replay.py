@@ -5,6 +5,10 @@ the sink has of its group. Only the last batch of the last file can be torn, and
 everything else that does not verify is damage and is reported. Replay writes nothing, so a second run finds the same.
 Called once, before `Wal.open`.
 
+Of a group that is damaged nothing is delivered behind its first damage but hard states and floors: what came before is
+a state that its log once had. A *cut* says that the host took note of all damage of a group up to some batch: records
+of it up to there are left out, those behind the damage or, `whole`, all of them, and later ones follow on what is left.
+
 A damaged batch whose two directories are unreadable could have held any group's records. Each later directory row
 names the batch that held its group's newest record before, so a group is *cleared* of that suspicion by its next row,
 or convicted by it.
@@ -13,8 +17,9 @@ or convicted by it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
@@ -40,8 +45,11 @@ from .record import (
     FileHead,
     check_directory,
 )
+from .replay_result import Current, Cut, Damage, ReplayResult
 from .wal_files import Sealed, wal_epochs, wal_name
 from .wal_scan import FileScan, Lost, read_heads
+
+__all__ = ["Current", "Cut", "Damage", "ReplayResult", "Sink", "replay", "replay_file"]
 
 
 class Sink(Protocol):
@@ -64,59 +72,14 @@ class Sink(Protocol):
         ...
 
 
-class Damage(NamedTuple):
-    """Bytes that do not verify. `uid` 0: nobody knows whose they were, and every group not in `cleared` is suspect."""
-
-    uid: int
-    file: int
-    offset: int
-    reason: str
-
-
-class Current(NamedTuple):
-    """The file that takes the next batches. `idle`: its last batch is empty or missing; `torn`: bytes were cut."""
-
-    head: FileHead
-    tail: int
-    entries: list[tuple[int, Entry]]
-    idle: bool
-    torn: bool
-
-
-class ReplayResult:
-    """What `Wal.open` continues from, and what the host has to repair.
-
-    `sealed` are the replayed files before the current one; `healed` is damage that cost nothing, thanks to a second
-    copy. `cleared` are the groups known to have lost nothing to damage without a name. `last_index` has no damaged
-    group.
-    """
-
-    __slots__ = (
-        "sealed", "current", "damage", "healed", "cleared", "last_index", "last_batch", "next_epoch", "next_batch",
-        "previous", "unknown_through",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.sealed: list[Sealed] = []
-        self.current: Current | None = None
-        self.damage: list[Damage] = []
-        self.healed: list[Damage] = []
-        self.cleared: set[int] = set()
-        self.last_index: dict[int, int] = {}
-        self.last_batch: dict[int, int] = {}
-        self.next_epoch = 1
-        self.next_batch = 1
-        # (epoch, end) of the newest file that is not continued.
-        self.previous = (0, 0)
-        self.unknown_through = 0
-
-
-def replay(disk: Disk, directory: str, sink: Sink, flushed_through: int = 0) -> ReplayResult:
+def replay(
+    disk: Disk, directory: str, sink: Sink, flushed_through: int = 0, cuts: Mapping[int, Cut] = MappingProxyType({})
+) -> ReplayResult:
     """Read every WAL file above `flushed_through`, oldest first, into `sink`.
 
     Files up to `flushed_through` have their metadata in segments and stay only as homes of payloads; above it, a
-    missing file between two others is damage. Raises `WrongIdentity` for a newer format, before the sink has seen
-    anything.
+    missing file between two others is damage. `cuts` by uid. Raises `WrongIdentity` for a newer format, before the
+    sink has seen anything.
     """
     result = ReplayResult()
     try:
@@ -129,7 +92,7 @@ def replay(disk: Disk, directory: str, sink: Sink, flushed_through: int = 0) -> 
         if found.format > FORMAT:
             raise WrongIdentity(f"WAL file {epoch} has format {found.format}, newer than {FORMAT}; use a newer logyard")
     files = [(epoch, heads[epoch].head, heads[epoch].copies) for epoch in epochs]
-    _Replay(disk, directory, sink, result).run(files, flushed_through)
+    _Replay(disk, directory, sink, result, cuts).run(files, flushed_through)
     return result
 
 
@@ -158,9 +121,19 @@ class _Nobody:
 class _Replay:
     """One run over the files."""
 
-    __slots__ = ("disk", "directory", "sink", "result", "chain", "batch", "hurt", "holes", "entries", "scan")
+    __slots__ = (
+        "disk", "directory", "sink", "result", "cuts", "chain", "batch", "hurt", "shut", "holes", "entries", "scan",
+        "number",
+    )  # fmt: skip
 
-    def __init__(self, disk: Disk, directory: str, sink: Sink, result: ReplayResult) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        sink: Sink,
+        result: ReplayResult,
+        cuts: Mapping[int, Cut] = MappingProxyType({}),
+    ) -> None:
         self.disk = disk
         self.directory = directory
         self.sink = sink
@@ -168,8 +141,11 @@ class _Replay:
         # Per group: last index delivered, number of the batch of the newest row.
         self.chain: dict[int, int] = {}
         self.batch: dict[int, int] = {}
-        # Groups that are damaged for certain.
+        self.cuts = cuts
+        # Groups that are damaged for certain; and those of which no entries are taken at present.
         self.hurt: set[int] = set()
+        self.shut: set[int] = {uid for uid, cut in cuts.items() if cut.whole}
+        self.number = 0
         # Ranges of batch numbers, both ends included, that nobody can attribute.
         self.holes: list[tuple[int, int]] = []
         self.entries: list[tuple[int, Entry]] = []
@@ -236,6 +212,8 @@ class _Replay:
         """Replay one file; return the number of the batch after its last one."""
         result = self.result
         number = head.first_batch
+        self.number = number
+        result.first_batch = result.first_batch or number
         self.entries = []
         idle, torn = True, False
         end, next_batch = (following.previous_end, following.first_batch) if following else (0, 0)
@@ -266,11 +244,15 @@ class _Replay:
         for uid in self.hurt:
             self.chain.pop(uid, None)
         result.last_index = self.chain
+        result.spoiled |= {damage.file for damage in result.damage}
         if any(damage.uid == 0 for damage in result.damage):
             # Damage without a hole has no number: then nobody is cleared.
             newest = max((through for _, through in self.holes), default=result.next_batch - 1)
             result.unknown_through = newest
-            result.cleared = {uid for uid, batch in self.batch.items() if batch > newest and uid not in self.hurt}
+            result.cleared = {uid for uid, batch in self.batch.items() if batch > newest} | {
+                uid for uid, cut in self.cuts.items() if cut.through >= newest
+            }
+            result.cleared -= self.hurt
             # Suspects of this run stay suspects of the next one: their next row will point into the hole.
             self.batch = {uid: max(batch, newest) for uid, batch in self.batch.items()}
         else:
@@ -280,11 +262,21 @@ class _Replay:
     # Damage
 
     def _hurt(self, uid: int, offset: int, reason: str) -> None:
+        self.shut.add(uid)
+        self.result.spoiled.add(self.scan.head.epoch)
+        if self.number <= self._through(uid):
+            return
         self.result.damage.append(Damage(uid, self.scan.head.epoch, offset, reason))
+        self.result.sure.discard(uid)
         self.hurt.add(uid)
+
+    def _through(self, uid: int) -> int:
+        cut = self.cuts.get(uid)
+        return cut.through if cut is not None else 0
 
     def _unknown(self, epoch: int, offset: int, reason: str) -> None:
         self.result.damage.append(Damage(0, epoch, offset, reason))
+        self.result.sure.clear()
 
     def _salvage(self, lost: Lost) -> None:
         """A region without readable headers: trailers tell what they can, the rest is nobody's."""
@@ -318,6 +310,9 @@ class _Replay:
 
     def _batch(self, frame: BatchFrame) -> None:
         """Deliver a batch that is not the last one: metadata is checked, payload bytes are not read."""
+        self.number = frame.number
+        if self.shut:
+            self.shut = self.hurt | {uid for uid in self.shut if self._through(uid) >= frame.number}
         metadata = self.scan.read(frame.start, frame.metadata)
         directory = self._directory(frame, metadata)
         if directory is None:
@@ -334,7 +329,7 @@ class _Replay:
     def _row(self, uid: int, previous: int, frame: BatchFrame) -> None:
         """Does the group's row step over a hole, or come out of one?"""
         for first, through in self.holes:
-            if first <= previous <= through and uid not in self.hurt:
+            if first <= previous <= through and uid not in self.hurt and previous > self._through(uid):
                 self._hurt(uid, frame.start, f"batch {previous} held records of this group and is lost")
         self.batch[uid] = frame.number
 
@@ -347,7 +342,7 @@ class _Replay:
         start = frame.start
         base = self.scan.head.salt + start
         epoch = self.scan.head.epoch
-        sink, chain, keep = self.sink, self.chain, self.entries
+        sink, chain, keep, shut, sure = self.sink, self.chain, self.entries, self.shut, self.result.sure
         unpack = RECORD.unpack_from
         for _ in range(count):
             body = at + RECORD_BYTES
@@ -367,7 +362,9 @@ class _Replay:
                     return self._bad_record(owner, start + at, str(error))
                 last = chain.get(owner)
                 index = entry.index
-                if last is None or index <= last + 1:
+                if shut and owner in shut:
+                    self.result.spoiled.add(epoch)
+                elif last is None or index <= last + 1:
                     if payload:
                         entry.file = epoch
                         entry.offset = offset
@@ -375,11 +372,15 @@ class _Replay:
                     chain[owner] = index
                     keep.append((owner, entry))
                     sink.entry(owner, entry)
-                elif owner not in self.hurt:
+                else:
                     self._hurt(owner, start + at, f"entry {index} does not continue {last}")
             elif kind == HARD_STATE_RECORD:
+                sure.add(owner)
                 sink.hard_state(owner, *HARD.unpack(data))
             elif kind == TRUNCATE_RECORD:
+                if shut and owner in shut:
+                    at = body + length
+                    continue
                 chain[owner] = value - 1
                 sink.truncate(owner, value)
             elif kind == FLOOR_RECORD:

@@ -59,7 +59,11 @@ made anew, the member gets these back (`promise`), and so can't help to elect wh
 Whatever a peer says raises nothing here: malformed, late and misdirected messages are dropped as the network might
 have dropped them. An `AssertionError` is a bug, or a broken promise of the host: stop the group.
 
+**Damage.** A member that lost records is made with a `Mend`, and with any log that it once had: it takes part again
+when the core says so (`Raft.mend` is None), and is ticked until then. Give it a number that no damage of this node had
+before.
+
 Modules: `core` (state and doors) and `dispatch` over the verbs `election`, `replication`, `reads`, `snapshots`,
-`membership`,
+`mending`, `membership`,
 `quiescence`; the parts `raft_log`, `progress`, `quorum`, `configuration`; the nouns `messages`, `ready`, `state`.
 """

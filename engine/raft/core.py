@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ..entry import CONFIGURATION, NOOP, Entry
 from ..errors import Busy, NotLeader
-from . import dispatch, election, membership, quiescence, reads, replication, snapshots
+from . import dispatch, election, membership, mending, quiescence, reads, replication, snapshots
 from .membership import Change, Configuration
 from .messages import APPEND, APPEND_REPLY, CONFIRM, Message
 from .progress import PROBE, Progress, Window
@@ -44,13 +44,15 @@ class Raft:
     ascending. `windows`, one a node, are shared by all cores of this process.
     `promise` is (term, index) of the last entry that an earlier replica of this member held here: a member that was
     removed, forgot its log and was added again votes as if it had it still, and is not a candidate before it has.
+    `mend`: this member lost records (`mending`); None again when it is sound, which a `Ready` says as a changed role.
+    `log` may then be any earlier one of its own, and `commit` no more than its snapshot says.
     `may_lead` False: it never campaigns, and hands leadership over (a member of an older machine version, say). Who
     sets it has the member ticked.
     """
 
     __slots__ = (
         # identity and what is injected
-        "uid", "node", "live", "draw", "encode", "limits", "windows", "may_lead", "promise",
+        "uid", "node", "live", "draw", "encode", "limits", "windows", "may_lead", "promise", "mend",
         # durable: handed out as hard state and entries
         "term", "vote", "log",
         # volatile: every member
@@ -85,6 +87,7 @@ class Raft:
         configuration_index: int = 0,
         configurations: Sequence[tuple[int, Configuration]] = (),
         promise: tuple[int, int] = (0, 0),
+        mend: mending.Mend | None = None,
     ) -> None:
         self.uid = uid
         self.node = node
@@ -94,6 +97,7 @@ class Raft:
         self.limits = limits
         self.may_lead = True
         self.promise = promise
+        self.mend = mend
         self.windows = {} if windows is None else windows
         # A snapshot may be durable before the term that came with it.
         self.term = max(term, log.last_term)
@@ -303,6 +307,8 @@ class Raft:
         if self.role == LEADER:
             if log.stable > self.commit:
                 replication.advance_commit(self)
+        elif self.mend is not None:
+            mending.came_on(self)
         elif self.leader and min(log.stable, self.validated) > self.acked:
             if out is not None and self.safe and not self.dirty:
                 out.append(replication.acknowledgement(self))
@@ -425,6 +431,7 @@ class Raft:
         assert self.acked <= self.validated, self
         assert log.last_term <= self.term, self
         assert bool(self.progress) <= (self.role == LEADER), self
+        assert self.mend is None or self.role == FOLLOWER, self
         assert (self.leader == self.node) == (self.role == LEADER), self
         assert not self.vote or self.term, self
         for node, progress in self.progress.items():
@@ -436,5 +443,5 @@ class Raft:
     def __repr__(self) -> str:
         return (
             f"Raft({self.node} {ROLE_NAMES[self.role]} term {self.term} vote {self.vote} leader {self.leader} "
-            f"commit {self.commit} applied {self.applied} {self.log})"
+            f"commit {self.commit} applied {self.applied} {self.log}{' damaged' if self.mend else ''})"
         )

@@ -9,16 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
-from . import election, membership, reads, replication
+from . import election, membership, mending, reads, replication
 from .messages import (
     APPEND,
     APPEND_REPLY,
     CONFIRM,
+    DAMAGED,
     LEADER_GONE,
+    MEND,
     PREVOTE,
     PREVOTE_REPLY,
     READ,
     READ_REPLY,
+    TERMS,
+    TERMS_REPLY,
     TIMEOUT_NOW,
     TRANSFER,
     VOTE,
@@ -43,6 +47,12 @@ def settle(raft: Raft, m: Message) -> None:
         return
     if kind == PREVOTE_REPLY:
         election.on_prevote_reply(raft, m)
+        return
+    if kind == TERMS:
+        mending.on_terms(raft, m)
+        return
+    if kind == TERMS_REPLY:
+        mending.on_terms_reply(raft, m)
         return
     if term < raft.term:
         _stale(raft, m)
@@ -74,6 +84,10 @@ def settle(raft: Raft, m: Message) -> None:
         election.on_timeout_now(raft)
     elif kind == LEADER_GONE:
         election.on_leader_gone(raft, m)
+    elif kind == DAMAGED:
+        mending.on_damaged(raft, m)
+    elif kind == MEND:
+        mending.on_mend(raft, m)
 
 
 def doubt_sender(raft: Raft, m: Message) -> None:
@@ -96,6 +110,8 @@ def _stale(raft: Raft, m: Message) -> None:
         election.refuse(raft, m)
     elif kind == APPEND_REPLY and m.context == CONFIRM and not m.reject:
         election.deny_leading(raft, m)
+    elif kind == DAMAGED:
+        mending.on_damaged(raft, m)
     elif kind == VOTE_REPLY and m.reject:
         # Denied by one who sticks to its leader and did not take over the term.
         election.on_vote_reply(raft, m)

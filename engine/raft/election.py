@@ -125,7 +125,7 @@ def may_stand(raft: Raft) -> bool:
     The last leader of a group of two that removed itself, and went before the other heard of it, is the only one who
     can finish that: the other needs its vote, and has the shorter log (thesis 4.2.2).
     """
-    if not raft.may_lead:
+    if not raft.may_lead or raft.mend is not None:
         return False
     return raft.voter or (raft.configuration_index > raft.commit and membership.before_newest(raft).votes(raft.node))
 
@@ -227,7 +227,7 @@ def on_prevote(raft: Raft, m: Message) -> None:
         # Who asks hears no leader any more.
         unpark(raft)
     sticky = sticks(raft, m.sender)
-    granted = m.term > raft.term and not sticky and _up_to_date(raft, m)
+    granted = m.term > raft.term and not sticky and _up_to_date(raft, m) and raft.mend is None
     term = m.term if granted else raft.term
     # One that was removed is to speak on, until it is told.
     context = HEARS if sticky and raft.configuration.votes(m.sender) else 0
@@ -287,7 +287,7 @@ def show(raft: Raft, node: int) -> None:
 def on_vote(raft: Raft, m: Message) -> None:
     """A vote of the own term (paper 5.2, 5.4.1). The answer leaves when the vote is durable."""
     free = raft.vote == m.sender or (not raft.vote and not raft.leader)
-    if not free or not _up_to_date(raft, m):
+    if not free or raft.mend is not None or not _up_to_date(raft, m):
         refuse(raft, m)
         return
     if raft.vote != m.sender:
@@ -333,6 +333,8 @@ def transfer(raft: Raft, to: int) -> None:
         raise Refused(f"node {to} is not a voter of this group")
     if to not in raft.live:
         raise Refused(f"node {to} does not answer")
+    if raft.progress[to].round:
+        raise Refused(f"node {to} lost records and is being repaired")
     raft.transferee = to
     raft.transfer_ticks = 0
     raft.transfer_sent = False
@@ -342,7 +344,11 @@ def transfer(raft: Raft, to: int) -> None:
 def heirs(raft: Raft) -> list[int]:
     """Live voters that may take over from a leader that should not lead, the most advanced first."""
     progress = raft.progress
-    voters = [node for node in raft.configuration.voters if node in progress and node in raft.live]
+    voters = [
+        node
+        for node in raft.configuration.voters
+        if node in progress and node in raft.live and not progress[node].round
+    ]
     return sorted(voters, key=lambda node: (node in raft.turned_down, -progress[node].match, node))
 
 
@@ -382,6 +388,8 @@ def force(raft: Raft) -> int:
     """
     if raft.stopped or raft.term >= TERM_MAX - 2 * FORCED_TERMS:
         raise Refused("this member takes no part in its group")
+    if raft.mend is not None:
+        raise Refused("this member lost records, and nobody can tell which: what is left of them is no group")
     log = raft.log
     if (log.last_term, log.last_index) < raft.promise:
         raise Refused("this member lacks what an earlier replica of it had here")

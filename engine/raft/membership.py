@@ -75,6 +75,7 @@ def track(raft: Raft) -> None:
     voters = raft.configuration.voters
     others = [progress[node] for node in voters if node != raft.node]
     simple = len(voters) == 3 and len(others) == 2 and not raft.configuration.outgoing
+    simple = simple and not any(one.round for one in others)
     raft.pair = (others[0], others[1]) if simple else None
     raft.chores = raft.configuration.auto_leave or bool(raft.configuration.promotable)
     raft.dirty = True
@@ -156,7 +157,7 @@ def _check_caught_up(raft: Raft, node: int) -> None:
         return
     last = raft.log.last_index
     lag = f"learner {node} has stored {progress.match} of {last} entries"
-    if node not in raft.live or progress.state != REPLICATE:
+    if node not in raft.live or progress.state != REPLICATE or progress.round:
         raise Refused(f"{lag} and does not receive now; make it promotable, or try again later")
     if progress.match < last:
         found = raft.log.window(progress.match + 1, last, raft.limits.inflight_bytes)
@@ -182,7 +183,7 @@ def owes(raft: Raft) -> int:
         return -1 if configuration.auto_leave else 0
     for node, target in configuration.promotable:
         progress = raft.progress.get(node)
-        if progress is not None and progress.match >= target and node in raft.live:
+        if progress is not None and progress.match >= target and node in raft.live and not progress.round:
             return node
     return 0
 

@@ -23,10 +23,14 @@ READ: Final = 8
 READ_REPLY: Final = 9
 TIMEOUT_NOW: Final = 10
 LEADER_GONE: Final = 11
+DAMAGED: Final = 12
+MEND: Final = 13
+TERMS: Final = 14
+TERMS_REPLY: Final = 15
 
 NAMES: Final = (
     "", "PREVOTE", "PREVOTE_REPLY", "VOTE", "VOTE_REPLY", "APPEND", "APPEND_REPLY", "SNAPSHOT", "READ", "READ_REPLY",
-    "TIMEOUT_NOW", "LEADER_GONE",
+    "TIMEOUT_NOW", "LEADER_GONE", "DAMAGED", "MEND", "TERMS", "TERMS_REPLY",
 )  # fmt: skip
 
 TRANSFER: Final = 1
@@ -37,6 +41,10 @@ HEARS: Final = 1
 
 CONFIRM: Final = 1
 """`context` of an APPEND_REPLY whose sender has reason to doubt that the receiver still leads, and wants to hear."""
+
+MENDED: Final = 2
+"""`context` of an APPEND_REPLY whose sender was damaged and is sound again; `log_term` names the damage (`Mend.round`).
+"""
 
 
 class Message:
@@ -55,6 +63,11 @@ class Message:
     READ, reply   context: the round (thesis 6.4); reject: the sender of the READ is not the leader any more
     TIMEOUT_NOW   the receiver campaigns at once (thesis 3.10)
     LEADER_GONE   the sender led `term` and does not any more
+    DAMAGED       the sender lost records, nothing it said counts; index, last, commit: as in an APPEND_REPLY, but no
+                  promise; log_term: the last index of its log; context: which damage
+    MEND          index: the commit index of the leader, confirmed since damage `context` was known to it
+    TERMS, reply  which durable term has the receiver? index: digest of the sender's configuration; context: which
+                  damage. Moves no term; reject: the sender can't tell
     ============= ==========================================================================================
 
     Messages that share one list of entries differ in `to` only.
@@ -107,6 +120,8 @@ def describe(message: Message) -> str:
         parts.append(f"at {m.index}@{m.log_term}")
     elif m.kind == APPEND_REPLY:
         parts.append(f"at {m.index} last {m.last}" if not m.reject else f"at {m.index} hint {m.context}@{m.log_term}")
+    elif m.kind in (DAMAGED, MEND, TERMS, TERMS_REPLY):
+        parts.append(f"at {m.index} damage {m.context}" + (f" last {m.last}" if m.kind == DAMAGED else ""))
     if m.kind in (APPEND, APPEND_REPLY):
         parts.append(f"commit {m.commit}")
     if m.kind in (READ, READ_REPLY):
@@ -115,6 +130,8 @@ def describe(message: Message) -> str:
         parts.append("transfer")
     elif m.kind == APPEND_REPLY and m.context == CONFIRM and not m.reject:
         parts.append("confirm?")
+    elif m.kind == APPEND_REPLY and m.context == MENDED and not m.reject:
+        parts.append(f"sound after damage {m.log_term}")
     if m.reject:
         parts.append("rejected")
     if m.kind == APPEND and m.last >= m.first > 0:

@@ -37,12 +37,14 @@ class Progress:
 
     `told` is the commit index that was sent last, `commit` the one the follower says it has. `hollow`: the next probe
     carries no entries, because nothing says that the last ones were lost. `probed` is what the probe under way carries,
-    in bytes; `window` is shared by all groups with a member on that node.
+    in bytes; `window` is shared by all groups with a member on that node. `round`: the member on that node is damaged
+    and says so under this number (0: it is sound); then `match` counts for sending only, and `fence` is the index from
+    which on it counts again, -1 while none is confirmed (`mending`).
     """
 
     __slots__ = (
         "match", "next", "state", "paused", "hollow", "waited", "told", "commit", "inflight", "inflight_bytes",
-        "probed", "window",
+        "probed", "window", "round", "fence",
     )  # fmt: skip
 
     def __init__(self, next_index: int, window: Window) -> None:
@@ -58,6 +60,8 @@ class Progress:
         self.commit = 0
         self.inflight: list[tuple[int, int]] = []
         self.inflight_bytes = 0
+        self.round = 0
+        self.fence = -1
 
     def probe(self, next_index: int, *, hollow: bool = False) -> None:
         """Ask anew from `next_index`: nothing that was sent is taken for received."""
@@ -119,5 +123,5 @@ class Progress:
     def __repr__(self) -> str:
         return (
             f"Progress({STATE_NAMES[self.state]} match {self.match} next {self.next} commit {self.commit}/{self.told}"
-            f"{' paused' if self.paused else ''})"
+            f"{' paused' if self.paused else ''}{f' damaged {self.round}/{self.fence}' if self.round else ''})"
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from . import election, membership, reads, replication
+from . import election, membership, mending, reads, replication
 from .progress import PROBE, REPLICATE, SNAPSHOTTING
 from .quorum import has_quorum
 from .state import FOLLOWER, LEADER
@@ -25,6 +25,8 @@ def is_quiet(raft: Raft) -> bool:
         return True
     live = raft.live
     if raft.role != LEADER:
+        if raft.mend is not None:
+            return False
         return raft.role == FOLLOWER and (_trusts(raft) or not election.may_stand(raft) or election.parked(raft))
     last = raft.log.last_index
     commit = raft.commit
@@ -33,7 +35,7 @@ def is_quiet(raft: Raft) -> bool:
     if (raft.chores and membership.owes(raft)) or (not raft.may_lead and election.heirs(raft)):
         return False
     for node, progress in raft.progress.items():
-        if (progress.match != last or progress.commit != commit) and node in live:
+        if (progress.match != last or progress.commit != commit or progress.round) and node in live:
             return False
     return has_quorum(raft.configuration, live)
 
@@ -47,6 +49,9 @@ def tick(raft: Raft) -> None:
     """One tick of the host's clock; only members that are not quiet need it."""
     if raft.role == LEADER:
         _tick_leader(raft)
+        return
+    if raft.mend is not None:
+        mending.tick(raft)
         return
     if _trusts(raft):
         raft.elapsed = 0
@@ -185,7 +190,10 @@ def on_link_reset(raft: Raft, node: int) -> None:
     again."""
     raft.denials = 0
     election.unpark(raft)
-    if raft.role == LEADER:
+    if raft.mend is not None:
+        if node in raft.configuration.nodes():
+            mending.say(raft, node)
+    elif raft.role == LEADER:
         progress = raft.progress.get(node)
         if progress is None:
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, NotLeader
+from . import mending
 from .messages import READ, READ_REPLY, Message
 from .quorum import has_quorum
 from .state import LEADER
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 class Reads:
     """`waiting` for the next round; `contexts` are in round `number`, which `acks` have answered (number 0: none
-    under way)."""
+    under way). A negative context is the engine's own: see `confirm`."""
 
     __slots__ = ("waiting", "contexts", "number", "last_number", "index", "acks", "waited")
 
@@ -49,6 +50,18 @@ def read(raft: Raft, context: int) -> None:
     if raft.reads is None:
         raft.reads = Reads()
     raft.reads.waiting.append(context)
+    raft.dirty = True
+
+
+def confirm(raft: Raft, node: int) -> None:
+    """A round of its own, begun after this call, for the damaged member on `node`: who that is answers for nothing, so
+    its quorum is one without it (`mending`)."""
+    if raft.reads is None:
+        raft.reads = Reads()
+    found = raft.reads
+    found.contexts = [context for context in found.contexts if context != -node]
+    if -node not in found.waiting:
+        found.waiting.append(-node)
     raft.dirty = True
 
 
@@ -104,13 +117,17 @@ def on_read(raft: Raft, m: Message) -> None:
         raft.changed = raft.dirty = True
     raft.elapsed = 0
     raft.doubt = False
-    raft.send(Message(READ_REPLY, raft.uid, m.sender, raft.node, raft.term, 0, 0, 0, m.context))
+    if raft.mend is None:
+        raft.send(Message(READ_REPLY, raft.uid, m.sender, raft.node, raft.term, 0, 0, 0, m.context))
 
 
 def on_read_reply(raft: Raft, m: Message) -> None:
     """Count an answer to the round under way."""
     reads = raft.reads
     if reads is None or not reads.number or m.context != reads.number or m.reject:
+        return
+    progress = raft.progress.get(m.sender)
+    if progress is None or progress.round:
         return
     reads.acks.add(m.sender)
     _close_round(raft, reads)
@@ -120,9 +137,12 @@ def _close_round(raft: Raft, reads: Reads) -> None:
     if not has_quorum(raft.configuration, reads.acks):
         return
     index = reads.index
-    raft.confirmed_reads += tuple((context, index) for context in reads.contexts)
-    reads.contexts = []
+    contexts, reads.contexts = reads.contexts, []
     reads.number = 0
+    raft.confirmed_reads += tuple((context, index) for context in contexts if context >= 0)
+    for context in contexts:
+        if context < 0:
+            mending.confirmed(raft, -context, index)
     raft.dirty = True
 
 
@@ -130,5 +150,5 @@ def fail_all(raft: Raft) -> None:
     """Leadership is lost: nothing that waits can be answered here (pitfall 4)."""
     reads = raft.reads
     if reads is not None:
-        raft.failed_reads += (*reads.contexts, *reads.waiting)
+        raft.failed_reads += tuple(context for context in (*reads.contexts, *reads.waiting) if context >= 0)
         raft.reads = None

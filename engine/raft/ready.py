@@ -33,7 +33,7 @@ class Ready:
         (context, index): the read may be served once `index` is applied. Contexts that will not be answered: the
         leader changed.
     `role_changed`
-        `role`, `leader` or `term` of the core are not what they were.
+        `role`, `leader` or `term` of the core are not what they were, or `Raft.mend` is None again.
 
     After the `hard_state` and `entries` of a `Ready` that has either are durable, the host calls
     `Raft.on_persisted(*ready.token)`: once for each such `Ready`, in order.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..entry import Entry
 from ..errors import BadRequest
-from . import membership
+from . import membership, mending
 from .messages import APPEND, APPEND_REPLY, CONFIRM, SNAPSHOT, TIMEOUT_NOW, Message
 from .progress import PROBE, REPLICATE, SNAPSHOTTING, Progress
 from .quorum import committed_index
@@ -207,11 +207,22 @@ def on_append_reply(raft: Raft, m: Message) -> None:
     if m.reject:
         _on_reject(raft, m, progress)
         return
+    if m.index > raft.log.last_index or (progress.round and not mending.counts(raft, m, progress)):
+        return
+    match = flow(raft, progress, m)
+    if match > raft.commit:
+        advance_commit(raft)
+    if raft.transferee == m.sender:
+        push_transfer(raft)
+    if m.context == CONFIRM:
+        confirm(raft, m.sender, progress)
+
+
+def flow(raft: Raft, progress: Progress, m: Message) -> int:
+    """What a follower holds, whether it counts or not: move the window, send on. Returns what it has stable."""
     log = raft.log
     match = m.index
     last = log.last_index
-    if match > last:
-        return
     progress.commit = m.commit
     if match > progress.match:
         progress.match = match
@@ -230,12 +241,7 @@ def on_append_reply(raft: Raft, m: Message) -> None:
         raft.dirty = True
     elif progress.next <= last or (progress.told < raft.commit and not raft.untold):
         raft.dirty = True
-    if match > raft.commit:
-        advance_commit(raft)
-    if raft.transferee == m.sender:
-        push_transfer(raft)
-    if m.context == CONFIRM:
-        confirm(raft, m.sender, progress)
+    return match
 
 
 def _on_reject(raft: Raft, m: Message, progress: Progress) -> None:
@@ -281,7 +287,7 @@ def advance_commit(raft: Raft) -> None:
             a, b = b, a
         index = a if c < a else (c if c < b else b)
     else:
-        match = {node: progress.match for node, progress in raft.progress.items()}
+        match = {node: progress.match for node, progress in raft.progress.items() if not progress.round}
         match[raft.node] = log.stable
         index = committed_index(raft.configuration, match)
     before = raft.commit
@@ -409,6 +415,9 @@ def void(raft: Raft, from_index: int) -> None:
 
 def acknowledge(raft: Raft, context: int = 0) -> None:
     """Tell the leader the last stable index that its appends validated, and the last one held at all."""
+    if raft.mend is not None:
+        mending.came_on(raft)
+        return
     raft.send(acknowledgement(raft, context))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ..entry import ENTRY, ENTRY_BYTES, UNIT, UNIT_BYTES, Entry, parse_entry
 from ..errors import BadRequest, Corrupt
-from ..raft.messages import APPEND, LEADER_GONE, PREVOTE, SNAPSHOT, Message
+from ..raft.messages import APPEND, PREVOTE, SNAPSHOT, TERMS_REPLY, Message
 from ..types import Buffer
 from .frame import HEADER_BYTES, MESSAGES, encode_header, gather
 
@@ -27,7 +27,7 @@ ENTRY_ROW = struct.Struct("<IIQQ")
 ENTRY_ROW_BYTES = ENTRY_ROW.size
 REJECT = 1
 TOMBSTONE = 1
-KINDS = frozenset(range(PREVOTE, LEADER_GONE + 1)) - {SNAPSHOT}
+KINDS = frozenset(range(PREVOTE, TERMS_REPLY + 1)) - {SNAPSHOT}
 FLAGS = frozenset((0, REJECT))
 NO_BODY = memoryview(b"")
 

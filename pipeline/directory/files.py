@@ -18,7 +18,7 @@ from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
 from logyard.engine.log.recovered import Collector, Recovered
 from logyard.engine.log.segment import HEAD_BYTES, SegmentReader
 from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_epochs, wal_name
-from logyard.engine.log.wal_replay import ReplayResult, replay
+from logyard.engine.log.wal_replay import Cut, ReplayResult, replay
 from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
 
 from .meta import Facts
@@ -71,7 +71,8 @@ def read_wal(directory: Path, facts: Facts, report: Report, shapes: bool = True)
         report.damage("wal", f"this file is missing; the oldest is {epochs[0]}", path=wal_path(epochs[0] - 1))
     sink = Collector()
     with report.guarded("wal", path="wal"):
-        found.result = replay(disk, str(wal), sink, facts.flushed)
+        cuts = {uid: Cut(known.through, known.whole) for uid, known in facts.damaged.items()}
+        found.result = replay(disk, str(wal), sink, facts.flushed, cuts)
         # Who lost batches claims none (see `engine.host.life`).
         found.written = 0 if found.result.damage else found.result.next_batch
     found.groups = sink.groups

@@ -109,7 +109,9 @@ def build_group(uid: int, facts: Facts, wal: WalFacts, report: Report) -> GroupL
     or the report has damage under its name."""
     spec = facts.groups[uid]
     group = GroupLog(spec, facts.states.get(uid) or StateRow(uid))
+    known = facts.damaged.get(uid)
     group.whole = uid not in wal.hurt and uid not in wal.suspects and uid not in facts.lost
+    group.whole = group.whole and (known is None or known.sound)
     configurations = group.state.extra.get("configurations") or [[0, 0, b""]]
     group.alone = spec.voters == (facts.node,) and len(configurations) == 1 and configurations[0][0] == 0
     _read_snapshot(group, facts, report)

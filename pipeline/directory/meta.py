@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt, WrongIdentity
 from logyard.engine.host import rows
+from logyard.engine.host.damaged import Damaged
 from logyard.engine.host.member import Spec
 from logyard.engine.identity import Origin
 from logyard.engine.log import meta_rows
@@ -37,9 +38,9 @@ from .report import Report
 
 KINDS = {
     b"g": "definition", b"s": "checkpoint", b"n": "snapshot", b"f": "file", b"p": "payload homes", b"d": "deletion",
-    b"e": "epoch", b"x": "damage", b"c": "section", b"i": "transfer", b"k": "peer",
+    b"e": "epoch", b"x": "damage", b"c": "section", b"i": "transfer", b"k": "peer", b"r": "departure",
 }  # fmt: skip
-GROUP_ROWS = (b"g", b"s", b"n", b"d", b"x", b"i")
+GROUP_ROWS = (b"g", b"s", b"n", b"d", b"x", b"i", b"r")
 
 
 class Facts:
@@ -47,7 +48,7 @@ class Facts:
 
     __slots__ = (
         "node", "cluster", "epoch", "groups", "states", "snapshots", "chunks", "wal_files", "flushed", "deleted",
-        "store", "lost", "complete", "directory", "peers",
+        "store", "lost", "damaged", "complete", "directory", "peers",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -69,6 +70,8 @@ class Facts:
         self.store: list[tuple[bytes, bytes]] = []
         self.lost: set[int] = set()
         """Groups with a row that verifies in neither copy."""
+        self.damaged: dict[int, Damaged] = {}
+        """Groups that lost records here at some time."""
         self.complete = True
 
     def name(self, uid: int) -> str:
@@ -253,11 +256,21 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     if refused is not None:
         text = f"the other nodes refuse this directory, and so does a start: {refused.decode('utf-8', 'replace')}"
         report.damage("outdated", text, path="meta")
-    for key, value in store.scan(rows.DAMAGED):
-        text = f"an earlier start stopped this group: {value.decode('utf-8', 'replace')}"
-        report.damage("stopped", text, path="meta", group=facts.name(uid_of(key)))
+    _damages(store, facts, report)
     report.count("groups", len(facts.groups))
     for uid in sorted(facts.states.keys() | facts.snapshots.keys()):
         if uid not in facts.groups:
             known = "was deleted" if uid in facts.deleted else "has no definition"
             report.damage("meta_row", f"a group with rows {known}", path="meta", group=facts.name(uid))
+
+
+def _damages(store: MetaStore, facts: Facts, report: Report) -> None:
+    """What this node knows to have lost."""
+    for key, value in store.scan(rows.DAMAGED):
+        known = facts.damaged[uid_of(key)] = Damaged.unpack(value)
+        group = facts.name(uid_of(key))
+        if known.sound:
+            report.healed("damaged", f"this group was mended by others: {known.reason}", path="meta", group=group)
+        else:
+            text = f"this group lost records here, and waits for others to mend it: {known.reason}"
+            report.damage("damaged", text, path="meta", group=group)

@@ -23,6 +23,7 @@ from logyard.client.sync import connect_sync
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.errors import DirectoryInUse, LogyardError, WrongIdentity
+from logyard.engine.host.damaged import Damaged
 from logyard.engine.host.rows import DAMAGED, STORE
 from logyard.engine.log import meta as meta_store
 from logyard.engine.log.meta import HEADER_BYTES, IDENTITY, MetaStore
@@ -570,6 +571,29 @@ def test_a_group_that_an_earlier_start_stopped(data: Path) -> None:
     store.commit([(DAMAGED + KEY.pack(uid), b"batch 7 is lost")])
     store.close()
     expect(inspected(data), "meta", "beta", "batch 7 is lost")
+    uid = uid_of(data, "beta")
+    known = Damaged("batch 7 is lost", False, 7, False)
+    store = meta_of(data)
+    store.commit([(DAMAGED + KEY.pack(uid), known.pack())])
+    store.close()
+    expect(inspected(data), "meta", "beta", "waits for others")
+    store = meta_of(data)
+    store.commit([(DAMAGED + KEY.pack(uid), known._replace(through=0, sound=True).pack())])
+    store.close()
+    report = inspected(data)
+    assert not named(report, "damage") and any("mended" in finding["message"] for finding in named(report, "healed"))
+
+
+def test_payloads_whose_home_is_lost(data: Path) -> None:
+    """An earlier start found their generation gone: the row of their homes says so, and no file does."""
+    uid = uid_of(data, "alpha")
+    store = meta_of(data)
+    key = STORE + checkpoints.key(uid)
+    _, homes, _ = checkpoints.decode(key[1:], store.get(key) or b"")
+    first, last = homes[0][:2]
+    store.commit([(key, checkpoints.encode(uid, [checkpoints.Home(first, last, 0, 0), *homes[1:]], []))])
+    store.close()
+    expect(inspected(data), "payloads", "alpha", f"entries {first} to {last} were lost with their generation")
 
 
 def test_rows_that_contradict_the_files(data: Path) -> None:

@@ -212,7 +212,7 @@ async def test_a_deadly_rewriting_is_not_tried_again(tmp_path: Path) -> None:
         system = c.system(1)
         system.store.seal_current()
         # The janitor would come upon it by itself, before the plan stands.
-        async with system.storage._janitor_lock:
+        async with system.storage.janitor_lock:
             await c.nodes[1].truncate("log", 8)
             (plan / "always").write_text("before commit")
             with pytest.raises(JobPoisoned):

@@ -287,7 +287,7 @@ class Cluster:
     async def roll(self, number: int) -> None:
         """Seal the WAL file of a node and write its segment."""
         storage = self.system(number).storage
-        async with storage._janitor_lock:
+        async with storage.janitor_lock:
             await storage.roll()
 
 

@@ -82,7 +82,7 @@ async def test_law_4_what_dies_after_the_floors_were_stored_is_not_unlinked_with
             await c.nodes[1].truncate("log", 10)
 
         monkeypatch.setattr(storage.books, "commit_members", slow)
-        async with storage._janitor_lock:
+        async with storage.janitor_lock:
             await storage.migration.collect(0.0)
         monkeypatch.undo()
         release = c.member(1).last_release
@@ -113,7 +113,7 @@ async def test_law_4_a_file_whose_removal_could_not_be_stored_is_tried_again(
             await commit(*arguments, **named)
 
         monkeypatch.setattr(storage.books, "commit_members", full)
-        async with storage._janitor_lock:
+        async with storage.janitor_lock:
             with pytest.raises(NoSpace):
                 await storage.migration.migrate(file)
         monkeypatch.undo()
@@ -306,11 +306,11 @@ async def test_law_4_a_floor_that_could_not_be_stored_is_stored_before_bytes_go(
             raise NoSpace("the disk of the meta store is full")
 
         monkeypatch.setattr(MetaStore, "commit", full)
-        async with storage._janitor_lock:
+        async with storage.janitor_lock:
             with pytest.raises(NoSpace):
                 await storage.migration.migrate(file)
         monkeypatch.undo()
-        async with storage._janitor_lock:
+        async with storage.janitor_lock:
             await storage.migration.migrate(file)
         await c.crash(1)
         system = c.build(1)

@@ -43,12 +43,12 @@ async def test_what_dies_while_leftovers_wait_for_their_turn_is_dead_in_the_copy
         system, member = c.system(1), c.member(1)
         from logyard.engine.host import leftovers
 
-        await system.storage._janitor_lock.acquire()
+        await system.storage.janitor_lock.acquire()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leftovers.move_out, system, [member], 1 << 20)
-            await until(lambda: system.storage._janitor_lock.statistics().tasks_waiting)
+            await until(lambda: system.storage.janitor_lock.statistics().tasks_waiting)
             await c.nodes[1].truncate("log", 3)
-            system.storage._janitor_lock.release()
+            system.storage.janitor_lock.release()
         await check_books(c, 1, bodies[3:])
 
 
@@ -97,7 +97,7 @@ async def test_a_file_without_a_segment_in_the_books_is_never_given_away(tmp_pat
             before = state["refused"]
             storage.look()
             await until(lambda before=before: state["refused"] >= before + 1)
-            async with storage._janitor_lock:
+            async with storage.janitor_lock:
                 pass
         assert file in dict(system.wal.files), "its metadata is nowhere else"
         await c.restart(1)
@@ -129,7 +129,7 @@ async def test_a_damaged_row_holds_up_no_other_generation(tmp_path: Path) -> Non
         system = c.system(1)
 
         async def collected() -> dict[int, int]:
-            async with system.storage._janitor_lock:
+            async with system.storage.janitor_lock:
                 with suppress(LogyardError):
                     await system.storage.migration.collect(1.0, paced=False)
             return {one.id: one.total for one in system.store.generations()}

@@ -88,7 +88,7 @@ async def test_what_dies_while_it_is_repaired_stays_dead(tmp_path: Path, how: st
         async with trio.open_nursery() as nursery:
             if how == "waiting":
                 # A job of the janitor keeps what came waiting for its home.
-                await storage._janitor_lock.acquire()
+                await storage.janitor_lock.acquire()
                 plain = storage.store_payloads
 
                 async def store(*arguments: Any, **options: Any) -> None:
@@ -112,7 +112,7 @@ async def test_what_dies_while_it_is_repaired_stays_dead(tmp_path: Path, how: st
             await c.nodes[1].truncate("log", 3)
             await c.applied()
             if how == "waiting":
-                storage._janitor_lock.release()
+                storage.janitor_lock.release()
             else:
                 go_on.set()
         await check_books(c, 3, bodies[3:])

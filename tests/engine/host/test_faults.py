@@ -142,10 +142,10 @@ async def test_a_damaged_member_does_not_vote_and_the_others_go_on(tmp_path: Pat
         await c.crash(3)
         for path in (c.path / "node-3" / "wal").iterdir():
             damage(path, entry.data, optional=True)
-        await c.start(3)
-        assert c.member(3).state == "stopped"
         await c.append(1, [(b"", b"more")])
         await c.crash(1)
+        await c.start(3)
+        assert c.member(3).raft.mend is not None
         term = c.member(2).raft.term
         with trio.move_on_after(0.4):
             await c.leader(among=[2])
@@ -153,6 +153,7 @@ async def test_a_damaged_member_does_not_vote_and_the_others_go_on(tmp_path: Pat
         assert c.member(2).raft.term == term, "pre-vote holds the term"
         await c.start(1)
         await c.append(await c.leader(), [(b"", b"again")])
+        await until(lambda: c.member(3).raft.mend is None)
 
 
 async def test_a_damaged_segment_stops_the_groups_that_need_it_alone(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ async def test_a_failing_segment_job_is_done_again_and_forgets_no_vote(tmp_path:
         await c.fill(1, 3, 40 * KIB)
         system, member = c.system(1), c.member(1)
         term, vote = member.raft.term, member.raft.vote
-        async with system.storage._janitor_lock:
+        async with system.storage.janitor_lock:
             sealed = await system.durability.exclusive(system.wal.roll)
             system.storage._sealed.append(sealed)
             disk.fail(call, 1, errno.EIO)
@@ -265,7 +266,7 @@ async def test_a_vote_alone_in_a_file_outlives_a_failed_segment_job(tmp_path: Pa
         member.raft.campaign(True)
         system.scheduler.mark(member)
         await until(lambda: member.raft.safe and member.raft.term == term + 1)
-        async with system.storage._janitor_lock:
+        async with system.storage.janitor_lock:
             sealed = await system.durability.exclusive(system.wal.roll)
             assert sealed is not None and not sealed.entries
             system.storage._sealed.append(sealed)

@@ -146,7 +146,7 @@ async def test_a_segment_without_room_is_made_of_the_reserve(tmp_path: Path) -> 
         bodies = await c.fill(1, 5, BODY)
         await ready(c, 1)
         storage = c.system(1).storage
-        async with storage._janitor_lock:
+        async with storage.janitor_lock:
             sealed = await c.system(1).durability.exclusive(c.system(1).wal.roll)
             assert sealed is not None
             storage._sealed.append(sealed)

@@ -14,7 +14,7 @@ import trio
 from logyard.engine.errors import LogyardError
 from logyard.engine.host.blob_shapes import SHAPES
 from logyard.engine.host.inbound import SNAPSHOT_OFFER, SNAPSHOT_PIECE
-from logyard.engine.raft.messages import APPEND, LEADER_GONE, PREVOTE, SNAPSHOT, Message
+from logyard.engine.raft.messages import APPEND, PREVOTE, SNAPSHOT, TERMS_REPLY, Message
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.transport.codec import decode_messages, encode_messages
 from logyard.engine.transport.config import TransportConfig
@@ -33,7 +33,7 @@ def lie(chance: random.Random, uid: int, to: int, sender: int, term: int, last: 
         near = (0, 1, last - 1, last, last + 1, term, term + 1)
         return max(0, chance.choice(near if chance.random() < 0.6 else HUGE))
 
-    kind = chance.choice([kind for kind in range(PREVOTE, LEADER_GONE + 1) if kind != SNAPSHOT])
+    kind = chance.choice([kind for kind in range(PREVOTE, TERMS_REPLY + 1) if kind != SNAPSHOT])
     told = chance.choice((term, term, term, term + 1, max(0, term - 1), number()))
     index, log_term, commit, context = number(), number(), number(), number()
     entries: list[Any] | None = None

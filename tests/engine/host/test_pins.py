@@ -35,8 +35,8 @@ async def test_a_pin_keeps_a_home_and_ends_by_itself(tmp_path: Path, place: str)
         found = located(c, 4)
         number = found.home.generation if found.home is not None else found.entry.file  # type: ignore[union-attr]
         home, storage = (place, number), system.storage
-        storage.pin(home)
-        storage.pin(home)
+        storage.homes.pin(home)
+        storage.homes.pin(home)
         await c.nodes[1].truncate("log", 10)
         await c.nodes[1].compact()
 
@@ -56,7 +56,7 @@ async def test_a_pin_keeps_a_home_and_ends_by_itself(tmp_path: Path, place: str)
             await system.reader.read(member, all_of(found))
         await c.fill(1, 1, 40 * KIB)
         for _ in range(2):
-            storage.unpin(home)
+            storage.homes.unpin(home)
         assert not storage.homes._pins and not storage.homes._late
 
 
@@ -67,13 +67,13 @@ async def test_a_slow_reader_of_what_lives_gets_it_from_its_new_home(tmp_path: P
         found = located(c, 4)
         home = ("wal", found.entry.file)  # type: ignore[union-attr]
         storage = c.system(1).storage
-        storage.pin(home)
+        storage.homes.pin(home)
         await c.nodes[1].compact()
         storage.homes.expire(math.inf)
         assert home[1] not in [one for one, _ in c.system(1).wal.files]
         data = await c.system(1).reader.read(c.member(1), all_of(found))
         assert any(bodies[at][:12] in bytes(part) for part in data for at in range(6))
-        storage.unpin(home)
+        storage.homes.unpin(home)
 
 
 async def test_a_full_disk_ends_every_pin(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_a_full_disk_ends_every_pin(tmp_path: Path) -> None:
         await c.roll(1)
         storage = c.system(1).storage
         (file,) = storage.files
-        storage.pin(("wal", file))
+        storage.homes.pin(("wal", file))
 
         async def full() -> None:
             raise NoSpace("the disk is full")
@@ -90,4 +90,4 @@ async def test_a_full_disk_ends_every_pin(tmp_path: Path) -> None:
         await storage._try("a job", full)
         assert storage.homes.expired == 1
         await until(lambda: not storage.homes._pins)
-        storage.unpin(("wal", file))
+        storage.homes.unpin(("wal", file))

@@ -224,6 +224,25 @@ async def test_a_damaged_chunk_stops_its_group_only(tmp_path: Path) -> None:
             c.system(1).storage.books.load_snapshot(c.system(1).storage.books.snapshot(c.member(1).uid))
 
 
+async def test_a_damaged_chunk_is_mended_by_the_others(tmp_path: Path) -> None:
+    async with shelves(tmp_path, 3) as c:
+        await c.lead(1)
+        await put(c, 1, "big", 1, 2 * MIB)
+        await c.applied()
+        await c.nodes[3].snapshot()
+        await c.nodes[3].compact()
+        (key, _) = sorted(c.system(3).storage.books.meta.keys(rows.CHUNK))
+        c.system(3).storage.books.meta.commit([(key, b"not what its name says")])
+        uid = c.member(3).uid
+        await c.restart(3)
+        await until(lambda: (known := c.system(3).damages.known.get(uid)) is not None and known.sound)
+        await c.applied()
+        assert c.log(3).books == c.log(1).books
+        await c.restart(3)
+        await c.applied()
+        assert c.member(3).raft.mend is None and c.log(3).books == c.log(1).books
+
+
 async def test_the_chunks_of_a_deleted_group_go(tmp_path: Path) -> None:
     async with shelves(tmp_path, 1) as c:
         await put(c, 1, "big", 1, CHUNK_BYTES)

@@ -21,9 +21,9 @@ from logyard.engine.log.record import (
     decode_file_head,
     encode_file_head,
 )
-from logyard.engine.log.wal import WalConfig, WalItem
+from logyard.engine.log.wal import Wal, WalConfig, WalItem
 from logyard.engine.log.wal_files import wal_name
-from logyard.engine.log.wal_replay import ReplayResult
+from logyard.engine.log.wal_replay import Cut, ReplayResult, replay
 
 from .model import Memory, command, commands, open_wal, recover
 from .test_wal_crash import CONFIG, batches, write_all
@@ -95,7 +95,7 @@ def test_a_bad_record_names_its_group_and_only_that(tmp_path: Path) -> None:
     memory, result = recover(Disk(), str(tmp_path))
     assert {damage.uid for damage in result.damage} == {7}
     assert memory.group(8) == states[3][8] and memory.group(9) == states[3][9]
-    assert 7 not in result.last_index and sorted(memory.log[7]) == [3, 4]
+    assert 7 not in result.last_index and 7 not in memory.log, "nothing behind the damage"
     assert memory.hard[7] == (1, 2, 2)
 
 
@@ -334,3 +334,35 @@ def test_a_big_hole_costs_no_memory(tmp_path: Path) -> None:
     path.write_bytes(image)
     memory, result = recover(Disk(), str(tmp_path))
     assert sorted(memory.log[7]) == [1] and {damage.uid for damage in result.damage} == {0, 7}
+
+
+def test_a_cut_leaves_out_what_is_behind_known_damage_and_goes_on_with_what_came_later(tmp_path: Path) -> None:
+    """The host took note of group 7's damage after the first life; group 8 is untouched by it."""
+    disk = Disk()
+    wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
+    wal.write([WalItem(7, [command(7, 1)])])
+    bad = wal.position[1]
+    wal.write([WalItem(7, [command(7, 2)])])
+    wal.write([WalItem(7, [command(7, 3)], hard_state=(4, 2, 0)), WalItem(8, [command(8, 1)])])
+    through = wal.position[0] - 1
+    wal.close()
+    damaged(tmp_path, bad + BATCH_BYTES + 32 + 60)
+    memory, result = recover(disk, str(tmp_path))
+    assert {one.uid for one in result.damage} == {7} and 7 in result.sure and sorted(memory.log[7]) == [1]
+    assert memory.hard[7] == (4, 2, 0) and result.spoiled == {1}
+    cuts = {7: Cut(through, False)}
+    wal = Wal(disk, str(tmp_path), CONFIG, replay(disk, str(tmp_path), Memory(), 0, cuts))
+    wal.open()
+    wal.write([WalItem(7, [command(7, 2, 4), command(7, 3, 4)])])
+    wal.close()
+    for _ in range(2):
+        memory = Memory()
+        result = replay(disk, str(tmp_path), memory, 0, cuts)
+        assert not result.damage and 7 in result.cleared and result.last_index[7] == 3
+        assert {index: found[0] for index, found in memory.log[7].items()} == {1: 1, 2: 4, 3: 4}
+    memory = Memory()
+    replay(disk, str(tmp_path), memory, 0, {7: Cut(through, True)})
+    assert sorted(memory.log[7]) == [2, 3], "whole: nothing of before is its log"
+    # Without the host's word it is damage still.
+    _, result = recover(disk, str(tmp_path))
+    assert {one.uid for one in result.damage} == {7}

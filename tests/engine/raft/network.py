@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from logyard.engine.entry import COMMANDS, Entry, build_plain, plain_content
 from logyard.engine.raft.core import LEADER, Configuration, Limits, Raft, RaftLog, Ready
+from logyard.engine.raft.mending import Mend
 from logyard.engine.raft.messages import APPEND, SNAPSHOT, Message
 
 UID = 7
@@ -108,6 +109,7 @@ class Host:
         self.disk = Disk(network.configuration)
         self.unwritten: list[Ready] = []
         self.promise = (0, 0)
+        self.damage: tuple[int, bool] | None = None
         self.reads: list[tuple[int, int]] = []
         self.failed_reads: list[int] = []
         self.start()
@@ -130,11 +132,14 @@ class Host:
             limits=self.network.limits,
             configuration_index=index,
             promise=self.promise,
+            mend=Mend(*self.damage) if self.damage is not None else None,
         )
 
     def turn(self) -> None:
         """One Ready: send, apply, and put on the way to the disk."""
         ready = self.raft.ready()
+        if self.raft.mend is None:
+            self.damage = None
         if ready is None:
             return
         self.network.send(self, ready.messages)
@@ -158,6 +163,19 @@ class Host:
             if entry.kind == COMMANDS:
                 self.state.append(plain_content(entry))
             raft.on_applied(entry.index)
+
+    def hurt(self, round_: int, keep: int, term: int | None = None, snapshot: bool = False) -> None:
+        """The disk lost all entries above `keep`; with `term` also (term, vote), of which an older term is left;
+        `snapshot`: everything else, too. Down, and not yet started again."""
+        disk = self.disk
+        if snapshot:
+            disk.snapshot = (0, 0, self.network.configuration, [])
+            disk.entries = []
+        disk.entries = [entry for entry in disk.entries if entry.index <= keep]
+        if term is not None:
+            disk.term, disk.vote = term, 0
+        lost = term is not None or (self.damage is not None and self.damage[1])
+        self.damage = (round_, lost)
 
     def write(self, count: int = 1) -> None:
         """The oldest `count` writes become durable."""

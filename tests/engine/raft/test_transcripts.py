@@ -16,6 +16,7 @@ import pytest
 from logyard.engine.entry import COMMANDS, CONFIGURATION, NOOP
 from logyard.engine.errors import LogyardError
 from logyard.engine.raft.core import Change, Configuration, Raft, RaftLog, Ready
+from logyard.engine.raft.mending import Mend
 from logyard.engine.raft.messages import APPEND, NAMES, Message, describe
 from logyard.engine.raft.progress import STATE_NAMES
 from logyard.engine.raft.state import ROLE_NAMES
@@ -63,6 +64,8 @@ class Script:
             f"term {raft.term} vote {raft.vote} leader {raft.leader}",
             f"last {log.last_index}@{log.last_term} stable {log.stable} commit {raft.commit}",
         ]
+        if raft.mend is not None:
+            parts.append("damaged")
         if raft.is_quiet:
             parts.append("quiet")
         for node, progress in raft.progress.items():
@@ -75,7 +78,7 @@ class Script:
 
     def do_new(
         self, node: str = "1", voters: str = "1,2,3", learners: str = "", terms: str = "", snapshot: str = "0@0",
-        term: str = "0", vote: str = "0", commit: str = "0",
+        term: str = "0", vote: str = "0", commit: str = "0", damage: str = "0", lost: str = "",
     ) -> None:  # fmt: skip
         index, snapshot_term = map(int, snapshot.split("@"))
         log = RaftLog(index, snapshot_term, entries=entries_of(*numbers(terms), first=index + 1))
@@ -83,6 +86,8 @@ class Script:
             int(node), numbers(voters), learners=numbers(learners), log=log, term=max(int(term), log.last_term),
             vote=int(vote), commit=int(commit),
         )  # fmt: skip
+        if damage != "0":
+            self.raft.mend = Mend(int(damage), bool(lost))
 
     def do_tick(self, count: str = "1") -> None:
         for _ in range(int(count)):

@@ -1,0 +1,370 @@
+"""Groups that lost records on this node: what is known of the damage, what is kept, and how they are sound again
+(architecture section 10; the rules are in `raft.mending`).
+
+A damaged group keeps what it certainly once had: the log in front of the damage, or nothing (`whole`), and takes part
+as a member that is being mended. Invariants: the row that says so is durable before anything that would hide the
+damage is written, and it stays until the WAL has nothing more of the damaged batches, so that a start meets it in the
+same way however often, and wherever it was cut off; a group of which this node has the only copy is stopped, because
+nobody can mend it. Called by `recovery` and `revival` at starts, by `applier` and `sender` while running.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..errors import Corrupt, LogyardError
+from ..log import meta_rows
+from ..log.recovered import Recovered
+from ..log.wal_replay import Cut, ReplayResult
+from ..raft.mending import Mend
+from . import rows
+from .damaged import KINDS, Damaged, blank, configuration_of
+from .member import STOPPED, Member, SegmentRun, Spec, cut_runs
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+SCAN_ENTRIES = 256
+ROUNDS = 1 << 16
+"""Damages that one life of a node can number."""
+
+
+class Damages:
+    """What this node knows of damage, by uid."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.known: dict[int, Damaged] = {}
+        # Groups that begin with nothing at this start, whatever the WAL says of them.
+        self.blank: set[int] = set()
+        self.through = 0
+        self.mended = 0
+        self._rounds = 0
+        # Damaged while the directory was opened: mended as soon as the node runs.
+        self._waiting: list[tuple[Member, str]] = []
+        # Mended, and that is not stored yet.
+        self._sound: dict[Member, Damaged] = {}
+
+    # At a start
+
+    def load(self) -> dict[int, Cut]:
+        """Read the rows; what replay has to leave out by them."""
+        meta = self.system.storage.books.meta
+        for key, value in meta.scan(rows.DAMAGED):
+            self.known[int.from_bytes(key[1:], "big")] = Damaged.unpack(value)
+        return {uid: Cut(one.through, one.whole) for uid, one in self.known.items()}
+
+    def judge(self, result: ReplayResult, hard_states: Mapping[int, object]) -> dict[int, Damaged]:
+        """All groups that are damaged now: by their rows, by what replay met, by rows that are lost. Those mended for
+        good are forgotten."""
+        system = self.system
+        self.through = through = result.next_batch - 1
+        found = {uid: one for uid, one in self.known.items() if not one.sound}
+        named: dict[int, str] = {}
+        anonymous = ""
+        for one in result.damage:
+            text = f"WAL file {one.file} is damaged at byte {one.offset}: {one.reason}"
+            if one.uid:
+                named.setdefault(one.uid, text)
+            else:
+                anonymous = anonymous or text
+        if anonymous:
+            for row in meta_rows.group_rows(system.storage.books.meta):
+                if row.uid not in result.cleared:
+                    named.setdefault(row.uid, anonymous)
+        for uid, text in named.items():
+            before = found.get(uid)
+            terms = uid not in result.sure or (before is not None and before.terms)
+            # What is behind an older damage would be left out together with it the next time.
+            found[uid] = Damaged(text, terms, through, uid in self.known)
+        for uid, kinds in self._lost_rows().items():
+            before = found.get(uid)
+            # A checkpoint that is lost had the newest hard state unless the WAL has one.
+            terms = (b"s" in kinds and uid not in hard_states) or bool({rows.DAMAGED, rows.DEPARTED} & kinds)
+            text = "its rows in the meta store are damaged in both copies"
+            found[uid] = Damaged(text, terms or (before is not None and before.terms), through, True)
+        gone = [uid for uid, one in self.known.items() if one.sound and one.through < result.first_batch]
+        for uid in gone:
+            del self.known[uid]
+        if gone:
+            system.storage.books.meta.commit([rows.damaged(uid, None) for uid in gone])
+        return found
+
+    def _lost_rows(self) -> dict[int, set[bytes]]:
+        """By uid, the kinds of rows that verify in no copy. Every kind of row about one group ends with its uid."""
+        found: dict[int, set[bytes]] = {}
+        for key in self.system.storage.books.meta.lost:
+            if key[:1] in KINDS:
+                found.setdefault(int.from_bytes(key[-8:], "big"), set()).add(key[:1])
+        return found
+
+    def new_round(self) -> int:
+        """A number that no damage of this node's had before."""
+        self._rounds += 1
+        return self.system.epoch * ROUNDS + self._rounds
+
+    def unfit(self, spec: Spec, row: meta_rows.SnapshotRow | None, error: Exception) -> Damaged:
+        """A group whose records make no member. Where it is the snapshot that can't be read, the rest is whole."""
+        reason = f"its records do not fit together: {type(error).__name__}: {error}"
+        try:
+            if row is not None:
+                self.system.storage.books.load_snapshot(row)
+        except Exception:
+            return Damaged(reason, False, self.through, True)
+        return Damaged(reason, True, self.through, True)
+
+    def bar(self, uid: int, damaged: Damaged, recovered: Recovered) -> None:
+        """A group whose definition is lost: it is mended as soon as another member has told it. BLOCKING."""
+        if uid not in self.known and meta_rows.group_key(uid) not in self.system.storage.books.meta.lost:
+            return
+        log.error("group %016x: its definition is damaged in both copies", uid)
+        self.system.directory.barred.add(uid)
+        state = self._stored_state(uid)
+        start = blank(uid, state, recovered)
+        kept = start if state is None else state
+        # Its promises outlive the WAL; the rest is given up only when somebody can bring it back.
+        kept.term, kept.vote, kept.floor = start.term, start.vote, start.floor
+        self._store(uid, damaged, [kept.put()])
+
+    def admit(self, spec: Spec) -> Member:
+        """Another member told the definition of a group that was barred."""
+        from . import recovery
+
+        system = self.system
+        state = self._stored_state(spec.uid)
+        system.directory.barred.discard(spec.uid)
+        known = self.known[spec.uid]
+        start = blank(spec.uid, state, Recovered())
+        self._store(spec.uid, known, [start.put(), (meta_rows.snapshot_key(spec.uid), None)])
+        mend = Mend(self.new_round(), known.terms)
+        return recovery.build_member(system, spec, start, None, Recovered(), mend)
+
+    def build(
+        self,
+        spec: Spec,
+        damaged: Damaged,
+        state: meta_rows.StateRow | None,
+        snapshot: meta_rows.SnapshotRow | None,
+        recovered: Recovered,
+    ) -> Member:
+        """The member of a damaged group, from what is certain; its row is durable when this returns. BLOCKING."""
+        from . import recovery
+
+        before = self.known.get(spec.uid)
+        if not damaged.whole or damaged == before:
+            try:
+                mend = Mend(self.new_round(), damaged.terms)
+                member = recovery.build_member(self.system, spec, state, snapshot, recovered, mend)
+                return self._settle(member, damaged, [])
+            except Exception as error:
+                log.warning("group %s: nothing of its log can be kept: %s", spec.name, error)
+        start = blank(spec.uid, state, recovered)
+        if configuration_of(spec, start).nodes() <= {self.system.node_id}:
+            # Nobody could bring back what would be given up here.
+            return self._settle(recovery.fresh_member(self.system, spec), damaged, [])
+        damaged = damaged._replace(whole=True, through=max(damaged.through, self.through))
+        mend = Mend(self.new_round(), damaged.terms)
+        member = recovery.build_member(self.system, spec, start, None, Recovered(), mend)
+        self.blank.add(spec.uid)
+        suffix = meta_rows.KEY.pack(spec.uid)
+        puts: list[rows.Put] = [(key, None) for key in self.system.storage.books.meta.lost if key.endswith(suffix)]
+        return self._settle(member, damaged, [*puts, (meta_rows.snapshot_key(spec.uid), None), start.put()])
+
+    def _settle(self, member: Member, damaged: Damaged, puts: list[rows.Put]) -> Member:
+        """Durable, then mended by others, or stopped where there are none. BLOCKING."""
+        if self.known.get(member.uid) != damaged or puts:
+            self._store(member.uid, damaged, puts)
+        member.reason = damaged.reason
+        if self._is_alone(member):
+            stop(member, damaged.reason)
+        else:
+            log.error("group %s lost records here and is being mended: %s", member.spec.name, damaged.reason)
+        return member
+
+    def _stored_state(self, uid: int) -> meta_rows.StateRow | None:
+        """A group's checkpoint, if there is one that can be read."""
+        key = meta_rows.state_key(uid)
+        try:
+            value = self.system.storage.books.meta.get(key)
+            return meta_rows.StateRow.unpack(key, value) if value is not None else None
+        except Exception:
+            return None
+
+    def _store(self, uid: int, damaged: Damaged, puts: list[rows.Put]) -> None:
+        self.known[uid] = damaged
+        self.system.storage.books.meta.commit([*puts, rows.damaged(uid, damaged.pack())])
+
+    def _is_alone(self, member: Member) -> bool:
+        """Nobody else has the group: what is lost here is lost, and what is left is for people to judge."""
+        return member.raft.configuration.nodes() <= {self.system.node_id}
+
+    def later(self, member: Member, reason: str) -> None:
+        """Damage that was met when the members had been made: this one does nothing before the node runs."""
+        stop(member, reason)
+        self._waiting.append((member, reason))
+
+    def start(self) -> None:
+        """The node runs."""
+        waiting, self._waiting = self._waiting, []
+        for member, reason in waiting:
+            if not self._is_alone(member):
+                self.system.nursery.start_soon(self._rebuild, member, reason)
+
+    def revive(self, spec: Spec, error: Exception) -> Member:
+        """A hibernating group whose rows do not make a member. BLOCKING, a commit of the meta store."""
+
+        state = self._stored_state(spec.uid)
+        reason = f"its rows do not fit together: {type(error).__name__}: {error}"
+        damaged = Damaged(reason, state is None, self.system.wal.position[0] - 1, True)
+        self.system.wal.restart(spec.uid)
+        return self.build(spec, damaged, state, None, Recovered())
+
+    # While running
+
+    def found(self, member: Member, error: Corrupt) -> None:
+        """A read met damage in a member's segments or snapshot: this group, and no other, is mended (law 7)."""
+        if member.raft.stopped:
+            return
+        reason = str(error)
+        if self._is_alone(member):
+            self.system.stop_member(member, reason)
+            return
+        log.error("group %s lost records here: %s", member.spec.name, reason)
+        self.system.directory.silence(member, reason, STOPPED)
+        self.system.nursery.start_soon(self._rebuild, member, reason)
+
+    async def _rebuild(self, old: Member, reason: str) -> None:
+        """What is certain of a stopped member becomes a new one, which is mended by the others."""
+        try:
+            await self._rebuild_alone(old, reason)
+        except Exception as error:
+            # Of this group alone (law 7): it stays stopped until the next start.
+            old.reason = f"{reason}; and it can't be mended now: {type(error).__name__}: {error}"
+            log.exception("group %s: %s", old.spec.name, old.reason)
+
+    async def _rebuild_alone(self, old: Member, reason: str) -> None:
+        from . import recovery
+
+        system, storage, uid = self.system, self.system.storage, old.uid
+        async with storage.janitor_lock:
+            if system.members.get(uid) is not old:
+                return
+            snapshot = await trio.to_thread.run_sync(self._snapshot, uid)
+            if snapshot is not None and old.raft.log.term(snapshot.index) == snapshot.term:
+                # What it covers is not needed of the log.
+                old.raft.log.compact(snapshot.index, snapshot.term)
+            good = await trio.to_thread.run_sync(self._good_through, old)
+            through = await system.durability.exclusive(lambda: storage.void(uid))
+            whole = old.raft.log.snapshot_index > 0 and snapshot is None
+            state = self._cut_row(old, good) if not whole else blank(uid, None, Recovered(), old)
+            before = self.known.get(uid)
+            terms = before is not None and not before.sound and before.terms
+            # The log goes on behind what segments have: nothing of it is in the WAL any more.
+            damaged = Damaged(reason, terms, through, True)
+            puts = [state.put(), rows.damaged(uid, damaged.pack())]
+            if snapshot is None:
+                puts.append((meta_rows.snapshot_key(uid), None))
+            # It may be deleted meanwhile.
+            await storage.books.commit(lambda: puts if system.members.get(uid) is old else ())
+            if system.members.get(uid) is not old:
+                return
+            self.known[uid] = damaged
+            mend = Mend(self.new_round(), terms)
+            member = recovery.build_member(system, old.spec, state, snapshot, Recovered(), mend)
+            member.reason = reason
+            system.members[uid] = member
+            storage.take_over(old, member)
+        recovery.enliven(system, member, fresh=False)
+
+    def _snapshot(self, uid: int) -> meta_rows.SnapshotRow | None:
+        """The stored snapshot, if it is whole."""
+        books = self.system.storage.books
+        try:
+            row = books.snapshot(uid)
+            books.load_snapshot(row)
+            return row
+        except LogyardError:
+            return None
+
+    def _good_through(self, member: Member) -> int:
+        """The last entry up to which all of the log that is in segments can be read."""
+        reader = self.system.reader
+        index = member.raft.log.snapshot_index + 1
+        step = SCAN_ENTRIES
+        while index <= member.flushed:
+            try:
+                entries = reader.stored_entries(member, index, min(member.flushed, index + step - 1))
+            except (LogyardError, OSError):
+                if step == 1:
+                    return index - 1
+                step = 1
+                continue
+            index = entries[-1].index + 1
+        return index - 1
+
+    def _cut_row(self, member: Member, good: int) -> meta_rows.StateRow:
+        """A checkpoint of a member whose log ends at `good`."""
+        key, value = rows.state(member)
+        assert value is not None
+        row = meta_rows.StateRow.unpack(key, value)
+        row.runs = list(cut_runs([SegmentRun(*run) for run in row.runs], good + 1))
+        row.term_runs = [run for run in row.term_runs if run[0] <= good]
+        row.commit = min(row.commit, good)
+        row.extra["flushed"] = good
+        first, *later = row.extra["configurations"]
+        # The newest one is nearest to the truth, wherever the log ends: what comes again brings those in between.
+        row.extra["configurations"] = [[min(first[0], good), 0, first[2]], *(one for one in later if one[0] <= good)]
+        row.extra.pop("asleep", None)
+        return row
+
+    # Sound again
+
+    def sound(self, member: Member) -> None:
+        """The core says that this member takes part again."""
+        known = self.known.get(member.uid)
+        if known is None or known.sound:
+            return
+        member.reason = ""
+        self.mended += 1
+        log.warning("group %s is mended: all up to entry %d is here", member.spec.name, member.raft.log.stable)
+        self._sound[member] = known
+        if len(self._sound) == 1:
+            self.system.nursery.start_soon(self._store_sound)
+
+    async def _store_sound(self) -> None:
+        """Until this is durable a start mends the groups once more, which costs nothing but that."""
+        done: dict[int, Damaged] = {}
+
+        def build() -> list[rows.Put]:
+            mended, self._sound = self._sound, {}
+            for member, known in mended.items():
+                if self.known.get(member.uid) is known and member.raft.mend is None:
+                    done[member.uid] = known._replace(sound=True, terms=False)
+            return [rows.damaged(uid, one.pack()) for uid, one in done.items()]
+
+        try:
+            await self.system.storage.books.commit(build, then=lambda: self.known.update(done))
+        except LogyardError as error:
+            log.warning("that groups are mended is not stored: %s", error)
+
+    def status(self) -> dict[str, int]:
+        """Groups being mended, groups that nobody can mend, and how many were."""
+        members = [self.system.members[uid] for uid in self.known if uid in self.system.members]
+        return {
+            "mending": sum(1 for member in members if member.raft.mend is not None and member.state != STOPPED),
+            "stopped": sum(1 for member in members if member.state == STOPPED),
+            "mended": self.mended,
+        }
+
+
+def stop(member: Member, reason: str) -> None:
+    """A group whose records are damaged takes no part, and what is known of it here is never stored."""
+    log.error("group %s is stopped: %s", member.spec.name, reason)
+    member.state, member.reason, member.damaged = STOPPED, reason, True
+    member.raft.stop()

@@ -1,0 +1,79 @@
+"""Payloads whose home is gone come back from peers without waiting for a reader: of a generation that was set aside or
+fails (the journal of law 7), or of entries whose place in a sealed file can't be read any more.
+
+Invariant: which entries are concerned is stored, in the payload store's rows, in the same commit as the rows that know
+their home no more, and stays stored until all that lives of them is here again, or is dead: until then this member does
+not answer for them (`serving`), also after a restart. One task, one stretch at a time, at the rate of all pulls
+(`pulling`). Called by `homes` and the ticker.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..errors import LogyardError
+from .member import RUNNING, Member
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 5.0
+
+
+class Refill:
+    """The way back of what the payload store has lost. `refilled`: stretches that are whole again."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.refilled = 0
+        self._at_work = False
+        self._not_before = 0.0
+
+    def lose(self, uid: int, first: int, last: int) -> None:
+        """Nobody can tell any more where the payloads of these entries are here."""
+        log.error("group %016x: the places of the payloads of entries %d to %d are lost", uid, first, last)
+        self.system.store.lose(uid, first, last)
+        self.system.storage.books.store_due = True
+
+    def look(self) -> None:
+        """Once a second: is there something to do?"""
+        if not self._at_work and trio.current_time() >= self._not_before and self.system.store.lost_ranges():
+            self._at_work = True
+            self.system.nursery.start_soon(self._run)
+
+    async def _run(self) -> None:
+        store = self.system.store
+        try:
+            before = store.lost_ranges()
+            for uid, first, last in before:
+                await self._stretch(uid, first, last)
+            if store.lost_ranges() != before:
+                await self.system.storage.books.commit(tuple, store=True)
+        except LogyardError as error:
+            log.warning("payloads that were lost are not back yet: %s", error)
+        finally:
+            self._at_work = False
+            self._not_before = trio.current_time() + RETRY_SECONDS * bool(store.lost_ranges())
+
+    async def _stretch(self, uid: int, first: int, last: int) -> None:
+        store = self.system.store
+        member = self.system.hibernation.find(uid)
+        if member is None:
+            if uid not in self.system.directory.barred:
+                store.found(uid, first, last)
+        elif self._may_ask(member, last) and store.lost(uid, first, last):
+            await self.system.repair.stretch(member, first, last)
+            self.refilled += not store.lost(uid, first, last)
+
+    def _may_ask(self, member: Member, last: int) -> bool:
+        raft = member.raft
+        return member.state == RUNNING and raft.mend is None and member.resolves and raft.applied >= last
+
+    def status(self) -> dict[str, int]:
+        """Stretches of entries that are lost, and those that came back."""
+        return {"lost": len(self.system.store.lost_ranges()), "refilled": self.refilled}

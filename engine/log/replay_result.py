@@ -1,0 +1,71 @@
+"""What a replay of the WAL found, and what its caller knew before. Plain data, made by `wal_replay`, read by the host.
+
+Invariant: whatever was acknowledged and is not in here is named by a `Damage`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..entry import Entry
+from .record import FileHead
+from .wal_files import Sealed
+
+
+class Damage(NamedTuple):
+    """Bytes that do not verify. `uid` 0: nobody knows whose they were, and every group not in `cleared` is suspect."""
+
+    uid: int
+    file: int
+    offset: int
+    reason: str
+
+
+class Cut(NamedTuple):
+    """The host's word for one group: its damage up to and with batch `through` is known. `whole`: nothing up to there
+    is its log any more."""
+
+    through: int
+    whole: bool
+
+
+class Current(NamedTuple):
+    """The file that takes the next batches. `idle`: its last batch is empty or missing; `torn`: bytes were cut."""
+
+    head: FileHead
+    tail: int
+    entries: list[tuple[int, Entry]]
+    idle: bool
+    torn: bool
+
+
+class ReplayResult:
+    """What `Wal.open` continues from, and what the host has to repair.
+
+    `sealed` are the replayed files before the current one; `healed` is damage that cost nothing, thanks to a second
+    copy. `cleared` are the groups known to have lost nothing to damage without a name. `last_index` has no damaged
+    group. `sure` are the groups with a hard state behind all damage that may have been theirs. `spoiled` are the files
+    of which something was left out, `first_batch` is the number of the first batch replayed.
+    """
+
+    __slots__ = (
+        "sealed", "current", "damage", "healed", "cleared", "last_index", "last_batch", "next_epoch", "next_batch",
+        "previous", "unknown_through", "sure", "spoiled", "first_batch",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.sealed: list[Sealed] = []
+        self.current: Current | None = None
+        self.damage: list[Damage] = []
+        self.healed: list[Damage] = []
+        self.cleared: set[int] = set()
+        self.last_index: dict[int, int] = {}
+        self.last_batch: dict[int, int] = {}
+        self.next_epoch = 1
+        self.next_batch = 1
+        # (epoch, end) of the newest file that is not continued.
+        self.previous = (0, 0)
+        self.unknown_through = 0
+        self.sure: set[int] = set()
+        self.spoiled: set[int] = set()
+        self.first_batch = 0

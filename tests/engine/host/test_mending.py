@@ -1,0 +1,503 @@
+"""Damage of every kind on one node, on the leader and on a follower (faults D7, D8): the others mend that group, and no
+other; until then it neither votes nor acknowledges (architecture section 10)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import lmdb
+import pytest
+import trio
+
+from logyard.engine.errors import GroupStopped
+from logyard.engine.host import rows
+from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
+from logyard.payloads.errors import GenerationFailed
+
+from .cluster import KIB, Cluster, cluster, until
+from .test_histories import check_books
+
+SIZE = 3 * KIB
+
+
+def flip(path: Path, data: bytes) -> int:
+    """Flip a bit in every copy of `data` in a file."""
+    image = bytearray(path.read_bytes())
+    found, at = 0, image.find(data)
+    while at >= 0:
+        image[at + len(data) // 2] ^= 4
+        found, at = found + 1, image.find(data, at + 1)
+    if found:
+        with path.open("r+b") as file:
+            file.write(image)
+    return found
+
+
+def metadata(c: Cluster, number: int, index: int, name: str = "log") -> bytes:
+    entry = c.member(number, name).raft.log.entry(index)
+    assert entry is not None
+    return bytes(entry.data)
+
+
+def hurt_wal(c: Cluster, number: int, data: bytes) -> None:
+    assert sum(flip(path, data) for path in (c.path / f"node-{number}" / "wal").iterdir()) == 1
+
+
+def hurt_segments(c: Cluster, number: int, data: bytes) -> None:
+    assert sum(flip(path, data) for path in (c.path / f"node-{number}" / "segments").glob("*.seg")) == 1
+
+
+def hurt_rows(c: Cluster, number: int, uid: int, prefix: bytes, copies: Sequence[str] = ("a", "b")) -> int:
+    """Spoil rows about a group in the meta store's environments, with all their content."""
+    hurt = 0
+    for name in copies:
+        path = c.path / f"node-{number}" / "meta" / name
+        environment = lmdb.open(str(path), map_size=16 << 30)
+        with environment.begin(write=True) as transaction:
+            keys = [bytes(key) for key, _ in transaction.cursor() if key[:1] == prefix and key.endswith(KEY.pack(uid))]
+            for key in keys:
+                raw = bytearray(transaction.get(key))
+                raw[-1] ^= 1
+                transaction.put(key, bytes(raw))
+                hurt += 1
+        environment.close()
+    return hurt
+
+
+async def mended(c: Cluster, number: int, name: str = "log") -> None:
+    """Until the member takes part again, and that is stored."""
+
+    def sound() -> bool:
+        member = c.replica(number, name)
+        known = c.system(number).damages.known.get(member.uid) if member is not None else None
+        return member is not None and member.raft.mend is None and known is not None and known.sound
+
+    await until(
+        sound, lambda: f"{name} on {number} is mended: {c.replica(number, name) and c.member(number, name).raft}"
+    )
+    await c.applied(name)
+
+
+async def proves(c: Cluster, number: int, bodies: list[bytes], name: str = "log") -> None:
+    """The member serves all that was written, votes, and its copy counts; also after another restart."""
+    await c.applied(name)
+    assert [body for _, body in await c.read(number, 0, name=name)] == bodies
+    others = [one for one in c.ids if one != number]
+    for away in others:
+        await c.crash(away)
+        leader = await c.leader(name)
+        bodies += await c.fill(leader, 1, SIZE, name, tag=b"p")
+        await c.start(away)
+        await c.applied(name)
+    await c.restart(number)
+    await c.applied(name)
+    assert c.member(number, name).raft.mend is None
+    assert [body for _, body in await c.read(number, 0, name=name)] == bodies
+
+
+async def stable(c: Cluster, number: int, name: str = "log") -> None:
+    """All that a member has applied is on its own disk, too."""
+    await c.applied(name)
+    await until(lambda: c.member(number, name).raft.log.stable == c.member(number, name).raft.log.last_index)
+
+
+async def history(c: Cluster, on_leader: bool, snapshot: bool = True) -> list[bytes]:
+    """Node 3 is to be damaged: entries in a segment, in a snapshot, and in the WAL."""
+    await c.lead(3 if on_leader else 1)
+    leader = 3 if on_leader else 1
+    bodies = await c.fill(leader, 6, SIZE)
+    await stable(c, 3)
+    if snapshot:
+        await c.nodes[3].snapshot()
+    await c.roll(3)
+    bodies += await c.fill(leader, 6, SIZE)
+    await stable(c, 3)
+    return bodies
+
+
+@pytest.mark.parametrize("on_leader", [False, True], ids=["follower", "leader"])
+async def test_a_damaged_wal_record(tmp_path: Path, on_leader: bool) -> None:
+    async with cluster(tmp_path) as c:
+        await c.create("other")
+        bodies = await history(c, on_leader)
+        data = metadata(c, 3, c.member(3).raft.log.last_index - 3)
+        await c.crash(3)
+        hurt_wal(c, 3, data)
+        await c.append(await c.leader(), [(b"", b"meanwhile" * 100)])
+        bodies.append(b"meanwhile" * 100)
+        await c.start(3)
+        assert c.member(3).raft.mend is not None and c.member(3, "other").raft.mend is None
+        row = c.nodes[3].describe("log")
+        assert row["state"] == "mending" and "damaged" in row["reason"]
+        assert c.nodes[3].status()["damage"]["mending"] == 1
+        # What is left of its log is not what it was: no part of the log in front of the damage is fetched again.
+        assert c.member(3).raft.log.last_index >= 6
+        await mended(c, 3)
+        assert c.nodes[3].describe("log")["reason"] == "" and c.nodes[3].status()["damage"]["mended"] == 1
+        await proves(c, 3, bodies)
+        await check_books(c, 3, bodies)
+
+
+@pytest.mark.parametrize("on_leader", [False, True], ids=["follower", "leader"])
+async def test_a_damaged_segment_met_at_the_start(tmp_path: Path, on_leader: bool) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.create("other")
+        bodies = await history(c, on_leader, snapshot=False)
+        data = metadata(c, 1, 5)
+        await c.crash(3)
+        hurt_segments(c, 3, data)
+        await c.start(3)
+        await mended(c, 3)
+        assert c.member(3, "other").uid not in c.system(3).damages.known
+        await proves(c, 3, bodies)
+        await check_books(c, 3, bodies)
+
+
+async def test_a_segment_that_is_gone(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await history(c, False, snapshot=False)
+        await c.crash(3)
+        for path in (c.path / "node-3" / "segments").glob("*.seg"):
+            path.unlink()
+        await c.start(3)
+        await mended(c, 3)
+        await proves(c, 3, bodies)
+
+
+@pytest.mark.parametrize("on_leader", [False, True], ids=["follower", "leader"])
+async def test_a_damaged_segment_met_while_running(tmp_path: Path, on_leader: bool) -> None:
+    """A slow sender reads it, or the group itself when it applies anew."""
+    async with cluster(tmp_path, payload_cache_bytes=0, snapshot_entries=1 << 30) as c:
+        await c.create("other")
+        await c.lead(3)
+        await c.crash(2)
+        bodies = await c.fill(3, 6, SIZE)
+        await c.applied(among=[1, 3])
+        await until(lambda: c.member(3).raft.log.stable >= 7)
+        data = metadata(c, 1, 4)
+        await c.roll(3)
+        raft = c.member(3).raft
+        assert raft.log.memory_first > 6
+        hurt_segments(c, 3, data)
+        for reader in c.system(3).storage.segments._readers.values():
+            reader.close()
+        c.system(3).storage.segments._readers.clear()
+        await c.start(2)
+        await until(lambda: c.member(3).raft is not raft, "the leader meets the damage when it reads for node 2")
+        await mended(c, 3)
+        assert c.member(3, "other").uid not in c.system(3).damages.known
+        await proves(c, 3, bodies)
+        await check_books(c, 3, bodies)
+
+
+async def test_a_damaged_segment_met_by_a_replay(tmp_path: Path) -> None:
+    """Nothing but the machine's replay reads it: the payloads are in a generation."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await history(c, False, snapshot=False)
+        data = metadata(c, 1, 5)
+        await c.nodes[3].compact()
+        await c.crash(3)
+        assert sum(flip(path, data) for path in (c.path / "node-3" / "segments").glob("*.seg")) == 1
+        await c.start(3)
+        await mended(c, 3)
+        await proves(c, 3, bodies)
+
+
+@pytest.mark.parametrize("copies", [("a",), ("b",), ("a", "b")], ids=["a", "b", "both"])
+@pytest.mark.parametrize(
+    "kind", [StateRow.PREFIX, SnapshotRow.PREFIX, GroupRow.PREFIX], ids=["state", "snapshot", "group"]
+)
+async def test_rows_of_the_meta_store(tmp_path: Path, kind: bytes, copies: tuple[str, ...]) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.create("other")
+        bodies = await history(c, False)
+        uid = c.member(3).uid
+        await c.crash(3)
+        assert hurt_rows(c, 3, uid, kind, copies) == len(copies)
+        await c.start(3)
+        if len(copies) == 2:
+            await mended(c, 3)
+            assert c.member(3, "other").uid not in c.system(3).damages.known
+        else:
+            assert not c.system(3).damages.known
+        await proves(c, 3, bodies)
+        await check_books(c, 3, bodies)
+
+
+async def test_the_stores_rows_of_a_group(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await history(c, False)
+        uid = c.member(3).uid
+        await c.nodes[3].compact()
+        await c.crash(3)
+        assert hurt_rows(c, 3, uid, rows.STORE) == 2
+        await c.start(3)
+        await mended(c, 3)
+        await proves(c, 3, bodies)
+
+
+async def test_a_batch_that_nobody_can_attribute_sends_every_suspect_into_repair(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.create("other")
+        bodies = await history(c, False)
+        more = await c.fill(await c.leader("other"), 2, SIZE, "other")
+        await stable(c, 3, "other")
+        at = c.system(3).wal.position[1]
+        bodies += await c.fill(1, 1, SIZE)
+        await stable(c, 3)
+        file = c.path / "node-3" / "wal" / f"{c.system(3).wal.current:016x}.wal"
+        # An empty batch behind it, one block, shows that it was whole once.
+        await c.system(3).durability.exclusive(c.system(3).wal.seal)
+        end = c.system(3).wal.position[1] - 4 * KIB
+        await c.crash(3)
+        with file.open("r+b") as image:
+            image.seek(at)
+            image.write(bytes(end - at))
+        await c.start(3)
+        assert {c.member(3, name).uid for name in ("log", "other")} <= c.system(3).damages.known.keys()
+        await mended(c, 3)
+        await mended(c, 3, "other")
+        await proves(c, 3, bodies)
+        assert [body for _, body in await c.read(3, 0, name="other")] == more
+        # The file with the hole is still there: its damage is known, and no news.
+        mends = c.system(3).damages.mended
+        await c.restart(3)
+        await c.applied()
+        assert c.member(3).raft.mend is None and c.system(3).damages.mended == 0 and mends == 0
+
+
+async def test_the_row_goes_with_the_damaged_file(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await history(c, False)
+        data = metadata(c, 3, c.member(3).raft.log.last_index - 3)
+        await c.crash(3)
+        hurt_wal(c, 3, data)
+        await c.start(3)
+        await mended(c, 3)
+        uid = c.member(3).uid
+        assert c.system(3).damages.known[uid].sound
+        await c.nodes[3].compact()
+        await c.restart(3)
+        await c.applied()
+        assert uid not in c.system(3).damages.known
+
+
+@pytest.mark.parametrize("kind", ["wal", "segment", "state row"])
+async def test_a_start_is_cut_off_again_and_again_while_a_member_is_mended(tmp_path: Path, kind: str) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await history(c, False, snapshot=kind != "segment")
+        data = metadata(c, 3, c.member(3).raft.log.last_index - 3)
+        early, uid = metadata(c, 1, 5), c.member(3).uid
+        await c.crash(3)
+        if kind == "wal":
+            hurt_wal(c, 3, data)
+        elif kind == "segment":
+            hurt_segments(c, 3, early)
+        else:
+            hurt_rows(c, 3, uid, StateRow.PREFIX)
+        c.partition(3)
+        for _ in range(3):
+            await c.start(3)
+            await until(lambda: c.member(3).raft.mend is not None)
+            assert c.member(3).raft.role != 3
+            await c.crash(3)
+        # It gets something, but not all: one voter is away, or the link goes.
+        c.network.heal()
+        await c.start(3)
+        await until(lambda: c.member(3).raft.leader != 0)
+        await c.restart(3)
+        await mended(c, 3)
+        await proves(c, 3, bodies)
+        await check_books(c, 3, bodies)
+
+
+async def test_with_a_lost_vote_it_waits_for_every_voter(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        bodies = await history(c, False)
+        data = metadata(c, 3, c.member(3).raft.log.last_index - 3)
+        await c.crash(3)
+        hurt_wal(c, 3, data)
+        c.network.partition([3], [2])
+        await c.start(3)
+        member = c.member(3)
+        mend = member.raft.mend
+        assert mend is not None and mend.terms
+        await until(lambda: mend.fence_term and member.raft.log.stable >= mend.fence, "it has all that was named to it")
+        await c.crash(2)
+        commit = c.member(1).raft.commit
+        with trio.move_on_after(0.4):
+            await c.append(1, [(b"", b"not by its copy")])
+            raise AssertionError("committed by the copy of a damaged member")
+        assert c.member(1).raft.commit == commit and member.raft.mend is mend
+        c.network.heal()
+        await c.start(2)
+        await mended(c, 3)
+        assert [body for _, body in await c.read(3)][: len(bodies)] == bodies
+
+
+async def test_acknowledged_entries_survive_damage_and_elections(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 3) as c:
+        bodies = await history(c, False)
+        # Node 2 is away: what comes now is on nodes 1 and 3 alone, and then node 3 loses it.
+        await c.crash(2)
+        bodies += await c.fill(1, 3, SIZE, tag=b"k")
+        await c.applied(among=[1, 3])
+        await until(lambda: c.member(3).raft.log.stable == c.member(3).raft.log.last_index)
+        data = metadata(c, 3, c.member(3).raft.log.last_index - 1)
+        await c.crash(3)
+        hurt_wal(c, 3, data)
+        await c.crash(1)
+        await c.start(2)
+        await c.start(3)
+        term = c.member(2).raft.term
+        with trio.move_on_after(0.4):
+            await c.leader(among=[2, 3])
+            raise AssertionError("a leader without the acknowledged entries")
+        assert c.member(2).raft.term == term
+        await c.start(1)
+        await mended(c, 3)
+        for number in c.ids:
+            assert [body for _, body in await c.read(number)] == bodies
+
+
+async def test_a_group_of_which_nobody_else_has_a_copy_stays_stopped(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 6, SIZE)
+        await c.nodes[1].snapshot()
+        await c.roll(1)
+        uid = c.member(1).uid
+        await c.crash(1)
+        before = {name: (c.path / "node-1" / "meta" / name / "data.mdb").read_bytes() for name in ("a", "b")}
+        hurt_rows(c, 1, uid, SnapshotRow.PREFIX)
+        for _ in range(2):
+            await c.start(1)
+            assert c.member(1).state == "stopped" and "damaged" in c.member(1).reason
+            assert c.nodes[1].status()["damage"]["stopped"] == 1
+            with pytest.raises(GroupStopped):
+                await c.nodes[1].bounds("log")
+            await c.crash(1)
+        # Nothing was given up: the row comes back, and so does the group.
+        for name, image in before.items():
+            (c.path / "node-1" / "meta" / name / "data.mdb").write_bytes(image)
+        await c.start(1)
+        await c.leader()
+        assert [body for _, body in await c.read(1)] == bodies
+
+
+async def test_a_majority_that_is_damaged_has_no_leader_and_says_why(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await history(c, False)
+        for number in (2, 3):
+            data = metadata(c, number, c.member(number).raft.log.last_index - 3)
+            await c.crash(number)
+            hurt_wal(c, number, data)
+        await c.restart(1)
+        await c.start(2)
+        await c.start(3)
+        with trio.move_on_after(0.5):
+            await c.leader()
+            raise AssertionError("a leader by votes of damaged members")
+        assert [c.nodes[number].describe("log")["state"] for number in c.ids] == ["running", "mending", "mending"]
+
+
+async def test_a_lost_generation_is_refilled_without_a_reader(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 12, SIZE)
+        await stable(c, 3)
+        await c.nodes[3].snapshot()
+        await c.nodes[3].compact()
+        uid = c.member(3).uid
+        await c.crash(3)
+        for generation in (c.path / "node-3" / "payloads").glob("gen-*"):
+            shutil.rmtree(generation)
+        c.partition(3)
+        # What is lost stays known over a restart, although the store's own rows name it no more.
+        for _ in range(2):
+            await c.start(3)
+            assert c.system(3).store.lost(uid, 1, 12)
+            await c.system(3).storage.books.commit(tuple, store=True)
+            await c.crash(3)
+        c.network.heal()
+        await c.start(3)
+        await until(lambda: not c.system(3).store.lost_ranges(), "refilled")
+        assert c.system(3).refill.refilled
+        await c.applied()
+        c.partition(3)
+        assert [body for _, body in await c.read(3)] == bodies
+        await c.restart(3)
+        assert not c.system(3).store.lost_ranges()
+
+
+async def test_a_generation_that_fails_while_running_is_refilled(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 12, SIZE)
+        await stable(c, 3)
+        await c.nodes[3].compact()
+        system = c.system(3)
+        (generation,) = system.store.generations()
+        store = system.store._store  # type: ignore[attr-defined]
+        store._fail(generation.id, GenerationFailed("a generation", "a page can't be read"))
+        assert system.store.lost(c.member(3).uid, 1, 12)
+        await until(lambda: not system.store.lost_ranges(), "refilled")
+        c.partition(3)
+        assert [body for _, body in await c.read(3)] == bodies
+
+
+async def test_places_of_payloads_that_are_lost_below_the_log(tmp_path: Path) -> None:
+    """The segment is needed only to find payloads: the group goes on, and they come from the others."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 8, SIZE)
+        await stable(c, 3)
+        data = metadata(c, 1, 5)
+        await c.roll(3)
+        await c.nodes[3].snapshot()
+        assert c.member(3).raft.log.snapshot_index >= 8
+        await c.crash(3)
+        hurt_segments(c, 3, data)
+        await c.start(3)
+        await c.applied()
+        assert c.member(3).raft.mend is None and not c.system(3).damages.known
+        await until(lambda: not c.system(3).store.lost_ranges(), "refilled")
+        c.partition(3)
+        assert [body for _, body in await c.read(3)] == bodies
+        await check_books(c, 3, bodies)
+
+
+async def test_a_hibernating_group_whose_rows_are_lost(tmp_path: Path) -> None:
+    async with cluster(tmp_path, hibernate_after_ms=60) as c:
+        bodies = await c.fill(await c.leader(), 4, 100)
+        for number in c.ids:
+            await c.nodes[number].compact()
+        uid = c.system(3).names["log"]
+        await until(lambda: all(uid in c.system(number).hibernation.sleepers for number in c.ids))
+        await c.crash(3)
+        hurt_rows(c, 3, uid, StateRow.PREFIX)
+        await c.start(3)
+        await until(lambda: (known := c.system(3).damages.known.get(uid)) is not None and known.sound)
+        assert [body for _, body in await c.read(3)] == bodies
+        await until(lambda: all(uid in c.system(number).hibernation.sleepers for number in c.ids), "it rests again")
+
+
+async def test_the_node_of_a_damaged_group_serves_all_others(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        names = [f"g{number}" for number in range(6)]
+        for name in names:
+            await c.create(name)
+        bodies = await history(c, True)
+        data = metadata(c, 3, c.member(3).raft.log.last_index - 3)
+        await c.crash(3)
+        hurt_wal(c, 3, data)
+        await c.start(3)
+        for name in names:
+            await c.lead(3, name)
+            await c.append(3, [(b"", b"on")], name)
+        assert c.system(3).damages.known.keys() == {c.member(3).uid}
+        await mended(c, 3)
+        assert [body for _, body in await c.read(3)] == bodies
+        assert os.path.isdir(tmp_path / "node-3")
