@@ -41,7 +41,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.pipeline.directory": (
         "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.machines", TOP, "logyard.engine.log",
         "logyard.engine.snapshot", "logyard.engine.host.member", "logyard.engine.host.replica",
-        "logyard.engine.host.rows", "logyard.engine.host.sessions", "logyard.engine.host.uploads",
+        "logyard.engine.host.damaged", "logyard.engine.host.rows", "logyard.engine.host.sessions", "logyard.engine.host.uploads",
     ),
     "logyard.bench": (
         "logyard.bench", "logyard.client", "logyard.engine", "logyard.machines", "logyard.payloads", "logyard.pipeline",
