@@ -88,6 +88,8 @@ def test_nothing_is_lost_overtaken_or_starved() -> None:
 class Timed:
     """A log whose writes take as long as told, by a clock of its own."""
 
+    position = (1, 0)
+
     def __init__(self) -> None:
         self.now = 0.0
         self.takes = 0.0
@@ -115,7 +117,7 @@ def test_one_slow_sync_moves_no_small_batch_to_the_thread_and_several_do(monkeyp
             # As the thread would.
             jobs = one._jobs.get()
             assert jobs is not None
-            one._finished(jobs, *one._write(jobs))
+            one._finished(*jobs, *one._write(*jobs))
         return busy
 
     assert not any(by_thread(0.0001) for _ in range(20))

@@ -469,6 +469,27 @@ async def test_places_of_payloads_that_are_lost_below_the_log(tmp_path: Path) ->
         await check_books(c, 3, bodies)
 
 
+async def test_lost_places_are_stored_with_the_row_that_names_their_segment_no_more(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        await c.fill(1, 8, SIZE)
+        await stable(c, 3)
+        data = metadata(c, 1, 5)
+        await c.roll(3)
+        await c.nodes[3].snapshot()
+        await c.crash(3)
+        hurt_segments(c, 3, data)
+        c.partition(3)
+        await c.start(3)
+        system, member = c.system(3), c.member(3)
+        lost = system.store.lost_ranges()
+        assert lost and system.store.lost(member.uid, 5, 5)
+        await system.storage.books.commit(lambda: [rows.state(member)])
+        await c.crash(3)
+        await c.start(3)
+        assert c.system(3).store.lost_ranges() == lost
+
+
 async def test_a_hibernating_group_whose_rows_are_lost(tmp_path: Path) -> None:
     async with cluster(tmp_path, hibernate_after_ms=60) as c:
         bodies = await c.fill(await c.leader(), 4, 100)
