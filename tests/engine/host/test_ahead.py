@@ -20,8 +20,6 @@ MIB = 1 << 20
 class Gated:
     """A log whose writes wait for the test, which says what becomes of them."""
 
-    position = (1, 0)
-
     def __init__(self) -> None:
         self.written_items: list[tuple[int, int]] = []
         self.begun = 0
