@@ -63,6 +63,8 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
     3: {"error": _text_or_none},
     4: _UIDS,
     5: {"groups": _list_of(_row(_number, _number, _number))},
+    6: _UIDS,
+    7: _UIDS,
     10: {"uid": _number, "index": _number},
     11: {
         "uid": _number,

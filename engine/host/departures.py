@@ -8,6 +8,11 @@ entry stay for good, and a replica made anew votes by them (`Raft.promise`), so 
 if it were still there; a new one is made only when a member's configuration above has it again. Called by `inbound`,
 `applier` and `directory`.
 
+A node may also never have been a member in deed: the definition came when its name was another group's. Then it
+refuses for good (`Departed` at index 0), until a member offers the group with a log that is not empty: somebody led it,
+so it exists. A replica with an empty log that is refused by so many voters that the rest is no majority is of a
+creation that failed, whose creator could not say so: it goes, and refuses as well.
+
 Why the position matters: two of three may leave in one joint change. With their logs forgotten they would help the
 third, which has heard of nothing, to be elected by the old configuration, and committed entries would be taken back.
 """
@@ -31,11 +36,17 @@ log = logging.getLogger(__name__)
 REMOVED_GROUPS = 5
 """The kind of the blob that tells: header {"groups": [[uid, index, term], ...]}: at this committed index, whose entry
 has this term, the receiver was no member."""
+REFUSED_GROUPS = 6
+"""The kind of the blob that tells: header {"uids": [...]}: the sender will store no replica of them before somebody led
+them."""
+TAKE_BACK = 7
+"""The kind of the blob by which a creator that got no answers says so: header {"uids": [...]}."""
+REFUSES = (0, 0, 0, 0, 0)
 
 
 class Departed(NamedTuple):
-    """What is kept of a replica that went. `removed_at`: a committed index where this node was no member; `admitted`:
-    that of a configuration above it that has it again (0: none yet)."""
+    """What is kept of a replica that went. `removed_at`: a committed index where this node was no member (0: it never
+    was, the group being unborn); `admitted`: that of a configuration above it that has it again (0: none yet)."""
 
     term: int
     vote: int
@@ -52,6 +63,8 @@ class Departures:
         self.system = system
         self.departed: dict[int, Departed] = {}
         self._told: set[tuple[int, int]] = set()
+        # By uid of an unborn group here: the nodes that refuse it.
+        self._refused_by: dict[int, set[int]] = {}
 
     def forget_told(self, node: int = 0) -> None:
         """Tell again who still speaks: called by the ticker every second, and for one node when its link is new."""
@@ -108,12 +121,69 @@ class Departures:
     async def _drop(self, member: Member, index: int) -> None:
         if member.raft.stopped:
             return
-        raft = member.raft
         log.info("group %s: node %d is no member since index %d", member.spec.name, self.system.node_id, index)
+        await self._leave(member, index, f"this node is no member of the group any more (index {index})")
+
+    async def _leave(self, member: Member, index: int, reason: str) -> None:
+        raft = member.raft
         last = max((raft.log.last_term, raft.log.last_index), raft.promise)
         left = self.departed[member.uid] = Departed(raft.term, raft.vote, *last, index)
-        self.system.directory.detach(member, f"this node is no member of the group any more (index {index})")
+        self.system.directory.detach(member, reason)
         await self.system.storage.forget([member], lambda: rows.departed(member.uid, left))
+
+    # Groups that were never born
+
+    @staticmethod
+    def admission(member: Member) -> int:
+        """What a definition is offered with: the index of the configuration it stands for, 0 if the group is unborn."""
+        return max(member.raft.configuration_index, min(member.raft.log.last_index, 1))
+
+    async def refuse(self, uids: Sequence[int]) -> list[int]:
+        """Unborn groups get no replica here as long as they are that. Returns those that are refused, which is durable;
+        the caller sees to it that none of them is being stored."""
+        system, directory = self.system, self.system.directory
+        fresh = [uid for uid in uids if uid not in self.departed and not system.has(uid)]
+        fresh = [uid for uid in fresh if uid not in directory.deleted and uid not in directory.barred]
+        if fresh:
+            await system.storage.books.commit(lambda: [rows.departed_row(uid, REFUSES) for uid in fresh])
+            self.departed.update((uid, Departed(*REFUSES)) for uid in fresh)
+        return [uid for uid in uids if self.refuses(uid, {})]
+
+    async def take_back(self, uids: Sequence[int]) -> None:
+        """A creation of these failed for want of answers: they must not be born of it, and stay if they were."""
+        async with self.system.directory.storing:
+            await self.refuse(uids)
+            for uid in uids:
+                member = self.system.hibernation.find(uid)
+                if member is not None:
+                    await self.drop_unborn(member)
+
+    def on_refused(self, node: int, uids: Sequence[int]) -> None:
+        """`node` will have no replica of these before somebody led them."""
+        for uid in uids:
+            member = self.system.hibernation.find(uid)
+            if member is None or not self.unborn(member):
+                self._refused_by.pop(uid, None)
+                continue
+            voters = {*member.spec.voters}
+            refused_by = self._refused_by.setdefault(uid, set())
+            refused_by.update({node} & voters)
+            if (len(voters) - len(refused_by)) * 2 <= len(voters):
+                self.system.nursery.start_soon(self.drop_unborn, member)
+
+    @staticmethod
+    def unborn(member: Member) -> bool:
+        """Whether nobody is known here who ever led it: its log is empty, and it does not lead."""
+        raft = member.raft
+        empty = not raft.log.last_index and not raft.configuration_index
+        return empty and raft.role != LEADER and not raft.stopped and not member.damaged
+
+    async def drop_unborn(self, member: Member) -> None:
+        """A creation that failed: this node refuses the group from here on, and keeps its vote."""
+        self._refused_by.pop(member.uid, None)
+        if self.unborn(member):
+            log.info("group %s, whose creation failed, goes", member.spec.name)
+            await self._leave(member, 0, "its creation failed")
 
     # Coming back
 
@@ -122,6 +192,11 @@ class Departures:
         it again."""
         left = self.departed.get(uid)
         return left is None or admitted.get(uid, 0) > left.removed_at
+
+    def refuses(self, uid: int, admitted: Mapping[int, int]) -> bool:
+        """Whether no replica is made here because the group is unborn, for all that `admitted` says."""
+        left = self.departed.get(uid)
+        return left is not None and not left.removed_at and not self.admits(uid, admitted)
 
     async def readmit(self, uids: Iterable[int], admitted: Mapping[int, int]) -> list[rows.Put]:
         """Before replicas of groups that this node left are made anew: what the WAL has of the old ones is void from
@@ -137,6 +212,11 @@ class Departures:
             self.departed[uid] = self.departed[uid]._replace(admitted=admitted[uid])
         return [rows.departed_row(uid, self.departed[uid]) for uid in back]
 
-    def on_blob(self, header: Mapping[str, Any]) -> None:
-        """A `REMOVED_GROUPS` blob."""
-        self.on_told([(int(uid), int(index), int(term)) for uid, index, term in header["groups"]])
+    def on_blob(self, node: int, kind: int, header: Mapping[str, Any]) -> None:
+        """A blob of this module."""
+        if kind == REFUSED_GROUPS:
+            self.on_refused(node, header["uids"])
+        elif kind == TAKE_BACK:
+            self.system.nursery.start_soon(self.take_back, header["uids"])
+        else:
+            self.on_told([(int(uid), int(index), int(term)) for uid, index, term in header["groups"]])

@@ -21,7 +21,7 @@ import trio
 from ..errors import BadRequest, Busy, GroupExists, LogyardError
 from ..raft.messages import LEADER_GONE
 from . import recovery, rows
-from .departures import REMOVED_GROUPS
+from .departures import REFUSED_GROUPS, REMOVED_GROUPS, TAKE_BACK
 from .inbound import DEFINE_GROUPS, DEFINED, DELETE_GROUPS, UNKNOWN_GROUPS
 from .member import DELETED, Member, Spec
 
@@ -49,12 +49,12 @@ class Directory:
         self.deleted: set[int] = set()
         # Groups whose definition was lost here: a member under their uid has forgotten its votes, and is to be mended.
         self.barred: set[int] = set()
-        # Of creations that failed, by node: uids it may have stored.
-        self._taken_back: dict[int, list[int]] = {}
+        # Of creations that failed, by node and how it is told: uids it may have stored.
+        self._taken_back: dict[tuple[int, int], list[int]] = {}
         self._requests: dict[int, _Round] = {}
         self._next = 0
         self._creating = trio.Lock()
-        self._storing = trio.Lock()
+        self.storing = trio.Lock()
 
     async def create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
         """Create groups: each request has name, members (node ids), machine, arguments.
@@ -115,11 +115,15 @@ class Directory:
         finally:
             del self._requests[round_.number]
         if round_.conflict:
-            await self._take_back(specs)
+            # At once, so that hardly anybody can have used it: there would be two groups of a name.
+            self._take_back(specs, DELETE_GROUPS)
+            await self.delete([spec.uid for spec in specs])
             raise GroupExists(f"node {round_.conflict[0]}: {round_.conflict[1]}")
         short = round_.short_of(specs)
         if short is not None:
-            await self._take_back(specs)
+            # Who does not answer may have stored it, elected a leader and acknowledged what clients wrote.
+            self._take_back(specs, TAKE_BACK)
+            await system.departures.take_back([spec.uid for spec in specs if system.node_id in spec.voters])
             raise Busy(
                 f"creation of {short.name!r}: only nodes {sorted(round_.stored)} of {short.voters} answered; it", 1.0
             )
@@ -156,7 +160,7 @@ class Directory:
         `admitted`: by uid, the configuration that makes this node a member (see `departures`). One at a time: a
         definition that comes twice is answered when the first one is durable.
         """
-        async with self._storing:
+        async with self.storing:
             await self._store_alone(specs, admitted)
 
     async def _store_alone(self, specs: Sequence[Spec], admitted: Mapping[int, int]) -> None:
@@ -168,6 +172,8 @@ class Directory:
                 raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
             if known is None and system.has(spec.uid):
                 raise GroupExists(f"the number of {spec.name!r} is another group's", name=spec.name)
+            if known is None and system.departures.refuses(spec.uid, admitted):
+                raise GroupExists(f"{spec.name!r} was refused: its name was taken", name=spec.name)
             if known is None and spec.uid not in self.deleted and system.departures.admits(spec.uid, admitted):
                 system.names[spec.name] = spec.uid
                 fresh.append(spec)
@@ -193,22 +199,22 @@ class Directory:
                 system.grown()
                 await trio.lowlevel.checkpoint()
 
-    async def _take_back(self, specs: Sequence[Spec]) -> None:
-        """A creation that failed: whoever stored the definitions drops them.
+    def _take_back(self, specs: Sequence[Spec], kind: int) -> None:
+        """A creation that failed: whoever stored the definitions hears of it.
 
         Members ask each other about a group, and never a creator that is none of them: it tells them on each new link.
         """
         for node in {node for spec in specs for node in spec.voters} - {self.system.node_id}:
-            uids = [*self._taken_back.get(node, ()), *(spec.uid for spec in specs if node in spec.voters)]
-            self._taken_back[node] = uids[-TAKEN_BACK_MAX:]
+            uids = [*self._taken_back.get((node, kind), ()), *(spec.uid for spec in specs if node in spec.voters)]
+            self._taken_back[node, kind] = uids[-TAKEN_BACK_MAX:]
             self.on_link_up(node)
-        await self.delete([spec.uid for spec in specs])
 
     def on_link_up(self, node: int) -> None:
         """What `node` may not have heard."""
-        uids = self._taken_back.get(node)
-        if uids:
-            self.system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": uids})
+        for kind in (DELETE_GROUPS, TAKE_BACK):
+            uids = self._taken_back.get((node, kind))
+            if uids:
+                self.system.peers.send_blob(node, kind, 0, {"uids": uids})
 
     async def delete(self, uids: Sequence[int], tell: bool = True) -> None:
         """Delete groups here and on every other member's node. A node that is away learns of it when it speaks for
@@ -276,12 +282,12 @@ class Directory:
             members = [member for member in members if node in member.raft.configuration.nodes()]
             if members:
                 known = [list(member.spec) for member in members]
-                admission = [[member.uid, member.raft.configuration_index] for member in members]
+                admission = [[member.uid, system.departures.admission(member)] for member in members]
                 system.peers.send_blob(node, DEFINE_GROUPS, 0, {"specs": known, "admitted": admission})
             if gone:
                 system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": gone})
-        elif kind == REMOVED_GROUPS:
-            system.departures.on_blob(header)
+        elif kind in (REMOVED_GROUPS, REFUSED_GROUPS, TAKE_BACK):
+            system.departures.on_blob(node, kind, header)
         elif kind == DELETE_GROUPS:
             system.nursery.start_soon(self.delete, list(header["uids"]), False)
 
@@ -292,11 +298,25 @@ class Directory:
         try:
             for spec in specs:
                 self._check_foreign(spec)
+            if not request:
+                specs = await self._without_refused(node, specs, admitted)
             await self._store(specs, admitted)
         except LogyardError as refused:
             error = str(refused)
         if request and (last or error):
             self.system.peers.send_blob(node, DEFINED, request, {"error": error})
+
+    async def _without_refused(self, node: int, specs: Sequence[Spec], admitted: Mapping[int, int]) -> list[Spec]:
+        """Those of an offer that may be stored here; a member of an unborn group hears that the others may not."""
+        names, departures = self.system.names, self.system.departures
+        async with self.storing:
+            taken = {spec.uid for spec in specs if names.get(spec.name, spec.uid) != spec.uid}
+            kept = [spec for spec in specs if spec.uid not in taken and departures.admits(spec.uid, admitted)]
+            unborn = [spec.uid for spec in specs if spec not in kept and not admitted.get(spec.uid)]
+            refused = await departures.refuse(unborn)
+        if refused:
+            self.system.peers.send_blob(node, REFUSED_GROUPS, 0, {"uids": refused})
+        return kept
 
     def _check_foreign(self, spec: Spec) -> None:
         """Raise a `LogyardError` unless this node can make the group of another node's definition. Once it is durable
