@@ -13,7 +13,7 @@ from logyard.engine.errors import BadRequest
 
 from ..source_tree import product_sources
 
-UNITS = {"bytes", "files", "records", "messages", "entries", "ticks", "connections", "groups", "sessions"}
+UNITS = {"bytes", "files", "records", "messages", "entries", "ticks", "connections", "groups", "sessions", "segments"}
 UNITS |= {"us", "ms", "s", "ratio", "percent"}
 
 

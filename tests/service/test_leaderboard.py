@@ -32,9 +32,9 @@ def test_the_leader_in_the_newest_term_is_believed() -> None:
 def test_rows_of_groups_that_are_gone_do_not_pile_up() -> None:
     board = Leaderboard()
     board.rows = {uid: Row(1, 1, 1) for uid in range(STALE_MIN + 3)}
-    board.prune({"a": 1})
+    board.prune({1}, 1)
     assert set(board.rows) == {1}
-    board.prune({})
+    board.prune(set(), 0)
     assert set(board.rows) == {1}, "few are not worth the walk"
 
 

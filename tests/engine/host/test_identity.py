@@ -170,9 +170,10 @@ async def test_honest_crashes_are_never_taken_for_a_lost_directory(tmp_path: Pat
             async with trio.open_nursery() as nursery:
                 leader = await c.leader()
 
-                async def write(leader: int = leader) -> None:
+                async def write(leader: int = leader, number: int = number) -> None:
                     with contextlib.suppress(LogyardError):
-                        while leader in c.nodes:
+                        # Not for longer: a crash ends when nothing moves any more.
+                        while leader in c.nodes and number in c.nodes:
                             await c.append(leader, [(b"", bytes(3000))])
 
                 nursery.start_soon(write)
