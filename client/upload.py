@@ -1,8 +1,9 @@
 """Large payloads in pieces, sans-IO: how a payload is cut, the frames of its pieces, and what may be under way.
 
 Each upload has a session of its own: a piece or the record that binds them is stored once, however often it is sent,
-and whatever was stored ends with the session if the upload does not come to its end. Invariant: no two frames under
-way are further apart than the session's window. Driven by `upload_aio` and `upload_sync`.
+and whatever was stored ends with the session if the upload does not come to its end. Invariant: one piece is under way;
+two are a quarter faster, and everybody else's appends wait behind both of them (decision 0005). Driven by
+`upload_aio` and `upload_sync`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,6 @@ PIECE_BYTES = CHUNK_BYTES
 WHOLE_BYTES = 1 << 20
 """A payload up to this size travels whole, with its record."""
 PAYLOAD_BYTES_MAX = 4 << 30
-PIECES_UNDER_WAY = 2
-"""Two keep the disks and links of a cluster busy; more only wait there, with everybody else's appends behind them."""
-SPREAD = 32
-"""Half of a session's window: how far the newest frame may be ahead of the oldest that is not answered."""
 TTL_MS = 600_000
 """How long the pieces of a client that died are kept; also how long a stream may pause."""
 CLOSE_S = 5.0
@@ -83,7 +80,7 @@ class Cutter:
 
 
 class Upload:
-    """One upload: its session, the numbers of its frames, and those under way."""
+    """One upload: its session, and the numbers of its frames."""
 
     __slots__ = (
         "name", "session", "client", "size", "original", "under_way", "compress", "_sequence", "_head", "_lengths",
@@ -106,7 +103,7 @@ class Upload:
         # The first piece decides whether it pays.
         self.compress = compress
         self._lengths: list[int] = []
-        self.under_way: set[int] = set()
+        self.under_way = False
         self._sequence = 0
 
     def open_call(self) -> Call[object]:
@@ -118,12 +115,6 @@ class Upload:
     def close_call(self) -> Call[object]:
         """End it, with every piece that is not bound."""
         return call_leader("session_close", self.name, idempotent=True, session=self.session)
-
-    @property
-    def full(self) -> bool:
-        """As much is under way as may be."""
-        under_way = self.under_way
-        return len(under_way) >= PIECES_UNDER_WAY or (bool(under_way) and self._sequence - min(under_way) >= SPREAD)
 
     def stored(self, data: Buffer) -> Buffer:
         """What is stored of a piece of the source."""
@@ -139,19 +130,19 @@ class Upload:
         """The last pieces, behind those of the source: where the compressed ones end."""
         yield from cut(index_of(self._lengths))
 
-    def piece(self, data: Buffer) -> tuple[int, list[Buffer]]:
-        """The next piece's number and frame; it is under way until `done`."""
-        assert 0 < len(data) <= PIECE_BYTES and not self.full
+    def piece(self, data: Buffer) -> list[Buffer]:
+        """The next piece's frame; it is under way until `done`."""
+        assert 0 < len(data) <= PIECE_BYTES and not self.under_way
         region = PIECED.pack(1, self.size)
         self.size = check_size(self.size + len(data))
         self._sequence += 1
-        self.under_way.add(self._sequence)
+        self.under_way = True
         small, large = ([data], []) if len(data) < LARGE else ([], [data])
-        return self._sequence, self._frame([0, len(data)], b"", small, large, region, PIECE)
+        return self._frame([0, len(data)], b"", small, large, region, PIECE)
 
-    def done(self, number: int) -> None:
-        """A piece is stored."""
-        self.under_way.discard(number)
+    def done(self) -> None:
+        """The piece is stored."""
+        self.under_way = False
 
     def bind(self) -> list[Buffer]:
         """The record's frame, once all pieces are stored: the record takes its place when this is sent."""

@@ -1,4 +1,4 @@
-"""Uploads of the trio client: a few pieces under way at a time, then the record that binds them.
+"""Uploads of the trio client: a piece under way while the next one is read, then the record that binds them.
 
 Invariant: whatever ends an upload before its record is stored (an error, a cancellation, a source that raises) also
 ends its session, so nothing of it stays. Called by `aio.Log`.
@@ -51,10 +51,10 @@ async def _send_pieces(network: Network, one: Upload, source: AsyncIterable[Buff
     lot = trio.lowlevel.ParkingLot()
     window = network.window
 
-    async def send(number: int, frame: list[Buffer], held: int) -> None:
+    async def send(frame: list[Buffer], held: int) -> None:
         try:
             await network.command(one.name, frame, timeout)
-            one.done(number)
+            one.done()
         except LogyardError as error:
             failure.append(error)
             nursery.cancel_scope.cancel()
@@ -67,14 +67,14 @@ async def _send_pieces(network: Network, one: Upload, source: AsyncIterable[Buff
         try:
             cutter = Cutter()
             async for piece in _pieces(source, cutter, one):
-                while one.full:
+                while one.under_way:
                     await lot.park()
                 while window.used >= window.limit:
                     await network.freed()
-                number, frame = one.piece(piece)
+                frame = one.piece(piece)
                 held = len(piece)
                 window.used += held
-                nursery.start_soon(send, number, frame, held)
+                nursery.start_soon(send, frame, held)
         except Exception as error:  # carried around the nursery, which would wrap it in a group
             failure.append(error)
             nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Uploads of the blocking client: a few pieces under way at a time, each in a thread of its own, then the record.
+"""Uploads of the blocking client: a piece under way in a thread while the next one is read, then the record.
 
 Invariant: whatever ends an upload before its record is stored also ends its session, so nothing of it stays. Called by
 `sync.Log`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import BinaryIO, Protocol
 
@@ -17,7 +17,6 @@ from .errors import LogyardError
 from .upload import (
     CLOSE_S,
     PIECE_BYTES,
-    PIECES_UNDER_WAY,
     Cutter,
     Upload,
     check_size,
@@ -65,23 +64,16 @@ def upload(
 
 
 def _send_pieces(yard: Commander, one: Upload, source: Iterable[Buffer], timeout: float | None) -> None:
-    under_way: dict[Future[bytes], int] = {}
-
-    def settle(most: int) -> None:
-        """Wait until at most so many are under way."""
-        while len(under_way) > most or (under_way and one.full):
-            finished, _ = wait(under_way, return_when=FIRST_COMPLETED)
-            for future in finished:
-                number = under_way.pop(future)
-                future.result()
-                one.done(number)
-
-    with ThreadPoolExecutor(PIECES_UNDER_WAY, thread_name_prefix="logyard-upload") as pool:
+    with ThreadPoolExecutor(1, thread_name_prefix="logyard-upload") as pool:
+        sent: Future[bytes] | None = None
         for piece in stored_of(pieces_of(source, Cutter()), one):
-            settle(PIECES_UNDER_WAY - 1)
-            number, frame = one.piece(piece)
-            under_way[pool.submit(yard.command, one.name, frame, timeout)] = number
-        settle(0)
+            if sent is not None:
+                sent.result()
+                one.done()
+            sent = pool.submit(yard.command, one.name, one.piece(piece), timeout)
+        if sent is not None:
+            sent.result()
+            one.done()
 
 
 def read_file(file: BinaryIO) -> Iterator[Buffer]:

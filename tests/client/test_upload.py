@@ -16,7 +16,7 @@ from logyard.client.aio import connect
 from logyard.client.errors import BadRequest, LogyardError
 from logyard.client.records import BlockError, encode_long, records_of, split_blocks
 from logyard.client.sync import Yard, connect_sync
-from logyard.client.upload import PAYLOAD_BYTES_MAX, PIECE_BYTES, PIECES_UNDER_WAY, SPREAD, Cutter, Upload, pieces_of
+from logyard.client.upload import PAYLOAD_BYTES_MAX, PIECE_BYTES, Cutter, Upload, pieces_of
 from logyard.service.local_cluster import LocalCluster
 
 from .fake_system import fake_cluster
@@ -44,21 +44,15 @@ def test_odd_buffers_are_gathered_and_large_ones_are_not_copied() -> None:
     assert all(isinstance(piece, memoryview) and piece.obj is whole for piece in pieces_of([whole], Cutter()))
 
 
-def test_what_may_be_under_way_is_bounded() -> None:
+def test_one_piece_is_under_way() -> None:
     one = Upload("a", b"m", random.Random(1))
-    for _ in range(PIECES_UNDER_WAY):
-        assert not one.full
+    one.piece(b"x")
+    with pytest.raises(AssertionError):
         one.piece(b"x")
-    assert one.full
-    newest = PIECES_UNDER_WAY
-    while any(number != 1 for number in one.under_way):
-        one.done(max(one.under_way))
-        if not one.full:
-            newest, _ = one.piece(b"x")
-    assert newest - 1 == SPREAD
-    assert one.full, "the oldest is still under way, and its window is half used"
-    one.done(1)
-    assert not one.full
+    with pytest.raises(AssertionError):
+        one.bind()
+    one.done()
+    one.piece(b"x")
 
 
 def test_a_payload_above_4_gib_is_refused() -> None:
