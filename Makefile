@@ -47,7 +47,7 @@ test: setup java
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict -p logyard
+	$(BIN)/mypy --strict -p logyard -p tests
 
 demo: setup
 	$(BIN)/logyard demo $(DEMO_ARGS)

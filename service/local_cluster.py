@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from logyard.client.tls import TlsConfig
 
@@ -311,7 +312,7 @@ class LocalCluster:
                 stream.close()
         node.process = None
 
-    def __enter__(self) -> LocalCluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -13,7 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from logyard.service.cli import cli, data_directories
+from logyard.pipeline.directory.places import data_directories
+from logyard.service.cli import cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
 
 VERBS = {

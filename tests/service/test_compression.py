@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from logyard import connect, connect_sync, open_system
+from logyard.client.compression import SMALLEST
 from logyard.client.errors import OutOfRange
 from logyard.client.sync import Yard
 from logyard.machines.log import AppendLog
 from logyard.service.cli import cli
 from logyard.service.local_cluster import LocalCluster
-from tests.client.test_compression import SMALLEST, text
+from tests.client.test_compression import text
 
 MIB = 1 << 20
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,18 @@ from click.testing import CliRunner
 
 from logyard import connect_sync
 from logyard.client.errors import LogyardError
+from logyard.client.sync_log import Log
 from logyard.service.check import check_directory
 from logyard.service.cli import cli
 from logyard.service.daemon import EXIT_OUTDATED, EXIT_WAL_FAILED
 from logyard.service.local_cluster import ClusterFailed, LocalCluster
 
 PATIENCE_S = 20.0
+
+
+def is_at(log: Log, end: int) -> bool:
+    """Whether node 1 has all of it."""
+    return log.latest(node=1)[1] == end
 
 
 class FailingCluster(LocalCluster):
@@ -96,7 +103,8 @@ def test_a_failed_sync_ends_a_node_with_its_own_code_and_the_others_go_on(cluste
         cluster.restart(1)
         for name in names:
             end = yard.log(name).latest()[1]
-            until(lambda name=name, end=end: yard.log(name).latest(node=1)[1] == end, f"{name} is whole on node 1")
+            log = yard.log(name)
+            until(partial(is_at, log, end), f"{name} is whole on node 1")
             assert (yard.log(name).read(0).payload, yard.log(name).read(end - 1).payload) == (b"before", b"after")
         assert not (cluster.nodes[1].data / "failed").exists()
 

@@ -346,7 +346,7 @@ async def test_what_waits_to_be_migrated_makes_clients_wait(tmp_path: Path) -> N
                 await c.append(1, [(b"", bytes(100 * KIB))])
                 if (plan / "stalled").exists():
                     # As if the janitor had gone on sealing: files are booked as they come.
-                    await c.system(1).storage._seal_all()
+                    await c.system(1).storage.seal_all()
         assert busy.value.cause == budget.MIGRATION
         (plan / "always").unlink()
         # What frees space is let in.
@@ -430,11 +430,11 @@ async def test_an_orphan_keeps_the_directory_until_it_has_ended(tmp_path: Path) 
     # A start waits for it; it aborts its transaction and ends.
     locked: list[int] = []
 
-    async def lock() -> None:
+    async def take() -> None:
         locked.append(await trio.to_thread.run_sync(lock_directory, str(path)))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lock)
+        nursery.start_soon(take)
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert not locked
         (plan / "stall").unlink()

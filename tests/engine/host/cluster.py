@@ -68,6 +68,11 @@ async def until(condition: Callable[..., object], what: str | Callable[[], str] 
     raise AssertionError(f"never happened: {what() if callable(what) else what or condition}")
 
 
+def plain(found: Any) -> bytes:
+    """What a read of a payload found, as one object of its own."""
+    return bytes(found)
+
+
 class Cluster:
     """Nodes 1..n in directories of their own."""
 

@@ -22,7 +22,7 @@ VALUES: list[Any] = [None, "text", b"bytes", -1, 0, 1 << 40, 1 << 61, (1 << 64) 
 
 
 def manifest(uid: int, fields: Any) -> bytes:
-    packed = msgpack.packb(fields)
+    packed: bytes = msgpack.packb(fields)
     return HEAD.pack(MAGIC, FORMAT, 0, len(packed), xxhash.xxh3_64_intdigest(packed, uid)) + packed
 
 
@@ -96,9 +96,10 @@ async def test_a_chunk_of_other_bytes_is_not_kept_under_its_name(tmp_path: Path)
             await c.nodes[number].snapshot()
             await c.nodes[number].compact()
         peers = c.network.nodes[1]
-        send_blob, lies = peers.send_blob, []
+        send_blob = peers.send_blob
+        lies: list[int] = []
 
-        def lying(to: int, kind: int, request: int, header: Any, body: Any = (), **options: Any) -> bool:
+        def lying(to: int, kind: int, request: int, header: Any, body: Any = (), **options: Any) -> Any:
             if kind == SNAPSHOT_PIECE and header["chunks"] and not lies:
                 data = bytearray(b"".join(bytes(part) for part in body))
                 data[10] ^= 1
@@ -106,7 +107,7 @@ async def test_a_chunk_of_other_bytes_is_not_kept_under_its_name(tmp_path: Path)
                 lies.append(to)
             return send_blob(to, kind, request, header, body, **options)
 
-        peers.send_blob = lying  # type: ignore[method-assign]
+        peers.send_blob = lying
         await c.start(3)
         await c.applied()
         assert lies == [3] and c.system(3).pulls.failed
@@ -136,14 +137,13 @@ async def test_answers_of_any_kind(tmp_path: Path, number: int) -> None:
             def lying(
                 to: int, kind: int, request: int, header: Any, body: Any = (), send: Any = peers.send_blob,
                 state: dict[str, int] = state, **options: Any,
-            ) -> bool:  # fmt: skip
+            ) -> Any:  # fmt: skip
                 if kind == SNAPSHOT_PIECE and state["lies"] and not header["error"]:
                     state["lies"] -= 1
                     header = {**header, **ANSWERS[number]}
-                result: bool = send(to, kind, request, header, body, **options)
-                return result
+                return send(to, kind, request, header, body, **options)
 
-            peers.send_blob = lying  # type: ignore[method-assign]
+            peers.send_blob = lying  # type: ignore[method-assign, assignment]
         await c.start(3)
         await goes_on(c)
         await c.applied()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -16,7 +17,7 @@ from logyard.engine.host.ending import MARK
 
 from .cluster import KIB, cluster, until
 
-PATIENT = {"liveness_timeout_ms": 60_000}
+PATIENT: dict[str, Any] = {"liveness_timeout_ms": 60_000}
 """A leader that says nothing is trusted for as long as a test lasts."""
 
 

@@ -14,7 +14,7 @@ from logyard.engine.errors import Gone, OutOfRange
 from logyard.engine.host.reader import Wanted
 from logyard.engine.raft.core import LEADER
 
-from .cluster import KIB, Cluster, cluster, until
+from .cluster import KIB, Cluster, cluster, plain, until
 from .test_tombstones import released
 
 
@@ -74,7 +74,7 @@ async def test_bytes_of_a_wal_file_under_a_pin_outlive_their_release(tmp_path: P
         await node.compact()
         # Released, its file given up, the floor durable: whoever located it before still reads it.
         assert member.floor == member.last_release > 0 and not system.storage.files
-        assert [bytes(one) for one in system.reader._load_all(member.uid, wanted, [None] * 10)] == bodies
+        assert [plain(one) for one in system.reader._load_all(member.uid, wanted, [None] * 10)] == bodies
         system.storage.homes.unpin(("wal", file))
         assert all(isinstance(one, Gone) for one in system.reader._load_all(member.uid, wanted, [None] * 10))
 

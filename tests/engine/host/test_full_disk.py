@@ -152,7 +152,12 @@ async def test_a_segment_without_room_is_made_of_the_reserve(tmp_path: Path) -> 
             storage._sealed.append(sealed)
             disk.fill()
         await full(c, 1)
-        await until(lambda: (storage.look(), sealed.file in storage.files)[1], "the segment is made")
+
+        def made() -> bool:
+            storage.look()
+            return sealed.file in storage.files
+
+        await until(made, "the segment is made")
         assert disk.refused and not c.system(1).space.status()["reserve_bytes"]
         assert await bodies_of(c, 1) == bodies
         disk.quota = -1

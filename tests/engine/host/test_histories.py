@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ class History:
             return
         self.check(start, [body for _, body in found])
 
-    def check(self, start: int, bodies: list[bytes | None]) -> None:
+    def check(self, start: int, bodies: Sequence[bytes | None]) -> None:
         assert len(set(bodies)) == len(bodies) and set(bodies) <= self.started
         for offset, body in enumerate(bodies, start):
             assert self.acknowledged.get(offset, body) == body
@@ -197,7 +198,7 @@ def counted(c: Cluster, number: int) -> dict[int, int]:
     return {file: live for file, live in found.items() if live}
 
 
-async def check_books(c: Cluster, number: int, bodies: list[bytes | None]) -> None:
+async def check_books(c: Cluster, number: int, bodies: Sequence[bytes | None]) -> None:
     """Counters equal a count from scratch: of the rows, and of everything after a restart."""
     store = c.system(number).store._store  # type: ignore[attr-defined]
     assert {one: found.live for one, found in store.recount().items()} == payload_books(c.system(number))["generations"]

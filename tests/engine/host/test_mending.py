@@ -59,7 +59,7 @@ def hurt_rows(c: Cluster, number: int, uid: int, prefix: bytes, copies: Sequence
         with environment.begin(write=True) as transaction:
             keys = [bytes(key) for key, _ in transaction.cursor() if key[:1] == prefix and key.endswith(KEY.pack(uid))]
             for key in keys:
-                raw = bytearray(transaction.get(key))
+                raw = bytearray(transaction.get(key) or b"")
                 raw[-1] ^= 1
                 transaction.put(key, bytes(raw))
                 hurt += 1

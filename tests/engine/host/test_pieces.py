@@ -44,7 +44,7 @@ def test_a_home_never_takes_over_what_is_at_home_elsewhere(mine: set[int], their
 
 def test_an_intent_taken_over_says_what_explains_a_gap() -> None:
     before = Intent(50, 2, 60, [(1, 40)], [b"c" * 16])
-    assert Intent.unpack(before.put(7)[1]).covered == [(1, 40)]
+    assert Intent.unpack(before.put(7)[1] or b"").covered == [(1, 40)]
     newer = before.taken_over(55, 2, [])
     assert (newer.index, newer.release, newer.covered) == (55, 60, [(1, 40)])
     assert before.taken_over(60, 2, []).release == 0, "the snapshot itself does not name what died by then"

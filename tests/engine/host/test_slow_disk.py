@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +16,7 @@ from logyard.engine.raft.core import LEADER
 
 from .cluster import Cluster, cluster, until
 
-SLOW = {"disk_slow_ms": 20, "disk_slow_for_ms": 1000, "disk_probe_ms": 20, "disk_stall_ms": 5000}
+SLOW: dict[str, Any] = {"disk_slow_ms": 20, "disk_slow_for_ms": 1000, "disk_probe_ms": 20, "disk_stall_ms": 5000}
 
 
 class SlowDisk(Disk):
@@ -78,7 +79,8 @@ async def test_equally_slow_disks_keep_their_leaderships(tmp_path: Path) -> None
         looked = c.system(1).slow_disk._looked
         await until(lambda: c.system(1).slow_disk._looked > looked, "it has looked again")
         assert c.leads(1) and not moved(c.system(1)), "nobody is better"
-        assert c.system(1).limits is not None and not c.system(1).limits.patience
+        limits = c.system(1).limits
+        assert limits is not None and not limits.patience
 
 
 async def test_a_slow_node_leads_when_nobody_else_can(tmp_path: Path) -> None:

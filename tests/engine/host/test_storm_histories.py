@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -136,7 +137,7 @@ class Storm(History):
 @pytest.mark.parametrize("seed", range(int(os.environ.get("LOGYARD_SEEDS", "3"))))
 async def test_a_stormy_history_adds_up(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed + int(os.environ.get("LOGYARD_SEED_BASE", "0")))
-    limits = {
+    limits: dict[str, Any] = {
         "payload_cache_bytes": draw.choice((0, 0, 20 * KIB)),
         "snapshot_piece_bytes": 64 * KIB,
         "snapshot_stall_ms": 300,

@@ -135,8 +135,10 @@ async def test_after_a_cut_half_way_at_most_one_piece_is_sent_again(tmp_path: Pa
             await c.restart(2)
         else:
             await c.crash(1)
+            assert wire is not None
             wire.drop = lambda count: False
             await c.leader(among=[2])
+        assert wire is not None
         wire.drop = lambda count: False
         if how == "leader":
             await c.start(1)
@@ -182,6 +184,7 @@ async def test_every_crash_of_the_receiver_keeps_what_is_durable(tmp_path: Path)
                 opened.close()
             else:
                 await c.crash(3)
+        assert wire is not None
         wire.drop = lambda count: False
         await c.start(3)
         await c.applied()
@@ -498,7 +501,7 @@ async def test_a_lying_source_is_passed_over(tmp_path: Path, kind: str) -> None:
                 body = [data]
             return send_blob(node, what, request, header, body, **options)
 
-        peers.send_blob = lying  # type: ignore[method-assign]
+        peers.send_blob = lying  # type: ignore[method-assign, assignment]
         await c.start(3)
         await c.applied()
         assert lies and c.member(3).floor < 1 << 60
@@ -524,7 +527,7 @@ async def test_without_an_honest_source_the_transfer_ends_and_nothing_is_install
                 result: bool = send(node, what, request, header, body, **options)
                 return result
 
-            peers.send_blob = lying  # type: ignore[method-assign]
+            peers.send_blob = lying  # type: ignore[method-assign, assignment]
         await c.start(3)
         await until(lambda: c.system(3).pulls.failed >= 4)
         assert c.member(3).snapshot_index == 0 and c.system(3).counters.snapshots_installed == 0
@@ -576,7 +579,7 @@ async def answer_of(c: Cluster, node: int, asker: int, header: dict[str, Any]) -
             found.append((header, body))
         return send_blob(to, kind, request, header, body, **options)
 
-    peers.send_blob = watch  # type: ignore[method-assign]
+    peers.send_blob = watch  # type: ignore[method-assign, assignment]
     c.system(node).inbound.on_blob(asker, SNAPSHOT_PULL, 1 << 20, header, b"")
     await until(lambda: bool(found))
     peers.send_blob = send_blob  # type: ignore[method-assign]
@@ -643,7 +646,7 @@ async def test_lost_doubled_and_late_answers_do_no_harm(tmp_path: Path, seed: in
             if kept and what < 0.7:
                 on_piece(*kept.pop(0))
 
-        system.pulls.on_piece = odd  # type: ignore[method-assign]
+        system.pulls.on_piece = odd  # type: ignore[method-assign, assignment]
         await c.applied()
         await served(c, 3, bodies)
         assert payload_books(c.system(3))["generations"]
@@ -704,7 +707,7 @@ async def test_random_transfers_under_truncation_add_up(tmp_path: Path, seed: in
         for number in c.ids:
             c.member(number).raft.check()
             assert c.member(number).state == "running", c.member(number).reason
-            await until(lambda number=number: c.member(number).resolves)  # type: ignore[misc]
+            await until(lambda number=number: c.member(number).resolves)
         start = c.log(1).start
         reads = [await c.read(number, start) for number in c.ids]
         assert reads[0] == reads[1] == reads[2]

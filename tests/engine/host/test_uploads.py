@@ -21,7 +21,7 @@ from logyard.engine.machine import PayloadRange, PayloadRef, Position, Reject, R
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.service.check import check_directory
 
-from .cluster import KIB, Cluster, cluster, payload_books, until
+from .cluster import KIB, Cluster, cluster, payload_books, plain, until
 
 SESSION = 4242
 TTL = 60_000
@@ -95,7 +95,7 @@ async def whole(c: Cluster, node: int, offset: int, size: int) -> bytes:
     """A payload, read in ranges that cut pieces."""
     step = 3 * SIZE // 2 + 1
     parts = [
-        bytes(await c.nodes[node].read_body("log", offset, at, min(size, at + step))) for at in range(0, size, step)
+        plain(await c.nodes[node].read_body("log", offset, at, min(size, at + step))) for at in range(0, size, step)
     ]
     return b"".join(parts)
 

@@ -309,7 +309,7 @@ def state_of(c: Cluster, number: int) -> list[Any]:
 async def test_a_whole_history_adds_up(tmp_path: Path, seed: int) -> None:
     seed += int(os.environ.get("LOGYARD_SEED_BASE", "0"))
     draw = random.Random(seed)
-    limits = {
+    limits: dict[str, Any] = {
         "payload_cache_bytes": draw.choice((0, 0, 20 * KIB, 1 << 20)),
         "snapshot_piece_bytes": 64 * KIB,
         "hibernate_after_ms": 5 * (seed % 2),
