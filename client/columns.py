@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .compression import MARK
 from .records import ABSENT, Buffer
 
 __all__ = ["ABSENT", "BODY", "LONG_UNIT", "RUN", "Columns", "Extra", "Sections", "sections"]
@@ -63,15 +64,14 @@ class Columns:
         bodies: bool,
         extras: Sequence[Extra] = (),
     ) -> None:
-        """One run; `place` is (first offset, index, term, timestamp). `bodies`: the pack's small ones come along.
-        Raises `ValueError` for a pack whose records are marked as compressed: columns have no place for that."""
+        """One run; `place` is (first offset, index, term, timestamp). `bodies`: the pack's small ones come along."""
         table_end = 8 * pack_records
         if pack_records == 1:
-            heads_end = table_end + int.from_bytes(pack[:4], "little")
+            heads = int.from_bytes(pack[:4], "little")
         else:
-            heads_end = table_end + sum(struct.unpack_from(f"<{2 * pack_records}I", pack)[::2])
-        if heads_end > len(pack):
-            raise ValueError("compressed")
+            heads = sum(struct.unpack_from(f"<{2 * pack_records}I", pack)[::2])
+        # Without the marks of compressed payloads: all heads of a pack together are far below one.
+        heads_end = table_end + heads % MARK
         end = len(pack) if bodies else heads_end
         if not bodies:
             # What is not sent is not to be kept until the answer is.

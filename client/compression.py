@@ -10,7 +10,7 @@ bounded and checked before any memory is taken. docs/wire-client.md has the tabl
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple, TypeAlias
 
 import zstandard
@@ -143,16 +143,21 @@ def inflate_whole(encoding: Encoding, stored: memoryview) -> Buffer:
     """A whole payload that fits into memory. Raises `Corrupt`, `BadRequest` for one that is too large for that."""
     if encoding.size > WHOLE_BYTES_MAX:
         raise BadRequest(f"a payload of {encoding.size} bytes is read with body_pieces")
-    plan = ranges_of(encoding, len(stored), 0, encoding.size)
-    found: list[Buffer] = []
+    found = list(originals(encoding, len(stored), lambda first, end: stored[first:end]))
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+def originals(encoding: Encoding, stored: int, read: Callable[[int, int], Buffer]) -> Iterator[Buffer]:
+    """The original in pieces of at most a chunk. `read` gives bytes of the `stored` ones from, and up to. Raises
+    `Corrupt`, and what `read` raises."""
+    plan = ranges_of(encoding, stored, 0, encoding.size)
     step = next(plan, None)
     while step is not None:
         if isinstance(step, tuple):
-            step = plan.send(stored[step[0] : step[1]])
+            step = plan.send(read(*step))
         else:
-            found.append(step)
+            yield step
             step = next(plan, None)
-    return found[0] if len(found) == 1 else b"".join(found)
 
 
 Step: TypeAlias = tuple[int, int] | Buffer

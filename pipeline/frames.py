@@ -6,7 +6,7 @@ and term. Payload hashes are computed where bytes are present. Called by `networ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from logyard.client.columns import ABSENT, BODY, LONG_UNIT, RUN, Sections, sections
+from logyard.client.compression import ENVELOPE_BYTES, MARK, Buffer, originals, parse
 from logyard.client.errors import Corrupt, LogyardError
 from logyard.client.scans import Scan
 from logyard.engine.entry import LARGE, unit_hash
@@ -48,6 +49,9 @@ class Frame(NamedTuple):
     parts: Sections
     runs: Array
     table: Array
+    heads: Array
+    marked: Array
+    """By row, whether its payload is compressed: an envelope stands in front of its metadata."""
     per: Array
     starts: Array
     offsets: Array
@@ -73,15 +77,20 @@ def decode(scan: Scan, names: Sequence[str], reading: Reading, fetch: Fetch) -> 
     batch = pa.record_batch(_columns(frame, names, reading), schema=arrow_schema(reading.payloads))
     wanted = [
         row
-        for row in frame.left_out
-        if frame.keep[row] and (reading.verify or (reading.payloads and frame.sizes[row] <= reading.inline_bytes))
+        for row in sorted({*frame.left_out, *np.flatnonzero(frame.marked & frame.keep).tolist()})
+        if frame.keep[row]
+        and (frame.marked[row] or reading.verify or (reading.payloads and frame.sizes[row] <= reading.inline_bytes))
     ]
     at = 0
     for row in wanted:
         if row > at:
             yield from _kept(batch, frame.keep, at, row, reading.batch_rows)
         number = int(frame.runs["number"][np.searchsorted(frame.starts, row, side="right") - 1])
-        yield _with_body(batch.slice(row, 1), fetch, number, reading)
+        one = batch.slice(row, 1)
+        if frame.marked[row]:
+            yield _original(frame, row, one, fetch, number, reading)
+        else:
+            yield _with_body(one, _fetched(one, fetch, number), reading)
         at = row + 1
     yield from _kept(batch, frame.keep, at, batch.num_rows, reading.batch_rows)
 
@@ -97,6 +106,8 @@ def read_frame(scan: Scan) -> Frame:
     parts = sections(scan.header, scan.data)
     runs: Array = np.frombuffer(parts.runs, RUN_TYPE)
     table: Array = np.frombuffer(parts.table, "<u4").reshape(-1, 2)
+    marked = (table[:, 0] & MARK) != 0
+    lengths = table[:, 0] & (MARK - 1)
     per = runs["packed"].astype(np.int64)
     rows = int(per.sum())
     ends = np.cumsum(per)
@@ -105,7 +116,7 @@ def read_frame(scan: Scan) -> Frame:
     small = table[:, 1] < LARGE
     if (
         rows != len(table)
-        or int(table[:, 0].sum(dtype=np.int64)) != len(parts.heads)
+        or int(lengths.sum(dtype=np.int64)) != len(parts.heads)
         or (len(parts.smalls) and int(table[:, 1][small].sum(dtype=np.int64)) != len(parts.smalls))
         or int(runs["extras"].sum(dtype=np.int64)) != len(extras)
         or int(extras["sent"].sum(dtype=np.uint64)) != len(parts.bodies)
@@ -132,7 +143,7 @@ def read_frame(scan: Scan) -> Frame:
             bodies[row] = parts.bodies[at : at + sent]
             left.discard(row)
         at += sent
-    return Frame(parts, runs, table, per, starts, offsets, keep, sizes, absent, bodies, sorted(left))
+    return Frame(parts, runs, table, lengths, marked, per, starts, offsets, keep, sizes, absent, bodies, sorted(left))
 
 
 def check_units(frame: Frame, scan: Scan, names: Sequence[str]) -> None:
@@ -180,7 +191,7 @@ def _columns(frame: Frame, names: Sequence[str], reading: Reading) -> list[pa.Ar
         pa.array(np.repeat(runs["term"], per).astype(np.int64)),
         stamps,
         pa.repeat(RECORD, rows).cast(pa.string()),
-        _binary(frame.table[:, 0], frame.parts.heads, None),
+        _binary(frame.heads, frame.parts.heads, None),
         pa.array(frame.sizes, mask=frame.absent),
     ]
     if not (reading.payloads or reading.verify):
@@ -257,20 +268,58 @@ def _kept(batch: pa.RecordBatch, keep: Array, at: int, end: int, rows: int) -> I
         yield part.slice(first, rows)
 
 
-def _with_body(row: pa.RecordBatch, fetch: Fetch, number: int, reading: Reading) -> pa.RecordBatch:
-    """One row whose body is fetched now; it is kept in memory only if it is to be returned."""
+def _fetched(row: pa.RecordBatch, fetch: Fetch, number: int) -> Iterator[bytes]:
+    return fetch(number, row.column("offset")[0].as_py(), row.column("payload_size")[0].as_py())
+
+
+def _with_body(row: pa.RecordBatch, body: Iterable[Buffer], reading: Reading) -> pa.RecordBatch:
+    """One row whose body comes in pieces; it is kept in memory only if it is to be returned."""
     offset, size = row.column("offset")[0].as_py(), row.column("payload_size")[0].as_py()
     inline = reading.payloads and size <= reading.inline_bytes
     state, pieces, got = xxhash.xxh3_128(), [], 0
-    for piece in fetch(number, offset, size):
+    for piece in body:
         state.update(piece)
         got += len(piece)
         if inline:
             pieces.append(piece)
     if got != size:
         raise LogyardError(f"offset {offset}: {got} bytes of a payload of {size} came")
-    columns = [row.column(name) for name in row.schema.names]
-    columns[row.schema.get_field_index("payload_hash")] = pa.array([state.digest()], pa.binary())
+    changed: dict[str, object] = {"payload_hash": state.digest()}
     if reading.payloads:
-        columns[-1] = pa.array([b"".join(pieces) if inline else None], pa.binary())
+        changed["payload"] = b"".join(pieces) if inline else None
+    return _changed(row, changed)
+
+
+def _original(
+    frame: Frame, row: int, one: pa.RecordBatch, fetch: Fetch, number: int, reading: Reading
+) -> pa.RecordBatch:
+    """One row whose payload its client compressed, as the client was given it."""
+    head = one.column("meta")[0].as_py()
+    encoding = parse(head)
+    changed: dict[str, object] = {"meta": head[ENVELOPE_BYTES:], "payload_size": encoding.size, "payload_hash": None}
+    if reading.payloads:
+        changed["payload"] = None
+    one = _changed(one, changed)
+    if not (reading.verify or (reading.payloads and encoding.size <= reading.inline_bytes)):
+        return one
+    stored = _stored(frame, row)
+    if stored is None:
+        return _with_body(one, _fetched(one, fetch, number), reading)
+    return _with_body(one, originals(encoding, len(stored), lambda first, end: stored[first:end]), reading)
+
+
+def _stored(frame: Frame, row: int) -> memoryview | None:
+    """The bytes of a row's body that came along; None: none did."""
+    sizes = frame.table[:, 1]
+    if sizes[row] >= LARGE:
+        return frame.bodies.get(row)
+    at = int(np.where(sizes[:row] < LARGE, sizes[:row], 0).sum(dtype=np.int64))
+    return memoryview(frame.parts.smalls)[at : at + int(sizes[row])]
+
+
+def _changed(row: pa.RecordBatch, changed: Mapping[str, object]) -> pa.RecordBatch:
+    columns = [
+        pa.array([changed[field.name]], field.type) if field.name in changed else row.column(field.name)
+        for field in row.schema
+    ]
     return pa.record_batch(columns, schema=row.schema)

@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from logyard.client.admin import call_node
+from logyard.client.admin import Call, call_node
 from logyard.client.errors import LogyardError, OutOfRange, UnknownGroup
-from logyard.client.log import body_call, ranges
+from logyard.client.log import body_steps
 from logyard.client.scans import LOG_ROWS, RANGES_MAX, LogRow, Outcome, Scan, logs_call, scan_call, seek_call
 from logyard.client.session import backoff
 from logyard.client.sync import Yard, connect_sync
@@ -279,17 +279,22 @@ class NetworkSource:
 
     def _body(self, one: Pending, offset: int, size: int) -> Iterator[bytes]:
         """A body that did not come along, in pieces, from any node that has it."""
-        for start, stop in ranges(0, size):
-            yield self._piece(one, offset, start, stop)
+        steps = body_steps(one.name, offset, 0, size, None)
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Call):
+                step = steps.send(self._asked(one, step))
+            else:
+                yield bytes(step)
+                step = next(steps, None)
 
-    def _piece(self, one: Pending, offset: int, start: int, stop: int) -> bytes:
+    def _asked(self, one: Pending, call: Call[Any]) -> Any:
         error: LogyardError | None = None
         for _ in range(len(one.nodes)):
             # Any member will do; who can't be reached is passed over by the client.
-            call = replace(body_call(one.name, offset, start, stop, None), group="", nodes=tuple(one.nodes))
+            call = replace(call, group="", nodes=tuple(one.nodes))
             try:
-                found: bytes = self.yard.run(call, self._timeout_s)
-                return found
+                return self.yard.run(call, self._timeout_s)
             except LogyardError as refusal:
                 error = refusal
                 one.nodes.append(one.nodes.pop(0))

@@ -17,7 +17,7 @@ from logyard.client.columns import LONG_UNIT, Columns, Extra
 from logyard.client.scans import Range
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import Unit, timestamp_of
-from logyard.engine.errors import Corrupt, LogyardError, OutOfRange, Refused, UnknownGroup
+from logyard.engine.errors import Corrupt, LogyardError, OutOfRange, UnknownGroup
 from logyard.engine.host.member import RUNNING, Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
@@ -203,17 +203,10 @@ class Scanning:
                 extras.append(Extra(run.skip, LONG_UNIT, run.long.size, bytes(16), [next(data) for _ in run.parts]))
             located = run.located
             place = (run.offset, located.index, located.term, timestamp_of(located.data))
-            try:
-                self.columns.add(
-                    place, number, run.records, run.skip, pack, run.pack.records, run.pack.number, run.pack.hash,
-                    self.body_bytes is not None, extras,
-                )  # fmt: skip
-            except ValueError:
-                name = member.spec.name
-                raise Refused(
-                    f"log {name!r}: the payload at offset {run.offset} is compressed, which scans can't read yet: read "
-                    "this log with the client, or append to it without compression"
-                ) from None
+            self.columns.add(
+                place, number, run.records, run.skip, pack, run.pack.records, run.pack.number, run.pack.hash,
+                self.body_bytes is not None, extras,
+            )  # fmt: skip
 
 
 def member_of(system: System, name: str, uid: int) -> Member:

@@ -6,14 +6,13 @@ taken for one without records. Used by `source`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pyarrow
 from xxhash import xxh3_128, xxh3_128_digest
 
-from logyard.client.compression import MARK
-from logyard.client.errors import LogyardError
+from logyard.client.compression import ENVELOPE_BYTES, MARK, Encoding, originals, parse
 from logyard.engine.entry import ABSENT, LARGE, Unit, frames_of, table_of, timestamp_of, units_of
 from logyard.machines.log import Long, Slice, slices
 
@@ -113,22 +112,19 @@ class Rows:
     def _slice(self, log: StoppedLog, located: Located, pack: Pack, one: Slice, low: int, high: int) -> Iterator[int]:
         data = memoryview(log.unit(located, pack.unit))
         table = table_of(data, pack.unit.records)
-        if any(head & MARK for head in table[::2]):
-            raise LogyardError(
-                f"log {log.name!r}: a payload at offset {low} is compressed, which directories can't be read with yet: "
-                "start the node and read this log with the client"
-            )
+        heads = [head & (MARK - 1) for head in table[::2]]
         long = log.machine.long.get(one.offset)
         stamp = timestamp_of(located.data) * 1000
         skip = one.skip + low - one.offset
-        head_at = 4 * len(table) + sum(table[: 2 * skip : 2])
-        small_at = 4 * len(table) + sum(table[::2]) + sum(size for size in table[1 : 2 * skip : 2] if size < LARGE)
+        head_at = 4 * len(table) + sum(heads[:skip])
+        small_at = 4 * len(table) + sum(heads) + sum(size for size in table[1 : 2 * skip : 2] if size < LARGE)
         reading = self._reading
         for offset in range(low, high):
             number = one.skip + offset - one.offset
-            head, size = table[2 * number], table[2 * number + 1]
+            head, size = heads[number], table[2 * number + 1]
             meta = bytes(data[head_at : head_at + head])
             head_at += head
+            encoding = parse(meta) if table[2 * number] & MARK else None
             body: bytes | memoryview | None = None
             absent = size == ABSENT and long is None
             small = size < LARGE
@@ -137,13 +133,17 @@ class Rows:
                 small_at += size
             if long is not None:
                 size = long.size
+            if encoding is not None:
+                meta, stored, size = meta[ENVELOPE_BYTES:], size, encoding.size
             inline = reading.payloads and size <= reading.inline_bytes
             digest = None
             if not absent and (reading.verify or inline):
-                if long is not None:
-                    body, digest = _long(log, long, inline)
-                elif not small:
+                if long is None and not small:
                     body = log.unit(located, pack.large[pack.unit.first_ordinal + number])
+                if encoding is not None:
+                    body, digest = _gathered(originals(encoding, stored, _ranges(log, long, body)), inline)
+                elif long is not None:
+                    body, digest = _gathered(_pieces(log, long), inline)
                 digest = digest or xxh3_128_digest(body or b"")
             kept = bytes(body) if body is not None and inline else None
             row = (log.name, offset, located.index, located.term, stamp, RECORD, meta)
@@ -158,16 +158,30 @@ class Rows:
 def body_of(log: StoppedLog, offset: int) -> Iterator[bytes]:
     """One record's payload, in pieces. Raises `Corrupt`."""
     long = log.machine.long.get(offset)
-    if long is not None:
-        for first, size, count in long.runs:
-            for index in range(first, first + count):
-                yield bytes(log.piece(index, size))
+    if long is None:
+        rows = Rows(Reading(payloads=True, inline_bytes=1 << 40))
+        for _ in rows.read(log, offset, offset + 1):
+            pass
+        for batch in rows.rest():
+            yield batch.column("payload")[0].as_py() or b""
         return
-    rows = Rows(Reading(payloads=True, inline_bytes=1 << 40))
-    for _ in rows.read(log, offset, offset + 1):
-        pass
-    for batch in rows.rest():
-        yield batch.column("payload")[0].as_py() or b""
+    encoding = _encoding_of(log, offset)
+    yield from map(
+        bytes, _pieces(log, long) if encoding is None else originals(encoding, long.size, _ranges(log, long))
+    )
+
+
+def _encoding_of(log: StoppedLog, offset: int) -> Encoding | None:
+    """How a long payload is compressed, as its record says."""
+    for located, found in walk(log, offset, offset + 1):
+        for one in found:
+            if one.offset <= offset < one.offset + one.records:
+                pack = _packs(located)[one.frame]
+                data = memoryview(log.unit(located, pack.unit))
+                table, number = table_of(data, pack.unit.records), one.skip + offset - one.offset
+                at = 4 * len(table) + sum(head & (MARK - 1) for head in table[: 2 * number : 2])
+                return parse(data[at : at + ENVELOPE_BYTES]) if table[2 * number] & MARK else None
+    return None
 
 
 def _packs(located: Located) -> list[Pack]:
@@ -181,13 +195,40 @@ def _packs(located: Located) -> list[Pack]:
     return found
 
 
-def _long(log: StoppedLog, long: Long, inline: bool) -> tuple[bytes | None, bytes]:
-    """A payload that came in pieces: its bytes where they are wanted, and its hash. One piece at a time in memory."""
-    state, pieces = xxh3_128(), []
+def _pieces(log: StoppedLog, long: Long) -> Iterator[bytes | memoryview]:
+    """A payload that came in pieces. One at a time in memory."""
     for first, size, count in long.runs:
         for index in range(first, first + count):
-            piece = log.piece(index, size)
-            state.update(piece)
-            if inline:
-                pieces.append(bytes(piece))
-    return (b"".join(pieces) if inline else None), state.digest()
+            yield log.piece(index, size)
+
+
+def _ranges(
+    log: StoppedLog, long: Long | None, body: bytes | memoryview | None = None
+) -> Callable[[int, int], bytes | memoryview]:
+    """Reads ranges of a stored payload: of `body`, or of the pieces of a long one."""
+    if long is None:
+        data = memoryview(body or b"")
+        return lambda first, end: data[first:end]
+
+    def read(first: int, end: int) -> bytes:
+        found, at = [], 0
+        for index, size, count in long.runs:
+            low = max(0, (first - at) // size)
+            for number in range(low, min(count, -(-(end - at) // size))):
+                begins = at + number * size
+                piece = log.piece(index + number, size)
+                found.append(piece[max(0, first - begins) : max(0, end - begins)])
+            at += size * count
+        return b"".join(found)
+
+    return read
+
+
+def _gathered(pieces: Iterable[bytes | bytearray | memoryview], inline: bool) -> tuple[bytes | None, bytes]:
+    """A payload's bytes where they are wanted, and its hash."""
+    state, kept = xxh3_128(), []
+    for piece in pieces:
+        state.update(piece)
+        if inline:
+            kept.append(piece)
+    return (b"".join(kept) if inline else None), state.digest()
