@@ -232,15 +232,18 @@ async def seek(system: System, times: Sequence[tuple[str, int, int]]) -> list[in
     for name, uid, stamp in times:
         try:
             member = member_of(system, name, uid)
-            found.append(_offset_at(system, member, append_log(member), stamp))
+            found.append(offset_at(system, member, append_log(member), stamp))
         except LogyardError as error:
             found.append({"code": error.code, "message": str(error), "retry": error.retry, "details": error.details})
         await trio.lowlevel.checkpoint()
     return found
 
 
-def _offset_at(system: System, member: Member, machine: AppendLog, stamp: int) -> int:
-    """Log time never goes back, so anchors are searched by halves and the way from the best one is walked."""
+def offset_at(system: System, member: Member, machine: AppendLog, stamp: int) -> int:
+    """The first offset stamped at `stamp` (ms since 1970) or later, or the log's end. Raises `Corrupt`.
+
+    Log time never goes back, so anchors are searched by halves and the way from the best one is walked.
+    """
     places = [(machine.start, machine.start_position)]
     places += ((offset, Position(index, 0)) for offset, index in machine.anchors if offset > machine.start)
 
