@@ -72,7 +72,7 @@ class Producers:
             producer = self.by_number[number] = Producer(now)
         producer.stamp = now
         insort(producer.written, (sequence, first, records))
-        del producer.written[: len(producer.written) - WINDOW]
+        del producer.written[:-WINDOW]
 
     def last(self, number: int) -> int:
         """A producer's highest sequence; 0 for one that is not known."""
