@@ -16,6 +16,8 @@ from .wire import LARGE, MARKED, UNIFORM, Buffer
 APPEND_COMMAND = b"\x01"
 APPEND_AT = struct.Struct("<BQ")
 APPEND_AT_CODE = 3
+PRODUCE = struct.Struct("<BQQ")
+PRODUCE_CODE = 5
 MANY_RECORDS = 65536
 """Records of one atomic append: they travel as one frame."""
 HEAD_BYTES_MAX = 64 << 10
@@ -28,14 +30,19 @@ def append_command(at: int | None) -> bytes:
     return APPEND_COMMAND if at is None else APPEND_AT.pack(APPEND_AT_CODE, at)
 
 
+def produce_command(producer: int, sequence: int) -> bytes:
+    """Append, unless this producer wrote that sequence before."""
+    return PRODUCE.pack(PRODUCE_CODE, producer, sequence)
+
+
 class Frame:
     """An append's frame in the making: records that share one command. `size` counts its bytes. `at`: the offset that
-    the first one must get."""
+    the first one must get; `command`: another one than append's."""
 
     __slots__ = ("table", "heads", "small", "large", "size", "marked", "command")
 
-    def __init__(self, at: int | None = None) -> None:
-        self.command = append_command(at)
+    def __init__(self, at: int | None = None, command: bytes = b"") -> None:
+        self.command = command or append_command(at)
         self.table: list[int] = []
         self.heads: list[bytes] = []
         self.small: list[Buffer] = []

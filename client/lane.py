@@ -189,9 +189,13 @@ class Lane:
         self.window.used += batch.put(head, body)
         return batch, number
 
-    def add_many(self, records: Iterable[tuple[Buffer, Buffer | None]], timeout: float, flags: int = 0) -> Batch:
-        """Put records into one frame of their own, so that they are appended together or not at all."""
+    def add_many(
+        self, records: Iterable[tuple[Buffer, Buffer | None]], timeout: float, flags: int = 0, command: bytes = b""
+    ) -> Batch:
+        """Put records into one frame of their own, so that they are appended together or not at all. `command`: another
+        one than append's."""
         batch = self._begin(timeout, flags)
+        batch.command = command or batch.command
         batch.put_many(records)
         return self._enqueue(batch)
 
