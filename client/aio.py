@@ -270,7 +270,7 @@ class Log(LogVerbs):
         await self._room()
         batch = self.lane.add_many(records, self.yard.timeout if timeout is None else timeout, flags, command)
         self.yard.kick(self.lane)
-        return offsets_of(await self._first(batch, reply_from, timeout), batch.count)
+        return offsets_of(await self._first(batch, reply_from, timeout), batch.given)
 
     async def _first(self, batch: Batch, reply_from: int | None, timeout: float | None) -> int:
         await wait_batch(batch)

@@ -151,8 +151,7 @@ class Log:
             reply = self._reply_of(ticket, reply_from, reply, self.yard.timeout if timeout is None else timeout)
         if len(reply) < wire.REPLY.size:
             raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
-        first: int = wire.REPLY.unpack_from(reply)[0]
-        return offsets_of(first, frame.count)
+        return offsets_of(*wire.REPLY.unpack_from(reply))
 
     def _zstd(self, compress: str | None, size: int = SMALLEST) -> bool:
         """Whether a payload of `size` bytes is to be compressed; asks for the log's option if need be."""
