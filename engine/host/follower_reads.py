@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import Busy, LogyardError
+from ..errors import Busy, LogyardError, NotLeader
 from ..raft.core import LEADER
 
 if TYPE_CHECKING:
@@ -82,7 +82,10 @@ class FollowerReads:
         system = self.system
         leader = member.raft.leader
         if member.raft.role == LEADER:
-            return await system.read_index(member)
+            try:
+                return await system.read_index(member)
+            except NotLeader:
+                raise Busy("a leader of the group", RETRY_S) from None
         self._next += 1
         request, answered, answer = self._next, trio.Event(), []  # type: int, trio.Event, list[Mapping[str, Any]]
         self._asked[request] = answered, answer

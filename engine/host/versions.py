@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LogyardError, Refused
+from ..errors import Busy, LogyardError, Refused
 from ..raft.core import LEADER
 from .member import HALTED, RUNNING, Member
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .system import System
 
 log = logging.getLogger(__name__)
+
+
+SAID_S = 0.2
+"""Nodes tell each other what they know within a second after they meet."""
 
 
 class UnknownVersion(Exception):
@@ -115,11 +119,15 @@ class Versions:
 
     async def require(self, member: Member, version: int) -> None:
         """Bring a group's machine to a version, if it is not there yet; on the leader. Raises `Refused` while too few
-        voters' nodes know it, `NotLeader`."""
+        voters' nodes know it, `Busy` while some that are up have not said yet, `NotLeader`."""
         if member.version >= version:
             return
         self.system.check_leader(member)
-        if min(self.supported(member), member.machine.version) < version:
+        short = self.supported(member) < version
+        voters = {*member.raft.configuration.voters, *member.raft.configuration.outgoing} & self.system.live
+        if short and any(not self.knows(node, member.spec.machine) for node in voters):
+            raise Busy("what other nodes know of machines", SAID_S)
+        if short or member.machine.version < version:
             raise Refused(
                 f"group {member.spec.name!r} needs version {version} of its machine for this, which too few of its "
                 "nodes know: update them, or try again when they are up"

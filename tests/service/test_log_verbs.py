@@ -175,7 +175,7 @@ async def test_followers_answer_within_a_bound(tmp_path: Path) -> None:
         assert len(await log.poll(0, node=follower, staleness=0)) == 11
         for bad in ({"staleness": -1.0}, {"consistency": "bounded"}, {"consistency": "leader", "staleness": 1.0}):
             with pytest.raises(errors.BadRequest):
-                await log.poll(0, **bad)  # type: ignore[arg-type]
+                await log.poll(0, **bad)
 
 
 async def test_a_tail_goes_on_where_its_cursor_is_through_changes_of_the_leader(tmp_path: Path) -> None:
