@@ -110,7 +110,10 @@ def _place(make: Callable[[], Machine]) -> list[str]:
     name, module = make.__qualname__, sys.modules[make.__module__]
     if "<" in name:
         raise ValueError(f"{name} is inside of a function: another process can't find it, put it at a module's top")
-    return [make.__module__, str(getattr(module, "__file__", None) or ""), name]
+    file = getattr(module, "__file__", None)
+    if make.__module__ == "__main__" and not file:
+        raise ValueError(f"{name} was typed in: another process can't find it, put it into a file")
+    return [make.__module__, str(file or ""), name]
 
 
 def _found(module: str, file: str, name: str) -> Callable[[], Machine]:

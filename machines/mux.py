@@ -41,8 +41,11 @@ THEN_MAX = 64
 
 
 class Then(NamedTuple):
-    """What `then` makes. Effect, of parts only: apply `command` to the part `tag` in this same index, after this command. What comes of it
-    is told by `on_then`, if the part has that; a refusal takes nothing back."""
+    """What `then` makes. Effect, of parts only: apply `command` to the part `tag` in this same index, after this one.
+
+    What comes of it is told by `on_then(context, tag, reply or Reject)`, if the part has that, which may return
+    effects; a refusal takes nothing back.
+    """
 
     tag: int
     command: bytes

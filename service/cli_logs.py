@@ -18,6 +18,7 @@ import click
 
 from .cli_output import Output, bytes_text, json_option
 from .cli_payloads import Source, append_source, complete, input_records, write_payload
+from .cli_values import since_option
 
 if TYPE_CHECKING:
     from logyard.client.records import Record
@@ -280,6 +281,9 @@ def batches(records: Iterator[tuple[bytes, Source]]) -> Iterator[list[tuple[byte
 @click.command()
 @click.argument("name")
 @click.option("--from", "start", type=click.IntRange(min=0), help="First offset (default: the log's start).")
+@click.option(
+    "--since", callback=since_option, help="Instead: from then on, as 2026-01-31T12:00 (UTC) or ms since 1970."
+)
 @click.option("--to", "stop", type=click.IntRange(min=0), help="Offset to stop before (default: the log's end).")
 @click.option("--count", type=click.IntRange(min=1), help="At most this many records.")
 @click.option("--follow", is_flag=True, help="Wait for more at the end; with --json give --count or --to too.")
@@ -296,6 +300,7 @@ def batches(records: Iterator[tuple[bytes, Source]]) -> Iterator[list[tuple[byte
 def read(
     name: str,
     start: int | None,
+    since: int | None,
     stop: int | None,
     count: int | None,
     follow: bool,
@@ -311,11 +316,13 @@ def read(
     \b
     Examples:
       logyard read orders --from 10 --count 5
-      logyard read orders --follow
+      logyard read orders --since 2026-01-31T12:00 --follow
       logyard read films --from 3 --count 1 --body-to feature.mkv
     """
     if follow and output.json_wanted and count is None and stop is None:
         raise click.UsageError("--follow --json never ends: give --count or --to")
+    if start is not None and since is not None:
+        raise click.UsageError("--from goes without --since")
     if raw and (metadata_only or output.json_wanted):
         raise click.UsageError("--raw goes with neither --metadata-only nor --json")
     if body_to is not None and (raw or metadata_only):
@@ -323,6 +330,7 @@ def read(
     shown: list[dict[str, object]] = []
     with opened(servers) as yard, ExitStack() as stack:
         log = yard.log(name)
+        start = start if since is None else log.seek(since, node=node)
         binary: BinaryIO | None = sys.stdout.buffer if raw else None
         if body_to is not None:
             binary = stack.enter_context(body_to.open("wb"))

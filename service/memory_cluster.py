@@ -232,6 +232,7 @@ async def cluster(
 ) -> AsyncIterator[MemoryCluster]:
     """`nodes` running nodes in one process, with directories below `path`. `machines`: your own kinds by name, made
     without arguments; `limits`: of `SystemConfig`."""
+    Path(path).mkdir(parents=True, exist_ok=True)
     async with trio.open_nursery() as nursery:
         found = MemoryCluster(Path(path), nodes, nursery, machines or {}, limits)
         await nursery.start(found.network.run)
