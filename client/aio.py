@@ -18,7 +18,7 @@ import trio
 
 from .admin import Call
 from .compression import SMALLEST, encode, wants
-from .errors import BadRequest, Busy, LogyardError, OutOfRange
+from .errors import BadRequest, Busy, Gone, LogyardError, OutOfRange
 from .lane import Batch, Lane
 from .link import Stream
 from .log import (
@@ -260,15 +260,17 @@ class Log(LogVerbs):
         reply_from: int | None = None,
         priority: str = "normal",
         compress: str | None = None,
+        keys: Iterable[bytes] | None = None,
         command: bytes = b"",
     ) -> range:
-        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap. `command`:
-        of a producer's append, see `producer`."""
+        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap. `keys`: one
+        for each record of a keyed log; a record without payload takes its key away. `command`: of a producer's append,
+        see `producer`."""
         flags = flags_of("consensus", priority, self.lane.exactly_once, reply_from)
         if await self._zstd(compress):
             records = [pair if (body := pair[1]) is None else encode(pair[0], body) for pair in records]
         await self._room()
-        batch = self.lane.add_many(records, self.yard.timeout if timeout is None else timeout, flags, command)
+        batch = self.lane.add_many(records, self.yard.timeout if timeout is None else timeout, flags, command, keys)
         self.yard.kick(self.lane)
         return offsets_of(await self._first(batch, reply_from, timeout), batch.given)
 
@@ -373,6 +375,8 @@ class Log(LogVerbs):
         """One record; raises `OutOfRange` when it is not there yet."""
         page = await self.poll(offset, max_records=1, node=node, bodies=bodies)
         for record in page:
+            if record.offset != offset:
+                raise Gone(f"{self.name}: the record at {offset} gave way to a newer one with its key")
             if record.left_out and record.size <= FRAME_BYTES_MAX:
                 record.fill(await self.read_body(offset, 0, record.size, node=page.node))
             return record

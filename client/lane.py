@@ -191,13 +191,18 @@ class Lane:
         return batch, number
 
     def add_many(
-        self, records: Iterable[tuple[Buffer, Buffer | None]], timeout: float, flags: int = 0, command: bytes = b""
+        self,
+        records: Iterable[tuple[Buffer, Buffer | None]],
+        timeout: float,
+        flags: int = 0,
+        command: bytes = b"",
+        keys: Iterable[bytes] | None = None,
     ) -> Batch:
         """Put records into one frame of their own, so that they are appended together or not at all. `command`: another
-        one than append's."""
+        one than append's. `keys`: of each record, for a keyed log."""
         batch = self._begin(timeout, flags)
         batch.command = command or batch.command
-        batch.put_many(records)
+        batch.put_many(records, keys)
         return self._enqueue(batch)
 
     def _begin(self, timeout: float, flags: int) -> Batch:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, overload
 from . import wire
 from .admin import Call
 from .compression import SMALLEST, encode, wants
-from .errors import LogyardError, OutOfRange
+from .errors import Gone, LogyardError, OutOfRange
 from .frame import Frame
 from .log import (
     POLL_BYTES,
@@ -135,17 +135,18 @@ class Log:
         priority: str = "normal",
         compress: str | None = None,
         at: int | None = None,
+        keys: Iterable[bytes] | None = None,
         command: bytes = b"",
     ) -> range:
-        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap. `command`:
-        of a producer's append, see `producer`.
+        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap. `keys` and
+        `command` as in `aio.Log.append_many`.
 
         `at`: only if the first one gets this offset; else nothing is appended, and `OutOfRange` says where the log
         ends. For logs that were created with a `start`; others raise `BadRequest`.
         """
         flags = flags_of("consensus", priority, self.yard.exactly_once, reply_from)
         frame = Frame(at, command)
-        frame.put_many(self._encoded(records, compress))
+        frame.put_many(self._encoded(records, compress), keys)
         reply, ticket = self.yard.append(self.name, frame, timeout, flags)
         if reply_from is not None and ticket is not None:
             reply = self._reply_of(ticket, reply_from, reply, self.yard.timeout if timeout is None else timeout)
@@ -292,6 +293,8 @@ class Log:
         """One record; raises `OutOfRange` when it is not there yet."""
         page = self.poll(offset, max_records=1, node=node, bodies=bodies)
         for record in page:
+            if record.offset != offset:
+                raise Gone(f"{self.name}: the record at {offset} gave way to a newer one with its key")
             return self._filled(record, page.node)
         raise OutOfRange(f"{self.name}: offset {offset} is not in {page.start}..{page.end}")
 

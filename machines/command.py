@@ -17,6 +17,9 @@ TRUNCATE = 2
 APPEND_AT = 3
 RETAIN = 4
 PRODUCE = 5
+KEYED = 6
+KEYED_REMOVAL = 7
+"""The rest of these two is the key; one command a record."""
 APPEND_REPLY = struct.Struct("<QI")
 """First offset, records."""
 APPEND_AT_COMMAND = struct.Struct("<BQ")

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
 import msgpack
 
@@ -45,35 +44,13 @@ from .command import (
     is_append,
     produced_by,
 )
+from .keyed import KEYS_MAX, Keys, keys_of
 from .producers import Producers
 from .retention import AGE_MS_MIN, TIMER, Policy, Retention
+from .slices import Long, payload_of, runs_of
 
 ANCHOR_ENTRIES = 1024
 ANCHOR_BYTES = 256 * 1024
-
-
-class Slice(NamedTuple):
-    """A run of records inside one frame: `ordinal` is the first one's number in its entry, `skip` its number in the
-    frame."""
-
-    offset: int
-    frame: int
-    ordinal: int
-    skip: int
-    records: int
-
-
-class Long(NamedTuple):
-    """The payload of one record that came in pieces: `size` in bytes; `runs` of pieces in the order of their bytes, as
-    (index of the first, bytes of each, pieces): one an entry, at ordinal 0."""
-
-    size: int
-    runs: tuple[tuple[int, int, int], ...]
-
-    @property
-    def first(self) -> int:
-        """The lowest index of a piece."""
-        return min(index for index, _, _ in self.runs)
 
 
 class AppendLog:
@@ -86,15 +63,17 @@ class AppendLog:
 
     __slots__ = (
         "start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index", "holes",
-        "long", "placed", "retention", "producers", "_ahead", "_behind",
+        "long", "placed", "keys", "retention", "producers", "_ahead", "_behind",
     )  # fmt: skip
     version = 2
     upgrade_on_demand = True
     exclusive = True
     """Its truncations release ranges: payloads of another machine in its group would go with them."""
 
-    def __init__(self, start: int | None = None) -> None:
+    def __init__(self, start: int | None = None, keyed: bool = False) -> None:
         self.placed = start is not None
+        # Of a keyed log (part of its definition, as the start is): which records live.
+        self.keys = Keys() if keyed else None
         self.start = start or 0
         self.end = self.start
         self.start_position = Position(0, 0)
@@ -125,7 +104,7 @@ class AppendLog:
         size = long = 0
         first = self.end
         for frame in frames:
-            if frame.commands != APPEND:
+            if frame.commands != APPEND or self.keys is not None:
                 reply = self._other(context, frame, frames, effects)
                 if reply is not None:
                     replies.append(reply)
@@ -141,6 +120,9 @@ class AppendLog:
                 self._hole(context, ordinal, records)
         if self.end != first:
             self._anchor(context, first, size, long)
+        if self.keys is not None and self.keys.removals:
+            for dead in self.keys.outlived(context.timestamp, self.end - 1):
+                self._died(*dead, effects)
         self.last_index = context.index
         if self.retention is not None and self.retention.policy:
             self._trim(context, frames, effects)
@@ -207,7 +189,7 @@ class AppendLog:
 
     def _keep(self, offset: int, frame: Frame) -> None:
         """A record whose payload came in pieces. It gets an anchor of its own: the way to it leads past all of them."""
-        self.long[offset] = found = Long(frame.extent, _runs(frame.pieces))
+        self.long[offset] = found = Long(frame.extent, runs_of(frame.pieces))
         heapq.heappush(self._ahead, (found.first, offset))
         self.bytes_since = max(self.bytes_since, ANCHOR_BYTES)
 
@@ -217,6 +199,8 @@ class AppendLog:
             return
         self._cut(offset, position, frames, effects)
         self.start, self.start_position = offset, position
+        if self.keys is not None:
+            self.keys.cut(offset)
         passed = max(0, bisect_right(self.anchors, (offset, position.index)) - 1)
         del self.anchors[:passed]
         if self.retention is not None:
@@ -227,7 +211,9 @@ class AppendLog:
         """Release what lies before `position`, but for pieces of records that stay; and pieces of records that go,
         although they lie before the old start."""
         while self._ahead and self._ahead[0][0] < position.index:
-            self._behind.add(heapq.heappop(self._ahead)[1])
+            at = heapq.heappop(self._ahead)[1]
+            if at in self.long:
+                self._behind.add(at)
         kept: list[tuple[int, int, int]] = []
         for at in sorted(self._behind):
             if at < offset:
@@ -239,7 +225,7 @@ class AppendLog:
                 kept += self.long[at].runs
         for frame in frames:
             # A record of this very entry that was not reached yet.
-            kept += _runs(frame.pieces)
+            kept += runs_of(frame.pieces)
         for at in list(takewhile(lambda at: at < offset, self.long)):
             del self.long[at]
         first = self.start_position
@@ -258,20 +244,27 @@ class AppendLog:
         """The answer to a frame that is no plain append; None for one whose records get the next offsets."""
         command = frame.commands
         reply: bytes | Reject | None
-        if self.placed and (expected := expected_offset(command)) is not None:
+        if self.keys is not None and (named := keys_of(frame)) is not None:
+            if self.keys.has_room(key for key, _ in named):
+                self._put(context, frame, named, effects)
+                return None
+            reply = Reject("too_many_keys", f"a keyed log has {KEYS_MAX} keys at most")
+        elif self.keys is not None and is_append(command):
+            reply = Reject("bad_request", "each record of this log needs a key, and it has no producers")
+        elif self.placed and (expected := expected_offset(command)) is not None:
             if expected == self.end:
                 return None
             reply = Reject("out_of_range", f"can't append at {expected}: the log ends at {self.end}")
         elif not frame.uniform or not command or (frame.pieces and not is_append(command)):
             reply = _unknown()
-        elif self.producers is not None and (named := produced_by(command)) is not None:
-            reply = self.producers.known(*named, context.timestamp)
+        elif self.producers is not None and (producer := produced_by(command)) is not None:
+            reply = self.producers.known(*producer, context.timestamp)
             if reply is None:
-                self.producers.keep(*named, self.end, frame.records, context.timestamp)
+                self.producers.keep(*producer, self.end, frame.records, context.timestamp)
                 return None
             if not isinstance(reply, Reject):
                 # It is in the log already: these bytes are nobody's. (Those of refused frames the engine releases.)
-                effects += _payload_of(context, frame)
+                effects += payload_of(context, frame)
                 self._hole(context, frame.first, frame.records)
         elif self.retention is not None and len(command) == RETAIN_COMMAND.size and command[0] == RETAIN:
             reply = self._retain(Policy(*RETAIN_COMMAND.unpack(command)[1:]), effects)
@@ -283,6 +276,25 @@ class AppendLog:
         if isinstance(reply, Reject):
             self._hole(context, frame.first, frame.records)
         return reply
+
+    def _put(
+        self, context: Context, frame: Frame, named: Sequence[tuple[bytes, bool]], effects: list[Effect]
+    ) -> None:  # fmt: skip
+        """The records of a keyed append take the places of those with the same keys."""
+        assert self.keys is not None
+        for number, (key, removed) in enumerate(named):
+            position = Position(context.index, frame.first + number)
+            old = self.keys.put(key, self.end + number, position, context.timestamp if removed else None)
+            if old is not None:
+                self._died(*old, effects)
+
+    def _died(self, offset: int, position: Position, effects: list[Effect]) -> None:
+        """A keyed record's payload is nobody's."""
+        effects.append(Release(position, Position(position.index, position.ordinal + 1)))
+        long = self.long.pop(offset, None)
+        if long is not None:
+            self._behind.discard(offset)
+            effects += (Release(Position(first, 0), Position(first + count, 0)) for first, _, count in long.runs)
 
     def _truncate(
         self, at: int, offset: int, position: Position, frames: Sequence[Frame], effects: list[Effect]
@@ -316,6 +328,8 @@ class AppendLog:
         more: tuple[object, ...] = ()
         if self.retention is not None and self.producers is not None:
             more = (self.retention.pack(), self.producers.pack())
+        if self.keys is not None:
+            more = (*(more or (None, None)), self.keys.pack())
         return {"log": msgpack.packb((*state, self.last_index, self.holes, list(self.long.items()), *more))}
 
     def restore(self, sections: Sections) -> None:
@@ -328,8 +342,9 @@ class AppendLog:
         self.holes = [(index, ordinal, records) for index, ordinal, records in rest[0]] if rest else []
         self.long = {at: Long(total, tuple(map(tuple, runs))) for at, (total, runs) in rest[1]} if rest[1:] else {}
         # And one of version 1 has neither of these.
-        self.retention = Retention.unpack(rest[2]) if rest[2:] else None
-        self.producers = Producers.unpack(rest[3]) if rest[3:] else None
+        self.retention = Retention.unpack(rest[2]) if rest[2:] and rest[2] is not None else None
+        self.producers = Producers.unpack(rest[3]) if rest[3:] and rest[3] is not None else None
+        self.keys = Keys.unpack(rest[4]) if rest[4:] else None
         behind = position[0]
         self._behind = {at for at, one in self.long.items() if one.first < behind}
         self._ahead = [(one.first, at) for at, one in self.long.items() if at not in self._behind]
@@ -337,6 +352,12 @@ class AppendLog:
 
     def live_refs(self) -> Iterator[PayloadRange]:
         """Everything from the start on. (A truncation's own empty pack counts as live until the start passes it.)"""
+        if self.keys is not None:
+            yield from self.keys.live_refs()
+            for one in self.long.values():
+                for piece, _, count in one.runs:
+                    yield PayloadRange(Position(piece, 0), Position(piece + count, 0))
+            return
         first, end = self.start_position, Position(self.last_index + 1, 0)
         for index, ordinal, records in self.holes:
             if Position(index, ordinal) > first:
@@ -397,44 +418,5 @@ def _unknown() -> Reject:
     return Reject("bad_request", "the append log knows append and truncate, in version 2 producers and retention")
 
 
-def _payload_of(context: Context, frame: Frame) -> Iterator[Release]:
-    """What a frame brought, dead at its own index."""
-    if frame.records == context.records:
-        yield Release(Position(context.index, 0), Position(context.index + 1, 0))
-    else:
-        yield Release(Position(context.index, frame.first), Position(context.index, frame.first + frame.records))
-    for first, _, count in _runs(frame.pieces):
-        yield Release(Position(first, 0), Position(first + count, 0))
-
-
-def _runs(pieces: Sequence[PayloadRef]) -> tuple[tuple[int, int, int], ...]:
-    """Pieces in entries that follow one another, of one size, as runs."""
-    found: list[tuple[int, int, int]] = []
-    for piece in pieces:
-        first, size, count = found[-1] if found else (0, 0, 0)
-        if count and piece.index == first + count and piece.size == size:
-            found[-1] = (first, size, count + 1)
-        else:
-            found.append((piece.index, piece.size, 1))
-    return tuple(found)
-
-
 def _offset(anchor: tuple[int, int]) -> int:
     return anchor[0]
-
-
-def slices(
-    frames: Iterable[Frame], offset: int, ordinal_from: int = 0, holes: Collection[int] = ()
-) -> tuple[list[Slice], int]:
-    """The append records of one entry from ordinal `ordinal_from` on, the first of which has `offset`; and the offset
-    after them. `holes` are the first ordinals of frames that were not applied."""
-    found: list[Slice] = []
-    ordinal = 0
-    for number, frame in enumerate(frames):
-        skip = max(0, ordinal_from - ordinal)
-        command = frame.commands
-        if is_append(command) and skip < frame.records and ordinal not in holes:
-            found.append(Slice(offset, number, ordinal + skip, skip, frame.records - skip))
-            offset += frame.records - skip
-        ordinal += frame.records
-    return found, offset

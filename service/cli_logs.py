@@ -124,12 +124,14 @@ def opened(servers: Sequence[str]) -> Iterator[Yard]:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--members", callback=members_option, help="Nodes that hold it, as 1,2,3 (default: all).")
 @click.option("--compress", type=click.Choice(["zstd", "none"]), default="none", help="What appends do by default.")
+@click.option("--compact", type=click.Choice(["key", "none"]), default="none", help="Keep each key's newest record.")
 @servers_option
 @json_option
 def create(
-    names: tuple[str, ...], members: list[int] | None, compress: str, servers: list[str], output: Output
+    names: tuple[str, ...], members: list[int] | None, compress: str, compact: str, servers: list[str], output: Output
 ) -> None:
-    """Create append logs. With --compress zstd their payloads are stored compressed where that makes them smaller.
+    """Create append logs. With --compress zstd their payloads are stored compressed where that makes them smaller; with
+    --compact key every record has a key, and takes the place of the one before it with the same.
 
     \b
     Example:
@@ -137,6 +139,7 @@ def create(
       logyard create pages --compress zstd
     """
     options = {} if compress == "none" else {"compress": compress}
+    options |= {} if compact == "none" else {"compact": compact}
     with opened(servers) as yard:
         yard.create_many(names, members=members, **options)
     output.result({"ok": True, "created": list(names)}, f"created {', '.join(names)}")
@@ -213,6 +216,7 @@ def delete(names: tuple[str, ...], yes: bool, force_on: int | None, servers: lis
     help="As FILES: a file is one record of up to 4 GiB, streamed in pieces.",
 )
 @click.option("--compress", type=click.Choice(["zstd", "none"]), help="Instead of what the log's option says.")
+@click.option("--key", help="Key of every record, for a log that was created with --compact key.")
 @servers_option
 @json_option
 def append(
@@ -222,6 +226,7 @@ def append(
     whole: bool,
     more: tuple[Path, ...],
     compress: str | None,
+    key: str | None,
     servers: list[str],
     output: Output,
 ) -> None:
@@ -240,12 +245,15 @@ def append(
         for batch in batches(input_records((*files, *more), metadata, whole)):
             head, payload = batch[0]
             if not isinstance(payload, bytes):
+                if key is not None:
+                    raise click.UsageError("a record with --key has up to 1 MiB: it is not streamed")
                 offset, size = append_source(log, head, payload, compress)
                 offsets.append(offset)
                 payload_bytes += size
                 continue
             whole_ones = [(head, payload) for head, payload in batch if isinstance(payload, bytes)]
-            offsets.extend(log.append_many(whole_ones, compress=compress))
+            keys = None if key is None else [key.encode()] * len(whole_ones)
+            offsets.extend(log.append_many(whole_ones, compress=compress, keys=keys))
             payload_bytes += sum(len(payload) for _, payload in whole_ones)
     fields: dict[str, object] = {"ok": True, "log": name, "records": len(offsets), "payload_bytes": payload_bytes}
     if offsets:

@@ -57,13 +57,15 @@ class EmbeddedLog:
         *,
         compress: str | None = None,
         timeout: float | None = None,
+        keys: Iterable[bytes] | None = None,
         command: bytes = b"",
     ) -> range:
-        """Append records atomically: all of them, with consecutive offsets, or none. `command`: of a producer's append,
-        see `producer`."""
+        """Append records atomically: all of them, with consecutive offsets, or none. `keys`: one for each record of a
+        keyed log; a record without payload takes its key away. `command`: of a producer's append, see `producer`."""
         frame = Frame(command=command)
         zstd = wants(compress, self._member.spec.arguments.get("compress") == "zstd")
-        frame.put_many(encode(head, body) if zstd and body is not None else (head, body) for head, body in records)
+        found = (encode(head, body) if zstd and body is not None else (head, body) for head, body in records)
+        frame.put_many(found, keys)
         with trio.fail_after(math.inf if timeout is None else timeout):
             first, count = APPEND_REPLY.unpack(await self._node.commit(self._member, frame.encode()))
         return offsets_of(first, count)
@@ -94,6 +96,8 @@ class EmbeddedLog:
         """One record. Raises `OutOfRange`."""
         page = await self.poll(offset, max_records=1)
         for record in page:
+            if record.offset != offset:
+                raise Gone(f"log {self.name!r}: the record at {offset} gave way to a newer one with its key")
             return record
         raise Gone(f"log {self.name!r} has no record {offset} yet; it ends at {page.end}")
 
@@ -203,7 +207,7 @@ class EmbeddedSystem:
         if kind is None:
             raise LogyardError(f"{type(machine).__name__} is not a machine that logyard knows by name")
         await self.node.create_groups(
-            [{"name": name, "members": [self.node.node_id], "machine": kind, "arguments": {}}]
+            [{"name": name, "members": [self.node.node_id], "machine": kind, "arguments": _arguments(machine)}]
         )
         member = self.node.system.member(name)
         with trio.fail_after(10):
@@ -231,6 +235,11 @@ class EmbeddedSystem:
     def status(self) -> dict[str, Any]:
         """Counters and sizes."""
         return self.node.status()
+
+
+def _arguments(machine: Machine) -> dict[str, Any]:
+    """What defines an append log beside its kind."""
+    return {"compact": "key"} if isinstance(machine, AppendLog) and machine.keys is not None else {}
 
 
 @asynccontextmanager

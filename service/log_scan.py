@@ -22,7 +22,8 @@ from logyard.engine.host.member import RUNNING, Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
 from logyard.engine.types import Buffer
-from logyard.machines.log import ANCHOR_BYTES, AppendLog, Long, Slice
+from logyard.machines.log import ANCHOR_BYTES, AppendLog
+from logyard.machines.slices import Long, Slice
 from logyard.payloads.reference import Position
 
 from .log_reader import Walk, append_log, long_parts, packs_of
@@ -107,6 +108,8 @@ class Scanning:
             at: tuple[int, Position] | None = None
             while True:
                 machine = append_log(member)
+                if machine.keys is not None:
+                    raise Refused(f"log {name!r} is keyed, which scans can't read yet: read it with the client")
                 start, stop = machine.start, machine.end
                 if not start <= offset <= stop:
                     why = f"log {name!r}: offset {offset} is outside of {start}..{stop}"

@@ -17,7 +17,7 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.entry import FRAME_BYTES
+from logyard.engine.entry import FRAME_BYTES, UNIFORM
 from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, NotLeader, Refused
 from logyard.engine.host import halt
 from logyard.engine.host.answer import Answer
@@ -70,7 +70,7 @@ class Node(LogVerbs):
         self, uid: int, frame: memoryview, sink: Sink, request: int, *, early: bool = False, low: bool = False
     ) -> None:
         """Queue a client frame. Raises typed errors; see `System.submit`."""
-        if len(frame) > FRAME_BYTES and frame[FRAME_BYTES] == TRUNCATE:
+        if len(frame) > FRAME_BYTES and frame[FRAME_BYTES] == TRUNCATE and frame[1] & UNIFORM:
             # Its position must be the offset's; a wrong one would serve wrong records for good.
             raise BadRequest("a truncation is a call of its own: the server finds its position")
         self.system.submit(uid, frame, sink, request, early=early, low=low)

@@ -88,7 +88,12 @@ def test_a_log_keeps_what_it_is_told_and_is_read_from_a_time_on(ask: Callable[..
     ):
         assert ask(*words, code=2)["error"]["code"]
     assert ask("read", "kept", "--since", "1", "--from", "1", code=2)["error"]["code"]
-    ask("delete", "kept", "--yes")
+    ask("create", "profiles", "--compact", "key")
+    for text in ("one", "two"):
+        ask("append", "profiles", "--key", "ann", text=text)
+    assert [record["payload"] for record in ask("read", "profiles")["records"]] == ["two"]
+    assert "needs a key" in ask("append", "profiles", text="x", code=2)["error"]["message"]
+    ask("delete", "kept", "profiles", "--yes")
 
 
 def test_a_log_lives_through_its_verbs(ask: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
