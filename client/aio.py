@@ -16,9 +16,9 @@ from typing import BinaryIO, Literal, overload
 
 import trio
 
-from .admin import Call, T
+from .admin import Call
 from .compression import SMALLEST, encode, wants
-from .errors import BadRequest, Busy, LogyardError, OutOfRange
+from .errors import BadRequest, Busy, Gone, LogyardError, OutOfRange
 from .lane import Batch, Lane
 from .link import Stream
 from .log import (
@@ -26,17 +26,14 @@ from .log import (
     POLL_RECORDS,
     POLL_WAIT_S,
     SESSION_TTL_S,
-    Bounds,
     Place,
-    applied_call,
     body_steps,
     flags_of,
-    latest_call,
+    offsets_of,
     poll_call,
-    query_call,
     reply_call,
-    truncate_call,
 )
+from .log_verbs import LogVerbs
 from .messages import Session, open_session
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
 from .pending import PendingAppend, wait_batch
@@ -163,10 +160,10 @@ class Yard(Network):
             await self.freed()
 
 
-class Log:
-    """One append log."""
+class Log(LogVerbs):
+    """One append log; more of its verbs are in `log_verbs`."""
 
-    __slots__ = ("yard", "name", "lane")
+    __slots__ = ("lane",)
 
     def __init__(self, yard: Yard, name: str) -> None:
         self.yard = yard
@@ -263,16 +260,19 @@ class Log:
         reply_from: int | None = None,
         priority: str = "normal",
         compress: str | None = None,
+        keys: Iterable[bytes] | None = None,
+        command: bytes = b"",
     ) -> range:
-        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap."""
+        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap. `keys`: one
+        for each record of a keyed log; a record without payload takes its key away. `command`: of a producer's append,
+        see `producer`."""
         flags = flags_of("consensus", priority, self.lane.exactly_once, reply_from)
         if await self._zstd(compress):
             records = [pair if (body := pair[1]) is None else encode(pair[0], body) for pair in records]
         await self._room()
-        batch = self.lane.add_many(records, self.yard.timeout if timeout is None else timeout, flags)
+        batch = self.lane.add_many(records, self.yard.timeout if timeout is None else timeout, flags, command, keys)
         self.yard.kick(self.lane)
-        first = await self._first(batch, reply_from, timeout)
-        return range(first, first + batch.count)
+        return offsets_of(await self._first(batch, reply_from, timeout), batch.given)
 
     async def _first(self, batch: Batch, reply_from: int | None, timeout: float | None) -> int:
         await wait_batch(batch)
@@ -315,30 +315,6 @@ class Log:
             yard.kick(lane)
         return PendingAppend(batch, position)
 
-    async def wait_applied(
-        self, index: int, *, term: int = 0, node: int | None = None, timeout: float | None = None
-    ) -> int:
-        """Until the leader, or member `node`, has applied `index`; returns what it has applied. With the `term` of a
-        `Place` raises `Refused` when that entry was overwritten, `Gone` when nobody can tell any more."""
-        wait = self.yard.timeout if timeout is None else timeout
-        return await self.yard.run(applied_call(self.name, index, term, node, wait), wait)
-
-    async def query(
-        self,
-        request: bytes,
-        *,
-        node: int | None = None,
-        consistency: str | None = None,
-        index: int = 0,
-        timeout: float | None = None,
-    ) -> bytes:
-        """Ask the machine's `query`. `node` and `consistency` as in `poll`; `index`: not before it is applied there."""
-        return await self.yard.run(query_call(self.name, request, node, consistency, index), timeout)
-
-    async def truncate(self, before: int, *, timeout: float | None = None) -> int:
-        """Remove all records below offset `before`; returns the log's first offset afterwards."""
-        return await self.yard.run(truncate_call(self.name, before), timeout)
-
     async def poll(
         self,
         offset: int,
@@ -349,22 +325,28 @@ class Log:
         node: int | None = None,
         bodies: bool = True,
         consistency: str | None = None,
+        staleness: float | None = None,
+        since: int | None = None,
         timeout: float | None = None,
     ) -> Page:
         """Records from `offset` on (-1: those still to come), at least one if there is one.
 
         `wait` (seconds): how long to wait for a first record. `node`: that member answers itself, whatever its role;
         `page.node` names who answered. `consistency`: ``local``, ``leader`` (default without `node`) or
-        ``linearizable``. Raises `OutOfRange` or `Gone` for an offset that is not there, `GroupStopped`, `Corrupt`.
+        ``linearizable``. `staleness` (seconds, with `node`): only once that member has applied everything that was
+        committed so long ago. `since` (ms since 1970): not from `offset` but from the first record stamped then or
+        later. Raises `OutOfRange` or `Gone` for an offset that is not there, `GroupStopped`, `Corrupt`.
         """
         deadline = trio.current_time() + wait
         while True:
             left = deadline - trio.current_time()
-            call = poll_call(self.name, offset, max_records, max_bytes, max(0.0, left), node, bodies, consistency)
+            call = poll_call(
+                self.name, offset, max_records, max_bytes, max(0.0, left), node, bodies, consistency, staleness, since
+            )
             page = await self.yard.run(call, timeout)
             if len(page) or left <= POLL_WAIT_S:
                 return page
-            offset = page.next
+            offset, since = page.next, None
 
     async def records(
         self,
@@ -393,6 +375,8 @@ class Log:
         """One record; raises `OutOfRange` when it is not there yet."""
         page = await self.poll(offset, max_records=1, node=node, bodies=bodies)
         for record in page:
+            if record.offset != offset:
+                raise Gone(f"{self.name}: the record at {offset} gave way to a newer one with its key")
             if record.left_out and record.size <= FRAME_BYTES_MAX:
                 record.fill(await self.read_body(offset, 0, record.size, node=page.node))
             return record
@@ -419,22 +403,6 @@ class Log:
             else:
                 yield bytes(step)
                 step = next(steps, None)
-
-    async def latest(self, *, node: int | None = None, consistency: str | None = None) -> Bounds:
-        """The log's bounds: (start, end), the first offset and the next free one."""
-        return await self.yard.run(latest_call(self.name, node, consistency))
-
-    async def describe(self, node: int | None = None) -> dict[str, object]:
-        """Everything about the group, as its leader (or member `node`) sees it."""
-        return await self.yard.describe(self.name, node)
-
-    async def snapshot(self, node: int | None = None) -> dict[int, object]:
-        """Snapshot this log on one member or on every node."""
-        return await self.yard.snapshot([self.name], node)
-
-    async def run(self, call: Call[T], timeout: float | None = None) -> T:
-        """Any call about this log."""
-        return await self.yard.run(call, timeout)
 
     async def _zstd(self, compress: str | None) -> bool:
         """Whether payloads are to be compressed; asks for the log's option if need be."""

@@ -16,9 +16,12 @@ from .wire import LARGE, MARKED, UNIFORM, Buffer
 APPEND_COMMAND = b"\x01"
 APPEND_AT = struct.Struct("<BQ")
 APPEND_AT_CODE = 3
+PRODUCE = struct.Struct("<BQQ")
+PRODUCE_CODE = 5
 MANY_RECORDS = 65536
 """Records of one atomic append: they travel as one frame."""
 HEAD_BYTES_MAX = 64 << 10
+KEY_BYTES_MAX = 1024
 RECORD_OVERHEAD = 8
 """A record's share of the table."""
 
@@ -28,14 +31,25 @@ def append_command(at: int | None) -> bytes:
     return APPEND_COMMAND if at is None else APPEND_AT.pack(APPEND_AT_CODE, at)
 
 
+def produce_command(producer: int, sequence: int) -> bytes:
+    """Append, unless this producer wrote that sequence before."""
+    return PRODUCE.pack(PRODUCE_CODE, producer, sequence)
+
+
+KEYED = b"\x06"
+KEYED_REMOVAL = b"\x07"
+
+
 class Frame:
     """An append's frame in the making: records that share one command. `size` counts its bytes. `at`: the offset that
-    the first one must get."""
+    the first one must get; `command`: another one than append's. `commands`: one of
+    each record instead, where it has a key."""
 
-    __slots__ = ("table", "heads", "small", "large", "size", "marked", "command")
+    __slots__ = ("table", "heads", "small", "large", "size", "marked", "command", "commands")
 
-    def __init__(self, at: int | None = None) -> None:
-        self.command = append_command(at)
+    def __init__(self, at: int | None = None, command: bytes = b"") -> None:
+        self.command = command or append_command(at)
+        self.commands: list[bytes] | None = None
         self.table: list[int] = []
         self.heads: list[bytes] = []
         self.small: list[Buffer] = []
@@ -82,10 +96,21 @@ class Frame:
         self.size += cost
         return cost
 
-    def put_many(self, records: Iterable[tuple[Buffer, Buffer | None]]) -> None:
-        """Add records that are appended together or not at all; raises `BadRequest` when they are too many for that."""
-        for head, body in records:
-            self.put(head, body)
+    def put_many(
+        self, records: Iterable[tuple[Buffer, Buffer | None]], keys: Iterable[bytes] | None = None
+    ) -> None:  # fmt: skip
+        """Add records that are appended together or not at all; raises `BadRequest` when they are too many for that.
+        `keys`: of each, for a keyed log."""
+        if keys is None:
+            for head, body in records:
+                self.put(head, body)
+        else:
+            self.commands = []
+            for (head, body), key in zip(records, keys, strict=True):
+                if not 0 < len(key) <= KEY_BYTES_MAX:
+                    raise BadRequest(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
+                self.put(head, body)
+                self.commands.append((KEYED_REMOVAL if body is None else KEYED) + key)
         if not 0 < self.count <= MANY_RECORDS or self.size > wire.RECORD_BYTES_MAX + HEAD_BYTES_MAX:
             raise BadRequest(
                 f"an append takes 1 to {MANY_RECORDS} records of together {wire.RECORD_BYTES_MAX} bytes at most,"
@@ -94,7 +119,11 @@ class Frame:
 
     def encode(self, session: int = 0, sequence: int = 0) -> list[Buffer]:
         """The frame's buffers."""
+        region, flags = self.command, UNIFORM
+        if self.commands is not None:
+            lengths = struct.pack(f"<{len(self.commands)}I", *map(len, self.commands))
+            region, flags = b"".join((lengths, *self.commands)), 0
         return wire.encode_parts(
-            self.table, self.heads, self.small, self.large, self.command,
-            flags=UNIFORM | MARKED if self.marked else UNIFORM, session=session, sequence=sequence,
+            self.table, self.heads, self.small, self.large, region,
+            flags=flags | MARKED if self.marked else flags, session=session, sequence=sequence,
         )  # fmt: skip

@@ -33,13 +33,13 @@ GRACE_S = 0.25
 class Batch(Frame):
     """A frame on its way through a lane: one object for all its records.
 
-    `first` is the offset of the first record once `done` without `error`. `callbacks` are called once, when done.
-    `signal` is a slot for the face's own event. `flags` are those of the APPEND; `place` is (index, term) when it is
-    answered before it is committed. `numbers` is the session in which it has its `sequence`.
+    `first` is the offset of the first record once `done` without `error`, `given` how many got one. `callbacks` are
+    called once, when done. `signal` is a slot for the face's own event. `flags` are those of the APPEND; `place` is
+    (index, term) when it is answered before it is committed. `numbers` is the session in which it has its `sequence`.
     """
 
     __slots__ = (
-        "lane", "serial", "deadline", "frame", "first", "error", "done", "ambiguous", "trouble", "callbacks",
+        "lane", "serial", "deadline", "frame", "first", "given", "error", "done", "ambiguous", "trouble", "callbacks",
         "signal", "flags", "place", "numbers", "sequence",
     )  # fmt: skip
 
@@ -54,6 +54,7 @@ class Batch(Frame):
         self.sequence = 0
         self.frame: list[Buffer] | None = None
         self.first = -1
+        self.given = 0
         self.error: LogyardError | None = None
         self.done = False
         self.ambiguous = False
@@ -189,10 +190,19 @@ class Lane:
         self.window.used += batch.put(head, body)
         return batch, number
 
-    def add_many(self, records: Iterable[tuple[Buffer, Buffer | None]], timeout: float, flags: int = 0) -> Batch:
-        """Put records into one frame of their own, so that they are appended together or not at all."""
+    def add_many(
+        self,
+        records: Iterable[tuple[Buffer, Buffer | None]],
+        timeout: float,
+        flags: int = 0,
+        command: bytes = b"",
+        keys: Iterable[bytes] | None = None,
+    ) -> Batch:
+        """Put records into one frame of their own, so that they are appended together or not at all. `command`: another
+        one than append's. `keys`: of each record, for a keyed log."""
         batch = self._begin(timeout, flags)
-        batch.put_many(records)
+        batch.command = command or batch.command
+        batch.put_many(records, keys)
         return self._enqueue(batch)
 
     def _begin(self, timeout: float, flags: int) -> Batch:
@@ -265,7 +275,7 @@ class Lane:
             elif len(data) < wire.REPLY.size:
                 self._finish(batch, LogyardError(f"{self.name}: the machine's answer is not an append log's"))
             else:
-                batch.first = wire.REPLY.unpack_from(data)[0]
+                batch.first, batch.given = wire.REPLY.unpack_from(data)
                 self._finish(batch, None)
         else:
             self._refused(batch, error)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .admin import Call, plain
 from .compression import Encoding, parse, ranges_of
-from .errors import BadRequest, LogyardError, OutOfRange
+from .errors import BadRequest, LogyardError, OutOfRange, error_of
 from .records import BlockError, Page
 from .wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE, Buffer
 
@@ -23,7 +23,9 @@ BODY_BYTES = 8 << 20
 """A body is read in ranges of at most this many bytes."""
 LATEST = -1
 """As an offset: behind the last record."""
-CONSISTENCY = ("local", "leader", "linearizable")
+NO_OFFSET = (1 << 64) - 1
+"""As a reply's first offset: a producer's records that are in the log since long ago."""
+CONSISTENCY = ("local", "leader", "linearizable", "bounded")
 
 
 SESSION_TTL_S = 60.0
@@ -55,13 +57,23 @@ class Bounds(NamedTuple):
     end: int
 
 
-def consistency_of(node: int | None, consistency: str | None) -> str:
-    """The consistency of a read: what was asked for, else ``local`` from a chosen member and ``leader`` otherwise."""
-    if consistency is None:
+def offsets_of(first: int, count: int) -> range:
+    """The offsets that an append's reply names; empty for `NO_OFFSET`."""
+    return range(0) if first == NO_OFFSET else range(first, first + count)
+
+
+def consistency_of(node: int | None, consistency: str | None, staleness: float | None = None) -> str:
+    """The consistency of a read: what was asked for, else ``local`` from a chosen member and ``leader`` otherwise.
+    ``bounded`` goes with a `staleness` in seconds, and only with that."""
+    if consistency is None and staleness is None:
         return "leader" if node is None else "local"
-    if consistency not in CONSISTENCY:
-        raise BadRequest(f"a consistency is one of {', '.join(CONSISTENCY)}, not {consistency!r}")
-    return consistency
+    found = "bounded" if consistency is None else consistency
+    if found not in CONSISTENCY or (found == "bounded") != (staleness is not None) or (staleness or 0) < 0:
+        raise BadRequest(
+            f"a consistency is one of {', '.join(CONSISTENCY)}, bounded with a staleness in seconds, not "
+            f"{consistency!r} with {staleness!r}"
+        )
+    return found
 
 
 def read_call(method: str, name: str, node: int | None, arguments: dict[str, object], decode: Any) -> Call[Any]:
@@ -79,15 +91,20 @@ def poll_call(
     node: int | None,
     bodies: bool,
     consistency: str | None,
+    staleness: float | None = None,
+    since: int | None = None,
+    uid: int = 0,
 ) -> Call[Page]:
-    """One poll: records from `offset` on (-1: behind the last), at least one if any, bounded by both limits."""
+    """One poll: records from `offset` on (-1: behind the last), at least one if any, bounded by both limits. `since`
+    (ms since 1970): instead from the first one stamped then or later. `uid`: of the log of that name with this uid."""
     if offset < LATEST or max_records < 0 or max_bytes < 0 or wait < 0:
         raise BadRequest("offsets, limits and waits are not negative (an offset of -1 is behind the last record)")
 
     def decode(value: Any) -> Page:
         header, data = value
         try:
-            return Page(data, header["start"], header["end"], header["node"], offset, max_records)
+            asked = offset if since is None else header["offset"]
+            return Page(data, header["start"], header["end"], header["node"], asked, max_records)
         except (BlockError, KeyError, TypeError) as error:
             raise LogyardError(f"{name}: a poll's answer cannot be read: {error!r}") from None
 
@@ -97,8 +114,14 @@ def poll_call(
         "max_bytes": max_bytes,
         "wait_s": min(wait, POLL_WAIT_S),
         "bodies": bodies,
-        "consistency": consistency_of(node, consistency),
+        "consistency": consistency_of(node, consistency, staleness),
     }
+    if staleness is not None:
+        arguments["staleness_s"] = staleness
+    if since is not None:
+        arguments["since"] = max(0, since)
+    if uid:
+        arguments["uid"] = uid
     call: Call[Page] = read_call("poll", name, node, arguments, decode)
     return call
 
@@ -149,9 +172,15 @@ def body_steps(
         yield answer
 
 
-def latest_call(name: str, node: int | None, consistency: str | None) -> Call[Bounds]:
+def latest_call(
+    name: str, node: int | None, consistency: str | None, staleness: float | None = None, uid: int = 0
+) -> Call[Bounds]:
     """The log's bounds."""
-    arguments: dict[str, object] = {"consistency": consistency_of(node, consistency)}
+    arguments: dict[str, object] = {"consistency": consistency_of(node, consistency, staleness)}
+    if staleness is not None:
+        arguments["staleness_s"] = staleness
+    if uid:
+        arguments["uid"] = uid
     call: Call[Bounds] = read_call("latest", name, node, arguments, lambda value: Bounds(value["start"], value["end"]))
     return call
 
@@ -183,11 +212,15 @@ def applied_call(name: str, index: int, term: int, node: int | None, wait: float
     return call
 
 
-def query_call(name: str, request: bytes, node: int | None, consistency: str | None, index: int) -> Call[bytes]:
+def query_call(
+    name: str, request: bytes, node: int | None, consistency: str | None, index: int, staleness: float | None = None
+) -> Call[bytes]:
     """Ask a machine something."""
     arguments: dict[str, object] = {
-        "request": request, "consistency": consistency_of(node, consistency), "index": index
+        "request": request, "consistency": consistency_of(node, consistency, staleness), "index": index
     }  # fmt: skip
+    if staleness is not None:
+        arguments["staleness_s"] = staleness
     call: Call[bytes] = read_call("query", name, node, arguments, bytes)
     return call
 
@@ -197,6 +230,33 @@ def truncate_call(name: str, before: int) -> Call[int]:
     if before < 0:
         raise BadRequest(f"an offset is not negative: {before}")
     return Call("truncate", {"name": name, "before": before}, int, group=name)
+
+
+def seek_call(name: str, since: int, node: int | None) -> Call[int]:
+    """The first offset stamped at `since` (ms since 1970) or later, or the log's end; of a member, or the leader."""
+    nodes = () if node is None else (node,)
+
+    def decode(value: Any) -> int:
+        (found,) = value
+        if isinstance(found, int):
+            return found
+        raise error_of(found)
+
+    times: dict[str, object] = {"times": [[name, 0, max(0, since)]]}
+    return Call("seek", times, decode, group=name, nodes=nodes, pinned=node is not None)
+
+
+def retain_call(name: str, age_s: float, size: int, records: int) -> Call[int]:
+    """Limits on what a log keeps; 0 is none."""
+    if age_s < 0 or size < 0 or records < 0:
+        raise BadRequest("limits are not negative; 0 is no limit")
+    arguments: dict[str, object] = {"name": name, "ms": round(age_s * 1000), "bytes": size, "records": records}
+    return Call("retain", arguments, int, group=name)
+
+
+def producer_call(name: str, producer: int) -> Call[int]:
+    """The highest sequence that a producer has written."""
+    return Call("producer", {"name": name, "producer": producer}, int, group=name)
 
 
 def ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:

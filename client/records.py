@@ -262,17 +262,18 @@ class Page:
     """The answer to one poll: its records (decoded as they are iterated), the log's bounds and who answered.
 
     `start` and `end` are the log's first offset and its next free one when `node` answered. `len(page)` is the number
-    of records, `page.next` the offset to go on from.
+    of records, `page.asked` the offset asked for (of a poll by time: the first one of then), `page.next` the one to go
+    on from.
     """
 
-    __slots__ = ("blocks", "start", "end", "node", "next", "_asked", "_count", "_stop")
+    __slots__ = ("blocks", "start", "end", "node", "asked", "next", "_count", "_stop")
 
     def __init__(self, data: Buffer, start: int, end: int, node: int, asked: int, limit: int) -> None:
         self.blocks = split_blocks(data)
         self.start = start
         self.end = end
         self.node = node
-        self._asked = asked
+        self.asked = asked
         present = 0
         last = end if asked < 0 else asked
         for block in self.blocks:
@@ -290,7 +291,7 @@ class Page:
     def __iter__(self) -> Iterator[Record]:
         for block in self.blocks:
             for record in records_of(block):
-                if self._asked <= record.offset < self._stop:
+                if self.asked <= record.offset < self._stop:
                     yield record
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, overload
 from . import wire
 from .admin import Call
 from .compression import SMALLEST, encode, wants
-from .errors import LogyardError, OutOfRange
+from .errors import Gone, LogyardError, OutOfRange
 from .frame import Frame
 from .log import (
     POLL_BYTES,
@@ -25,14 +25,20 @@ from .log import (
     body_steps,
     flags_of,
     latest_call,
+    offsets_of,
     poll_call,
+    producer_call,
     query_call,
     reply_call,
+    retain_call,
+    seek_call,
     truncate_call,
 )
+from .producer import SyncProducer, producer_number
 from .records import Buffer, Page, Record
 from .sequences import STALE
 from .sync_session import Ticket
+from .tail import TAIL_WAIT_S, Cursor, Tailed
 from .upload import WHOLE_BYTES, check_size
 from .upload_sync import read_file, upload
 
@@ -129,22 +135,24 @@ class Log:
         priority: str = "normal",
         compress: str | None = None,
         at: int | None = None,
+        keys: Iterable[bytes] | None = None,
+        command: bytes = b"",
     ) -> range:
-        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap.
+        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap. `keys` and
+        `command` as in `aio.Log.append_many`.
 
         `at`: only if the first one gets this offset; else nothing is appended, and `OutOfRange` says where the log
         ends. For logs that were created with a `start`; others raise `BadRequest`.
         """
         flags = flags_of("consensus", priority, self.yard.exactly_once, reply_from)
-        frame = Frame(at)
-        frame.put_many(self._encoded(records, compress))
+        frame = Frame(at, command)
+        frame.put_many(self._encoded(records, compress), keys)
         reply, ticket = self.yard.append(self.name, frame, timeout, flags)
         if reply_from is not None and ticket is not None:
             reply = self._reply_of(ticket, reply_from, reply, self.yard.timeout if timeout is None else timeout)
         if len(reply) < wire.REPLY.size:
             raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
-        first: int = wire.REPLY.unpack_from(reply)[0]
-        return range(first, first + frame.count)
+        return offsets_of(*wire.REPLY.unpack_from(reply))
 
     def _zstd(self, compress: str | None, size: int = SMALLEST) -> bool:
         """Whether a payload of `size` bytes is to be compressed; asks for the log's option if need be."""
@@ -181,15 +189,29 @@ class Log:
         *,
         node: int | None = None,
         consistency: str | None = None,
+        staleness: float | None = None,
         index: int = 0,
         timeout: float | None = None,
     ) -> bytes:
         """See `aio.Log.query`."""
-        return self.yard.run(query_call(self.name, request, node, consistency, index), timeout)
+        return self.yard.run(query_call(self.name, request, node, consistency, index, staleness), timeout)
 
     def truncate(self, before: int, *, timeout: float | None = None) -> int:
         """Remove all records below offset `before`; returns the log's first offset afterwards."""
         return self.yard.run(truncate_call(self.name, before), timeout)
+
+    def retain(self, *, age: float = 0.0, bytes: int = 0, records: int = 0, timeout: float | None = None) -> int:
+        """What the log keeps from now on; see `aio.Log.retain`."""
+        return self.yard.run(retain_call(self.name, age, bytes, records), timeout)
+
+    def seek(self, since: int, *, node: int | None = None, timeout: float | None = None) -> int:
+        """The first offset stamped at `since` (ms since 1970) or later, or the log's end."""
+        return self.yard.run(seek_call(self.name, since, node), timeout)
+
+    def producer(self, name: int | str, *, timeout: float | None = None) -> SyncProducer:
+        """An idempotent producer of this log; see `aio.Log.producer`."""
+        number = producer_number(name)
+        return SyncProducer(self, number, self.yard.run(producer_call(self.name, number), timeout))
 
     def poll(
         self,
@@ -201,17 +223,21 @@ class Log:
         node: int | None = None,
         bodies: bool = True,
         consistency: str | None = None,
+        staleness: float | None = None,
+        since: int | None = None,
         timeout: float | None = None,
     ) -> Page:
         """Records from `offset` on; see `aio.Log.poll`."""
         deadline = time.monotonic() + wait
         while True:
             left = deadline - time.monotonic()
-            call = poll_call(self.name, offset, max_records, max_bytes, max(0.0, left), node, bodies, consistency)
+            call = poll_call(
+                self.name, offset, max_records, max_bytes, max(0.0, left), node, bodies, consistency, staleness, since
+            )
             page = self.yard.run(call, timeout)
             if len(page) or left <= POLL_WAIT_S:
                 return page
-            offset = page.next
+            offset, since = page.next, None
 
     def records(
         self,
@@ -234,10 +260,41 @@ class Log:
                 return
             offset = page.next
 
+    def tail(
+        self,
+        cursor: Cursor | None = None,
+        *,
+        follow: bool = True,
+        max_records: int = POLL_RECORDS,
+        max_bytes: int = POLL_BYTES,
+        bodies: bool = True,
+        node: int | None = None,
+        staleness: float | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[Tailed]:
+        """Committed records from `cursor` on, a batch at a time; see `aio.Log.tail`."""
+        if cursor is None:
+            uid = int(self.yard.locate(self.name)["uid"])
+            cursor = Cursor(uid, self.yard.run(latest_call(self.name, node, None, staleness, uid), timeout).start)
+        while True:
+            call = poll_call(
+                self.name, cursor.offset, max_records, max_bytes, TAIL_WAIT_S if follow else 0.0, node, bodies, None,
+                staleness, None, cursor.uid,
+            )  # fmt: skip
+            page = self.yard.run(call, timeout)
+            records = [self._filled(record, page.node) for record in page]
+            if records:
+                cursor = Cursor(cursor.uid, page.next)
+                yield Tailed(records, cursor)
+            elif not follow:
+                return
+
     def read(self, offset: int, *, node: int | None = None, bodies: bool = True) -> Record:
         """One record; raises `OutOfRange` when it is not there yet."""
         page = self.poll(offset, max_records=1, node=node, bodies=bodies)
         for record in page:
+            if record.offset != offset:
+                raise Gone(f"{self.name}: the record at {offset} gave way to a newer one with its key")
             return self._filled(record, page.node)
         raise OutOfRange(f"{self.name}: offset {offset} is not in {page.start}..{page.end}")
 
@@ -267,9 +324,11 @@ class Log:
                 yield bytes(step)
                 step = next(steps, None)
 
-    def latest(self, *, node: int | None = None, consistency: str | None = None) -> Bounds:
+    def latest(
+        self, *, node: int | None = None, consistency: str | None = None, staleness: float | None = None
+    ) -> Bounds:
         """The log's bounds: (start, end), the first offset and the next free one."""
-        return self.yard.run(latest_call(self.name, node, consistency))
+        return self.yard.run(latest_call(self.name, node, consistency, staleness))
 
     def describe(self, node: int | None = None) -> dict[str, Any]:
         """Everything about the group, as its leader (or member `node`) sees it."""

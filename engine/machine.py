@@ -142,7 +142,8 @@ class Machine(Protocol):
         A session that the machine monitors has ended. Replicated.
     `upgrade(from_version, to_version)`
         The version in force changes here and at this index on every member; before that the machine has to behave as
-        version `from_version` of it did. Replicated.
+        version `from_version` of it did. Replicated. With the attribute `upgrade_on_demand` true it stays as it is
+        until the host asks for more (`Versions.require`); otherwise the leader upgrades as soon as enough nodes can.
     `on_role(role) -> effects`
         "leader": everything of earlier leaders is applied here; "follower": this member does not lead any more. Local:
         no change of state, and of effects only Send, Deliver, Append, Aux, Checkpoint, for "leader".

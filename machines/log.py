@@ -1,7 +1,8 @@
 """The append log: dense offsets over the records of committed frames; truncation from the front.
 
 State is `start`, `end` and sparse anchors (offset, index): one at least every 1,024 entries or 256 KiB, so it stays
-small for any log; and the few frames that a session's guard kept from it.
+small for any log; and the few frames that a session's guard kept from it. From version 2 on also what is kept and for
+how long (`retention`), and producers (`producers`); a log is brought to it when somebody asks for either.
 A record's head and body are payload: apply sees only how many records a frame carries. A lookup starts at an anchor and
 counts the records of append frames from there (`machines.log.locate`). Applied by `engine.host.applier`.
 """
@@ -10,9 +11,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
 import msgpack
 
@@ -29,54 +29,51 @@ from logyard.engine.machine import (
     Reject,
     Release,
     Sections,
+    Timer,
 )
 
-from .command import APPEND, APPEND_REPLY, TRUNCATE, TRUNCATE_COMMAND, TRUNCATE_REPLY, expected_offset
+from .command import (
+    APPEND,
+    APPEND_REPLY,
+    RETAIN,
+    RETAIN_COMMAND,
+    TRUNCATE,
+    TRUNCATE_COMMAND,
+    TRUNCATE_REPLY,
+    expected_offset,
+    is_append,
+    produced_by,
+)
+from .keyed import KEYS_MAX, Keys, keys_of
+from .producers import Producers
+from .retention import AGE_MS_MIN, TIMER, Policy, Retention
+from .slices import Long, payload_of, runs_of
 
 ANCHOR_ENTRIES = 1024
 ANCHOR_BYTES = 256 * 1024
 
 
-class Slice(NamedTuple):
-    """A run of records inside one frame: `ordinal` is the first one's number in its entry, `skip` its number in the
-    frame."""
-
-    offset: int
-    frame: int
-    ordinal: int
-    skip: int
-    records: int
-
-
-class Long(NamedTuple):
-    """The payload of one record that came in pieces: `size` in bytes; `runs` of pieces in the order of their bytes, as
-    (index of the first, bytes of each, pieces): one an entry, at ordinal 0."""
-
-    size: int
-    runs: tuple[tuple[int, int, int], ...]
-
-    @property
-    def first(self) -> int:
-        """The lowest index of a piece."""
-        return min(index for index, _, _ in self.runs)
-
-
 class AppendLog:
     """A log of records with dense offsets. Offsets start at 0, or at the `start` it is made with, and are never reused.
 
-    Commands: see `machines.command`. Replies: APPEND, APPEND_AT -> (first offset, records); TRUNCATE -> (start).
+    Commands: see `machines.command`. Replies: appends -> (first offset, records); TRUNCATE, RETAIN -> (start).
     APPEND_AT is for logs made with a `start`: that is part of a group's definition, so all members agree on it, and
     one that does not know the command does not know the argument either (decision 0014).
     """
 
     __slots__ = (
         "start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index", "holes",
-        "long", "placed", "_ahead", "_behind",
+        "long", "placed", "keys", "retention", "producers", "_ahead", "_behind",
     )  # fmt: skip
-    version = 1
+    version = 2
+    upgrade_on_demand = True
+    exclusive = True
+    """Its truncations release ranges: payloads of another machine in its group would go with them."""
 
-    def __init__(self, start: int | None = None) -> None:
+    def __init__(self, start: int | None = None, keyed: bool = False) -> None:
         self.placed = start is not None
+        # Of a keyed log (part of its definition, as the start is): which records live.
+        self.keys = Keys() if keyed else None
         self.start = start or 0
         self.end = self.start
         self.start_position = Position(0, 0)
@@ -92,31 +89,43 @@ class AppendLog:
         self.long: dict[int, Long] = {}
         self._ahead: list[tuple[int, int]] = []
         self._behind: set[int] = set()
+        # None in version 1.
+        self.retention: Retention | None = None
+        self.producers: Producers | None = None
+
+    def upgrade(self, from_version: int, to_version: int) -> None:
+        """Version 2: limits on what is kept (none yet), and producers."""
+        self.retention, self.producers = Retention(len(self.anchors)), Producers()
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
         """One entry: every frame gets a reply; a truncation releases what lies before it."""
         replies: list[bytes | Reject] = []
         effects: list[Effect] = []
-        size = 0
+        size = long = 0
         first = self.end
         for frame in frames:
-            if frame.commands == APPEND or (self.placed and expected_offset(frame.commands) == self.end):
-                replies.append(APPEND_REPLY.pack(self.end, frame.records))
-                if frame.pieces:
-                    self._keep(self.end, frame)
-                self.end += frame.records
-                size += frame.pack_bytes + frame.large_bytes
-            else:
-                reply = self._other(context.index, frame, frames, effects)
-                replies.append(reply)
-                if isinstance(reply, Reject):
-                    self._hole(context, frame.first, frame.records)
+            if frame.commands != APPEND or self.keys is not None:
+                reply = self._other(context, frame, frames, effects)
+                if reply is not None:
+                    replies.append(reply)
+                    continue
+            replies.append(APPEND_REPLY.pack(self.end, frame.records))
+            if frame.pieces:
+                self._keep(self.end, frame)
+                long += frame.extent
+            self.end += frame.records
+            size += frame.pack_bytes + frame.large_bytes
         if context.skipped:
             for ordinal, records in context.skipped:
                 self._hole(context, ordinal, records)
         if self.end != first:
-            self._anchor(context.index, first, size)
+            self._anchor(context, first, size, long)
+        if self.keys is not None and self.keys.removals:
+            for dead in self.keys.outlived(context.timestamp, self.end - 1):
+                self._died(*dead, effects)
         self.last_index = context.index
+        if self.retention is not None and self.retention.policy:
+            self._trim(context, frames, effects)
         return Batch(replies, effects)
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
@@ -131,26 +140,80 @@ class AppendLog:
     def _hole(self, context: Context, ordinal: int, records: int) -> None:
         insort(self.holes, (context.index, ordinal, 0 if records == context.records else records))
 
-    def _anchor(self, index: int, offset: int, size: int) -> None:
+    def _anchor(self, context: Context, offset: int, size: int, long: int) -> None:
         # The anchor stands before the entry, so a lookup never has to go back.
-        if not self.anchors or self.entries_since >= ANCHOR_ENTRIES or self.bytes_since >= ANCHOR_BYTES:
-            self.anchors.append((offset, index))
+        kept, anchors = self.retention, self.anchors
+        if (
+            not anchors
+            or self.entries_since >= ANCHOR_ENTRIES
+            or self.bytes_since >= ANCHOR_BYTES
+            or (kept is not None and kept.is_full(context.timestamp, offset - anchors[-1][0], self.bytes_since))
+        ):
+            anchors.append((offset, context.index))
             self.entries_since = 0
             self.bytes_since = 0
+            if kept is not None:
+                kept.marks.append((context.timestamp, kept.total))
         self.entries_since += 1
         self.bytes_since += size
+        if kept is not None:
+            kept.learn(context.timestamp)
+            kept.total += size + long
+            kept.newest = context.timestamp
+
+    def _trim(self, context: Context, frames: Sequence[Frame], effects: list[Effect]) -> None:
+        """What no limit covers goes; a timer sees to what will only grow old."""
+        kept = self.retention
+        assert kept is not None
+        now = context.timestamp
+        kept.learn(now)
+        if kept.all_outlived(now):
+            self._start_at(self.end, Position(context.index, 0), frames, effects)
+        else:
+            number = kept.outlived(self.anchors, self.end, now)
+            if number:
+                offset, index = self.anchors[number]
+                self._start_at(offset, Position(index, 0), frames, effects)
+        if not kept.due:
+            kept.due = kept.next_due(now, self.start == self.end)
+            if kept.due:
+                effects.append(Timer(TIMER, kept.due))
+
+    def on_timer(self, context: Context, name: str) -> Applied:
+        """Something has grown too old."""
+        effects: list[Effect] = []
+        if self.retention is not None:
+            self.retention.due = 0
+            self._trim(context, (), effects)
+        return Applied(b"", effects)
 
     def _keep(self, offset: int, frame: Frame) -> None:
         """A record whose payload came in pieces. It gets an anchor of its own: the way to it leads past all of them."""
-        self.long[offset] = found = Long(frame.extent, _runs(frame.pieces))
+        self.long[offset] = found = Long(frame.extent, runs_of(frame.pieces))
         heapq.heappush(self._ahead, (found.first, offset))
         self.bytes_since = max(self.bytes_since, ANCHOR_BYTES)
+
+    def _start_at(self, offset: int, position: Position, frames: Sequence[Frame], effects: list[Effect]) -> None:
+        """Drop every record before `offset`, which lies at `position`; unless the log starts there or later."""
+        if offset <= self.start:
+            return
+        self._cut(offset, position, frames, effects)
+        self.start, self.start_position = offset, position
+        if self.keys is not None:
+            self.keys.cut(offset)
+        passed = max(0, bisect_right(self.anchors, (offset, position.index)) - 1)
+        del self.anchors[:passed]
+        if self.retention is not None:
+            del self.retention.marks[:passed]
+        del self.holes[: bisect_left(self.holes, (*position, 0))]
 
     def _cut(self, offset: int, position: Position, frames: Sequence[Frame], effects: list[Effect]) -> None:
         """Release what lies before `position`, but for pieces of records that stay; and pieces of records that go,
         although they lie before the old start."""
         while self._ahead and self._ahead[0][0] < position.index:
-            self._behind.add(heapq.heappop(self._ahead)[1])
+            at = heapq.heappop(self._ahead)[1]
+            if at in self.long:
+                self._behind.add(at)
         kept: list[tuple[int, int, int]] = []
         for at in sorted(self._behind):
             if at < offset:
@@ -162,7 +225,7 @@ class AppendLog:
                 kept += self.long[at].runs
         for frame in frames:
             # A record of this very entry that was not reached yet.
-            kept += _runs(frame.pieces)
+            kept += runs_of(frame.pieces)
         for at in list(takewhile(lambda at: at < offset, self.long)):
             del self.long[at]
         first = self.start_position
@@ -175,40 +238,99 @@ class AppendLog:
         if first < position:
             effects.append(Release(first, position))
 
-    def _other(self, at: int, frame: Frame, frames: Sequence[Frame], effects: list[Effect]) -> bytes | Reject:
+    def _other(
+        self, context: Context, frame: Frame, frames: Sequence[Frame], effects: list[Effect]
+    ) -> bytes | Reject | None:
+        """The answer to a frame that is no plain append; None for one whose records get the next offsets."""
         command = frame.commands
-        expected = expected_offset(command)
-        if self.placed and expected is not None:
-            return Reject("out_of_range", f"can't append at {expected}: the log ends at {self.end}")
-        if (
-            not frame.uniform
-            or not command
-            or command[0] != TRUNCATE
-            or len(command) != TRUNCATE_COMMAND.size
-            or frame.pieces
-        ):
-            return Reject("bad_request", "the append log knows append and truncate only")
-        _, offset, index, ordinal = TRUNCATE_COMMAND.unpack(command)
+        reply: bytes | Reject | None
+        if self.keys is not None and (named := keys_of(frame)) is not None:
+            if self.keys.has_room(key for key, _ in named):
+                self._put(context, frame, named, effects)
+                return None
+            reply = Reject("too_many_keys", f"a keyed log has {KEYS_MAX} keys at most")
+        elif self.keys is not None and is_append(command):
+            reply = Reject("bad_request", "each record of this log needs a key, and it has no producers")
+        elif self.placed and (expected := expected_offset(command)) is not None:
+            if expected == self.end:
+                return None
+            reply = Reject("out_of_range", f"can't append at {expected}: the log ends at {self.end}")
+        elif not frame.uniform or not command or (frame.pieces and not is_append(command)):
+            reply = _unknown()
+        elif self.producers is not None and (producer := produced_by(command)) is not None:
+            reply = self.producers.known(*producer, context.timestamp)
+            if reply is None:
+                self.producers.keep(*producer, self.end, frame.records, context.timestamp)
+                return None
+            if not isinstance(reply, Reject):
+                # It is in the log already: these bytes are nobody's. (Those of refused frames the engine releases.)
+                effects += payload_of(context, frame)
+                self._hole(context, frame.first, frame.records)
+        elif self.retention is not None and len(command) == RETAIN_COMMAND.size and command[0] == RETAIN:
+            reply = self._retain(Policy(*RETAIN_COMMAND.unpack(command)[1:]), effects)
+        elif len(command) == TRUNCATE_COMMAND.size and command[0] == TRUNCATE:
+            _, offset, index, ordinal = TRUNCATE_COMMAND.unpack(command)
+            reply = self._truncate(context.index, offset, Position(index, ordinal), frames, effects)
+        else:
+            reply = _unknown()
+        if isinstance(reply, Reject):
+            self._hole(context, frame.first, frame.records)
+        return reply
+
+    def _put(
+        self, context: Context, frame: Frame, named: Sequence[tuple[bytes, bool]], effects: list[Effect]
+    ) -> None:  # fmt: skip
+        """The records of a keyed append take the places of those with the same keys."""
+        assert self.keys is not None
+        for number, (key, removed) in enumerate(named):
+            position = Position(context.index, frame.first + number)
+            old = self.keys.put(key, self.end + number, position, context.timestamp if removed else None)
+            if old is not None:
+                self._died(*old, effects)
+
+    def _died(self, offset: int, position: Position, effects: list[Effect]) -> None:
+        """A keyed record's payload is nobody's."""
+        effects.append(Release(position, Position(position.index, position.ordinal + 1)))
+        long = self.long.pop(offset, None)
+        if long is not None:
+            self._behind.discard(offset)
+            effects += (Release(Position(first, 0), Position(first + count, 0)) for first, _, count in long.runs)
+
+    def _truncate(
+        self, at: int, offset: int, position: Position, frames: Sequence[Frame], effects: list[Effect]
+    ) -> bytes | Reject:
         if offset > self.end:
             return Reject("out_of_range", f"can't truncate before {offset}: the log ends at {self.end}")
         if offset > self.start:
-            position = Position(index, ordinal)
             if position < self.start_position:
                 return Reject("bad_request", f"position {tuple(position)} lies before the start of the log")
             if position > Position(at, 0):
                 # Records that are not written yet would be released with the others, and lost when they come.
                 return Reject("bad_request", f"position {tuple(position)} lies behind entry {at}, which names it")
-            self._cut(offset, position, frames, effects)
-            self.start, self.start_position = offset, position
-            keep = max(0, bisect_right(self.anchors, (offset, index)) - 1)
-            del self.anchors[:keep]
-            del self.holes[: bisect_left(self.holes, (*position, 0))]
+            self._start_at(offset, position, frames, effects)
+        return TRUNCATE_REPLY.pack(self.start)
+
+    def _retain(self, policy: Policy, effects: list[Effect]) -> bytes | Reject:
+        kept = self.retention
+        assert kept is not None
+        if 0 < policy.ms < AGE_MS_MIN:
+            return Reject("bad_request", f"records are kept for {AGE_MS_MIN} ms or more, not for {policy.ms}")
+        kept.policy = policy
+        if kept.due:
+            # It is set anew when this entry is applied, if it is still of use.
+            kept.due = 0
+            effects.append(Timer(TIMER, None))
         return TRUNCATE_REPLY.pack(self.start)
 
     def snapshot(self) -> Sections:
-        """One section, a few bytes plus 2 numbers an anchor."""
+        """One section, a few bytes plus 2 numbers an anchor (4 from version 2 on)."""
         state = (self.start, self.end, tuple(self.start_position), self.anchors, self.entries_since, self.bytes_since)
-        return {"log": msgpack.packb((*state, self.last_index, self.holes, list(self.long.items())))}
+        more: tuple[object, ...] = ()
+        if self.retention is not None and self.producers is not None:
+            more = (self.retention.pack(), self.producers.pack())
+        if self.keys is not None:
+            more = (*(more or (None, None)), self.keys.pack())
+        return {"log": msgpack.packb((*state, self.last_index, self.holes, list(self.long.items()), *more))}
 
     def restore(self, sections: Sections) -> None:
         """Replace the state."""
@@ -219,6 +341,10 @@ class AppendLog:
         # A snapshot of the first release has none.
         self.holes = [(index, ordinal, records) for index, ordinal, records in rest[0]] if rest else []
         self.long = {at: Long(total, tuple(map(tuple, runs))) for at, (total, runs) in rest[1]} if rest[1:] else {}
+        # And one of version 1 has neither of these.
+        self.retention = Retention.unpack(rest[2]) if rest[2:] and rest[2] is not None else None
+        self.producers = Producers.unpack(rest[3]) if rest[3:] and rest[3] is not None else None
+        self.keys = Keys.unpack(rest[4]) if rest[4:] else None
         behind = position[0]
         self._behind = {at for at, one in self.long.items() if one.first < behind}
         self._ahead = [(one.first, at) for at, one in self.long.items() if at not in self._behind]
@@ -226,6 +352,12 @@ class AppendLog:
 
     def live_refs(self) -> Iterator[PayloadRange]:
         """Everything from the start on. (A truncation's own empty pack counts as live until the start passes it.)"""
+        if self.keys is not None:
+            yield from self.keys.live_refs()
+            for one in self.long.values():
+                for piece, _, count in one.runs:
+                    yield PayloadRange(Position(piece, 0), Position(piece + count, 0))
+            return
         first, end = self.start_position, Position(self.last_index + 1, 0)
         for index, ordinal, records in self.holes:
             if Position(index, ordinal) > first:
@@ -244,18 +376,26 @@ class AppendLog:
         return {ordinal for _, ordinal, _ in self.holes[low:high]}
 
     def query(self, request: bytes) -> bytes:
-        """``["bounds"]`` -> ``[start, end]``, ``["anchors"]`` -> how many there are; msgpack. Raises `Reject`."""
+        """msgpack: ``["bounds"]`` -> ``[start, end]``, ``["anchors"]`` -> how many there are, ``["retention"]`` ->
+        ``[ms, bytes, records]``, ``["producer", number]`` -> its highest sequence. Raises `Reject`."""
         try:
             asked = msgpack.unpackb(request)
         except (ValueError, msgpack.UnpackException):
             asked = None
-        if asked == ["bounds"]:
-            answer: bytes = msgpack.packb((self.start, self.end))
-        elif asked == ["anchors"]:
-            answer = msgpack.packb(len(self.anchors))
-        else:
-            raise Reject("bad_request", "the append log answers bounds and anchors")
-        return answer
+        answer: object
+        match asked:
+            case ["bounds"]:
+                answer = (self.start, self.end)
+            case ["anchors"]:
+                answer = len(self.anchors)
+            case ["retention"]:
+                answer = tuple(self.retention.policy if self.retention is not None else Policy())
+            case ["producer", int(number)]:
+                answer = self.producers.last(number) if self.producers is not None else 0
+            case _:
+                raise Reject("bad_request", "the append log answers bounds, anchors, retention and producer")
+        packed: bytes = msgpack.packb(answer)
+        return packed
 
     def anchor(self, offset: int) -> tuple[int, Position]:
         """The (offset, position) from which to count towards `offset`. Raises `OutOfRange`."""
@@ -274,35 +414,9 @@ class AppendLog:
         return self.anchors[found][0], Position(self.anchors[found][1], 0)
 
 
-def _runs(pieces: Sequence[PayloadRef]) -> tuple[tuple[int, int, int], ...]:
-    """Pieces in entries that follow one another, of one size, as runs."""
-    found: list[tuple[int, int, int]] = []
-    for piece in pieces:
-        first, size, count = found[-1] if found else (0, 0, 0)
-        if count and piece.index == first + count and piece.size == size:
-            found[-1] = (first, size, count + 1)
-        else:
-            found.append((piece.index, piece.size, 1))
-    return tuple(found)
+def _unknown() -> Reject:
+    return Reject("bad_request", "the append log knows append and truncate, in version 2 producers and retention")
 
 
 def _offset(anchor: tuple[int, int]) -> int:
     return anchor[0]
-
-
-def slices(
-    frames: Iterable[Frame], offset: int, ordinal_from: int = 0, holes: Collection[int] = ()
-) -> tuple[list[Slice], int]:
-    """The append records of one entry from ordinal `ordinal_from` on, the first of which has `offset`; and the offset
-    after them. `holes` are the first ordinals of frames that were not applied."""
-    found: list[Slice] = []
-    ordinal = 0
-    for number, frame in enumerate(frames):
-        skip = max(0, ordinal_from - ordinal)
-        command = frame.commands
-        appends = command == APPEND or expected_offset(command) is not None
-        if appends and skip < frame.records and ordinal not in holes:
-            found.append(Slice(offset, number, ordinal + skip, skip, frame.records - skip))
-            offset += frame.records - skip
-        ordinal += frame.records
-    return found, offset

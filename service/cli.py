@@ -17,7 +17,7 @@ import click
 
 from logyard.pipeline.directory.places import data_directories
 
-from . import cli_admin, cli_bench, cli_logs, cli_members, cli_repair, cli_spark, cli_tls
+from . import cli_admin, cli_bench, cli_logs, cli_members, cli_repair, cli_retention, cli_spark, cli_tls
 from .cli_output import Output, Verbs, json_option
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def register(verbs: Callable[[], list[click.Command]]) -> None:
 
 
 register(cli_logs.commands)
+register(cli_retention.commands)
 register(cli_admin.commands)
 register(cli_members.commands)
 register(cli_repair.commands)

@@ -18,6 +18,7 @@ import click
 
 from .cli_output import Output, bytes_text, json_option
 from .cli_payloads import Source, append_source, complete, input_records, write_payload
+from .cli_values import since_option
 
 if TYPE_CHECKING:
     from logyard.client.records import Record
@@ -123,12 +124,14 @@ def opened(servers: Sequence[str]) -> Iterator[Yard]:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--members", callback=members_option, help="Nodes that hold it, as 1,2,3 (default: all).")
 @click.option("--compress", type=click.Choice(["zstd", "none"]), default="none", help="What appends do by default.")
+@click.option("--compact", type=click.Choice(["key", "none"]), default="none", help="Keep each key's newest record.")
 @servers_option
 @json_option
 def create(
-    names: tuple[str, ...], members: list[int] | None, compress: str, servers: list[str], output: Output
+    names: tuple[str, ...], members: list[int] | None, compress: str, compact: str, servers: list[str], output: Output
 ) -> None:
-    """Create append logs. With --compress zstd their payloads are stored compressed where that makes them smaller.
+    """Create append logs. With --compress zstd their payloads are stored compressed where that makes them smaller; with
+    --compact key every record has a key, and takes the place of the one before it with the same.
 
     \b
     Example:
@@ -136,6 +139,7 @@ def create(
       logyard create pages --compress zstd
     """
     options = {} if compress == "none" else {"compress": compress}
+    options |= {} if compact == "none" else {"compact": compact}
     with opened(servers) as yard:
         yard.create_many(names, members=members, **options)
     output.result({"ok": True, "created": list(names)}, f"created {', '.join(names)}")
@@ -212,6 +216,7 @@ def delete(names: tuple[str, ...], yes: bool, force_on: int | None, servers: lis
     help="As FILES: a file is one record of up to 4 GiB, streamed in pieces.",
 )
 @click.option("--compress", type=click.Choice(["zstd", "none"]), help="Instead of what the log's option says.")
+@click.option("--key", help="Key of every record, for a log that was created with --compact key.")
 @servers_option
 @json_option
 def append(
@@ -221,6 +226,7 @@ def append(
     whole: bool,
     more: tuple[Path, ...],
     compress: str | None,
+    key: str | None,
     servers: list[str],
     output: Output,
 ) -> None:
@@ -239,12 +245,15 @@ def append(
         for batch in batches(input_records((*files, *more), metadata, whole)):
             head, payload = batch[0]
             if not isinstance(payload, bytes):
+                if key is not None:
+                    raise click.UsageError("a record with --key has up to 1 MiB: it is not streamed")
                 offset, size = append_source(log, head, payload, compress)
                 offsets.append(offset)
                 payload_bytes += size
                 continue
             whole_ones = [(head, payload) for head, payload in batch if isinstance(payload, bytes)]
-            offsets.extend(log.append_many(whole_ones, compress=compress))
+            keys = None if key is None else [key.encode()] * len(whole_ones)
+            offsets.extend(log.append_many(whole_ones, compress=compress, keys=keys))
             payload_bytes += sum(len(payload) for _, payload in whole_ones)
     fields: dict[str, object] = {"ok": True, "log": name, "records": len(offsets), "payload_bytes": payload_bytes}
     if offsets:
@@ -280,6 +289,9 @@ def batches(records: Iterator[tuple[bytes, Source]]) -> Iterator[list[tuple[byte
 @click.command()
 @click.argument("name")
 @click.option("--from", "start", type=click.IntRange(min=0), help="First offset (default: the log's start).")
+@click.option(
+    "--since", callback=since_option, help="Instead: from then on, as 2026-01-31T12:00 (UTC) or ms since 1970."
+)
 @click.option("--to", "stop", type=click.IntRange(min=0), help="Offset to stop before (default: the log's end).")
 @click.option("--count", type=click.IntRange(min=1), help="At most this many records.")
 @click.option("--follow", is_flag=True, help="Wait for more at the end; with --json give --count or --to too.")
@@ -296,6 +308,7 @@ def batches(records: Iterator[tuple[bytes, Source]]) -> Iterator[list[tuple[byte
 def read(
     name: str,
     start: int | None,
+    since: int | None,
     stop: int | None,
     count: int | None,
     follow: bool,
@@ -311,11 +324,13 @@ def read(
     \b
     Examples:
       logyard read orders --from 10 --count 5
-      logyard read orders --follow
+      logyard read orders --since 2026-01-31T12:00 --follow
       logyard read films --from 3 --count 1 --body-to feature.mkv
     """
     if follow and output.json_wanted and count is None and stop is None:
         raise click.UsageError("--follow --json never ends: give --count or --to")
+    if start is not None and since is not None:
+        raise click.UsageError("--from goes without --since")
     if raw and (metadata_only or output.json_wanted):
         raise click.UsageError("--raw goes with neither --metadata-only nor --json")
     if body_to is not None and (raw or metadata_only):
@@ -323,6 +338,7 @@ def read(
     shown: list[dict[str, object]] = []
     with opened(servers) as yard, ExitStack() as stack:
         log = yard.log(name)
+        start = start if since is None else log.seek(since, node=node)
         binary: BinaryIO | None = sys.stdout.buffer if raw else None
         if body_to is not None:
             binary = stack.enter_context(body_to.open("wb"))

@@ -5,7 +5,8 @@ One directory, one node, groups of one member; the verbs are those of the client
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import trio
 from logyard.client.board import Standing, standings
 from logyard.client.compression import encode, parse, ranges_of, wants
 from logyard.client.frame import Frame
+from logyard.client.log import offsets_of
+from logyard.client.producer import Producer, producer_number
 from logyard.client.records import Page, Record
-from logyard.client.wire import encode_frame
+from logyard.client.tail import TAIL_WAIT_S, Cursor, Tailed
+from logyard.client.wire import FRAME_BYTES_MAX, encode_frame
 from logyard.engine.config import SystemConfig
-from logyard.engine.errors import Gone, LogyardError
+from logyard.engine.errors import Gone, LogyardError, Refused
 from logyard.engine.host.member import Member
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
@@ -48,14 +52,23 @@ class EmbeddedLog:
         return (await self.append_many([(metadata, payload)], compress=compress)).start
 
     async def append_many(
-        self, records: Sequence[tuple[bytes, Buffer | None]], *, compress: str | None = None
+        self,
+        records: Iterable[tuple[Buffer, Buffer | None]],
+        *,
+        compress: str | None = None,
+        timeout: float | None = None,
+        keys: Iterable[bytes] | None = None,
+        command: bytes = b"",
     ) -> range:
-        """Append records atomically: all of them, with consecutive offsets, or none."""
-        frame = Frame()
+        """Append records atomically: all of them, with consecutive offsets, or none. `keys`: one for each record of a
+        keyed log; a record without payload takes its key away. `command`: of a producer's append, see `producer`."""
+        frame = Frame(command=command)
         zstd = wants(compress, self._member.spec.arguments.get("compress") == "zstd")
-        frame.put_many(encode(head, body) if zstd and body is not None else (head, body) for head, body in records)
-        first, count = APPEND_REPLY.unpack(await self._node.commit(self._member, frame.encode()))
-        return range(first, first + count)
+        found = (encode(head, body) if zstd and body is not None else (head, body) for head, body in records)
+        frame.put_many(found, keys)
+        with trio.fail_after(math.inf if timeout is None else timeout):
+            first, count = APPEND_REPLY.unpack(await self._node.commit(self._member, frame.encode()))
+        return offsets_of(first, count)
 
     async def command(self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"") -> bytes:
         """The reply of any machine to a command with one record. Raises what it is refused with."""
@@ -69,15 +82,22 @@ class EmbeddedLog:
         max_bytes: int = POLL_BYTES,
         wait: float = 0.0,
         bodies: bool = True,
+        since: int | None = None,
     ) -> Page:
-        """Records from `offset` on, at least one unless the log ends there; waits up to `wait` seconds for one."""
-        header, blocks = await self._node.poll(self.name, offset, max_records, max_bytes, wait, bodies, "local")
-        return Page(b"".join(blocks), header["start"], header["end"], header["node"], offset, max_records)
+        """Records from `offset` on, or from the first one stamped at `since` (ms since 1970) or later; at least one
+        unless the log ends there. Waits up to `wait` seconds for one."""
+        header, blocks = await self._node.poll(
+            self.name, offset, max_records, max_bytes, wait, bodies, "local", since=since, uid=self._member.uid
+        )
+        asked = header.get("offset", offset)
+        return Page(b"".join(blocks), header["start"], header["end"], header["node"], asked, max_records)
 
     async def read(self, offset: int) -> Record:
         """One record. Raises `OutOfRange`."""
         page = await self.poll(offset, max_records=1)
         for record in page:
+            if record.offset != offset:
+                raise Gone(f"log {self.name!r}: the record at {offset} gave way to a newer one with its key")
             return record
         raise Gone(f"log {self.name!r} has no record {offset} yet; it ends at {page.end}")
 
@@ -110,6 +130,42 @@ class EmbeddedLog:
             for record in page:
                 yield record
             at = page.next
+
+    async def tail(
+        self, cursor: Cursor | None = None, *, follow: bool = True, max_records: int = 1000, bodies: bool = True
+    ) -> AsyncIterator[Tailed]:
+        """Records from `cursor` on, a batch at a time, each with the place behind it; see `client.log_verbs.tail`.
+        Raises `Refused` for a cursor of another log, `OutOfRange` when records that it has not passed are gone."""
+        uid = self._member.uid
+        at = Cursor(uid, (await self._node.bounds(self.name))["start"]) if cursor is None else cursor
+        if at.uid != uid:
+            raise Refused(f"log {self.name!r} was made anew: the cursor is of another one, {at.uid:016x}")
+        while True:
+            page = await self.poll(
+                at.offset, max_records=max_records, wait=TAIL_WAIT_S if follow else 0.0, bodies=bodies
+            )
+            records = page.records
+            for record in records:
+                if record.left_out and record.size <= FRAME_BYTES_MAX:
+                    record.fill(await self.read_body(record.offset))
+            if records:
+                at = Cursor(uid, page.next)
+                yield Tailed(records, at)
+            elif not follow:
+                return
+
+    async def seek(self, since: int) -> int:
+        """The first offset stamped at `since` (ms since 1970) or later, or the log's end."""
+        return (await self.poll(0, max_records=1, bodies=False, since=since)).asked
+
+    async def retain(self, *, age: float = 0.0, bytes: int = 0, records: int = 0) -> int:
+        """What the log keeps from now on; see `client.log_verbs.retain`."""
+        return await self._node.retain(self.name, round(age * 1000), bytes, records)
+
+    async def producer(self, name: int | str) -> Producer:
+        """An idempotent producer of this log; see `client.producer`."""
+        number = producer_number(name)
+        return Producer(self, number, await self._node.open_producer(self.name, number))
 
     async def truncate(self, before: int) -> int:
         """Drop the records before an offset; returns the log's start."""
@@ -151,7 +207,7 @@ class EmbeddedSystem:
         if kind is None:
             raise LogyardError(f"{type(machine).__name__} is not a machine that logyard knows by name")
         await self.node.create_groups(
-            [{"name": name, "members": [self.node.node_id], "machine": kind, "arguments": {}}]
+            [{"name": name, "members": [self.node.node_id], "machine": kind, "arguments": _arguments(machine)}]
         )
         member = self.node.system.member(name)
         with trio.fail_after(10):
@@ -179,6 +235,11 @@ class EmbeddedSystem:
     def status(self) -> dict[str, Any]:
         """Counters and sizes."""
         return self.node.status()
+
+
+def _arguments(machine: Machine) -> dict[str, Any]:
+    """What defines an append log beside its kind."""
+    return {"compact": "key"} if isinstance(machine, AppendLog) and machine.keys is not None else {}
 
 
 @asynccontextmanager

@@ -16,7 +16,8 @@ from logyard.engine.errors import Gone, LogyardError
 from logyard.engine.host.member import Member
 from logyard.engine.host.reader import Located
 from logyard.engine.host.system import System
-from logyard.machines.log import AppendLog, slices
+from logyard.machines.log import AppendLog
+from logyard.machines.slices import slices
 from logyard.payloads.layout import StoredEntry
 
 from .log_reader import append_log
@@ -151,6 +152,10 @@ class Audit:
         """Count offsets as a reader would: a lost entry shows where the count does not meet an anchor."""
         machine, start = self.machine, self.machine.start_position
         index = located.index
+        if machine.keys is not None:
+            for one in machine.keys.slices(index, frames_of(located.data)):
+                self.offset = one.offset + one.records
+            return
         if index < start.index:
             self.offset = machine.start
             return

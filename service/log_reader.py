@@ -32,7 +32,9 @@ from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
 from logyard.engine.host.uploads import TABLE_BYTES
 from logyard.engine.types import Buffer
-from logyard.machines.log import AppendLog, Long, Slice, slices
+from logyard.machines.keyed import Keys
+from logyard.machines.log import AppendLog
+from logyard.machines.slices import Long, Slice, slices
 from logyard.payloads.reference import Position
 
 DAMAGE = ("corrupt", "error")
@@ -119,6 +121,8 @@ async def read_body(
     if not plan:
         raise _behind(member)
     piece = plan[0]
+    if piece.offset != offset:
+        raise Gone(f"log {member.spec.name!r}: the record at {offset} gave way to a newer one with its key")
     pack = memoryview(b"")
     table: tuple[int, ...] = ()
     if piece.marked or not (piece.long or piece.large):
@@ -161,8 +165,8 @@ class Walk:
     `gap`: indexes were passed over unseen.
 
     Entries without payload have no rows in a generation, so a gap may be harmless; a lost entry would make every
-    later record's
-    offset wrong. Which of the two it was, the next anchor tells (`verify`).
+    later record's offset wrong. Which of the two it was, the next anchor tells (`verify`). In a keyed log nothing is
+    counted: the machine knows every live record and its offset.
     """
 
     def __init__(
@@ -173,11 +177,15 @@ class Walk:
         self.offset, self.position = machine.anchor(offset) if at is None else at
         self.index = self.position.index
         self.gap = False
+        self._lost = self._over = False
         self._last = member.raft.applied
         self._end = machine.end
         self._entries = system.reader.payload_entries(member, self.index, self._last)
 
     def __iter__(self) -> Iterator[tuple[Located, list[Slice]]]:
+        if self.machine.keys is not None:
+            yield from self._keyed(self.machine.keys)
+            return
         seen = False
         for located in self._entries:
             self.gap = self.gap or located.index > (self.index + 1 if seen else self.index)
@@ -188,8 +196,24 @@ class Walk:
             found, self.offset = slices(frames_of(located.data), self.offset, first, holes)
             yield located, found
 
+    def _keyed(self, keys: Keys) -> Iterator[tuple[Located, list[Slice]]]:
+        at = self.index
+        for located in self._entries:
+            self._lost = self._lost or (located.index > at and keys.lives_between(at, located.index - 1))
+            self.index, at = located.index, located.index + 1
+            found = keys.slices(located.index, frames_of(located.data))
+            if found:
+                self.offset = max(self.offset, found[-1].offset + found[-1].records)
+                yield located, found
+        self._over = True
+
     def verify(self) -> None:
         """Raise `Corrupt` when the count does not meet the next anchor, or the end of the log."""
+        if self.machine.keys is not None:
+            # The last record of a log lives.
+            if self._lost or (self._over and self.offset < self._end):
+                raise Corrupt(f"log {self.name}", self.offset, "every live record", "some are not there")
+            return
         if not self.gap:
             return
         index, offset = next(

@@ -22,7 +22,8 @@ from logyard.engine.host.member import RUNNING, Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
 from logyard.engine.types import Buffer
-from logyard.machines.log import ANCHOR_BYTES, AppendLog, Long, Slice
+from logyard.machines.log import ANCHOR_BYTES, AppendLog
+from logyard.machines.slices import Long, Slice
 from logyard.payloads.reference import Position
 
 from .log_reader import Walk, append_log, long_parts, packs_of
@@ -107,6 +108,8 @@ class Scanning:
             at: tuple[int, Position] | None = None
             while True:
                 machine = append_log(member)
+                if machine.keys is not None:
+                    raise Refused(f"log {name!r} is keyed, which scans can't read yet: read it with the client")
                 start, stop = machine.start, machine.end
                 if not start <= offset <= stop:
                     why = f"log {name!r}: offset {offset} is outside of {start}..{stop}"
@@ -232,15 +235,18 @@ async def seek(system: System, times: Sequence[tuple[str, int, int]]) -> list[in
     for name, uid, stamp in times:
         try:
             member = member_of(system, name, uid)
-            found.append(_offset_at(system, member, append_log(member), stamp))
+            found.append(offset_at(system, member, append_log(member), stamp))
         except LogyardError as error:
             found.append({"code": error.code, "message": str(error), "retry": error.retry, "details": error.details})
         await trio.lowlevel.checkpoint()
     return found
 
 
-def _offset_at(system: System, member: Member, machine: AppendLog, stamp: int) -> int:
-    """Log time never goes back, so anchors are searched by halves and the way from the best one is walked."""
+def offset_at(system: System, member: Member, machine: AppendLog, stamp: int) -> int:
+    """The first offset stamped at `stamp` (ms since 1970) or later, or the log's end. Raises `Corrupt`.
+
+    Log time never goes back, so anchors are searched by halves and the way from the best one is walked.
+    """
     places = [(machine.start, machine.start_position)]
     places += ((offset, Position(index, 0)) for offset, index in machine.anchors if offset > machine.start)
 

@@ -2,8 +2,7 @@
 every package.
 
 `serve` is the daemon's life; `open_system` (see `embedded`) is the same engine inside a user's own process. `Node` is
-what `rpc` calls: the
-engine's verbs plus the append log's, which need both the machine and the payload homes.
+what `rpc` calls: the engine's verbs, and the append log's (`log_verbs`).
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import Any
 
 import trio
 
-from logyard.client.scans import Range
-from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.entry import FRAME_BYTES
+from logyard.engine.entry import FRAME_BYTES, UNIFORM
 from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, NotLeader, Refused
 from logyard.engine.host import halt
 from logyard.engine.host.answer import Answer
@@ -36,12 +33,11 @@ from logyard.engine.raft.configuration import KINDS, Change
 from logyard.engine.raft.core import LEADER
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers
-from logyard.engine.types import Buffer
-from logyard.machines.command import TRUNCATE, TRUNCATE_REPLY, truncate_command
+from logyard.machines.command import TRUNCATE
 from logyard.machines.registry import create_machine
 
-from . import log_audit, log_reader, log_scan
 from .config import NodeConfig
+from .log_verbs import LogVerbs
 from .payload_port import StoreAdapter
 from .pushes import listen
 from .rpc import RpcServer
@@ -54,7 +50,7 @@ RETRY_S = 0.02
 """When a client asks again for what this member has not applied yet: it has waited here already."""
 
 
-class Node:
+class Node(LogVerbs):
     """The engine and the append log's verbs, by group name. One for each process that serves or embeds."""
 
     def __init__(self, system: System) -> None:
@@ -74,7 +70,7 @@ class Node:
         self, uid: int, frame: memoryview, sink: Sink, request: int, *, early: bool = False, low: bool = False
     ) -> None:
         """Queue a client frame. Raises typed errors; see `System.submit`."""
-        if len(frame) > FRAME_BYTES and frame[FRAME_BYTES] == TRUNCATE:
+        if len(frame) > FRAME_BYTES and frame[FRAME_BYTES] == TRUNCATE and frame[1] & UNIFORM:
             # Its position must be the offset's; a wrong one would serve wrong records for good.
             raise BadRequest("a truncation is a call of its own: the server finds its position")
         self.system.submit(uid, frame, sink, request, early=early, low=low)
@@ -128,73 +124,6 @@ class Node:
             found.append((name, member.uid, member.raft.leader, list(member.raft.configuration.voters), compress))
         return found
 
-    async def poll(
-        self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str
-    ) -> tuple[dict[str, int], list[Buffer]]:
-        """Record blocks from `offset`. `consistency`: local (this member as it is), leader, linearizable (a ReadIndex
-        round)."""
-        member = await self._consistent(name, consistency)
-        config = self.config
-        return await log_reader.poll(
-            self.system, member, offset, min(max_records, config.entry_records_max),
-            min(max_bytes, config.poll_bytes_max), min(wait_s, config.poll_wait_s_max), bodies,
-        )  # fmt: skip
-
-    async def read_body(
-        self, name: str, offset: int, start: int, stop: int | None, stored: bool = False
-    ) -> Buffer | log_reader.Encoded:
-        """Bytes start..stop of one record's body, from this member; see `log_reader.read_body`."""
-        return await log_reader.read_body(self.system, self.system.member(name), offset, start, stop, stored)
-
-    async def log_rows(self, after: str, names: Sequence[str] | None, limit: int) -> list[list[Any]]:
-        """This node's append logs, by name; wakes none."""
-        return await log_scan.log_rows(self.system, after, names, limit)
-
-    async def scan(
-        self, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None
-    ) -> tuple[dict[str, Any], list[Buffer]]:
-        """Columns of records of many logs, from the members on this node."""
-        return await log_scan.scan(self.system, ranges, max_bytes, max_records, body_bytes)
-
-    async def audit(self, name: str, uid: int, index: int, offset: int, max_bytes: int) -> dict[str, Any]:
-        """A step of an audit of this node's copy of a log."""
-        return await log_audit.audit(self.system, name, uid, index, offset, max_bytes)
-
-    async def seek(self, times: Sequence[tuple[str, int, int]]) -> list[int | dict[str, Any]]:
-        """Offsets by time."""
-        return await log_scan.seek(self.system, times)
-
-    async def bounds(self, name: str, consistency: str = "local") -> dict[str, int]:
-        """Start and end of an append log."""
-        machine = log_reader.append_log(await self._consistent(name, consistency))
-        return {"start": machine.start, "end": machine.end, "node": self.node_id}
-
-    async def truncate(self, name: str, before: int) -> int:
-        """Drop the records before an offset; returns the log's start. On the leader only; raises `NotLeader`,
-        `Rejected`."""
-        member = self.system.member(name)
-        self.system.check_leader(member)
-        machine = log_reader.append_log(member)
-        if before > machine.end:
-            await self.system.read_index(member)
-        before = min(before, machine.end) if before <= machine.end else before
-        position = log_reader.position_of(self.system, member, min(before, machine.end))
-        reply = await self.command(member, truncate_command(before, position), reserved=True)
-        start: int = TRUNCATE_REPLY.unpack(reply)[0]
-        return start
-
-    async def command(self, member: Member, command: bytes, *, reserved: bool = False) -> bytes:
-        """Commit one command without payload and return the machine's reply. `reserved`: it frees space."""
-        (frame,) = encode_frame([(b"", None)], command=command)
-        return await self.commit(member, [frame], reserved=reserved)
-
-    async def commit(self, member: Member, frame: Sequence[Buffer], *, reserved: bool = False) -> bytes:
-        """Commit one frame from inside this process. Raises what the frame's reply says."""
-        sink = Answer()
-        whole = memoryview(frame[0] if len(frame) == 1 else b"".join(frame))
-        self.system.submit(member.uid, whole, sink, 0, reserved=reserved)
-        return await sink.wait()
-
     # Sessions
 
     async def open_session(self, name: str, session: int, client: int, ttl_ms: int) -> None:
@@ -247,12 +176,14 @@ class Node:
                 raise Refused(f"group {name!r}: entry {index} of term {term} was overwritten in term {found}")
         return member.raft.applied
 
-    async def query(self, name: str, request: bytes, consistency: str = "leader", index: int = 0) -> bytes:
+    async def query(
+        self, name: str, request: bytes, consistency: str = "leader", index: int = 0, *, staleness_s: float = 0.0
+    ) -> bytes:
         """Ask a machine something: its own `query` method answers. `index`: not before this member has applied it.
 
         `consistency` as in `poll`. Raises `BadRequest` for a machine without queries, what a `Reject` says, `Busy`.
         """
-        member = await self._consistent(name, consistency)
+        member = await self.consistent(name, consistency, staleness_s)
         if index:
             await self.wait_applied(name, index, wait_s=self.config.poll_wait_s_max)
         member.check_running()
@@ -362,17 +293,6 @@ class Node:
     def status(self) -> dict[str, Any]:
         """Counters and sizes of this node; never waits."""
         return node_status(self.system)
-
-    async def _consistent(self, name: str, consistency: str) -> Member:
-        member = self.system.member(name)
-        if consistency == "leader":
-            self.system.check_leader(member)
-        elif consistency == "linearizable":
-            self.system.check_leader(member)
-            await self.system.read_index(member)
-        elif consistency != "local":
-            raise BadRequest(f"consistency {consistency!r} is not one of local, leader, linearizable")
-        return member
 
 
 def build_system(

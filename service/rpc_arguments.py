@@ -45,6 +45,13 @@ class Asked:
         """An integer from 0 up, or None."""
         return None if self._values.get(key) is None else self.number(key)
 
+    def uid(self, key: str) -> int:
+        """A group's uid; 0: whichever."""
+        value = self._values.get(key, 0)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= UID_MAX:
+            return value
+        raise BadRequest(f"{key} is a group's uid")
+
     def seconds(self, key: str) -> float:
         """A duration, bounded."""
         value = self._values.get(key, 0.0)

@@ -72,7 +72,9 @@ class SystemPort(ScanPort, Protocol):
     async def wait_applied(self, name: str, index: int, term: int, wait_s: float) -> int:
         """Until this member has applied an index."""
 
-    async def query(self, name: str, request: bytes, consistency: str, index: int) -> bytes:
+    async def query(
+        self, name: str, request: bytes, consistency: str, index: int, *, staleness_s: float = 0.0
+    ) -> bytes:
         """Ask a group's machine something."""
 
     def receiving(self) -> None:
@@ -100,18 +102,27 @@ class SystemPort(ScanPort, Protocol):
         """(name, uid, leader or 0, members) of each group; raises `UnknownGroup`."""
 
     async def poll(
-        self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str
-    ) -> tuple[dict[str, Any], list[Buffer]]:
+        self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str,
+        *, staleness_s: float = 0.0, since: int | None = None, uid: int = 0,
+    ) -> tuple[dict[str, Any], list[Buffer]]:  # fmt: skip
         """The log's bounds and node, and record blocks."""
 
     async def read_body(self, name: str, offset: int, start: int, stop: int | None, stored: bool = False) -> Any:
         """A range of one record's body, or of what is stored of it."""
 
-    async def bounds(self, name: str, consistency: str) -> dict[str, Any]:
+    async def bounds(
+        self, name: str, consistency: str, *, staleness_s: float = 0.0, uid: int = 0
+    ) -> dict[str, Any]:  # fmt: skip
         """``{start, end, node}`` of a log."""
 
     async def truncate(self, name: str, before: int) -> int:
         """Drop the records before an offset; the log's start afterwards."""
+
+    async def retain(self, name: str, ms: int, size: int, records: int) -> int:
+        """Limits on what a log keeps; its start afterwards."""
+
+    async def open_producer(self, name: str, producer: int) -> int:
+        """The highest sequence that a producer has written."""
 
     async def snapshot(self, names: Sequence[str] | None) -> object:
         """Snapshot groups."""
@@ -199,16 +210,31 @@ async def _locate(system: SystemPort, asked: Asked) -> object:
     return rows
 
 
+def _freshness(asked: Asked) -> dict[str, Any]:
+    """What a read says about whose state it wants, and how old: only what was said."""
+    found: dict[str, Any] = {}
+    staleness, uid = asked.seconds("staleness_s"), asked.uid("uid")
+    if staleness:
+        found["staleness_s"] = staleness
+    if uid:
+        found["uid"] = uid
+    return found
+
+
 async def _poll(system: SystemPort, asked: Asked) -> Data:
     name, consistency = asked.text("name"), asked.text("consistency", "leader")
     offset, bodies = asked.number("offset", least=LATEST), asked.flag("bodies", True)
     records, size, wait = asked.number("max_records"), asked.number("max_bytes"), asked.seconds("wait_s")
-    if offset == LATEST or not records:
-        bounds = await system.bounds(name, consistency)
+    more: dict[str, Any] = _freshness(asked)
+    since = asked.optional_number("since")
+    if since is not None:
+        more["since"] = since
+    elif offset == LATEST or not records:
+        bounds = await system.bounds(name, consistency, **more)
         offset = bounds["end"]
         if not records or not wait:
             return Data(bounds, ())
-    header, blocks = await system.poll(name, offset, records, size, wait, bodies, consistency)
+    header, blocks = await system.poll(name, offset, records, size, wait, bodies, consistency, **more)
     return Data(header, blocks)
 
 
@@ -223,11 +249,21 @@ async def _read_body(system: SystemPort, asked: Asked) -> Data:
 
 
 async def _latest(system: SystemPort, asked: Asked) -> object:
-    return await system.bounds(asked.text("name"), asked.text("consistency", "leader"))
+    return await system.bounds(asked.text("name"), asked.text("consistency", "leader"), **_freshness(asked))
 
 
 async def _truncate(system: SystemPort, asked: Asked) -> object:
     return await system.truncate(asked.text("name"), asked.number("before"))
+
+
+async def _retain(system: SystemPort, asked: Asked) -> object:
+    return await system.retain(
+        asked.text("name"), asked.number("ms", 0), asked.number("bytes", 0), asked.number("records", 0)
+    )
+
+
+async def _producer(system: SystemPort, asked: Asked) -> object:
+    return await system.open_producer(asked.text("name"), asked.number("producer", least=1))
 
 
 async def _session_open(system: SystemPort, asked: Asked) -> object:
@@ -255,7 +291,9 @@ async def _wait_applied(system: SystemPort, asked: Asked) -> object:
 
 async def _query(system: SystemPort, asked: Asked) -> object:
     consistency, index = asked.text("consistency", "leader"), asked.number("index", 0)
-    return await system.query(asked.text("name"), asked.raw("request"), consistency, index)
+    staleness = asked.seconds("staleness_s")
+    more = {"staleness_s": staleness} if staleness else {}
+    return await system.query(asked.text("name"), asked.raw("request"), consistency, index, **more)
 
 
 async def _snapshot(system: SystemPort, asked: Asked) -> object:
@@ -318,6 +356,8 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "read_body": _read_body,
         "latest": _latest,
         "truncate": _truncate,
+        "retain": _retain,
+        "producer": _producer,
         "session_open": _session_open,
         "session_close": _session_close,
         "heartbeat": _heartbeat,

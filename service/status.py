@@ -182,6 +182,8 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
         row |= {"start": machine.start, "end": machine.end}
     if brief:
         return row
+    if isinstance(machine, AppendLog) and machine.retention is not None and machine.producers is not None:
+        row |= {"retention": machine.retention.policy._asdict(), "producers": len(machine.producers.by_number)}
     row["machine_state"] = effects.describe(member)
     configuration = raft.configuration
     row |= {

@@ -16,6 +16,7 @@ from ..errors import LogyardError, Outdated
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, APPEND_REPLY, Message
 from .blob_shapes import check_shape
+from .follower_reads import READ_ASK, READ_INDEX
 from .versions import MACHINE_VERSIONS
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ class Inbound:
                 self.system.directory.on_blob(node, kind, request, header)
             elif kind == MACHINE_VERSIONS:
                 self.system.versions.on_blob(node, header)
+            elif kind in (READ_ASK, READ_INDEX):
+                self.system.follower_reads.on_blob(node, kind, request, header)
             elif kind >= SLEEP:
                 self.system.hibernation.on_blob(node, kind, request, header)
             elif kind == SNAPSHOT_OFFER:

@@ -40,6 +40,7 @@ from .departures import Departures
 from .directory import Directory
 from .disk_pace import SlowDisk
 from .durability import Durability, metadata_bytes
+from .follower_reads import FollowerReads
 from .heartbeats import Heartbeats
 from .hibernation import Hibernation
 from .inbound import Inbound
@@ -137,6 +138,7 @@ class System:
         self.hibernation = Hibernation(self)
         self.names = Names(self.hibernation.sleepers)
         self.versions = Versions(self)
+        self.follower_reads = FollowerReads(self)
         self.delivery = Delivery(self)
         # Members that lead and have timers or follow-ups pending, and those whose machine wants ticks.
         self.timed: set[Member] = set()

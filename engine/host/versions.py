@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LogyardError
+from ..errors import Busy, LogyardError, Refused
 from ..raft.core import LEADER
 from .member import HALTED, RUNNING, Member
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .system import System
 
 log = logging.getLogger(__name__)
+
+
+SAID_S = 0.2
+"""Nodes tell each other what they know within a second after they meet."""
 
 
 class UnknownVersion(Exception):
@@ -30,17 +34,21 @@ class UnknownVersion(Exception):
 
 
 class Versions:
-    """What this node and the others know. `own`: newest version by machine kind."""
+    """What this node and the others know. `own`: newest version by machine kind; `on_demand`: kinds whose machines say
+    `upgrade_on_demand`: a group of them is upgraded by `require`, when somebody needs it."""
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.own: dict[str, int] = {}
+        self.on_demand: set[str] = set()
         self.nodes: dict[int, dict[str, int]] = {}
         self._unsaid: set[int] = set()
 
     def learn(self, member: Member) -> None:
         """A member's machine says how new its kind is here; a kind that is new here is told to all nodes."""
         kind = member.spec.machine
+        if getattr(member.machine, "upgrade_on_demand", False):
+            self.on_demand.add(kind)
         if self.own.get(kind) != member.machine.version:
             self.own[kind] = member.machine.version
             self._unsaid |= self.system.peers.nodes
@@ -69,7 +77,12 @@ class Versions:
         for known in self.nodes.values():
             for kind, version in known.items():
                 newest[kind] = max(version, newest.get(kind, 0))
-        moving = {kind for kind, version in newest.items() if version > 1}
+        # Of a kind on demand only members that wait for a newer program are of interest: here that can be none.
+        moving = {
+            kind
+            for kind, version in newest.items()
+            if version > 1 and not (kind in self.on_demand and self.own.get(kind) == version)
+        }
         if moving:
             for member in list(self.system.members.values()):
                 if member.raft.role == LEADER and member.spec.machine in moving:
@@ -77,6 +90,8 @@ class Versions:
 
     def _look_at(self, member: Member, newest: int) -> None:
         if newest <= member.version and member.state == RUNNING:
+            return
+        if member.state == RUNNING and member.spec.machine in self.on_demand:
             return
         raft = member.raft
         target = self.supported(member)
@@ -101,6 +116,23 @@ class Versions:
         if able:
             raft.transfer(max(able, key=lambda node: (self.knows(node, kind), -node)))
             self.system.active.add(member)
+
+    async def require(self, member: Member, version: int) -> None:
+        """Bring a group's machine to a version, if it is not there yet; on the leader. Raises `Refused` while too few
+        voters' nodes know it, `Busy` while some that are up have not said yet, `NotLeader`."""
+        if member.version >= version:
+            return
+        self.system.check_leader(member)
+        short = self.supported(member) < version
+        voters = {*member.raft.configuration.voters, *member.raft.configuration.outgoing} & self.system.live
+        if short and any(not self.knows(node, member.spec.machine) for node in voters):
+            raise Busy("what other nodes know of machines", SAID_S)
+        if short or member.machine.version < version:
+            raise Refused(
+                f"group {member.spec.name!r} needs version {version} of its machine for this, which too few of its "
+                "nodes know: update them, or try again when they are up"
+            )
+        await self.system.commit(member, "upgrade", version)
 
     def supported(self, member: Member) -> int:
         """The newest version that enough voters know: a majority or `machine_upgrade_percent`, of both sets in a joint

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, TypeAlias
 from logyard.engine.entry import COMMANDS, CONFIGURATION, Entry, frames_of, is_guarded, records_in, timestamp_of
 from logyard.engine.errors import WrongIdentity
 from logyard.engine.host import replica, rows
+from logyard.engine.host.machine_state import MachineState
 from logyard.engine.host.member import Spec
 from logyard.engine.host.sessions import Sessions, apply_guarded, run_batch
 from logyard.engine.host.uploads import Uploads
 from logyard.engine.log.meta_rows import Run, StateRow
 from logyard.engine.log.recovered import Recovered
-from logyard.engine.machine import Batch, BatchMachine, Context, Effect, Frame, Machine, Release
+from logyard.engine.machine import Batch, BatchMachine, Context, Effect, Frame, Machine, Release, Timer
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.snapshot.format import Snapshot
 from logyard.machines.registry import create_machine
@@ -315,17 +316,21 @@ class Replay:
     """A group's machine and the engine's tables: as of its snapshot, then moved on entry by entry. `exact`: nothing
     was applied that only a running node can apply."""
 
-    __slots__ = ("uid", "machine", "sessions", "uploads", "exact")
+    __slots__ = ("uid", "machine", "version", "sessions", "uploads", "kept", "exact")
 
     def __init__(self, group: GroupLog) -> None:
         self.uid = group.spec.uid
         self.machine: Machine = create_machine(group.spec.machine, group.spec.arguments)
         self.sessions: Sessions | None = None
         self.uploads: Uploads | None = None
+        self.kept = MachineState()
+        self.version = 1
         self.exact = isinstance(self.machine, BatchMachine)
         if group.snapshot is not None:
             sections, engine = replica.split(group.snapshot.sections)
             self.machine.restore(sections)
+            self.version = group.snapshot.version
+            self.kept = MachineState.of_sections(engine) or self.kept
             self.sessions = replica.sessions_of(engine)
             self.uploads = replica.uploads_of(self.uid, engine)
 
@@ -334,21 +339,45 @@ class Replay:
         if not isinstance(self.machine, BatchMachine):
             return ()
         data = entry.data
-        context = Context(self.uid, entry.index, entry.term, timestamp_of(data), self.machine.version, records_in(data))
+        context = Context(self.uid, entry.index, entry.term, timestamp_of(data), self.version, records_in(data))
         batch_of, frames = self.machine.apply_batch, list(frames_of(data))
+        own_effects: list[Effect] = []
 
         def run(context: Context, shown: list[Frame]) -> Batch:
             return run_batch(batch_of, context, shown)
 
         def own(context: Context, command: list[Any]) -> bytes:
-            self.exact = False
+            own_effects.extend(self._own(context, *command))
             return b""
 
-        if not is_guarded(data):
-            return run(context, frames).effects
-        guarded = apply_guarded(self.sessions, context, frames, run, own, uploads=self.uploads, data=data)
-        self.sessions, batch, self.uploads = guarded
-        return batch.effects
+        if is_guarded(data):
+            guarded = apply_guarded(self.sessions, context, frames, run, own, uploads=self.uploads, data=data)
+            self.sessions, batch, self.uploads = guarded
+        else:
+            batch = run(context, frames)
+        effects = [*own_effects, *batch.effects]
+        for effect in effects:
+            if isinstance(effect, Timer):
+                self.kept.set_timer(effect.name, effect.due_ms, False)
+        return effects
+
+    def _own(self, context: Context, name: str, *arguments: Any) -> Sequence[Effect]:
+        """A command of the engine's own, as far as a stopped log can apply it."""
+        machine: Any = self.machine
+        if name == "upgrade":
+            if self.version < arguments[0] <= machine.version:
+                if hasattr(machine, "upgrade"):
+                    machine.upgrade(self.version, arguments[0])
+                self.version = arguments[0]
+        elif name == "timer" and hasattr(machine, "on_timer"):
+            timer, due = arguments
+            if self.kept.timers.get(timer) == due:
+                del self.kept.timers[timer]
+                found: Sequence[Effect] = machine.on_timer(context, timer).effects
+                return found
+        else:
+            self.exact = False
+        return ()
 
 
 def _extend(holes: list[Hole], first: int, last: int, segment: int) -> None:

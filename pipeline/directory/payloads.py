@@ -13,7 +13,8 @@ from pathlib import Path
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Entry, Unit, frames_of, unit_hash, units_of
 from logyard.engine.ranges import subtract, union
-from logyard.machines.log import AppendLog, slices
+from logyard.machines.log import AppendLog
+from logyard.machines.slices import slices
 from logyard.payloads.errors import GenerationFailed, PayloadCorrupt, PayloadError
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
@@ -300,6 +301,8 @@ class _Group:
         for index, entry, _, _ in in_order(self.group, self._segments):
             if entry is not None:
                 found.setdefault(index, entry.data)
+        if machine.keys is not None:
+            return found.keys() >= machine.keys.entries.keys()
         start, offset = machine.start_position, machine.start
         for index in sorted(found):
             if index >= start.index:

@@ -184,6 +184,8 @@ class StoppedLog:
                 f"log {self.name!r}: an operator's command in it can only be applied by a node; start the node and "
                 "take a snapshot of the log"
             )
+        if replay.machine.keys is not None:
+            raise LogyardError(f"log {self.name!r} is keyed, which can't be read from a directory yet: start the node")
         self.machine, self.applied = replay.machine, at
 
     def _hole(self, first: int, last: int) -> Corrupt:

@@ -14,7 +14,7 @@ from xxhash import xxh3_128, xxh3_128_digest
 
 from logyard.client.compression import ENVELOPE_BYTES, MARK, Encoding, originals, parse
 from logyard.engine.entry import ABSENT, LARGE, Unit, frames_of, table_of, timestamp_of, units_of
-from logyard.machines.log import Long, Slice, slices
+from logyard.machines.slices import Long, Slice, slices
 
 from ..schema import COLUMNS, arrow_schema
 from ..sources import GAP, RECORD, Reading

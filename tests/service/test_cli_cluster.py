@@ -64,6 +64,38 @@ def alive(pid: int) -> bool:
         return False
 
 
+def test_a_log_keeps_what_it_is_told_and_is_read_from_a_time_on(ask: Callable[..., dict[str, Any]]) -> None:
+    ask("create", "kept")
+    ask("append", "kept", text="".join(f"{number}\n" for number in range(8)))
+    for number in range(8, 40):
+        ask("append", "kept", text=f"{number}\n")
+    stamps = [record["timestamp"] for record in ask("read", "kept")["records"]]
+    found = ask("read", "kept", "--since", str(stamps[20]), "--count", "2")["records"]
+    assert [record["offset"] for record in found] == [stamps.index(stamps[20]), stamps.index(stamps[20]) + 1]
+    assert ask("read", "kept", "--since", "2999-01-01")["records"] == []
+    done = ask("retain", "kept", "--records", "16", "--age", "7d", "--bytes", "1GiB")
+    assert done["age_s"] == 7 * 86_400 and done["bytes"] == 1 << 30
+    for number in range(40, 60):
+        ask("append", "kept", text=f"{number}\n")
+    shown = ask("describe", "kept")
+    assert shown["retention"] == {"ms": 604_800_000, "bytes": 1 << 30, "records": 16} and shown["producers"] == 0
+    assert 16 <= shown["end"] - shown["start"] <= 18
+    assert ask("retain", "kept")["records"] == 0
+    for words in (
+        ("retain", "kept", "--age", "soon"),
+        ("retain", "kept", "--bytes", "much"),
+        ("read", "kept", "--since", "x"),
+    ):
+        assert ask(*words, code=2)["error"]["code"]
+    assert ask("read", "kept", "--since", "1", "--from", "1", code=2)["error"]["code"]
+    ask("create", "profiles", "--compact", "key")
+    for text in ("one", "two"):
+        ask("append", "profiles", "--key", "ann", text=text)
+    assert [record["payload"] for record in ask("read", "profiles")["records"]] == ["two"]
+    assert "needs a key" in ask("append", "profiles", text="x", code=2)["error"]["message"]
+    ask("delete", "kept", "profiles", "--yes")
+
+
 def test_a_log_lives_through_its_verbs(ask: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     assert ask("create", "orders", "other")["created"] == ["orders", "other"]
     assert {log["name"] for log in ask("list", "--prefix", "or")["logs"]} == {"orders"}

@@ -49,7 +49,9 @@ class Busybody(AppendLog):
         self.now = context.timestamp
         return super().apply_batch(context, frames)
 
-    def _other(self, at: int, frame: Frame, frames: Sequence[Frame], effects: list[Effect]) -> bytes | Reject:
+    def _other(
+        self, context: Context, frame: Frame, frames: Sequence[Frame], effects: list[Effect]
+    ) -> bytes | Reject | None:
         verb, _, rest = frame.commands.partition(b" ")
         text = rest.decode()
         if verb == b"boom":
@@ -64,7 +66,7 @@ class Busybody(AppendLog):
         elif verb == b"note":
             self.notes.append(f"note {text}")
         else:
-            return super()._other(at, frame, frames, effects)
+            return super()._other(context, frame, frames, effects)
         return b"done"
 
     def on_timer(self, context: Context, name: str) -> Applied:

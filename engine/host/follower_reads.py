@@ -1,0 +1,123 @@
+"""Reads of any member with a bound on their age: what was committed so long ago is applied here (Raft thesis 6.4).
+
+A member asks its leader for a read index, which the leader confirms with a quorum, and remembers when it asked. Until
+that is older than a reader allows, and once it is applied here, reads are answered without asking anybody. Only this
+node's own clock is read, and only for lengths of time. Invariant: a read within `s` seconds holds everything that was
+acknowledged `s` seconds before it came; within 0 it is linearizable. One round a group is under way, for all readers.
+Called by `service.log_verbs`; `inbound` brings what nodes say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..errors import Busy, LogyardError, NotLeader
+from ..raft.core import LEADER
+
+if TYPE_CHECKING:
+    from .member import Member
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+READ_ASK = 20
+"""Blob kind: {"uid"}: what is the group's read index?"""
+READ_INDEX = 21
+"""Blob kind: {"uid", "index", "error"}: the answer."""
+PATIENCE_S = 2.0
+RETRY_S = 0.05
+KNOWN_MAX = 10_000
+"""Groups whose last round is remembered."""
+
+
+class FollowerReads:
+    """One node's. `_known`: by group when its last round began (s, the loop's clock), and the index it brought."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self._known: dict[int, tuple[float, int]] = {}
+        self._rounds: dict[int, trio.Event] = {}
+        self._asked: dict[int, tuple[trio.Event, list[Mapping[str, Any]]]] = {}
+        self._next = 0
+
+    async def within(self, member: Member, staleness_s: float) -> None:
+        """Until this member has applied everything that was committed `staleness_s` before this call. Raises `Busy`
+        while there is nobody to say what that is, `GroupStopped`."""
+        uid = member.uid
+        came = trio.current_time()
+        while True:
+            member.check_running()
+            began, index = self._known.get(uid, (-1.0, 0))
+            if began >= came - staleness_s and began >= 0 and member.raft.applied >= index:
+                return
+            under_way = self._rounds.get(uid)
+            if under_way is None:
+                await self._round(member)
+            else:
+                await under_way.wait()
+
+    async def _round(self, member: Member) -> None:
+        uid = member.uid
+        over = self._rounds[uid] = trio.Event()
+        try:
+            began = trio.current_time()
+            with trio.move_on_after(PATIENCE_S):
+                index = await self._index(member)
+                await self.system.wait(member, lambda: member.raft.applied >= index)
+                self._known.pop(uid, None)
+                self._known[uid] = (began, index)
+                if len(self._known) > KNOWN_MAX:
+                    del self._known[next(iter(self._known))]
+                return
+            raise Busy("a leader's word on what is committed", RETRY_S)
+        finally:
+            del self._rounds[uid]
+            over.set()
+
+    async def _index(self, member: Member) -> int:
+        system = self.system
+        leader = member.raft.leader
+        if member.raft.role == LEADER:
+            try:
+                return await system.read_index(member)
+            except NotLeader:
+                raise Busy("a leader of the group", RETRY_S) from None
+        self._next += 1
+        request, answered, answer = self._next, trio.Event(), []  # type: int, trio.Event, list[Mapping[str, Any]]
+        self._asked[request] = answered, answer
+        try:
+            if not leader or not system.peers.send_blob(leader, READ_ASK, request, {"uid": member.uid}):
+                raise Busy("a leader of the group", RETRY_S)
+            await answered.wait()
+        finally:
+            del self._asked[request]
+        if answer[0]["error"] is not None:
+            raise Busy(f"a leader's word on what is committed ({answer[0]['error']})", RETRY_S)
+        index: int = answer[0]["index"]
+        return index
+
+    def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
+        """Another node asks, or answers."""
+        if kind == READ_ASK:
+            self.system.nursery.start_soon(self._answer, node, request, header["uid"])
+        elif request in self._asked:
+            answered, answer = self._asked[request]
+            answer.append(header)
+            answered.set()
+
+    async def _answer(self, node: int, request: int, uid: int) -> None:
+        index, error = 0, None
+        with trio.move_on_after(PATIENCE_S):
+            try:
+                member = self.system.hibernation.find(uid)
+                if member is None:
+                    error = "the group is not here"
+                else:
+                    index = await self.system.read_index(member)
+            except LogyardError as refusal:
+                error = str(refusal)
+            self.system.peers.send_blob(node, READ_INDEX, request, {"uid": uid, "index": index, "error": error})

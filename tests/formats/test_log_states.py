@@ -1,0 +1,45 @@
+"""Snapshots of append logs on users' disks: today's code writes those of each machine version byte for byte, and reads
+them."""
+
+from __future__ import annotations
+
+import pytest
+
+from logyard.machines.command import APPEND, produce_command, retain_command
+from logyard.machines.log import AppendLog
+
+from .log_states import frame, golden, state
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_log_is_snapshotted_byte_for_byte(version: int) -> None:
+    """The file of version 1 was written by a program that knew no other."""
+    assert state(version).snapshot() == {"log": golden(version).read_bytes()}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_old_snapshot_is_read_and_goes_on(version: int) -> None:
+    log = AppendLog()
+    log.restore({"log": golden(version).read_bytes()})
+    assert log.snapshot() == state(version).snapshot()
+    assert (log.start, log.end, log.retention is None, log.producers is None) == (10, 1131, version == 1, version == 1)
+    assert list(log.live_refs()) == list(state(version).live_refs())
+
+
+def test_an_upgraded_log_keeps_what_it_had() -> None:
+    log = AppendLog()
+    log.restore({"log": golden(1).read_bytes()})
+    log.upgrade(1, 2)
+    copy = AppendLog()
+    copy.restore(log.snapshot())
+    for one in (log, copy):
+        assert (one.start, one.end, one.anchors) == (10, 1131, state(1).anchors)
+        assert list(one.live_refs()) == list(state(1).live_refs())
+    assert copy.snapshot() == log.snapshot()
+
+
+def test_version_1_answers_the_commands_of_version_2_as_it_always_did() -> None:
+    """A member with a newer program and one with an older must agree until the new version is in force."""
+    more = [frame(produce_command(7, 1)), frame(retain_command(0, 0, 5)), frame(APPEND)]
+    log = state(1, more)
+    assert log.end == 1132 and log.retention is None and [at for at, _, _ in log.holes[-2:]] == [1212, 1213]

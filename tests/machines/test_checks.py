@@ -1,0 +1,128 @@
+"""The checkers that users import: a sound machine passes them, and each fault is found and named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from logyard.engine.machine import Machine, Reject, Release
+from logyard.machines.command import APPEND, produce_command, retain_command
+from logyard.machines.log import AppendLog
+from logyard.testing import (
+    Command,
+    EndSession,
+    Entry,
+    Parted,
+    Rehearsal,
+    Step,
+    Upgrade,
+    Wait,
+    check_deterministic,
+    check_restore,
+)
+from tests.source_tree import ROOT
+
+from . import faulty
+
+SCRIPT: list[Step] = [
+    *(Command(b"add %s" % word, (100 * number,)) for number, word in enumerate(b"one two three four five".split(), 1)),
+    Command(b"list", (5,)),
+    Command(b"add two", (50,)),
+    Entry((Command(b"drop one"), Command(b"drop nobody", (7,)), Command(b"add six", (8,)))),
+    Command(b"later 500 three", (1,)),
+    Command(b"later 200 four"),
+    Wait(300),
+    Upgrade(2),
+    Command(b"twice seven", (3,)),
+    Wait(10_000),
+    Command(b"list"),
+    Command(b"watch 9"),
+    EndSession(8),
+    EndSession(9),
+    Command(b"add eight", (1,)),
+]
+
+
+def test_a_sound_machine_passes() -> None:
+    check_deterministic(faulty.Sound, SCRIPT)
+    run = check_restore(faulty.Sound, SCRIPT)
+    assert run.machine.words == {"eight": [run.index, 0]} and list(run.live.values()) == [1]  # type: ignore[attr-defined]
+    assert run.now == Rehearsal(faulty.Sound).now + 10_300
+
+
+@pytest.mark.parametrize("make", [faulty.Unordered, faulty.UnorderedState, faulty.Addressed])
+def test_what_differs_between_processes_is_found(make: type[Machine]) -> None:
+    with pytest.raises(Parted) as caught:
+        check_deterministic(make, SCRIPT)
+    assert {"Unordered": [5], "UnorderedState": [1, 2, 3]}.get(make.__name__, [0]).count(caught.value.step)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (faulty.Forgetful, "step 1: replies and effects of a restored machine differ"),
+        (faulty.Leaking, "neither released nor in live_refs"),
+        (faulty.Shared, "changed an older snapshot"),
+        (faulty.Hasty, "that was refused"),
+    ],
+)
+def test_what_a_restart_would_show_is_found(make: type[Machine], says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        check_restore(make, SCRIPT)
+
+
+def test_what_can_not_be_found_by_another_process_is_refused() -> None:
+    class Local(faulty.Sound):
+        pass
+
+    with pytest.raises(ValueError, match="inside of a function"):
+        check_deterministic(Local, SCRIPT)
+
+
+def test_a_machine_that_raises_in_its_process_says_why() -> None:
+    with pytest.raises(RuntimeError, match="not enough values"):
+        check_deterministic(faulty.Sound, [Command(b"")])
+
+
+def test_a_program_s_own_machine_is_found_by_its_file(tmp_path: Path) -> None:
+    program = tmp_path / "mine.py"
+    program.write_text(
+        "from tests.machines.faulty import Unordered\n"
+        "from logyard.testing import Command, check_deterministic\n"
+        "class Mine(Unordered):\n    pass\n"
+        "if __name__ == '__main__':\n"
+        "    check_deterministic(Mine, [Command(b'add %d' % n) for n in range(20)] + [Command(b'list')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "step 20: replies and effects in two processes differ" in done.stderr, done.stderr
+
+
+def test_a_rehearsal_tells_what_happened() -> None:
+    run = Rehearsal(faulty.Sound)
+    assert run.command(b"add a", 100) == b"1" and run.command(b"add a", 50) == b"2"
+    assert run.effects(Release) == [Release((1, 0), (1, 1))] and list(run.live.values()) == [50]  # type: ignore[arg-type]
+    with pytest.raises(Reject):
+        run.command(b"drop b")
+    run.command(b"later 60 a")
+    assert run.wait(59) == [] and [seen.index for seen in run.wait(1)] == [5] and not run.live
+    run.check()
+
+
+def test_the_append_log_passes() -> None:
+    steps: list[Step] = [Upgrade(2), Command(retain_command(60_000, 0, 0))]
+    for number in range(60):
+        steps += [
+            Command(APPEND, (100, 5000)),
+            Entry((Command(produce_command(7, number // 2 + 1), (9,)), Command(b"?", (3,)), Command(APPEND, (1,)))),
+            Wait(5_000 if number % 7 else 70_000),
+        ]
+    # The payload of a frame that only says something lives until the log's start passes it.
+    run = check_restore(AppendLog, steps, check_live=False)
+    assert run.machine.start > 150  # type: ignore[attr-defined]
+    check_deterministic(AppendLog, steps)
