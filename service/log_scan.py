@@ -17,7 +17,7 @@ from logyard.client.columns import LONG_UNIT, Columns, Extra
 from logyard.client.scans import Range
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import Unit, timestamp_of
-from logyard.engine.errors import Corrupt, LogyardError, OutOfRange, UnknownGroup
+from logyard.engine.errors import Corrupt, LogyardError, OutOfRange, Refused, UnknownGroup
 from logyard.engine.host.member import RUNNING, Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
