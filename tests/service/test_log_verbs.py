@@ -166,8 +166,11 @@ async def test_followers_answer_within_a_bound(tmp_path: Path) -> None:
             assert len(page) == number + 1 and page.node == follower
             assert (await log.latest(node=follower, staleness=0)).end == number + 1
         assert await log.query(b"\x91\xa6bounds", node=follower, staleness=5) == b"\x92\x00\x0a"
+        asked = [(await log.poll(0, staleness=5)).node for _ in range(60)]
+        assert set(asked) == {1, 2, 3}, "any member answers where none is named"
         run.partition(follower)
         await log.append(b"", b"x")
+        assert len(await log.poll(0, staleness=0)) == 11, "one that can't tell is passed over"
         assert len(await log.poll(0, node=follower, staleness=3600)) == 10
         with pytest.raises(errors.Busy):
             await log.poll(0, node=follower, staleness=0, timeout=2.5)
