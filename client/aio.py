@@ -333,7 +333,7 @@ class Log(LogVerbs):
 
         `wait` (seconds): how long to wait for a first record. `node`: that member answers itself, whatever its role;
         `page.node` names who answered. `consistency`: ``local``, ``leader`` (default without `node`) or
-        ``linearizable``. `staleness` (seconds, with `node`): only once that member has applied everything that was
+        ``linearizable``. `staleness` (seconds): any member, or `node`, once it has applied everything that was
         committed so long ago. `since` (ms since 1970): not from `offset` but from the first record stamped then or
         later. Raises `OutOfRange` or `Gone` for an offset that is not there, `GroupStopped`, `Corrupt`.
         """

@@ -321,6 +321,7 @@ class Network(AsyncVerbs):
         `Link.call`."""
         if self.closed:
             raise LogyardError("the client is closed")
+        call = self.routes.spread(call, self.chance)
         deadline = self.clock() + (self.timeout if timeout is None else timeout)
         retry = Retry(deadline, self.chance, call.pinned)
         while True:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from . import wire
+from .admin import Call, T
 from .errors import BadRequest, Busy, LogyardError, NoSpace, NotLeader, WrongIdentity, error_of
 from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, Buffer, ProtocolError
 
@@ -203,6 +205,13 @@ class Routes:
     def leader(self, name: str) -> int:
         """The node that leads a group as far as is known, or 0."""
         return self.groups[name][1] if name in self.groups else 0
+
+    def spread(self, call: Call[T], chance: random.Random) -> Call[T]:
+        """A read with a bound on its age that names no node: for any member of its group, not only the leader."""
+        if "staleness_s" not in call.arguments or call.pinned or call.group not in self.groups:
+            return call
+        members = self.groups[call.group][2]
+        return replace(call, group="", nodes=tuple(chance.sample(members, len(members))))
 
     def stumbled(self, name: str, error: LogyardError) -> None:
         """A request to the leader failed: forget it, unless it is the right one and merely busy."""

@@ -139,6 +139,8 @@ class Yard(SyncVerbs):
 
     def run(self, call: Call[T], timeout: float | None = None) -> T:
         """Ask, again where that is allowed, until answered or out of time. Raises a `LogyardError`."""
+        with self._lock:
+            call = self._routes.spread(call, self._chance)
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         retry = Retry(deadline, self._chance, call.pinned)
         while True:

@@ -46,7 +46,7 @@ from .command import (
 )
 from .keyed import KEYS_MAX, Keys, keys_of
 from .producers import Producers
-from .retention import AGE_MS_MIN, TIMER, Policy, Retention
+from .retention import AGE_MS_MAX, AGE_MS_MIN, TIMER, Policy, Retention
 from .slices import Long, payload_of, runs_of
 
 ANCHOR_ENTRIES = 1024
@@ -313,8 +313,8 @@ class AppendLog:
     def _retain(self, policy: Policy, effects: list[Effect]) -> bytes | Reject:
         kept = self.retention
         assert kept is not None
-        if 0 < policy.ms < AGE_MS_MIN:
-            return Reject("bad_request", f"records are kept for {AGE_MS_MIN} ms or more, not for {policy.ms}")
+        if policy.ms and not AGE_MS_MIN <= policy.ms <= AGE_MS_MAX:
+            return Reject("bad_request", f"records are kept for {AGE_MS_MIN} to {AGE_MS_MAX} ms, not for {policy.ms}")
         kept.policy = policy
         if kept.due:
             # It is set anew when this entry is applied, if it is still of use.

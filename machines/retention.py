@@ -15,6 +15,8 @@ TIMER = "retention"
 PARTS = 8
 """A limit is kept to an eighth of it."""
 AGE_MS_MIN = 1000
+AGE_MS_MAX = 1 << 50
+"""So that a time to come is a number that can be stored."""
 WAITS = 64
 """Timers of an idle log are at least a 64th of its age apart."""
 UNKNOWN = -1

@@ -30,6 +30,8 @@ READ_INDEX = 21
 """Blob kind: {"uid", "index", "error"}: the answer."""
 PATIENCE_S = 2.0
 RETRY_S = 0.05
+ANSWERS_MAX = 1024
+"""Groups that other nodes wait for at once: a task each, while it lasts."""
 KNOWN_MAX = 10_000
 """Groups whose last round is remembered."""
 
@@ -43,6 +45,7 @@ class FollowerReads:
         self._rounds: dict[int, trio.Event] = {}
         self._asked: dict[int, tuple[trio.Event, list[Mapping[str, Any]]]] = {}
         self._next = 0
+        self._answering = 0
 
     async def within(self, member: Member, staleness_s: float) -> None:
         """Until this member has applied everything that was committed `staleness_s` before this call. Raises `Busy`
@@ -103,7 +106,11 @@ class FollowerReads:
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
         """Another node asks, or answers."""
         if kind == READ_ASK:
-            self.system.nursery.start_soon(self._answer, node, request, header["uid"])
+            if self._answering < ANSWERS_MAX:
+                self._answering += 1
+                self.system.nursery.start_soon(self._answer, node, request, header["uid"])
+            else:
+                self._say(node, request, header["uid"], 0, "too many ask")
         elif request in self._asked:
             answered, answer = self._asked[request]
             answer.append(header)
@@ -111,13 +118,19 @@ class FollowerReads:
 
     async def _answer(self, node: int, request: int, uid: int) -> None:
         index, error = 0, None
-        with trio.move_on_after(PATIENCE_S):
-            try:
-                member = self.system.hibernation.find(uid)
-                if member is None:
-                    error = "the group is not here"
-                else:
-                    index = await self.system.read_index(member)
-            except LogyardError as refusal:
-                error = str(refusal)
-            self.system.peers.send_blob(node, READ_INDEX, request, {"uid": uid, "index": index, "error": error})
+        try:
+            with trio.move_on_after(PATIENCE_S):
+                try:
+                    member = self.system.hibernation.find(uid)
+                    if member is None:
+                        error = "the group is not here"
+                    else:
+                        index = await self.system.read_index(member)
+                except LogyardError as refusal:
+                    error = str(refusal)
+                self._say(node, request, uid, index, error)
+        finally:
+            self._answering -= 1
+
+    def _say(self, node: int, request: int, uid: int, index: int, error: str | None) -> None:
+        self.system.peers.send_blob(node, READ_INDEX, request, {"uid": uid, "index": index, "error": error})

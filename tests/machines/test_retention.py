@@ -162,9 +162,21 @@ def test_limits_can_be_changed_and_taken_away() -> None:
     assert msgpack.unpackb(run.log.query(msgpack.packb(["retention"]))) == [0, 0, 10]
 
 
-def test_a_limit_of_less_than_a_second_is_refused() -> None:
-    reply = Run().retain(ms=999)
-    assert isinstance(reply, Reject) and reply.code == "bad_request"
+@pytest.mark.parametrize("ms", [1, 999, (1 << 50) + 1, (1 << 64) - 1])
+def test_an_age_that_makes_no_sense_is_refused(ms: int) -> None:
+    run = Run()
+    run.append()
+    reply = run.retain(ms=ms)
+    assert isinstance(reply, Reject) and reply.code == "bad_request" and run.timer is None
+
+
+def test_the_largest_limits_can_be_stored() -> None:
+    run = Run()
+    run.append()
+    run.retain(ms=1 << 50, size=(1 << 64) - 1, records=(1 << 64) - 1)
+    copy = AppendLog()
+    copy.restore(run.log.snapshot())
+    assert copy.snapshot() == run.log.snapshot() and run.timer == run.now + (1 << 50) + 1
 
 
 def test_version_1_knows_no_limits() -> None:

@@ -166,8 +166,11 @@ async def test_followers_answer_within_a_bound(tmp_path: Path) -> None:
             assert len(page) == number + 1 and page.node == follower
             assert (await log.latest(node=follower, staleness=0)).end == number + 1
         assert await log.query(b"\x91\xa6bounds", node=follower, staleness=5) == b"\x92\x00\x0a"
+        asked = [(await log.poll(0, staleness=5)).node for _ in range(60)]
+        assert set(asked) == {1, 2, 3}, "any member answers where none is named"
         run.partition(follower)
         await log.append(b"", b"x")
+        assert len(await log.poll(0, staleness=0)) == 11, "one that can't tell is passed over"
         assert len(await log.poll(0, node=follower, staleness=3600)) == 10
         with pytest.raises(errors.Busy):
             await log.poll(0, node=follower, staleness=0, timeout=2.5)
@@ -241,3 +244,26 @@ def test_a_cursor_in_sqlite_moves_with_its_transaction(tmp_path: Path) -> None:
         assert late.load() is None and rival.load() == Cursor((1 << 64) - 1, 7)
         with pytest.raises(ValueError, match="name of a table"):
             SqliteCursor(db, "x", table="a; drop")
+
+
+async def test_large_payloads_go_with_the_limits_and_leave_nothing(tmp_path: Path) -> None:
+    async with yard_of(tmp_path) as (run, _, yard):
+        log = yard.log("log")
+        await log.retain(bytes=6 << 20)
+        body = bytes(range(256)) * 8192
+        for number in range(9):
+            await log.append(b"%d" % number, body)
+            await log.append(b"small", b"x")
+        await run.applied()
+        bounds = await log.latest()
+        # Of 2 MiB each: what is kept is three or four of them.
+        assert 6 <= bounds.end - bounds.start <= 9
+        first = next(number for number in range(9) if 2 * number >= bounds.start)
+        assert (await log.read(2 * first)).payload == body
+        for number in run.ids:
+            member = run.member(number)
+            assert run.system(number).snapshots.compare(member, member.raft.applied) == 0
+            freed = await run.nodes[number].compact()
+            live = freed["live_bytes_in_wal"] + freed["live_bytes_in_generations"]
+            assert 6 << 20 <= live <= (8 << 20) + 200_000, live
+            assert next(iter(await log.poll(bounds.start, node=number))).offset == bounds.start

@@ -98,5 +98,17 @@ async def test_a_blob_that_nobody_asked_for_does_nothing(tmp_path: Path) -> None
     async with cluster(tmp_path) as run:
         reads: Any = run.system(1).follower_reads
         reads.on_blob(2, follower_reads.READ_INDEX, 99, {"uid": 1, "index": 5, "error": None})
-        await reads._answer(2, 1, 12345)
+        reads.on_blob(2, follower_reads.READ_ASK, 1, {"uid": 12345})
+        assert reads._answering == 1
+        await until(lambda: not reads._answering, "it is answered: the group is not here")
         assert await within(run, 1, 0.0) == 0
+
+
+async def test_a_node_that_is_asked_too_much_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_reads, "ANSWERS_MAX", 0)
+    async with cluster(tmp_path) as run:
+        leader = await run.leader()
+        follower = next(node for node in run.ids if node != leader)
+        with pytest.raises(Busy, match="too many ask"):
+            await within(run, follower, 0.0)
+        assert await within(run, leader, 0.0) == 0, "who leads asks nobody else"
