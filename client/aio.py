@@ -152,7 +152,7 @@ class Yard(Network):
     async def open_session(self, name: str) -> Session:
         """A session of the group `name`, for any machine: exactly-once commands, and what the machine sends to it. It
         ends with `close`, with this client, or when the client is silent for its `session_ttl`."""
-        return await open_session(self, name)
+        return await open_session(self, name, Session)
 
     async def drain(self) -> None:
         """Wait until every append is acknowledged or failed."""
