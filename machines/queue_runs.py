@@ -72,6 +72,8 @@ class Run:
 
     def fit(self, most: int, room: int) -> int:
         """How many of its first `most` messages are within `room` bytes."""
+        if room < 0:
+            return 0
         most = min(most, self.count)
         if not self.sizes:
             return min(most, room // self.size) if self.size else most

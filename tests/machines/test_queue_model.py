@@ -93,8 +93,8 @@ def frames_of(bench: Bench, step: tuple[Any, ...]) -> list[Frame]:
     return []
 
 
-@settings(max_examples=400, deadline=None)
-@given(OPTIONS, st.lists(STEPS, min_size=1, max_size=50), st.lists(st.integers(1, 4), max_size=12))
+@settings(max_examples=150, deadline=None)
+@given(OPTIONS, st.lists(STEPS, min_size=1, max_size=40), st.lists(st.integers(1, 4), max_size=12))
 def test_histories_follow_the_model(options: QueueOptions, steps: list[tuple[Any, ...]], together: list[int]) -> None:
     bench = Bench(options)
     at = 0
