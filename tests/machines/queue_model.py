@@ -315,8 +315,8 @@ class Model:
             assert first <= end == (rows[-1][0] + rows[-1][1] if rows and rows[-1][0] >= reader.next_tag else end)
             assert len(effect.refs) == len(rows)
             for (tag, count, id_, index, ordinal, deliveries, _, reason), ref in zip(rows, effect.refs, strict=True):
-                assert ref == PayloadRange(ref.first, ref.end) and tuple(ref.first) == (index, ordinal)
-                assert tuple(ref.end) == (index, ordinal + count)
+                assert isinstance(ref, PayloadRange)
+                assert ref == ((index, ordinal), (index, ordinal + count))
                 for step in range(count):
                     letter = self.letters[(index, ordinal + step)]
                     assert (letter.id, letter.deliveries) == (id_ + step, deliveries)
@@ -372,7 +372,7 @@ class Model:
 
     def counts(self) -> dict[str, int]:
         """Of messages and bytes, as `overview` has them."""
-        found = {}
+        found: dict[str, int] = {}
         for where, name in (("ready", "ready"), ("held", "unacked"), ("delayed", "delayed"), ("dead", "dead")):
             letters = self.at(where)
             found |= {name: len(letters), f"{name}_bytes": sum(one.size for one in letters)}
@@ -470,7 +470,9 @@ class Bench:
 
 def comparable(batch: Batch) -> tuple[list[object], list[Effect]]:
     """Refusals are exceptions, which are never equal: compared by what they say."""
-    said = [(reply.code, reply.message) if isinstance(reply, Reject) else reply for reply in batch.replies]
+    said: list[object] = [
+        (reply.code, reply.message) if isinstance(reply, Reject) else reply for reply in batch.replies
+    ]
     return said, list(batch.effects)
 
 

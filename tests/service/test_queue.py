@@ -14,6 +14,7 @@ from logyard.client import errors, queue_sync
 from logyard.client.aio import Yard, connect
 from logyard.client.queue import Consumer, Message, Queue
 from logyard.client.sync import connect_sync
+from logyard.machines import queue as machines
 from logyard.service import pushes
 from logyard.service.pushes import Listener
 from tests.engine.host.cluster import Cluster, cluster, until
@@ -35,6 +36,12 @@ async def served(
         async with connect(list(doors.addresses.values())) as yard:
             yield run, doors, yard
         nursery.cancel_scope.cancel()
+
+
+def machine_of(run: Cluster, number: int) -> machines.Queue:
+    machine = run.member(number, "q").machine
+    assert isinstance(machine, machines.Queue)
+    return machine
 
 
 async def following(consumer: Consumer, count: int) -> list[Message]:
@@ -66,7 +73,7 @@ async def test_what_is_published_comes_in_order_and_is_gone_when_acknowledged(tm
         assert stats["ready"] == stats["unacked"] == stats["consumers"] == 0 and stats["acknowledged"] == 53
         member = run.member(1, "q")
         assert not list(member.machine.live_refs())
-        assert not list(member.liveness.live_ranges(member.machine.state.last_index)), "nor of commands"
+        assert not list(member.liveness.live_ranges(machine_of(run, 1).state.last_index)), "nor of commands"
 
 
 def bodies(count: int) -> list[bytes]:
@@ -106,7 +113,7 @@ async def test_killed_leaders_lose_and_double_nothing(tmp_path: Path) -> None:
         )
         assert [one.body for one in found] == bodies(300) and not any(one.deliveries for one in found)
         await run.applied("q")
-        shown = {str(run.member(number, "q").machine.state.counts) for number in run.ids}
+        shown = {str(machine_of(run, number).state.counts) for number in run.ids}
         assert len(shown) == 1 and not any(list(run.member(number, "q").machine.live_refs()) for number in run.ids)
 
 
