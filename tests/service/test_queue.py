@@ -279,3 +279,63 @@ async def test_an_hour_of_requeuing_grows_nothing(tmp_path: Path) -> None:
                     )
         assert member.log_time - began >= 3_600_000, "an hour of log time"
         assert sizes[1] <= sizes[0] + (2 << 20), f"a WAL file more or less: {sizes}"
+
+
+async def test_a_member_that_came_by_snapshot_leads_on(tmp_path: Path) -> None:
+    async with served(tmp_path, 3, {"snapshot_entries": 16}) as (run, doors, yard):
+        queue = Queue(yard, "q")
+        late = 1 + await run.leader("q") % 3
+        await doors.crash(late)
+        async with queue.consume(prefetch=8) as consumer:
+            for number in range(60):
+                await queue.publish(b"%d" % number * 2000)
+            messages = await following(consumer, 8)
+            for message in (messages[0], messages[3]):
+                await consumer.ack(message)
+            await queue.publish(b"later", delay=3600)
+            for number in run.nodes:
+                await run.nodes[number].snapshot()
+                await run.nodes[number].compact()
+            await doors.start(late)
+            await run.applied("q")
+            assert run.member(late, "q").snapshot_index > 0
+            await run.lead(late, "q")
+            messages += await following(consumer, 2)
+            await consumer.ack(messages[-1], multiple=True)
+            messages += await following(consumer, 8)
+        assert [one.body for one in messages] == [b"%d" % number * 2000 for number in range(18)]
+        stats = await queue.stats()
+        assert (stats["acknowledged"], stats["ready"], stats["delayed"]) == (10, 50, 1)
+
+
+async def test_a_queue_sleeps_with_its_consumer_and_wakes_for_it(tmp_path: Path) -> None:
+    async with served(tmp_path, 3, {"hibernate_after_ms": 50}) as (run, _, yard):
+        queue = Queue(yard, "q")
+        async with queue.consume() as consumer:
+            for number in range(2):
+                await until(
+                    lambda: all(
+                        run.system(one).names["q"] in run.system(one).hibernation.sleepers for one in run.nodes
+                    ),
+                    "it sleeps",
+                )
+                await queue.publish(b"%d" % number)
+                (message,) = await following(consumer, 1)
+                assert message.body == b"%d" % number
+                await consumer.ack(message)
+            await queue.publish(b"in a moment", delay=0.4)
+            (message,) = await following(consumer, 1)
+            await consumer.ack(message)
+
+
+async def test_a_restarted_node_delivers_what_was_held(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, doors, yard):
+        queue = Queue(yard, "q")
+        found: list[Message] = []
+        await queue.publish_many([(b"head%d" % number, body * 900) for number, body in enumerate(bodies(40))])
+        async with queue.consume(prefetch=20) as consumer:
+            await drain(consumer, 15, found)
+            await doors.crash(1)
+            await doors.start(1)
+            await drain(consumer, 40, found)
+        assert [one.body for one in found] == [body * 900 for body in bodies(40)]
