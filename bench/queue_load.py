@@ -48,7 +48,7 @@ class Target:
 
 async def publish(yard: Yard, spec: LoadSpec) -> dict[str, Any]:
     """Load the queues."""
-    targets: Any = [Target(Queue(yard, name)) for name in spec.logs]
+    targets: Any = [Target(yard.queue(name)) for name in spec.logs]
     load = Load(spec, targets)
     cpu = time.process_time()
     await load.run()
@@ -92,7 +92,7 @@ class Consumers:
 
     async def consume(self, name: str) -> None:
         """One consumer."""
-        async with Queue(self.yard, name).consume(prefetch=self.prefetch, prefetch_bytes=8 << 20) as consumer:
+        async with self.yard.queue(name).consume(prefetch=self.prefetch, prefetch_bytes=8 << 20) as consumer:
             while True:
                 self.take(consumer, await consumer.__anext__())
 

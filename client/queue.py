@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from . import queue_wire as qw
-from .errors import Busy, LogyardError
+from .errors import BadRequest, Busy, LogyardError
 from .lane import Batch, Lane
 from .log import query_call
 from .messages import Session, open_session
@@ -28,6 +28,18 @@ if TYPE_CHECKING:
     from .network import Network
 
 __all__ = ["Consumer", "Message", "Queue"]
+
+
+class QueueYard:
+    """What a yard has for queues."""
+
+    __slots__ = ()
+
+    def queue(self: Any, name: str) -> Queue:
+        """The queue `name`; nothing is asked until it is used."""
+        if not name:
+            raise BadRequest("a queue has a name")
+        return Queue(self, name)
 
 
 class Queue:
@@ -180,7 +192,7 @@ class Consumer(Session):
     after its lease or by a consumer that was cut off for too long, may have been delivered to somebody else: at least
     once."""
 
-    __slots__ = ("credit_bytes", "_inbox", "_messages", "_pending", "_wake", "_settled", "_under_way")
+    __slots__ = ("credit_bytes", "_inbox", "_messages", "_pending", "_wake", "_settled", "_given", "_known")
 
     def __init__(self, network: Network, name: str, number: int) -> None:
         super().__init__(network, name, number)
@@ -191,7 +203,8 @@ class Consumer(Session):
         self._pending: dict[int, list[tuple[int, int]]] = {}
         self._wake = trio.lowlevel.ParkingLot()
         self._settled = trio.Event()
-        self._under_way = False
+        # How often something was settled here, and up to where a quorum knows of it.
+        self._given = self._known = 0
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Messages, as long as the consumer lasts. Raises `SessionExpired` ... when it ended by itself."""
@@ -241,7 +254,8 @@ class Consumer(Session):
 
     async def flush(self) -> None:
         """Until everything that was settled so far is known to a quorum. Raises what stands in the way."""
-        while self._pending or self._under_way:
+        given = self._given
+        while self._known < given:
             if self.failure is not None:
                 raise self.failure.again()
             await self._settled.wait()
@@ -251,6 +265,7 @@ class Consumer(Session):
     def _settle(self, what: int, message: Message, multiple: bool) -> None:
         if not self._pending:
             self._wake.unpark_all()
+        self._given += 1
         self._pending.setdefault(what, []).append((1 if multiple else message.tag, message.tag))
 
     async def settling(self) -> None:
@@ -262,10 +277,11 @@ class Consumer(Session):
                     await self.command(qw.resend_command(self._inbox.next))
                 elif self._pending:
                     pending, self._pending = self._pending, {}
-                    self._under_way = True
+                    given = self._given
                     for what, tags in pending.items():
                         for command in qw.settle_commands(what, tags):
                             await self.command(command)
+                    self._known = given
                     self._finished()
                 else:
                     await self._wake.park()
@@ -277,7 +293,6 @@ class Consumer(Session):
             self._finished()
 
     def _finished(self) -> None:
-        self._under_way = False
         settled, self._settled = self._settled, trio.Event()
         settled.set()
 

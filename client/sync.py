@@ -20,6 +20,7 @@ from .admin import Call, SyncVerbs, T, call_node
 from .errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
 from .frame import Frame
 from .log import SESSION_TTL_S, close_call, latest_call, open_call
+from .queue_sync import Queue
 from .records import Buffer
 from .sequences import RENEW, expired, final, new_number
 from .session import ATTEMPT_S, Pushed, Retry, Routes
@@ -131,6 +132,12 @@ class Yard(SyncVerbs):
         if not name:
             raise BadRequest("a log has a name")
         return Log(self, name)
+
+    def queue(self, name: str) -> Queue:
+        """The queue `name`; nothing is asked until it is used."""
+        if not name:
+            raise BadRequest("a queue has a name")
+        return Queue(self, name)
 
     def nodes(self) -> list[int]:
         """The nodes whose addresses are known."""

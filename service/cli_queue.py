@@ -115,11 +115,9 @@ def publish(
       echo hello | logyard queue publish jobs
       logyard queue publish jobs a.json b.json --priority high
     """
-    from logyard.client.queue_sync import Queue
-
     ids: list[int] = []
     with opened(servers) as yard:
-        target = Queue(yard, name)
+        target = yard.queue(name)
         for batch in batches(bodies(files, whole)):
             records = [(metadata.encode(), body) for body in batch]
             ids += target.publish_many(records, priority=priority, ttl=ttl, delay=delay)
@@ -186,8 +184,6 @@ def consume(
       logyard queue consume jobs --count 10
       logyard queue consume jobs --dead --requeue
     """
-    from logyard.client.queue_sync import Queue
-
     if follow and output.json_wanted and count is None:
         raise click.UsageError("--follow --json never ends: give --count")
     if raw and output.json_wanted:
@@ -199,7 +195,7 @@ def consume(
     held = min(count or prefetch, 65_535) if exact else prefetch
     with (
         opened(servers) as yard,
-        Queue(yard, name).consume(prefetch=held, dead=dead, lease=lease, auto=not exact) as messages,
+        yard.queue(name).consume(prefetch=held, dead=dead, lease=lease, auto=not exact) as messages,
     ):
         while count is None or taken < count:
             message = messages.get(None if follow else wait)
@@ -265,10 +261,8 @@ def stats(names: tuple[str, ...], servers: list[str], output: Output) -> None:
     Example:
       logyard queue stats jobs --json
     """
-    from logyard.client.queue_sync import Queue
-
     with opened(servers) as yard:
-        found = {name: Queue(yard, name).stats() for name in names}
+        found = {name: yard.queue(name).stats() for name in names}
     if not output.json_wanted:
         for name, figures in found.items():
             for key, value in figures.items():
@@ -291,14 +285,12 @@ def purge(name: str, delayed: bool, dead: bool, ready: bool, yes: bool, servers:
     Example:
       logyard queue purge jobs --dead --yes
     """
-    from logyard.client.queue_sync import Queue
-
     if not (ready or delayed or dead):
         raise click.UsageError("--no-ready goes with --delayed or --dead")
     if not yes and sys.stdin.isatty():
         click.confirm(f"Purge {name}?", abort=True, err=True)
     with opened(servers) as yard:
-        count = Queue(yard, name).purge(ready=ready, delayed=delayed, dead=dead)
+        count = yard.queue(name).purge(ready=ready, delayed=delayed, dead=dead)
     output.result({"ok": True, "queue": name, "purged": count}, str(count))
 
 

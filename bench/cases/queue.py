@@ -38,7 +38,6 @@ class QueueSettings(NamedTuple):
 
 def run_queue(settings: QueueSettings, cluster: Cluster, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Declare the queues, load them, empty them, compare. Returns the report with `ok`."""
-    from logyard.client.queue_sync import Queue
     from logyard.client.sync import connect_sync
 
     names = [f"bench-{number:06d}" for number in range(settings.queues)]
@@ -49,7 +48,7 @@ def run_queue(settings: QueueSettings, cluster: Cluster, directory: Path, say: C
         reach("a leader for every queue", lambda: all_led(yard, cluster, settings.queues), 60.0)
         declare_s = time.monotonic() - began
         published, consumed = run_processes(settings, cluster, names, say)
-        stats = [Queue(yard, name).stats() for name in names]
+        stats = [yard.queue(name).stats() for name in names]
     figures = append_figures(
         [published], size=settings.size, clients=settings.publishers, window=settings.window, seconds=settings.seconds
     )

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.client import errors, queue_sync
+from logyard.client import errors
 from logyard.client.aio import Yard, connect
-from logyard.client.queue import Consumer, Message, Queue
+from logyard.client.queue import Consumer, Message
 from logyard.client.sync import connect_sync
 from logyard.machines import queue as machines
 from logyard.service import pushes
@@ -54,7 +54,7 @@ async def following(consumer: Consumer, count: int) -> list[Message]:
 
 async def test_what_is_published_comes_in_order_and_is_gone_when_acknowledged(tmp_path: Path) -> None:
     async with served(tmp_path) as (run, _, yard):
-        queue = Queue(yard, "q")
+        queue = yard.queue("q")
         large = bytes(range(256)) * 1024
         ids = [await queue.publish(b"one", metadata=b"first"), await queue.publish(large), await queue.publish(None)]
         ids += await queue.publish_many([(b"m%d" % number, b"b" * number) for number in range(50)])
@@ -91,7 +91,7 @@ async def drain(consumer: Consumer, wanted: int, found: list[Message]) -> None:
 
 async def test_killed_leaders_lose_and_double_nothing(tmp_path: Path) -> None:
     async with served(tmp_path, 3) as (run, doors, yard):
-        queue = Queue(yard, "q")
+        queue = yard.queue("q")
         ids: list[int] = []
         found: list[Message] = []
 
@@ -119,7 +119,7 @@ async def test_killed_leaders_lose_and_double_nothing(tmp_path: Path) -> None:
 
 async def test_what_a_killed_consumer_held_goes_to_another_in_order(tmp_path: Path) -> None:
     async with served(tmp_path) as (run, _, yard):
-        queue = Queue(yard, "q")
+        queue = yard.queue("q")
         await queue.publish_many([(b"", body) for body in bodies(20)])
         async with queue.consume(prefetch=8) as first:
             held = await following(first, 8)
@@ -140,7 +140,7 @@ async def test_what_a_killed_consumer_held_goes_to_another_in_order(tmp_path: Pa
 
 async def test_an_expired_lease_gives_the_message_to_somebody_else_and_a_late_ack_takes_nothing(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, _, yard):
-        queue = Queue(yard, "q")
+        queue = yard.queue("q")
         await queue.publish(b"slow")
         async with queue.consume(prefetch=1, lease=0.2) as slow, queue.consume(priority=-1) as other:
             (mine,) = await following(slow, 1)
@@ -169,7 +169,7 @@ async def test_lost_deliveries_are_noticed_and_made_again(tmp_path: Path, monkey
     monkeypatch.setattr(Listener, "push", unreliable)
     monkeypatch.setattr(pushes, "ALIVE_S", 0.02)
     async with served(tmp_path) as (_, _, yard):
-        queue = Queue(yard, "q")
+        queue = yard.queue("q")
         found: list[Message] = []
         async with queue.consume(prefetch=3) as consumer:
             for number in range(60):
@@ -180,7 +180,7 @@ async def test_lost_deliveries_are_noticed_and_made_again(tmp_path: Path, monkey
 
 async def test_a_cut_connection_is_taken_up_where_it_was(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, doors, yard):
-        queue = Queue(yard, "q")
+        queue = yard.queue("q")
         found: list[Message] = []
         await queue.publish_many([(b"", body) for body in bodies(100)])
         async with queue.consume(prefetch=30) as consumer:
@@ -199,7 +199,7 @@ async def test_a_blocking_consumer_does_the_same(tmp_path: Path) -> None:
 
         def work() -> None:
             with connect_sync(addresses) as yard:
-                queue = queue_sync.Queue(yard, "q")
+                queue = yard.queue("q")
                 assert queue.publish(b"late", delay=3600) == 1 and queue.cancel(1, 77) == 1
                 assert queue.publish_many([(b"m", body) for body in bodies(40)]) == range(2, 42)
                 assert queue.publish_many([(b"", b"x")] * 3, publisher=7, sequence=1) == range(42, 45)
@@ -235,7 +235,7 @@ async def test_a_blocking_consumer_does_the_same(tmp_path: Path) -> None:
 
 async def test_a_queue_that_nobody_uses_deletes_itself(tmp_path: Path) -> None:
     async with served(tmp_path, 3, expires_ms=400) as (run, _, yard):
-        queue = Queue(yard, "q")
+        queue = yard.queue("q")
         await queue.publish(b"for nobody")
         await until(lambda: not any("q" in one.system.names for one in run.nodes.values()), "gone on every node")
 
@@ -248,7 +248,7 @@ async def test_a_queue_that_was_never_used_deletes_itself_too(tmp_path: Path) ->
 async def test_an_hour_of_requeuing_grows_nothing(tmp_path: Path) -> None:
     limits = {"snapshot_entries": 32, "delivery_queue_bytes": 1 << 20}
     async with served(tmp_path, 1, limits, delivery_limit=0, lease_ms=9_000) as (run, _, yard):
-        queue, system, member = Queue(yard, "q"), run.system(1), run.member(1, "q")
+        queue, system, member = yard.queue("q"), run.system(1), run.member(1, "q")
         ahead = 0
         wall, monotonic = system.wall_ns, system.monotonic_ns
         monkey = {"wall_ns": lambda: wall() + ahead, "monotonic_ns": lambda: monotonic() + ahead}
@@ -283,7 +283,7 @@ async def test_an_hour_of_requeuing_grows_nothing(tmp_path: Path) -> None:
 
 async def test_a_member_that_came_by_snapshot_leads_on(tmp_path: Path) -> None:
     async with served(tmp_path, 3, {"snapshot_entries": 16}) as (run, doors, yard):
-        queue = Queue(yard, "q")
+        queue = yard.queue("q")
         late = 1 + await run.leader("q") % 3
         await doors.crash(late)
         async with queue.consume(prefetch=8) as consumer:
@@ -310,7 +310,7 @@ async def test_a_member_that_came_by_snapshot_leads_on(tmp_path: Path) -> None:
 
 async def test_a_queue_sleeps_with_its_consumer_and_wakes_for_it(tmp_path: Path) -> None:
     async with served(tmp_path, 3, {"hibernate_after_ms": 50}) as (run, _, yard):
-        queue = Queue(yard, "q")
+        queue = yard.queue("q")
         async with queue.consume() as consumer:
             for number in range(2):
                 await until(
@@ -330,7 +330,7 @@ async def test_a_queue_sleeps_with_its_consumer_and_wakes_for_it(tmp_path: Path)
 
 async def test_a_restarted_node_delivers_what_was_held(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, doors, yard):
-        queue = Queue(yard, "q")
+        queue = yard.queue("q")
         found: list[Message] = []
         await queue.publish_many([(b"head%d" % number, body * 900) for number, body in enumerate(bodies(40))])
         async with queue.consume(prefetch=20) as consumer:
