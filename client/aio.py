@@ -37,6 +37,7 @@ from .log_verbs import LogVerbs
 from .messages import Session, open_session
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
 from .pending import PendingAppend, wait_batch
+from .queue import QueueYard
 from .records import Buffer, Page, Record
 from .sequences import STALE
 from .tls import TlsConfig, client_context, require_safe
@@ -90,14 +91,9 @@ async def connect(
     seconds. A command that was perhaps applied before its session ended fails with `SessionExpired`.
     """
     yard = Yard(
-        servers,
-        timeout=timeout,
-        retry=retry,
-        window_bytes=window_bytes,
-        tls=tls,
-        exactly_once=exactly_once,
+        servers, timeout=timeout, retry=retry, window_bytes=window_bytes, tls=tls, exactly_once=exactly_once,
         session_ttl=session_ttl,
-    )
+    )  # fmt: skip
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(yard.serve, name=task_name)
@@ -113,7 +109,7 @@ async def connect(
         raise failure
 
 
-class Yard(Network):
+class Yard(QueueYard, Network):
     """The cluster as a client sees it. Made by `connect`; admin verbs are in `admin.AsyncVerbs`."""
 
     __slots__ = ("_logs",)
@@ -152,7 +148,7 @@ class Yard(Network):
     async def open_session(self, name: str) -> Session:
         """A session of the group `name`, for any machine: exactly-once commands, and what the machine sends to it. It
         ends with `close`, with this client, or when the client is silent for its `session_ttl`."""
-        return await open_session(self, name)
+        return await open_session(self, name, Session)
 
     async def drain(self) -> None:
         """Wait until every append is acknowledged or failed."""

@@ -26,6 +26,12 @@ RECORD_OVERHEAD = 8
 """A record's share of the table."""
 
 
+SIZED = 0x10
+"""A command that begins so, a queue's publication, ends with the sizes of its messages (docs/wire-client.md)."""
+EACH = 1
+"""Its third byte: there is a size of each message, and not one for all."""
+
+
 def append_command(at: int | None) -> bytes:
     """Append; with `at`, only if the log ends there (logs made with a `start`)."""
     return APPEND_COMMAND if at is None else APPEND_AT.pack(APPEND_AT_CODE, at)
@@ -119,7 +125,7 @@ class Frame:
 
     def encode(self, session: int = 0, sequence: int = 0) -> list[Buffer]:
         """The frame's buffers."""
-        region, flags = self.command, UNIFORM
+        region, flags = self._region(), UNIFORM
         if self.commands is not None:
             lengths = struct.pack(f"<{len(self.commands)}I", *map(len, self.commands))
             region, flags = b"".join((lengths, *self.commands)), 0
@@ -127,3 +133,18 @@ class Frame:
             self.table, self.heads, self.small, self.large, region,
             flags=flags | MARKED if self.marked else flags, session=session, sequence=sequence,
         )  # fmt: skip
+
+    def _region(self) -> bytes:
+        """The command, with what it has to say about each record."""
+        command = self.command
+        if command[0] != SIZED:
+            return command
+        heads, bodies = set(self.table[::2]), set(self.table[1::2])
+        if len(heads) == len(bodies) == 1:
+            return command + struct.pack("<I", heads.pop() + _body(bodies.pop()))
+        sizes = [head + _body(body) for head, body in zip(self.table[::2], self.table[1::2], strict=True)]
+        return b"".join((command[:2], bytes((command[2] | EACH,)), command[3:], struct.pack(f"<{len(sizes)}I", *sizes)))
+
+
+def _body(size: int) -> int:
+    return 0 if size == wire.ABSENT else size

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import wire
 from .errors import Busy, LogyardError, NoSpace, NotLeader, Unknown, error_of
-from .frame import Frame
+from .frame import APPEND_COMMAND, Frame
 from .sequences import OUT_OF_WINDOW, RENEW, Sequences, expired, final
 from .session import backoff
 from .wire import REPLIES, Buffer, ProtocolError
@@ -43,8 +43,8 @@ class Batch(Frame):
         "signal", "flags", "place", "numbers", "sequence",
     )  # fmt: skip
 
-    def __init__(self, lane: Lane, serial: int, deadline: float, flags: int = 0) -> None:
-        super().__init__()
+    def __init__(self, lane: Lane, serial: int, deadline: float, flags: int = 0, command: bytes = b"") -> None:
+        super().__init__(None, command)
         self.lane = lane
         self.serial = serial
         self.deadline = deadline
@@ -174,18 +174,21 @@ class Lane:
             return False
         return (self.open is not None and not self.open.mode) or any(not batch.mode for batch in self.queue)
 
-    def add(self, head: Buffer, body: Buffer | None, timeout: float, flags: int = 0) -> tuple[Batch, int]:
+    def add(
+        self, head: Buffer, body: Buffer | None, timeout: float, flags: int = 0, command: bytes = APPEND_COMMAND
+    ) -> tuple[Batch, int]:
         """Put one record into the open batch; returns the batch and the record's number in it."""
         batch = self.open
         size = 0 if body is None else len(body)
         if (
             batch is None
             or batch.flags != flags
+            or batch.command != command
             or (batch.size >= BATCH_BYTES and (len(batch.heads) >= FEW_RECORDS or batch.size + size > FEW_BYTES))
             or len(batch.heads) >= BATCH_RECORDS
             or size >= BATCH_BYTES
         ):
-            batch = self.open = self._begin(timeout, flags)
+            batch = self.open = self._begin(timeout, flags, command)
         number = len(batch.heads)
         self.window.used += batch.put(head, body)
         return batch, number
@@ -200,16 +203,15 @@ class Lane:
     ) -> Batch:
         """Put records into one frame of their own, so that they are appended together or not at all. `command`: another
         one than append's. `keys`: of each record, for a keyed log."""
-        batch = self._begin(timeout, flags)
-        batch.command = command or batch.command
+        batch = self._begin(timeout, flags, command)
         batch.put_many(records, keys)
         return self._enqueue(batch)
 
-    def _begin(self, timeout: float, flags: int) -> Batch:
+    def _begin(self, timeout: float, flags: int, command: bytes) -> Batch:
         # The open batch goes first: serials and the queue are in the order in which records were given.
         self.close()
         self._serial += 1
-        return Batch(self, self._serial, self.clock() + timeout, flags)
+        return Batch(self, self._serial, self.clock() + timeout, flags, command)
 
     def _enqueue(self, batch: Batch) -> Batch:
         self.queue.append(batch)

@@ -8,8 +8,8 @@ leader. Made by `aio.Yard.open_session`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import trio
 
@@ -163,10 +163,13 @@ class Session:
         self._lot.unpark_all()
 
 
-async def open_session(network: Network, name: str) -> Session:
-    """Begin one, and listen."""
+S = TypeVar("S", bound=Session)
+
+
+async def open_session(network: Network, name: str, make: Callable[[Network, str, int], S]) -> S:
+    """Begin one, and listen. `make`: Session, or a kind of it."""
     keeper = network.sessions
-    session = Session(network, name, new_number())
+    session = make(network, name, new_number())
     keeper.held[session.id] = name
     try:
         await network.run(open_call(name, session.id, keeper.client, int(keeper.ttl * 1000)))

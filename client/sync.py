@@ -9,20 +9,21 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from . import wire
-from .admin import Call, SyncVerbs, T
+from .admin import Call, SyncVerbs, T, call_node
 from .errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
 from .frame import Frame
 from .log import SESSION_TTL_S, close_call, latest_call, open_call
+from .queue_sync import Queue
 from .records import Buffer
 from .sequences import RENEW, expired, final, new_number
-from .session import ATTEMPT_S, Retry, Routes
+from .session import ATTEMPT_S, Pushed, Retry, Routes
 from .sync_link import Connection
 from .sync_log import Log
 from .sync_session import SyncSession, Ticket
@@ -132,6 +133,12 @@ class Yard(SyncVerbs):
             raise BadRequest("a log has a name")
         return Log(self, name)
 
+    def queue(self, name: str) -> Queue:
+        """The queue `name`; nothing is asked until it is used."""
+        if not name:
+            raise BadRequest("a queue has a name")
+        return Queue(self, name)
+
     def nodes(self) -> list[int]:
         """The nodes whose addresses are known."""
         with self._lock:
@@ -202,6 +209,47 @@ class Yard(SyncVerbs):
         number = new_number()
         self.run(open_call(name, number, self._client, int(self._session_ttl * 1000)), left)
         return number
+
+    def listen(
+        self, name: str, session: int, pushed: Pushed, each: Callable[[], object], held: Callable[[Connection], object]
+    ) -> None:
+        """Take what a session is sent, at whoever leads its group, until it is over: raises why. `held` is told each
+        connection, so that another thread may interrupt it."""
+        retry = Retry(float("inf"), self._chance, False)
+        while True:
+            connection: Connection | None = None
+            cut = True
+            try:
+                _, address = self._leader(name, retry)
+                connection = self._take(address, time.monotonic() + self.timeout)
+                held(connection)
+                began = time.monotonic()
+                answer = connection.listen("session_listen", {"name": name, "session": session}, pushed, each)
+                if time.monotonic() - began > 1.0:
+                    retry.failures = 0
+                cut = answer.was_cut
+                error = answer.error or LogyardError(f"{name}: listening ended")
+            except LogyardError as refusal:
+                error = refusal
+            finally:
+                if connection is not None:
+                    connection.close()
+            self._stumbled(name, error, retry, cut)
+
+    def begin_session(self, name: str) -> int:
+        """Open a session; its number."""
+        return self._begin(name, 0, time.monotonic() + self.timeout)
+
+    def beat(self) -> None:
+        """Tell every node that this client lives."""
+        for node in self.nodes():
+            with suppress(LogyardError):
+                self.run(call_node("heartbeat", node, client=self._client), self._session_ttl / 3)
+
+    @property
+    def session_ttl(self) -> float:
+        """How long its sessions outlive its last sign of life, in seconds."""
+        return self._session_ttl
 
     def command(self, name: str, frame: list[Buffer], timeout: float | None = None, flags: int = 0) -> bytes:
         """A command frame for a group's leader; returns the machine's reply. It is sent again after a cut (unless

@@ -8,12 +8,13 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from . import wire
 from .records import Buffer
-from .session import Answer, Channel, not_secured, unreachable
+from .session import Answer, Channel, Pushed, not_secured, unreachable
 from .tls import TlsError, explain, gathered, identities, require_safe, require_server
 
 CONNECT_S = 5.0
@@ -63,6 +64,18 @@ class Connection:
         self.channel.call(method, arguments, answer)
         return self._answered(answer, deadline)
 
+    def listen(self, method: str, arguments: dict[str, object], pushed: Pushed, each: Callable[[], object]) -> Answer:
+        """A question that is answered only when it is over; meanwhile `pushed` gets what comes, and `each` is called
+        after whatever came (once a second at least). A server that is silent for `STALL_S` is given up."""
+        answer = Answer(None, pushed)
+
+        def done() -> bool:
+            each()
+            return answer.done
+
+        self.channel.call(method, arguments, answer)
+        return self._answered(answer, float("inf"), done)
+
     def command(self, uid: int, frame: list[Buffer], deadline: float, flags: int = 0) -> Answer:
         """One command frame and its reply; without one, if its `flags` say so, when it is sent."""
         answer = Answer()
@@ -71,9 +84,9 @@ class Connection:
             answer.value, answer.done = b"", True
         return self._answered(answer, deadline)
 
-    def _answered(self, answer: Answer, deadline: float) -> Answer:
+    def _answered(self, answer: Answer, deadline: float, done: Callable[[], bool] | None = None) -> Answer:
         try:
-            self._exchange(lambda: answer.done, deadline)
+            self._exchange(done or (lambda: answer.done), deadline)
         except (OSError, wire.ProtocolError) as error:
             self.close()
             self.channel.cut(unreachable(self.address, error))
@@ -109,6 +122,11 @@ class Connection:
             return True
         except OSError:
             return False
+
+    def interrupt(self) -> None:
+        """From another thread: whoever reads here meets the connection's end."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket."""

@@ -16,7 +16,7 @@ from logyard.payloads.reference import PayloadRange, PayloadRef, Position
 from .entry import Frame
 
 __all__ = [
-    "Append", "Applied", "Aux", "Batch", "BatchMachine", "Checkpoint", "Context", "Deliver", "Effect", "Frame",
+    "Append", "Applied", "Aux", "Batch", "BatchMachine", "Checkpoint", "Context", "Deliver", "Effect", "End", "Frame",
     "Machine", "Monitor", "PayloadRange", "PayloadRef", "Position", "Reject", "Release", "Sections", "Send", "Timer",
 ]  # fmt: skip
 
@@ -57,14 +57,14 @@ class Send(NamedTuple):
 
 class Deliver(NamedTuple):
     """Effect: the records behind `refs`, heads and bodies, for the client that owns `session`, with `tag` to tell what
-    they are.
+    they are. A range is one of ordinals within one entry: it costs less than a ref a record.
 
     At most once, as `Send`. The bytes go from the payload's home to the socket; what was released meanwhile is left
     out.
     """
 
     session: int
-    refs: Sequence[PayloadRef]
+    refs: Sequence[PayloadRef | PayloadRange]
     tag: bytes = b""
 
 
@@ -92,6 +92,11 @@ class Checkpoint(NamedTuple):
     keep_log: bool = False
 
 
+class End(NamedTuple):
+    """Effect: this group has done its work, and is deleted with all that is in it, on every member. At most once, so
+    a machine that has ended says it again in `on_role`."""
+
+
 class Aux(NamedTuple):
     """Effect: call the machine's `on_aux(data)` on the leader's node: work outside of the replicated state."""
 
@@ -104,7 +109,7 @@ class Monitor(NamedTuple):
     session: int
 
 
-Effect: TypeAlias = Release | Send | Deliver | Timer | Append | Checkpoint | Aux | Monitor
+Effect: TypeAlias = Release | Send | Deliver | Timer | Append | Checkpoint | Aux | Monitor | End
 
 
 class Applied(NamedTuple):
@@ -146,7 +151,7 @@ class Machine(Protocol):
         until the host asks for more (`Versions.require`); otherwise the leader upgrades as soon as enough nodes can.
     `on_role(role) -> effects`
         "leader": everything of earlier leaders is applied here; "follower": this member does not lead any more. Local:
-        no change of state, and of effects only Send, Deliver, Append, Aux, Checkpoint, for "leader".
+        no change of state, and of effects only Send, Deliver, Append, Aux, Checkpoint, End, for "leader".
     `on_listen(session) -> effects`
         On the leader: the client of `session` begins to listen, for the first time or after a leader change or a cut
         connection. What it must not miss is sent again here. Local, as `on_role`.

@@ -8,14 +8,18 @@ from logyard.engine.errors import BadRequest
 from logyard.engine.machine import Machine
 
 from .log import AppendLog
+from .queue import Queue
+from .queue_options import queue_options
 
 START_MAX = (1 << 62) - 1
 
 
 def create_machine(name: str, arguments: dict[str, Any]) -> Machine:
     """A fresh machine. Raises `BadRequest` for an unknown name or unknown arguments."""
+    if name == "queue":
+        return Queue(queue_options(arguments))
     if name != "log":
-        raise BadRequest(f"no machine is called {name!r}; there is: log")
+        raise BadRequest(f"no machine is called {name!r}; there are: log, queue")
     # What clients do with payloads (`compress`) is told to them with the log's place; the machine knows nothing of it.
     unknown = sorted(arguments.keys() - {"start", "compress", "compact"})
     if unknown:

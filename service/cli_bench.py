@@ -121,6 +121,44 @@ def bench_append(
     show(report, output)
 
 
+@bench.command("queue")
+@cluster_options(1)
+@click.option("--queues", type=click.IntRange(min=1), default=1, show_default=True, help="Over how many queues.")
+@click.option("--size", type=click.IntRange(min=16), default=256, show_default=True, help="Bytes of a body.")
+@click.option("--publishers", type=click.IntRange(min=1), default=4, show_default=True, help="How many publishers.")
+@click.option("--window", type=click.IntRange(min=1), default=256, show_default=True, help="Unconfirmed, a publisher.")
+@click.option("--consumers", type=click.IntRange(min=0), default=1, show_default=True, help="How many; 0: none.")
+@click.option("--prefetch", type=click.IntRange(1, 65_535), default=1000, show_default=True, help="Held, a consumer.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Measured time.")
+@click.option("--warmup", type=click.FloatRange(min=0.0), default=2.0, show_default=True, help="Seconds before that.")
+def bench_queue(
+    nodes: int,
+    queues: int,
+    size: int,
+    publishers: int,
+    window: int,
+    consumers: int,
+    prefetch: int,
+    seconds: float,
+    warmup: float,
+    directory: Path | None,
+    volatile: bool,
+    output: Output,
+) -> None:
+    """Messages published and confirmed a second, consumed and acknowledged meanwhile; all are counted in the end.
+
+    \b
+    Example:
+      logyard bench queue --nodes 1 --size 256 --json
+    """
+    from logyard.bench.cases.queue import QueueSettings, run_queue
+
+    settings = QueueSettings(queues, size, publishers, window, consumers, prefetch, seconds, warmup)
+    with bench_cluster(nodes, directory, volatile) as (cluster, where):
+        report = run_queue(settings, cluster, where, output.say)
+    show(report, output)
+
+
 @bench.command("idle")
 @cluster_options(3)
 @click.option("--logs", type=click.IntRange(min=1), default=10_000, show_default=True, help="How many logs.")

@@ -50,6 +50,10 @@ class Listener:
         self._send(frame)
         return True
 
+    def missed(self) -> None:
+        """See `SessionSink`: the next push says so."""
+        self.dropped += 1
+
 
 ALIVE = "alive"
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
-from ..entry import ABSENT, LARGE, MARK, Unit, table_of, units_of
+from ..entry import LARGE, MARK, Unit, table_of, units_of
 from ..errors import LogyardError
-from ..machine import Deliver, PayloadRef, Send
+from ..machine import Deliver, PayloadRange, PayloadRef, Send
 from ..types import Buffer
 from .member import Member
 from .reader import Located, Wanted
@@ -37,6 +37,10 @@ class SessionSink(Protocol):
         """
         ...
 
+    def missed(self) -> None:
+        """Something for the client was dropped before it came here."""
+        ...
+
 
 class _Item(NamedTuple):
     member: Member
@@ -49,12 +53,21 @@ class _Item(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """One record: its place in its pack, and its large body if it has one."""
+    """Records of one pack, by ordinal from `first` up to, but without, `end`; `large` are the entry's large bodies."""
 
-    ref: PayloadRef
     located: Located
     pack: Unit
-    large: Unit | None
+    first: int
+    end: int
+    large: Mapping[int, Unit]
+
+    @property
+    def size(self) -> int:
+        """Bytes, about: the table says it exactly, when it was read."""
+        size = self.pack.length * (self.end - self.first) // self.pack.records
+        if self.large:
+            size += sum(self.large[at].length for at in range(self.first, self.end) if at in self.large)
+        return size
 
 
 class Delivery:
@@ -90,6 +103,12 @@ class Delivery:
         if sink.push(uid, session, header, body) is False:
             self.dropped += 1
 
+    def _missed(self, session: int) -> None:
+        self.dropped += 1
+        sink = self.sinks.get(session)
+        if sink is not None:
+            sink.missed()
+
     def send(self, member: Member, index: int, effect: Send) -> None:
         """A message: at once, unless something of the same session waits."""
         sink = self.sinks.get(effect.session)
@@ -106,14 +125,14 @@ class Delivery:
         if effect.session not in self.sinks:
             return
         found = list(self._find(member, effect.refs))
-        size = sum(one.pack.length if one.large is None else one.large.length for one in found)
+        size = sum(one.size for one in found)
         header = {"kind": "records", "index": index, "tag": effect.tag}
         self._queue(effect.session, _Item(member, header, size, (), found, _homes(found)))
 
     def _queue(self, session: int, item: _Item) -> None:
         waiting = self._waiting.get(session, 0)
         if waiting and waiting + item.size > self.system.config.delivery_queue_bytes:
-            self.dropped += 1
+            self._missed(session)
             return
         self._waiting[session] = waiting + item.size
         for home in item.homes:
@@ -133,6 +152,7 @@ class Delivery:
                     await self._push(session, item)
                 except LogyardError as error:
                     log.warning("group %s: not delivered to a session: %s", item.member.spec.name, error)
+                    self._missed(session)
                 finally:
                     for home in item.homes:
                         self.system.storage.homes.unpin(home)
@@ -153,57 +173,93 @@ class Delivery:
             self._give(sink, item.member.uid, session, header, body)
 
     async def _read(self, member: Member, found: Sequence[_Found]) -> tuple[list[list[int]], list[Buffer]]:
-        wanted = []
-        for one in found:
-            wanted.append(Wanted(one.located, one.pack, 0, one.pack.length))
-            if one.large is not None:
-                wanted.append(Wanted(one.located, one.large, 0, one.large.length))
+        wanted: list[Wanted] = []
+        for at, one in enumerate(found):
+            if not at or one.pack is not found[at - 1].pack:
+                wanted.append(Wanted(one.located, one.pack, 0, one.pack.length))
+            for ordinal in range(one.first, one.end) if one.large else ():
+                if ordinal in one.large:
+                    unit = one.large[ordinal]
+                    wanted.append(Wanted(one.located, unit, 0, unit.length))
         data = iter(await self.system.reader.read(member, wanted))
         rows: list[list[int]] = []
         body: list[Buffer] = []
-        for one in found:
-            head, small = record_of(memoryview(next(data)), one.pack.records, one.ref.ordinal - one.pack.first_ordinal)
-            whole = small if one.large is None else next(data)
-            rows.append([one.ref.index, one.ref.ordinal, len(head), -1 if whole is None else len(whole)])
-            body += [head] if whole is None else [head, whole]
+        pack = memoryview(b"")
+        for at, one in enumerate(found):
+            if not at or one.pack is not found[at - 1].pack:
+                pack = memoryview(next(data))
+            start = one.pack.first_ordinal
+            large = {ordinal: next(data) for ordinal in range(one.first, one.end) if ordinal in one.large}
+            sizes, parts = records_of(pack, one.pack.records, one.first - start, one.end - start, start, large)
+            index = one.located.index
+            rows += [[index, one.first + number, head, size] for number, (head, size) in enumerate(sizes)]
+            body += parts
         return rows, body
 
-    def _find(self, member: Member, refs: Iterable[PayloadRef]) -> Iterable[_Found]:
-        """Where each record is now; what is released is left out."""
+    def _find(self, member: Member, refs: Iterable[PayloadRef | PayloadRange]) -> Iterable[_Found]:
+        """Where records are now; what is released is left out."""
         located: Located | None = None
+        packs: list[Unit] = []
+        large: dict[int, Unit] = {}
         for ref in refs:
-            if ref.uid != member.uid or not 0 < ref.index <= member.raft.commit:
+            if isinstance(ref, PayloadRange):
+                (index, ordinal), (last, stop) = ref
+                if last != index:
+                    log.error("group %s: a delivery's range %s leaves its entry, it is ignored", member.spec.name, ref)
+                    continue
+            else:
+                index, ordinal, stop = ref.index, ref.ordinal, ref.ordinal + 1
+                if ref.uid != member.uid:
+                    continue
+            if not 0 < index <= member.raft.commit:
                 continue
-            if member.liveness.is_dead_range((ref.index, ref.ordinal), (ref.index, ref.ordinal + 1)):
+            living = member.liveness.live_within((index, ordinal), (index, stop))
+            if living and (located is None or located.index != index):
+                located = next(iter(self.system.reader.payload_entries(member, index, index)), None)
+                units = units_of(located.data) if located is not None and located.index == index else []
+                packs = [one for one in units if one.records]
+                large = {one.first_ordinal: one for one in units if not one.records}
+            if located is None or located.index != index:
                 continue
-            if located is None or located.index != ref.index:
-                located = next(iter(self.system.reader.payload_entries(member, ref.index, ref.index)), None)
-            if located is None or located.index != ref.index:
-                continue
-            units = units_of(located.data)
-            pack = next((one for one in units if _holds(one, ref.ordinal)), None)
-            if pack is not None:
-                large = next((one for one in units if not one.records and one.first_ordinal == ref.ordinal), None)
-                yield _Found(ref, located, pack, large)
+            for live in living:
+                end = live.end.ordinal if live.end.index == index else stop
+                for pack in packs:
+                    first, after = max(pack.first_ordinal, live.first.ordinal), pack.first_ordinal + pack.records
+                    if first < min(after, end):
+                        yield _Found(located, pack, first, min(after, end), large)
 
 
-def record_of(pack: memoryview, records: int, number: int) -> tuple[memoryview, memoryview | None]:
-    """Head and small body of the record `number` of a pack; None for a body that is absent or not in the pack."""
+def records_of(
+    pack: memoryview, records: int, first: int, end: int, start: int = 0, large: Mapping[int, Buffer] | None = None
+) -> tuple[list[tuple[int, int]], list[Buffer]]:
+    """The records `first` up to `end` of a pack of so many: (head bytes, body bytes or -1) of each, and buffers with
+    heads and bodies in turn. `large` are bodies that are not in the pack, by number behind `start`."""
     table = table_of(pack, records)
-    if max(table[::2]) & MARK:
-        table = tuple(length if at % 2 else length & ~MARK for at, length in enumerate(table))
-    heads_at = 8 * records
-    head_at = heads_at + sum(table[: 2 * number : 2])
-    head = pack[head_at : head_at + table[2 * number]]
-    size = table[2 * number + 1]
-    if size == ABSENT or size >= LARGE:
-        return head, None
-    at = heads_at + sum(table[::2]) + sum(one for one in table[1 : 2 * number : 2] if one < LARGE)
-    return head, pack[at : at + size]
-
-
-def _holds(unit: Unit, ordinal: int) -> bool:
-    return unit.first_ordinal <= ordinal < unit.first_ordinal + unit.records
+    heads, bodies = table[::2], table[1::2]
+    if max(heads) & MARK:
+        heads = tuple(length & ~MARK for length in heads)
+    small = bodies if max(bodies) < LARGE else tuple(size if size < LARGE else 0 for size in bodies)
+    head_at = 8 * records + sum(heads[:first])
+    body_at = 8 * records + sum(heads) + sum(small[:first])
+    found = list(zip(heads[first:end], bodies[first:end], strict=True))
+    if small is bodies and not any(heads[first:end]):
+        # Nothing stands between the bodies.
+        return found, [pack[body_at : body_at + sum(small[first:end])]]
+    sizes: list[tuple[int, int]] = []
+    parts: list[Buffer] = []
+    for number, (head, size) in enumerate(found, start + first):
+        if head:
+            parts.append(pack[head_at : head_at + head])
+            head_at += head
+        if size < LARGE:
+            parts.append(pack[body_at : body_at + size])
+            body_at += size
+        elif large and number in large:
+            parts.append(large[number])
+        else:
+            size = -1
+        sizes.append((head, size))
+    return sizes, [b"".join(parts)] if small is bodies else parts
 
 
 def _homes(found: Sequence[_Found]) -> list[tuple[str, int]]:

@@ -23,6 +23,7 @@ from ..machine import (
     Context,
     Deliver,
     Effect,
+    End,
     Monitor,
     Position,
     Reject,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPLICATED = (Timer, Append, Monitor)
+LEADERS = (Send, Deliver, Aux, Checkpoint, End)
 
 
 def perform(system: System, member: Member, context: Context, effects: Sequence[Effect]) -> None:
@@ -55,7 +57,7 @@ def perform(system: System, member: Member, context: Context, effects: Sequence[
                     release(system, member, context.index, first, end)
         elif isinstance(effect, REPLICATED):
             _keep(system, member, context, effect)
-        elif isinstance(effect, Send | Deliver | Aux | Checkpoint):
+        elif isinstance(effect, LEADERS):
             outside.append(effect)
         else:
             raise TypeError(f"{effect!r} is no effect")
@@ -100,6 +102,9 @@ def _act(system: System, member: Member, index: int, effects: Sequence[Effect]) 
             system.delivery.deliver(member, index, effect)
         elif isinstance(effect, Aux):
             _outside(member, "on_aux", effect.data)
+        elif isinstance(effect, End):
+            if member.raft.role == LEADER:
+                system.propose(member, "delete")
         elif isinstance(effect, Checkpoint):
             system.nursery.start_soon(_checkpoint, system, member, effect.keep_log)
 
@@ -130,7 +135,7 @@ def _act_local(system: System, member: Member, effects: Sequence[Effect] | None)
         if isinstance(effect, Append):
             # Key (0, 0) is never pending: applied whenever it is committed, and not re-issued when it gets lost.
             system.propose(member, "append", 0, 0, effect.command)
-        elif isinstance(effect, Send | Deliver | Aux | Checkpoint):
+        elif isinstance(effect, LEADERS):
             outside.append(effect)
         else:
             log.error("group %s: %r can't come from on_role or on_tick, it is ignored", member.spec.name, effect)

@@ -188,3 +188,20 @@ def test_a_log_is_back_only_with_a_write_submitted_after_the_kill() -> None:
     assert batch is not None
     batch.finish(None)
     assert load.missing == 0 and writer.back_at and load.back.is_set()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [("--queues", "1", "--consumers", "1"), ("--queues", "20", "--consumers", "0", "--size", "5000")],
+    ids=["consumed meanwhile", "many queues"],
+)
+def test_queue_counts_what_was_published_and_consumed(tmp_path: Path, shape: Sequence[str]) -> None:
+    found = bench("queue", *shape, "--seconds", "1", "--warmup", "0.5", "--dir", str(tmp_path / "nodes"))
+    assert found["ok"] is True
+    assert found["lost"] == found["different"] == found["twice"] == found["failed"] == 0
+    assert found["ops_per_s"] > 10 and 0.5 < found["window_agreement"] < 2
+    assert found["declare_s"] > 0
+    if found["consumers"]:
+        assert found["consumed"] == found["acknowledged"] and found["consumed_per_s"] > 10 and found["left"] == 0
+    else:
+        assert found["left"] == found["acknowledged"]

@@ -204,7 +204,7 @@ def test_slices_count_append_frames_only() -> None:
 
 def test_the_registry_knows_the_log_and_nothing_else() -> None:
     assert isinstance(create_machine("log", {}), AppendLog)
-    for name, arguments in (("queue", {}), ("log", {"size": 1})):
+    for name, arguments in (("stack", {}), ("log", {"size": 1})):
         with pytest.raises(BadRequest):
             create_machine(name, arguments)
 

@@ -122,6 +122,44 @@ def test_a_log_lives_through_its_verbs(ask: Callable[..., dict[str, Any]], tmp_p
     assert reach(lambda: not ask("list")["logs"])
 
 
+def test_a_queue_lives_through_its_verbs(
+    cluster: LocalCluster, ask: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    def rows(*words: str, text: str = "") -> list[list[str]]:
+        done = CliRunner().invoke(cli, ["queue", *words, "--servers", ",".join(cluster.addresses)], input=text)
+        assert done.exit_code == 0, done.output
+        return [line.split("\t") for line in done.stdout.splitlines()]
+
+    made = ask("queue", "create", "jobs", "--delivery-limit", "3", "--max-length", "50", "--overflow", "reject")
+    assert made["created"] == ["jobs"]
+    assert ask("queue", "create", "odd", "--members", "9", code=2)["error"]["code"] == "bad_request"
+    assert ask("describe", "jobs")["machine"] == "queue"
+    done = ask("queue", "publish", "jobs", "--metadata", "m", text="first\nsec\\o\tnd\n")
+    assert (done["messages"], done["first"], done["last"]) == (2, 1, 2)
+    blob = tmp_path / "blob"
+    blob.write_bytes(bytes(range(256)) * 100)
+    assert rows("publish", "jobs", str(blob), "--priority", "high") == [["1", "3", "3"]]
+    ask("queue", "publish", "jobs", "--delay", "3600", "--whole", text="one day")
+    assert ask("queue", "publish", "jobs", text="x\n" * 48, code=1)["error"]["code"] == "queue_full"
+    seen = ask("queue", "consume", "jobs", "--requeue", "--wait", "0.3")["messages"]
+    assert [one["id"] for one in seen] == [3, 1, 2] and base64.b64decode(seen[0]["body_base64"]) == blob.read_bytes()
+    assert seen[1] | {"metadata": "m", "body": "first", "deliveries": 0} == seen[1]
+    raw = CliRunner().invoke(
+        cli, ["queue", "consume", "jobs", "--raw", "--count", "1", "--servers", ",".join(cluster.addresses)]
+    )
+    assert raw.exit_code == 0 and raw.stdout_bytes == blob.read_bytes()
+    assert rows("consume", "jobs", "--count", "2") == [["1", "0", "m", "first"], ["2", "0", "m", "sec\\\\o\\tnd"]]
+    stats = ask("queue", "stats", "jobs")["queues"]["jobs"]
+    assert (stats["ready"], stats["delayed"], stats["acknowledged"], stats["consumers"]) == (0, 1, 3, 0)
+    assert ["jobs", "delayed", "1"] in rows("stats", "jobs")
+    assert ask("queue", "purge", "jobs", "--yes")["purged"] == 0
+    assert rows("purge", "jobs", "--delayed", "--no-ready", "--yes") == [["1"]]
+    assert ask("queue", "purge", "jobs", "--no-ready", "--yes", code=2)["error"]["code"] == "bad_request"
+    assert ask("queue", "consume", "jobs", "--dead", "--wait", "0.1")["messages"] == []
+    assert ask("queue", "stats", "nothing", code=1)["error"]["code"] == "unknown_group"
+    ask("delete", "jobs", "--yes")
+
+
 def test_raw_payloads_and_following(cluster: LocalCluster, ask: Callable[..., dict[str, Any]]) -> None:
     ask("create", "followed")
     servers = ["--servers", cluster.addresses[0]]

@@ -27,6 +27,7 @@ class Doors:
         self.addresses: dict[int, str] = {}
         self._nursery = nursery
         self._scopes: dict[int, trio.CancelScope] = {}
+        self._ended: dict[int, trio.Event] = {}
 
     async def open(self, number: int) -> None:
         _, _, port = self.addresses.get(number, "::0").rpartition(":")
@@ -34,16 +35,24 @@ class Doors:
         server.client_addresses = self.addresses
         self.addresses.pop(number, None)
         scope = self._scopes[number] = trio.CancelScope()
+        ended = self._ended[number] = trio.Event()
 
         async def serve(task_status: trio.TaskStatus[int]) -> None:
             with scope:
                 await server.serve(task_status)
+            ended.set()
 
         await self._nursery.start(serve)
 
     async def crash(self, number: int) -> None:
         self._scopes[number].cancel()
         await self.run.crash(number)
+
+    async def cut(self, number: int) -> None:
+        """All connections end; the node goes on."""
+        self._scopes[number].cancel()
+        await self._ended[number].wait()
+        await self.open(number)
 
     async def start(self, number: int) -> None:
         await self.run.start(number)

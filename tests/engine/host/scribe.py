@@ -140,9 +140,13 @@ class Ear:
 
     def __init__(self) -> None:
         self.pushed: list[tuple[int, Mapping[str, Any], bytes]] = []
+        self.lost = 0
 
     def push(self, uid: int, session: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> None:
         self.pushed.append((session, header, b"".join(bytes(part) for part in body)))
+
+    def missed(self) -> None:
+        self.lost += 1
 
 
 def machines(name: str, arguments: dict[str, Any]) -> Any:

@@ -1,0 +1,311 @@
+"""A queue, with trio: publish, consume on credit, settle. `queue_sync` has the same for threads.
+
+Publications are gathered into one frame a turn and applied exactly once, like a log's appends (`lane`). A consumer is a
+session of its own: what it holds goes back to the queue when it leaves, or when its client is silent for its
+time-to-live.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from . import queue_wire as qw
+from .errors import BadRequest, Busy, LogyardError
+from .lane import Batch, Lane
+from .log import query_call
+from .messages import Session, open_session
+from .pending import PendingAppend, wait_batch
+from .queue_wire import Message
+from .wire import Buffer
+
+if TYPE_CHECKING:
+    from .aio import Yard
+    from .network import Network
+
+__all__ = ["Consumer", "Message", "Queue"]
+
+
+class QueueYard:
+    """What a yard has for queues."""
+
+    __slots__ = ()
+
+    def queue(self: Any, name: str) -> Queue:
+        """The queue `name`; nothing is asked until it is used."""
+        if not name:
+            raise BadRequest("a queue has a name")
+        return Queue(self, name)
+
+
+class Queue:
+    """The queue `name`; nothing is asked until it is used. Make one with `yard.create(name, machine="queue", ...)`."""
+
+    __slots__ = ("yard", "name", "lane")
+
+    def __init__(self, yard: Yard, name: str) -> None:
+        self.yard = yard
+        self.name = name
+        self.lane: Lane = yard.lane(name)
+
+    async def publish(
+        self,
+        body: Buffer | None,
+        *,
+        metadata: Buffer = b"",
+        priority: str = "normal",
+        ttl: float | None = None,
+        delay: float | None = None,
+        at: float | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Publish a message; returns its id once a quorum has it.
+
+        `priority` ``normal`` or ``high``. Times in seconds: `ttl` how long it may wait; `delay`, or `at` (since 1970):
+        when it becomes ready. Raises a `LogyardError`; with code ``queue_full`` where the queue refuses.
+        """
+        command = qw.publish_command(priority, ttl, delay, at)
+        await self._room()
+        batch, position = self.lane.add(metadata, body, self._patience(timeout), 0, command)
+        if not self.lane.dirty:
+            self.yard.kick(self.lane)
+        return await _first(batch) + position
+
+    async def publish_many(
+        self,
+        messages: Iterable[tuple[Buffer, Buffer | None]],
+        *,
+        priority: str = "normal",
+        ttl: float | None = None,
+        delay: float | None = None,
+        at: float | None = None,
+        publisher: int = 0,
+        sequence: int = 0,
+        timeout: float | None = None,
+    ) -> range:
+        """Publish (metadata, body) pairs together or not at all; returns their ids.
+
+        With a `publisher` (its number) and the `sequence` of the first message, what the queue has had of that
+        publisher already is not taken again: the ids are those of the others.
+        """
+        command = qw.publish_command(priority, ttl, delay, at, publisher, sequence)
+        await self._room()
+        batch = self.lane.add_many(messages, self._patience(timeout), 0, command)
+        self.yard.kick(self.lane)
+        first = await _first(batch)
+        return range(first, first + batch.given)
+
+    def publish_nowait(
+        self,
+        body: Buffer | None,
+        *,
+        metadata: Buffer = b"",
+        command: bytes = qw.PLAIN,
+    ) -> PendingAppend:
+        """Publish without waiting: what is given in one turn of the loop leaves as one frame; its `offset` is the id.
+        `command`: of `queue_wire.publish_command`, for options. Raises `Busy` when the client's window is full."""
+        yard, lane = self.yard, self.lane
+        if yard.window.used >= yard.window.limit:
+            raise Busy("the client's window is full", {"cause": "client window", "retry_after": 0.001})
+        batch, position = lane.add(metadata, body, yard.timeout, 0, command)
+        if not lane.dirty:
+            yard.kick(lane)
+        return PendingAppend(batch, position)
+
+    async def cancel(self, *ids: int, timeout: float | None = None) -> int:
+        """Take delayed messages back; how many of them were not due yet."""
+        return await self._command(qw.cancel_command(ids), timeout)
+
+    async def purge(
+        self, *, ready: bool = True, delayed: bool = False, dead: bool = False, timeout: float | None = None
+    ) -> int:
+        """Drop what waits; how many messages that were. What consumers hold stays."""
+        return await self._command(qw.purge_command(ready, delayed, dead), timeout)
+
+    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Messages and bytes by where they are, and what was counted since the queue's beginning."""
+        call = query_call(self.name, qw.STATS, None, "linearizable", 0)
+        return qw.stats_of(await self.yard.run(call, timeout))
+
+    @asynccontextmanager
+    async def consume(
+        self,
+        *,
+        prefetch: int = qw.PREFETCH,
+        prefetch_bytes: int = qw.PREFETCH_BYTES,
+        priority: int = 0,
+        lease: float | None = None,
+        dead: bool = False,
+        auto: bool = True,
+    ) -> AsyncIterator[Consumer]:
+        """``async with queue.consume() as messages: async for message in messages: ...``
+
+        `prefetch`, `prefetch_bytes`: what is held at most; one message alone may be larger. `auto` False: `prefetch`
+        messages come in all, and more only after `credit`. `priority`: higher ones are served first. `lease` (seconds):
+        what is not settled in this time goes to somebody else. `dead`: the queue's dead letters.
+        """
+        command = qw.attach_command(prefetch, prefetch_bytes, priority, lease, dead, auto)
+        consumer = await open_session(self.yard, self.name, Consumer)
+        try:
+            consumer.credit_bytes = prefetch_bytes
+            await consumer.command(command)
+            self.yard.spawn(consumer.settling)
+            yield consumer
+            if consumer.failure is None:
+                await consumer.flush()
+                await consumer.command(qw.detach_command())
+        finally:
+            with trio.CancelScope(shield=True), suppress(LogyardError):
+                await consumer.close()
+
+    async def _command(self, command: bytes, timeout: float | None) -> int:
+        """One command without a payload, exactly once; how many messages it found."""
+        await self._room()
+        batch = self.lane.add_many([(b"", None)], self._patience(timeout), 0, command)
+        self.yard.kick(self.lane)
+        return await _first(batch)
+
+    def _patience(self, timeout: float | None) -> float:
+        return self.yard.timeout if timeout is None else timeout
+
+    async def _room(self) -> None:
+        yard = self.yard
+        if yard.closed:
+            raise LogyardError("the client is closed")
+        while yard.window.used >= yard.window.limit:
+            await yard.freed()
+
+
+async def _first(batch: Batch) -> int:
+    await wait_batch(batch)
+    if batch.error is not None:
+        raise batch.error.again()
+    return batch.first
+
+
+class Consumer(Session):
+    """What `Queue.consume` gives: iterate over it for messages, settle each of them. A message that is settled late,
+    after its lease or by a consumer that was cut off for too long, may have been delivered to somebody else: at least
+    once."""
+
+    __slots__ = ("credit_bytes", "_inbox", "_messages", "_pending", "_wake", "_settled", "_given", "_known")
+
+    def __init__(self, network: Network, name: str, number: int) -> None:
+        super().__init__(network, name, number)
+        self.credit_bytes = qw.PREFETCH_BYTES
+        self._inbox = qw.Inbox()
+        self._messages: deque[Message] = deque()
+        # Ranges of tags by what is to become of them, not sent yet; who waits for them shares an event.
+        self._pending: dict[int, list[tuple[int, int]]] = {}
+        self._wake = trio.lowlevel.ParkingLot()
+        self._settled = trio.Event()
+        # How often something was settled here, and up to where a quorum knows of it.
+        self._given = self._known = 0
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages, as long as the consumer lasts. Raises `SessionExpired` ... when it ended by itself."""
+        return self
+
+    async def __anext__(self) -> Message:
+        """The next message; waits for one."""
+        while not self._messages:
+            if self.failure is not None:
+                raise self.failure.again()
+            if self.closed:
+                raise StopAsyncIteration
+            await self._lot.park()
+        return self._messages.popleft()
+
+    async def get(self, wait: float) -> Message | None:
+        """The next message, or None when none comes within `wait` seconds."""
+        with trio.move_on_after(wait):
+            return await self.__anext__()
+        return None
+
+    def ack_nowait(self, message: Message, *, multiple: bool = False) -> None:
+        """Done with it, or with everything up to it: sent with others at the end of this turn."""
+        self._settle(qw.ACK, message, multiple)
+
+    async def ack(self, message: Message, *, multiple: bool = False) -> None:
+        """Done with it, or with everything up to it; returns when a quorum knows."""
+        self._settle(qw.ACK, message, multiple)
+        await self.flush()
+
+    async def nack(self, message: Message, *, multiple: bool = False, requeue: bool = True) -> None:
+        """Back to its place in the queue, as a delivery that failed; without `requeue` it becomes a dead letter."""
+        self._settle(qw.REQUEUE if requeue else qw.REJECT, message, multiple)
+        await self.flush()
+
+    async def reject(self, message: Message) -> None:
+        """A dead letter."""
+        await self.nack(message, requeue=False)
+
+    async def extend(self, *messages: Message) -> int:
+        """Their leases begin anew; how many of them are still this consumer's."""
+        return qw.count_of(await self.command(qw.extend_command((one.tag, one.tag) for one in messages)))
+
+    async def credit(self, messages: int) -> None:
+        """So many more messages (with `auto`: so many at most at a time) may come."""
+        await self.command(qw.credit_command(messages, self.credit_bytes))
+
+    async def flush(self) -> None:
+        """Until everything that was settled so far is known to a quorum. Raises what stands in the way."""
+        given = self._given
+        while self._known < given:
+            if self.failure is not None:
+                raise self.failure.again()
+            await self._settled.wait()
+        if self.failure is not None:
+            raise self.failure.again()
+
+    def _settle(self, what: int, message: Message, multiple: bool) -> None:
+        if not self._pending:
+            self._wake.unpark_all()
+        self._given += 1
+        self._pending.setdefault(what, []).append((1 if multiple else message.tag, message.tag))
+
+    async def settling(self) -> None:
+        """A task: settles what was gathered meanwhile, and asks for what was lost on the way."""
+        try:
+            while not self.closed and self.failure is None:
+                if self._inbox.lost:
+                    self._inbox.lost = False
+                    await self.command(qw.resend_command(self._inbox.next))
+                elif self._pending:
+                    pending, self._pending = self._pending, {}
+                    given = self._given
+                    for what, tags in pending.items():
+                        for command in qw.settle_commands(what, tags):
+                            await self.command(command)
+                    self._known = given
+                    self._finished()
+                else:
+                    await self._wake.park()
+        except LogyardError as error:
+            if self.failure is None:
+                self.failure = error
+            self._lot.unpark_all()
+        finally:
+            self._finished()
+
+    def _finished(self) -> None:
+        settled, self._settled = self._settled, trio.Event()
+        settled.set()
+
+    def _end(self) -> None:
+        super()._end()
+        self._wake.unpark_all()
+
+    def _pushed(self, header: Mapping[str, Any], data: memoryview) -> None:
+        if self.closed:
+            return
+        messages = self._inbox.pushed(header, data)
+        if messages:
+            self._messages += messages
+            self._lot.unpark_all()
+        if self._inbox.lost:
+            self._wake.unpark_all()

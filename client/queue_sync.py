@@ -1,0 +1,277 @@
+"""A queue, blocking: the same as `queue`, from threads and without trio.
+
+A consumer has one thread of its own, which receives what comes, and says that the client lives. Acknowledgements are
+gathered: they leave when there is no further message, when half of what may be held is settled, at `flush` and when the
+consumer ends. Safe to share among threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from . import queue_wire as qw
+from .errors import LogyardError
+from .frame import Frame
+from .log import close_call, query_call
+from .queue_wire import Message
+from .sequences import Sequences, final
+from .wire import REPLY, Buffer, encode_frame
+
+if TYPE_CHECKING:
+    from .sync import Yard
+    from .sync_link import Connection
+
+__all__ = ["Consumer", "Message", "Queue"]
+
+CLOSE_S = 5.0
+
+
+class Queue:
+    """The queue `name`; nothing is asked until it is used. Make one with `yard.create(name, machine="queue", ...)`."""
+
+    __slots__ = ("yard", "name")
+
+    def __init__(self, yard: Yard, name: str) -> None:
+        self.yard = yard
+        self.name = name
+
+    def publish(
+        self,
+        body: Buffer | None,
+        *,
+        metadata: Buffer = b"",
+        priority: str = "normal",
+        ttl: float | None = None,
+        delay: float | None = None,
+        at: float | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """See `queue.Queue.publish`."""
+        return self._send([(metadata, body)], qw.publish_command(priority, ttl, delay, at), timeout)[0]
+
+    def publish_many(
+        self,
+        messages: Iterable[tuple[Buffer, Buffer | None]],
+        *,
+        priority: str = "normal",
+        ttl: float | None = None,
+        delay: float | None = None,
+        at: float | None = None,
+        publisher: int = 0,
+        sequence: int = 0,
+        timeout: float | None = None,
+    ) -> range:
+        """See `queue.Queue.publish_many`."""
+        command = qw.publish_command(priority, ttl, delay, at, publisher, sequence)
+        first, taken = self._send(messages, command, timeout)
+        return range(first, first + taken)
+
+    def cancel(self, *ids: int, timeout: float | None = None) -> int:
+        """Take delayed messages back; how many of them were not due yet."""
+        return self._send([(b"", None)], qw.cancel_command(ids), timeout)[0]
+
+    def purge(
+        self, *, ready: bool = True, delayed: bool = False, dead: bool = False, timeout: float | None = None
+    ) -> int:
+        """Drop what waits; how many messages that were. What consumers hold stays."""
+        return self._send([(b"", None)], qw.purge_command(ready, delayed, dead), timeout)[0]
+
+    def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Messages and bytes by where they are, and what was counted since the queue's beginning."""
+        return qw.stats_of(self.yard.run(query_call(self.name, qw.STATS, None, "linearizable", 0), timeout))
+
+    @contextmanager
+    def consume(
+        self,
+        *,
+        prefetch: int = qw.PREFETCH,
+        prefetch_bytes: int = qw.PREFETCH_BYTES,
+        priority: int = 0,
+        lease: float | None = None,
+        dead: bool = False,
+        auto: bool = True,
+    ) -> Iterator[Consumer]:
+        """``with queue.consume() as messages: for message in messages: ...``; options as `queue.Queue.consume`."""
+        command = qw.attach_command(prefetch, prefetch_bytes, priority, lease, dead, auto)
+        consumer = Consumer(self.yard, self.name, prefetch, prefetch_bytes)
+        try:
+            consumer.command(command)
+            consumer.start()
+            yield consumer
+            if consumer.failure is None:
+                consumer.flush()
+                consumer.command(qw.detach_command())
+        finally:
+            consumer.close()
+
+    def _send(
+        self, records: Iterable[tuple[Buffer, Buffer | None]], command: bytes, timeout: float | None
+    ) -> tuple[int, int]:
+        frame = Frame(None, command)
+        frame.put_many(records)
+        reply, _ = self.yard.append(self.name, frame, timeout)
+        if len(reply) != REPLY.size:
+            raise LogyardError(f"{self.name}: the machine's answer is not a queue's")
+        first, taken = REPLY.unpack(reply)
+        return first, taken
+
+
+class Consumer:
+    """What `Queue.consume` gives; see `queue.Consumer`. `failure`: why it ended by itself."""
+
+    __slots__ = (
+        "yard", "name", "session", "failure", "closed", "credit_bytes", "_prefetch", "_numbers", "_inbox", "_messages",
+        "_pending", "_count", "_changed", "_connection", "_thread", "_beaten",
+    )  # fmt: skip
+
+    def __init__(self, yard: Yard, name: str, prefetch: int, credit_bytes: int) -> None:
+        self.yard = yard
+        self.name = name
+        self.session = yard.begin_session(name)
+        self.failure: LogyardError | None = None
+        self.closed = False
+        self.credit_bytes = credit_bytes
+        self._prefetch = prefetch
+        self._numbers = Sequences(self.session)
+        self._inbox = qw.Inbox()
+        self._messages: deque[Message] = deque()
+        self._pending: dict[int, list[tuple[int, int]]] = {}
+        self._count = 0
+        self._changed = threading.Condition()
+        self._connection: Connection | None = None
+        self._thread = threading.Thread(target=self._listen, name=f"logyard consumer {name}", daemon=True)
+        self._beaten = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to receive."""
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages, as long as the consumer lasts. Raises `SessionExpired` ... when it ended by itself."""
+        while (message := self.get(None)) is not None:
+            yield message
+
+    def get(self, wait: float | None) -> Message | None:
+        """The next message; None when none comes within `wait` seconds (None: for ever), or the consumer is closed."""
+        deadline = None if wait is None else time.monotonic() + wait
+        while True:
+            with self._changed:
+                if self._messages:
+                    return self._messages.popleft()
+                self._check()
+                if self.closed:
+                    return None
+                lost, idle = self._inbox.lost, not self._pending
+                if idle and not lost:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        return None
+                    self._changed.wait(left)
+                    continue
+                self._inbox.lost = False
+            if lost:
+                self.command(qw.resend_command(self._inbox.next))
+            self.flush()
+
+    def ack(self, message: Message, *, multiple: bool = False) -> None:
+        """Done with it, or with everything up to it."""
+        self._settle(qw.ACK, message, multiple)
+
+    def nack(self, message: Message, *, multiple: bool = False, requeue: bool = True) -> None:
+        """Back to its place in the queue, as a delivery that failed; without `requeue` it becomes a dead letter."""
+        self._settle(qw.REQUEUE if requeue else qw.REJECT, message, multiple)
+
+    def reject(self, message: Message) -> None:
+        """A dead letter."""
+        self.nack(message, requeue=False)
+
+    def extend(self, *messages: Message) -> int:
+        """Their leases begin anew; how many of them are still this consumer's."""
+        return qw.count_of(self.command(qw.extend_command((one.tag, one.tag) for one in messages)))
+
+    def credit(self, messages: int) -> None:
+        """So many more messages (with `auto`: so many at most at a time) may come."""
+        self.command(qw.credit_command(messages, self.credit_bytes))
+
+    def flush(self) -> None:
+        """Until everything that was settled so far is known to a quorum. Raises what stands in the way."""
+        with self._changed:
+            self._check()
+            pending, self._pending, self._count = self._pending, {}, 0
+        for what, tags in pending.items():
+            for command in qw.settle_commands(what, tags):
+                self.command(command)
+
+    def _settle(self, what: int, message: Message, multiple: bool) -> None:
+        with self._changed:
+            self._pending.setdefault(what, []).append((1 if multiple else message.tag, message.tag))
+            self._count += 1
+            full = multiple or 2 * self._count >= self._prefetch
+        if full:
+            self.flush()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure.again()
+
+    def command(self, command: bytes) -> bytes:
+        """One command of this consumer's session, exactly once."""
+        with self._changed:
+            while not self._numbers.room:
+                self._changed.wait()
+            sequence = self._numbers.next()
+        try:
+            frame = encode_frame([(b"", None)], command=command, session=self.session, sequence=sequence)
+            return self.yard.command(self.name, frame)
+        except LogyardError as error:
+            raise final(self.name, error) from None
+        finally:
+            with self._changed:
+                self._numbers.done(sequence)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """End it; what it holds goes back to the queue."""
+        with self._changed:
+            if self.closed:
+                return
+            self.closed = True
+            self._changed.notify_all()
+            connection = self._connection
+        if connection is not None:
+            connection.interrupt()
+        with suppress(LogyardError):
+            self.yard.run(close_call(self.name, self.session), CLOSE_S)
+
+    # Its thread
+
+    def _listen(self) -> None:
+        try:
+            self.yard.listen(self.name, self.session, self._pushed, self._alive, self._held)
+        except LogyardError as error:
+            with self._changed:
+                self.failure = None if self.closed else error
+                self._changed.notify_all()
+
+    def _held(self, connection: Connection) -> None:
+        with self._changed:
+            self._connection = connection
+            if self.closed:
+                raise LogyardError(f"{self.name}: the consumer is closed")
+
+    def _alive(self) -> None:
+        if time.monotonic() - self._beaten > self.yard.session_ttl / 3:
+            self._beaten = time.monotonic()
+            self.yard.beat()
+
+    def _pushed(self, header: Mapping[str, Any], data: memoryview) -> None:
+        with self._changed:
+            messages = self._inbox.pushed(header, data)
+            if messages or self._inbox.lost:
+                self._messages += messages
+                self._changed.notify_all()

@@ -1,0 +1,341 @@
+"""Queues over sockets on real engines: publish, consume, settle; leaders, consumers and connections that go."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.client import errors
+from logyard.client.aio import Yard, connect
+from logyard.client.queue import Consumer, Message
+from logyard.client.sync import connect_sync
+from logyard.machines import queue as machines
+from logyard.service import pushes
+from logyard.service.pushes import Listener
+from tests.engine.host.cluster import Cluster, cluster, until
+
+from .test_exactly_once import Doors
+
+
+@asynccontextmanager
+async def served(
+    path: Path, count: int = 1, limits: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[tuple[Cluster, Doors, Yard]]:
+    async with cluster(path, count, group="", **(limits or {})) as run, trio.open_nursery() as nursery:
+        await until(lambda: all(len(one.system.live) == count for one in run.nodes.values()), "all are live")
+        await run.nodes[1].create_groups([{"name": "q", "members": run.ids, "machine": "queue", "arguments": options}])
+        await run.leader("q")
+        doors = Doors(run, nursery)
+        for number in run.ids:
+            await doors.open(number)
+        async with connect(list(doors.addresses.values())) as yard:
+            yield run, doors, yard
+        nursery.cancel_scope.cancel()
+
+
+def machine_of(run: Cluster, number: int) -> machines.Queue:
+    machine = run.member(number, "q").machine
+    assert isinstance(machine, machines.Queue)
+    return machine
+
+
+async def following(consumer: Consumer, count: int) -> list[Message]:
+    found: list[Message] = []
+    with trio.fail_after(20):
+        while len(found) < count:
+            found.append(await consumer.__anext__())
+    return found
+
+
+async def test_what_is_published_comes_in_order_and_is_gone_when_acknowledged(tmp_path: Path) -> None:
+    async with served(tmp_path) as (run, _, yard):
+        queue = yard.queue("q")
+        large = bytes(range(256)) * 1024
+        ids = [await queue.publish(b"one", metadata=b"first"), await queue.publish(large), await queue.publish(None)]
+        ids += await queue.publish_many([(b"m%d" % number, b"b" * number) for number in range(50)])
+        assert ids == list(range(1, 54))
+        assert (await queue.stats())["ready"] == 53
+        async with queue.consume() as consumer:
+            found = await following(consumer, 53)
+            assert [one.id for one in found] == ids and [one.tag for one in found] == ids
+            assert (found[0].metadata, found[0].body) == (b"first", b"one")
+            assert found[1].body == large and found[2].body is None
+            assert [(one.metadata, one.body) for one in found[3:]] == [(b"m%d" % n, b"b" * n) for n in range(50)]
+            await consumer.ack(found[10], multiple=True)
+            for one in found[11:]:
+                consumer.ack_nowait(one)
+        stats = await queue.stats()
+        assert stats["ready"] == stats["unacked"] == stats["consumers"] == 0 and stats["acknowledged"] == 53
+        member = run.member(1, "q")
+        assert not list(member.machine.live_refs())
+        assert not list(member.liveness.live_ranges(machine_of(run, 1).state.last_index)), "nor of commands"
+
+
+def bodies(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+async def drain(consumer: Consumer, wanted: int, found: list[Message]) -> None:
+    """Acknowledge what comes, until so many different messages were seen."""
+    with trio.fail_after(40):
+        while len({one.id for one in found}) < wanted:
+            message = await consumer.__anext__()
+            found.append(message)
+            consumer.ack_nowait(message)
+
+
+async def test_killed_leaders_lose_and_double_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path, 3) as (run, doors, yard):
+        queue = yard.queue("q")
+        ids: list[int] = []
+        found: list[Message] = []
+
+        async def publish() -> None:
+            for number in range(300):
+                ids.append(await queue.publish(b"%d" % number))
+
+        async with trio.open_nursery() as nursery, queue.consume(prefetch=10) as consumer:
+            nursery.start_soon(publish)
+            for seen in (60, 140, 220):
+                await drain(consumer, seen, found)
+                leader = await run.leader("q")
+                await doors.crash(leader)
+                await run.leader("q")
+                await doors.start(leader)
+            await drain(consumer, 300, found)
+        assert sorted(ids) == [one.id for one in found] == list(range(1, 301)), (
+            "in order, once each, for it never let go"
+        )
+        assert [one.body for one in found] == bodies(300) and not any(one.deliveries for one in found)
+        await run.applied("q")
+        shown = {str(machine_of(run, number).state.counts) for number in run.ids}
+        assert len(shown) == 1 and not any(list(run.member(number, "q").machine.live_refs()) for number in run.ids)
+
+
+async def test_what_a_killed_consumer_held_goes_to_another_in_order(tmp_path: Path) -> None:
+    async with served(tmp_path) as (run, _, yard):
+        queue = yard.queue("q")
+        await queue.publish_many([(b"", body) for body in bodies(20)])
+        async with queue.consume(prefetch=8) as first:
+            held = await following(first, 8)
+            await first.ack(held[2])
+            async with queue.consume(prefetch=5) as second:
+                assert [one.id for one in await following(second, 5)] == [10, 11, 12, 13, 14]
+                # As the leader does when it heard nothing of its client for the session's time.
+                await run.nodes[1].close_session("q", first.id)
+                with trio.fail_after(20), pytest.raises(errors.SessionExpired):
+                    while True:
+                        await first.__anext__()
+                await second.credit(40)
+                rest = await following(second, 14)
+                assert [one.id for one in rest] == [1, 2, 4, 5, 6, 7, 8, 9, 15, 16, 17, 18, 19, 20]
+                assert [one.deliveries for one in rest] == [1] * 8 + [0] * 6
+                assert (await queue.stats())["unacked"] == 19
+
+
+async def test_an_expired_lease_gives_the_message_to_somebody_else_and_a_late_ack_takes_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        queue = yard.queue("q")
+        await queue.publish(b"slow")
+        async with queue.consume(prefetch=1, lease=0.2) as slow, queue.consume(priority=-1) as other:
+            (mine,) = await following(slow, 1)
+            await slow.credit(0)
+            (theirs,) = await following(other, 1)
+            assert (theirs.id, theirs.deliveries) == (mine.id, 1)
+            await slow.ack(mine)
+            assert (await queue.stats())["unacked"] == 1, "it is the other's"
+            assert await slow.extend(mine) == 0 and await other.extend(theirs) == 1
+            await other.ack(theirs)
+        assert (await queue.stats())["acknowledged"] == 1
+
+
+async def test_lost_deliveries_are_noticed_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, count = Listener.push, 0
+
+    def unreliable(self: Listener, uid: int, session: int, header: Any, body: Any) -> bool:
+        nonlocal count
+        if header["kind"] == "records":
+            count += 1
+            if count % 3 == 1:
+                self.dropped += 1
+                return False
+        return real(self, uid, session, header, body)
+
+    monkeypatch.setattr(Listener, "push", unreliable)
+    monkeypatch.setattr(pushes, "ALIVE_S", 0.02)
+    async with served(tmp_path) as (_, _, yard):
+        queue = yard.queue("q")
+        found: list[Message] = []
+        async with queue.consume(prefetch=3) as consumer:
+            for number in range(60):
+                await queue.publish(b"%d" % number)
+            await drain(consumer, 60, found)
+        assert [one.body for one in found] == bodies(60) and count > 20
+
+
+async def test_a_cut_connection_is_taken_up_where_it_was(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, doors, yard):
+        queue = yard.queue("q")
+        found: list[Message] = []
+        await queue.publish_many([(b"", body) for body in bodies(100)])
+        async with queue.consume(prefetch=30) as consumer:
+            for seen in (10, 50, 90):
+                await drain(consumer, seen, found)
+                await doors.cut(1)
+            await drain(consumer, 100, found)
+        assert [one.body for one in found] == bodies(100)
+        assert (await queue.stats())["acknowledged"] == 100
+
+
+async def test_a_blocking_consumer_does_the_same(tmp_path: Path) -> None:
+    async with served(tmp_path, 3, delivery_limit=2) as (run, doors, _):
+        addresses = list(doors.addresses.values())
+        seen: list[int] = []
+
+        def work() -> None:
+            with connect_sync(addresses) as yard:
+                queue = yard.queue("q")
+                assert queue.publish(b"late", delay=3600) == 1 and queue.cancel(1, 77) == 1
+                assert queue.publish_many([(b"m", body) for body in bodies(40)]) == range(2, 42)
+                assert queue.publish_many([(b"", b"x")] * 3, publisher=7, sequence=1) == range(42, 45)
+                assert queue.publish_many([(b"", b"x")] * 4, publisher=7, sequence=1) == range(45, 46)
+                with queue.consume(prefetch=10, lease=30) as consumer:
+                    for message in consumer:
+                        seen.append(message.id)
+                        if message.id == 5:
+                            consumer.nack(message)
+                        elif message.id == 6:
+                            consumer.reject(message)
+                        else:
+                            consumer.ack(message)
+                        if len(seen) == 45:
+                            break
+                    assert consumer.get(0.01) is None
+                stats = queue.stats()
+                assert (stats["ready"], stats["unacked"], stats["dead"], stats["acknowledged"]) == (0, 0, 2, 42)
+                with queue.consume(dead=True) as letters:
+                    found = [letters.get(10), letters.get(10)]
+                    assert [(one.id, one.reason) for one in found if one] == [(6, "rejected"), (5, "delivery_limit")]
+                assert queue.purge(dead=True) == 2
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, work)
+            await until(lambda: len(seen) > 10, "it consumes")
+            leader = await run.leader("q")
+            await doors.crash(leader)
+            await run.leader("q")
+            await doors.start(leader)
+        assert sorted(set(seen)) == list(range(2, 46)) and seen.count(5) == 2
+
+
+async def test_a_queue_that_nobody_uses_deletes_itself(tmp_path: Path) -> None:
+    async with served(tmp_path, 3, expires_ms=400) as (run, _, yard):
+        queue = yard.queue("q")
+        await queue.publish(b"for nobody")
+        await until(lambda: not any("q" in one.system.names for one in run.nodes.values()), "gone on every node")
+
+
+async def test_a_queue_that_was_never_used_deletes_itself_too(tmp_path: Path) -> None:
+    async with served(tmp_path, expires_ms=100) as (run, _, _):
+        await until(lambda: "q" not in run.system(1).names, "gone")
+
+
+async def test_an_hour_of_requeuing_grows_nothing(tmp_path: Path) -> None:
+    limits = {"snapshot_entries": 32, "delivery_queue_bytes": 1 << 20}
+    async with served(tmp_path, 1, limits, delivery_limit=0, lease_ms=9_000) as (run, _, yard):
+        queue, system, member = yard.queue("q"), run.system(1), run.member(1, "q")
+        ahead = 0
+        wall, monotonic = system.wall_ns, system.monotonic_ns
+        monkey = {"wall_ns": lambda: wall() + ahead, "monotonic_ns": lambda: monotonic() + ahead}
+        for name, clock in monkey.items():
+            setattr(system, name, clock)
+        await queue.publish_many([(b"", bytes([number]) * 50_000) for number in range(3)])
+        sizes: list[int] = []
+        began = member.log_time
+        async with queue.consume() as consumer:
+            for turn in range(360):
+                messages = await following(consumer, 3)
+                assert [one.id for one in messages] == [1, 2, 3] and messages[0].deliveries == turn
+                if turn % 2:
+                    await consumer.nack(messages[2], multiple=True)
+                else:
+                    # Nobody settles it: its lease ends.
+                    ahead += 20_000_000_000
+                if turn in (90, 359):
+                    await until(lambda: member.snapshot_index > member.raft.applied - 100, "snapshots are taken")
+                    await run.nodes[1].snapshot()
+                    await run.roll(1)
+                    await run.nodes[1].compact()
+                    sizes.append(sum(path.stat().st_blocks * 512 for path in tmp_path.rglob("*") if path.is_file()))
+                    assert member.raft.log.last_index - member.raft.log.memory_first < 100, "the log is short"
+                    assert (
+                        len(member.machine.snapshot()["queue"]) < 1000
+                        and len(member.liveness.encode_live_set(1 << 40)) < 200
+                    )
+        assert member.log_time - began >= 3_600_000, "an hour of log time"
+        assert sizes[1] <= sizes[0] + (2 << 20), f"a WAL file more or less: {sizes}"
+
+
+async def test_a_member_that_came_by_snapshot_leads_on(tmp_path: Path) -> None:
+    async with served(tmp_path, 3, {"snapshot_entries": 16}) as (run, doors, yard):
+        queue = yard.queue("q")
+        late = 1 + await run.leader("q") % 3
+        await doors.crash(late)
+        async with queue.consume(prefetch=8) as consumer:
+            for number in range(60):
+                await queue.publish(b"%d" % number * 2000)
+            messages = await following(consumer, 8)
+            for message in (messages[0], messages[3]):
+                await consumer.ack(message)
+            await queue.publish(b"later", delay=3600)
+            for number in run.nodes:
+                await run.nodes[number].snapshot()
+                await run.nodes[number].compact()
+            await doors.start(late)
+            await run.applied("q")
+            assert run.member(late, "q").snapshot_index > 0
+            await run.lead(late, "q")
+            messages += await following(consumer, 2)
+            await consumer.ack(messages[-1], multiple=True)
+            messages += await following(consumer, 8)
+        assert [one.body for one in messages] == [b"%d" % number * 2000 for number in range(18)]
+        stats = await queue.stats()
+        assert (stats["acknowledged"], stats["ready"], stats["delayed"]) == (10, 50, 1)
+
+
+async def test_a_queue_sleeps_with_its_consumer_and_wakes_for_it(tmp_path: Path) -> None:
+    async with served(tmp_path, 3, {"hibernate_after_ms": 50}) as (run, _, yard):
+        queue = yard.queue("q")
+        async with queue.consume() as consumer:
+            for number in range(2):
+                await until(
+                    lambda: all(
+                        run.system(one).names["q"] in run.system(one).hibernation.sleepers for one in run.nodes
+                    ),
+                    "it sleeps",
+                )
+                await queue.publish(b"%d" % number)
+                (message,) = await following(consumer, 1)
+                assert message.body == b"%d" % number
+                await consumer.ack(message)
+            await queue.publish(b"in a moment", delay=0.4)
+            (message,) = await following(consumer, 1)
+            await consumer.ack(message)
+
+
+async def test_a_restarted_node_delivers_what_was_held(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, doors, yard):
+        queue = yard.queue("q")
+        found: list[Message] = []
+        await queue.publish_many([(b"head%d" % number, body * 900) for number, body in enumerate(bodies(40))])
+        async with queue.consume(prefetch=20) as consumer:
+            await drain(consumer, 15, found)
+            await doors.crash(1)
+            await doors.start(1)
+            await drain(consumer, 40, found)
+        assert [one.body for one in found] == [body * 900 for body in bodies(40)]
