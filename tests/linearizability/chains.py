@@ -43,9 +43,9 @@ def untangle(steps: Sequence[Step]) -> list[Step] | None:
                 return None
     found = []
     for step in steps:
-        pair = before.get(_row(step.new)) if step.kind == "append" else None
-        if pair is not None:
-            step = step._replace(kind="cas", expected=pair[0], new=pair[1])
+        known_pair = before.get(_row(step.new)) if step.kind == "append" else None
+        if known_pair is not None:
+            step = step._replace(kind="cas", expected=known_pair[0], new=known_pair[1])
         elif step.kind == "append":
             step = step._replace(kind="write", new=("unread", step.start))
         found.append(step)

@@ -1,8 +1,8 @@
 """Histories: one JSON object a line, in history order; what a process invoked and what came of it.
 
 A line has `process`, `type` (invoke, ok, fail, info), `f`, `key`, `value` and `time` (ns, for people: the order of
-lines is the order of events). `fail` means that the operation did not happen, `info` that nobody knows; an operation without
-an end is `info` too. After `info` the same process may go on. Read by the solvers, written by `tests.chaos`.
+lines is the order of events). `fail` means that the operation did not happen, `info` that nobody knows; an operation
+without an end is `info` too. After `info` the same process may go on. Read by the solvers, written by `tests.chaos`.
 """
 
 from __future__ import annotations
