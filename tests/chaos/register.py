@@ -37,7 +37,7 @@ class Registers:
             kind, key, *values = msgpack.unpackb(command)
         except ValueError as error:
             raise Reject("bad_request", str(error)) from error
-        mine = [ref.position for ref in refs]
+        mine = [Position(ref.index, ref.ordinal) for ref in refs]
         if kind == CAS and self.values.get(key) != values[0]:
             return Applied(DIFFERENT, [Release(at, Position(at.index, at.ordinal + 1)) for at in mine])
         self.values[key] = values[-1]
