@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -28,8 +29,12 @@ class ChaosCluster(LocalCluster):
         self.proxy: Proxy | None = None
 
     def prepare(self) -> None:
-        """Also the wires: each node dials the others through ports of its own."""
+        """Also the wires: each node dials the others through ports of its own. A cluster that is there keeps them."""
+        wires = self.directory / "wires.json"
         super().prepare()
+        if wires.exists():
+            self.proxy = Proxy(json.loads(wires.read_text("utf-8")))
+            return
         ordered = [(one, other) for one in self.nodes for other in self.nodes if one != other]
         ports = dict(zip(ordered, free_ports(len(ordered)), strict=True))
         for one, node in self.nodes.items():
@@ -43,7 +48,9 @@ class ChaosCluster(LocalCluster):
             tail = tail.replace("[limits]", '[machines]\nregisters = "tests.chaos.register:Registers"\n\n[limits]')
             node.config_path.write_text(head + clients + tail, "utf-8")
         dials = {number: int(node.peer_address.rpartition(":")[2]) for number, node in self.nodes.items()}
-        self.proxy = Proxy([(one, other, port, dials[other]) for (one, other), port in ports.items()])
+        pairs = [(one, other, port, dials[other]) for (one, other), port in ports.items()]
+        wires.write_text(json.dumps(pairs), "utf-8")
+        self.proxy = Proxy(pairs)
 
     @property
     def wires(self) -> Proxy:
