@@ -86,8 +86,7 @@ class PayloadStore:
     # Opening
 
     def open(self) -> list[int]:
-        """Open what is there. Generations that a process died inside of are probed and, if need be, set aside:
-        their numbers are returned.
+        """Open what is there. Generations that a process died inside of are probed; returns those set aside.
 
         Raises `FormatNewer`, having touched nothing but the journal.
         """
