@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import xxhash
@@ -47,27 +47,29 @@ class File:
 
 
 class Folder:
-    """Durable names, and the changes since: each a list of (name, what it names then or None)."""
+    """Durable names, and the changes since: (event number, a list of (name, what it names then or None))."""
 
     def __init__(self) -> None:
         self.durable: dict[str, File | Folder] = {}
         self.now: dict[str, File | Folder] = {}
-        self.pending: list[list[tuple[str, File | Folder | None]]] = []
+        self.pending: list[tuple[int, list[tuple[str, File | Folder | None]]]] = []
 
-    def change(self, *names: tuple[str, File | Folder | None]) -> None:
+    def change(self, number: int, *names: tuple[str, File | Folder | None]) -> None:
         """Names change together."""
-        self.pending.append(list(names))
+        self.pending.append((number, list(names)))
         put(self.now, names)
 
-    def sync(self) -> None:
-        """All names are durable."""
-        self.durable = dict(self.now)
-        self.pending.clear()
+    def sync(self, before: int) -> None:
+        """Changes asked for before an event are durable."""
+        for number, names in self.pending:
+            if number < before:
+                put(self.durable, names)
+        self.pending = [row for row in self.pending if row[0] >= before]
 
 
-def put(names: dict[str, File | Folder], changes: object) -> None:
+def put(names: dict[str, File | Folder], changes: Iterable[tuple[str, File | Folder | None]]) -> None:
     """Apply changes of names."""
-    for name, found in changes:  # type: ignore[attr-defined]
+    for name, found in changes:
         if found is None:
             names.pop(name, None)
         else:
@@ -135,7 +137,7 @@ class Model:
                 at, name = self.folder(event.path)
                 folder = at.now[name]
             assert isinstance(folder, Folder)
-            folder.sync()
+            folder.sync(event.offset)
             return
         if event.kind in (WRITE, SIZE):
             self.file(event.path).pending.append((number, event))
@@ -148,17 +150,17 @@ class Model:
             return
         at, name = self.folder(event.path)
         if event.kind in (CREATE, DIRECTORY):
-            at.change((name, File() if event.kind == CREATE else Folder()))
+            at.change(number, (name, File() if event.kind == CREATE else Folder()))
         elif event.kind == UNLINK:
-            at.change((name, None))
+            at.change(number, (name, None))
         elif event.kind == RENAME:
             to, new = self.folder(event.data.decode())
             found = at.now[name]
             if to is at:
-                at.change((name, None), (new, found))
+                at.change(number, (name, None), (new, found))
             else:
-                to.change((new, found))
-                at.change((name, None))
+                to.change(number, (new, found))
+                at.change(number, (name, None))
 
     def idle(self) -> bool:
         """Whether nothing is open: then all states are one."""
@@ -182,7 +184,7 @@ class Model:
         self, folder: Folder, prefix: str, draw: random.Random | None, share: float, found: dict[str, bytes | None]
     ) -> None:
         names = dict(folder.durable)
-        for change in folder.pending:
+        for _, change in folder.pending:
             if (draw.random() if draw else 0.5) < share:
                 put(names, change)
         for name, inner in sorted(names.items()):

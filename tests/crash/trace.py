@@ -78,6 +78,15 @@ def raw(text: str) -> bytes:
     return bytes.fromhex(text.replace("\\x", ""))
 
 
+def touched(event: Event) -> Iterator[str]:
+    """What a sync has to name to cover an event: the file, or the folders of its names."""
+    if event.kind in (WRITE, SIZE):
+        yield event.path
+    elif event.kind in (CREATE, DIRECTORY, UNLINK, RENAME):
+        for path in (event.path, event.data.decode())[: 2 if event.kind == RENAME else 1]:
+            yield os.path.dirname(path) or "."
+
+
 class Reader:
     """Turns calls below `root` into events. Descriptors are the process's own: one process, any threads."""
 
@@ -105,18 +114,21 @@ class Reader:
                 rows.append((call.ended if late else call.begun, len(rows), call, event))
         rows.sort(key=lambda row: row[:2])
         events: list[Event] = []
-        ends: list[int] = []
+        ends: dict[str, list[tuple[int, int]]] = {}
         last_write: dict[int, int] = {}
         for _, _, call, event in rows:
+            number = len(events)
             if event.kind in (SYNC, SYNC_DIRECTORY):
-                covered = next((at for at, end in enumerate(ends) if end >= call.begun), len(ends))
-                event = event._replace(offset=covered)
+                # What was under way when it began is not covered, on whichever thread; other files don't matter.
+                open_ = [at for at, end in ends.get(event.path, ()) if end >= call.begun]
+                event = event._replace(offset=min([number, *open_]))
             elif event.kind == THROUGH:
                 event = event._replace(offset=last_write[call.begun])
             elif event.kind == WRITE:
-                last_write[call.begun] = len(events)
+                last_write[call.begun] = number
             events.append(event)
-            ends.append(call.ended)
+            for path in touched(event):
+                ends.setdefault(path, []).append((number, call.ended))
         return events
 
     def one(self, call: Call) -> Iterator[Event]:
