@@ -208,8 +208,16 @@ def _node_value(key: str, value: object, root: Path) -> object:
     if key == "directory":
         if not value:
             raise BadRequest('node.directory = "": must name a directory', key="node.directory")
-        return root / Path(value).expanduser()
+        return _path("node.directory", value, root)
     return value
+
+
+def _path(key: str, value: str, root: Path) -> Path:
+    """A path, relative to `root`; ``~`` is a home."""
+    try:
+        return root / Path(value).expanduser()
+    except RuntimeError as error:
+        raise BadRequest(f"{key} = {value!r}: there is no such home directory", key=key) from error
 
 
 def _switch(key: str, value: object) -> bool:
@@ -258,7 +266,7 @@ def _tls(table: str, given: Mapping[str, object], root: Path) -> TlsConfig:
         raise BadRequest(
             f"{table}.{missing[0]} is missing: ca, certificate and key go together", key=f"{table}.{missing[0]}"
         )
-    return TlsConfig(**{key: root / Path(str(given[key])).expanduser() for key in _TLS_KEYS})
+    return TlsConfig(**{key: _path(f"{table}.{key}", str(given[key]), root) for key in _TLS_KEYS})
 
 
 def _machine(name: str, place: object) -> str:

@@ -132,7 +132,7 @@ class Cycle:
             self.fill(node)
             os.kill(node, signal.SIGKILL)
         os.waitpid(node, 0)
-        if not cut and "NoSpace" not in (said := self.errors.read_text("utf-8", "replace")):
+        if not cut and (said := self.errors.read_text("utf-8", "replace")) and "NoSpace" not in said:
             counts.violations.append(f"{kind}: the node did not stay: {said[-500:]}")
         if cut:
             self.image.remount()
