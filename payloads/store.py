@@ -86,12 +86,12 @@ class PayloadStore:
     # Opening
 
     def open(self) -> list[int]:
-        """Open what is there. Generations that a process died inside of are probed and, if need be, set aside:
-        their numbers are returned.
+        """Open what is there. Generations that a process died inside of are probed; returns those set aside.
 
-        Raises `FormatNewer` and then has touched nothing but the journal.
+        Raises `FormatNewer`, having touched nothing but the journal.
         """
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        self._disk.sync_directory(os.path.dirname(os.path.abspath(self.directory)))
         aside: list[int] = []
         writer = os.path.join(self.directory, IN_USE_WRITER)
         for number in sorted({*self._journal.open(), *take_suspects(writer)}):

@@ -23,18 +23,20 @@ from logyard.engine.errors import BadRequest
 Address: TypeAlias = tuple[str, int]
 """(host, port); a name is not resolved here."""
 
-_TABLES = ("node", "peers", "clients", "tls", "client_tls", "limits")
+_TABLES = ("node", "peers", "clients", "tls", "client_tls", "machines", "limits")
 _PREFIXES = {"LOGYARD_NODE_TLS_": "tls", **{f"LOGYARD_{name.upper()}_": name for name in _TABLES if name != "tls"}}
 """Of environment variables, and their tables. LOGYARD_TLS_... is what a client's certificate is given by."""
 _TLS_KEYS = ("ca", "certificate", "key")
 _EVERYWHERE = ("0.0.0.0", "::")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
+_PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 _NODE_ID_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """One node. `peers` and `clients` map the other nodes' ids to their peer and client addresses."""
+    """One node. `peers` and `clients` map the other nodes' ids to their peer and client addresses, `machines` names to
+    "module:Class"."""
 
     id: int = field(metadata={"meaning": "This node's number, 1 to 4294967295, never reused for another machine."})
     directory: Path = field(
@@ -65,6 +67,7 @@ class NodeConfig:
     clients: Mapping[int, Address] = field(default_factory=dict)
     tls: TlsConfig | None = None
     client_tls: TlsConfig | None = None
+    machines: Mapping[str, str] = field(default_factory=dict)
     limits: SystemConfig = field(default_factory=SystemConfig)
 
     def __post_init__(self) -> None:
@@ -172,6 +175,7 @@ def build_config(tables: Mapping[str, object], environ: Mapping[str, str], root:
         }
     for name in ("tls", "client_tls"):
         values[name] = _tls(name, merged[name], root) if merged[name] else None
+    values["machines"] = {name: _machine(name, place) for name, place in merged["machines"].items()}
     values["limits"] = SystemConfig.from_mapping(merged["limits"])
     return NodeConfig(**values)
 
@@ -204,8 +208,16 @@ def _node_value(key: str, value: object, root: Path) -> object:
     if key == "directory":
         if not value:
             raise BadRequest('node.directory = "": must name a directory', key="node.directory")
-        return root / Path(value).expanduser()
+        return _path("node.directory", value, root)
     return value
+
+
+def _path(key: str, value: str, root: Path) -> Path:
+    """A path, relative to `root`; ``~`` is a home."""
+    try:
+        return root / Path(value).expanduser()
+    except RuntimeError as error:
+        raise BadRequest(f"{key} = {value!r}: there is no such home directory", key=key) from error
 
 
 def _switch(key: str, value: object) -> bool:
@@ -254,7 +266,16 @@ def _tls(table: str, given: Mapping[str, object], root: Path) -> TlsConfig:
         raise BadRequest(
             f"{table}.{missing[0]} is missing: ca, certificate and key go together", key=f"{table}.{missing[0]}"
         )
-    return TlsConfig(**{key: root / Path(str(given[key])).expanduser() for key in _TLS_KEYS})
+    return TlsConfig(**{key: _path(f"{table}.{key}", str(given[key]), root) for key in _TLS_KEYS})
+
+
+def _machine(name: str, place: object) -> str:
+    key = f"machines.{name}"
+    if not _NAME.fullmatch(name):
+        raise BadRequest(f"{key}: a name is 1 to 128 letters, digits, dots, dashes or underscores", key=key)
+    if not isinstance(place, str) or not _PLACE.fullmatch(place):
+        raise BadRequest(f'{key} = {place!r}: must be "module:Class"', key=key)
+    return place
 
 
 def config_reference() -> str:
@@ -301,6 +322,12 @@ def config_reference() -> str:
         "| `ca` | The CA that the other side's certificate must be signed by. |",
         "| `certificate` | This node's, with its chain; it names the cluster and the node. |",
         "| `key` | The key to it, without a password. |",
+        "",
+        "## [machines]",
+        "",
+        'Machines of your own by name, each `"module:Class"`; the module must be found by the Python that runs the',
+        "node. Every node needs the same ones. A group's arguments become keyword arguments of the class, and a name",
+        "is for good ([writing a machine](guides/writing-a-machine.md)). Clients name machines, never modules.",
         "",
         "## [limits]",
         "",

@@ -38,6 +38,7 @@ from logyard.machines.registry import create_machine
 
 from .config import NodeConfig
 from .log_verbs import LogVerbs
+from .own_machines import machine_factory
 from .payload_port import StoreAdapter
 from .pushes import listen
 from .rpc import RpcServer
@@ -322,7 +323,10 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
     limits = config.limits
     peer_door, client_door = open_doors(config)
     command = WRITER_COMMAND if config.writer_process else ()
-    system = build_system(Path(config.directory), config.id, config.cluster, limits, writer_command=command)
+    machines = machine_factory(config.machines)
+    system = build_system(
+        Path(config.directory), config.id, config.cluster, limits, machines=machines, writer_command=command
+    )
     await system.open()
     try:
         peers = build_peers(config, system, peer_door)

@@ -108,7 +108,7 @@ class Sender:
         while queue:
             member, message = queue.popleft()
             try:
-                if not member.raft.stopped and member.raft.role == LEADER and member.raft.term == message.term:
+                if self._is_due(member, message):
                     message.entries = await self._load(member, message)
                     if member.raft.term == message.term:
                         self.system.peers.send([message])
@@ -129,6 +129,13 @@ class Sender:
             await trio.lowlevel.checkpoint()
         if self._queues.get(node) is queue:
             del self._queues[node]
+
+    def _is_due(self, member: Member, message: Message) -> bool:
+        """Whether a message that waited still is this leader's to send. Not where a snapshot has let the log go since:
+        the core learns from the next probe that it needs a transfer."""
+        raft = member.raft
+        leads = not raft.stopped and raft.role == LEADER and raft.term == message.term
+        return leads and message.first >= raft.log.first_index
 
     async def _load(self, member: Member, message: Message) -> list[Entry]:
         entries: list[Entry] = []

@@ -289,7 +289,8 @@ class SegmentReader:
         for number in range(self._rows):
             at = self._index + number * ROW_BYTES
             row = self._read(at, ROW_BYTES)
-            if not self._row_holds(row):
+            # Of a file that was cut short the index may have no rest.
+            if len(row) < ROW_BYTES or not self._row_holds(row):
                 trusted = not self.damaged
                 uid, index = struct.unpack_from("<QQ", row) if trusted else (0, 0)
                 found.append(SegmentDamage(uid, index, at, "an entry or its row does not match its checksum"))

@@ -195,3 +195,12 @@ def test_the_reference_is_up_to_date() -> None:
     assert (ROOT / "docs" / "config.md").read_text() == config_reference(), (
         "run: python -m logyard.service.config > docs/config.md"
     )
+
+
+@pytest.mark.parametrize(
+    "text", ['[node]\nid = 1\ndirectory = "~nobody-of-that-name"\n', '[tls]\nca = "~nobody-of-that-name/x"\n']
+)
+def test_the_home_of_nobody_is_refused(tmp_path: Path, text: str) -> None:
+    more = text if text.startswith("[node]") else MINIMAL + text + 'certificate = "c"\nkey = "k"\n'
+    with pytest.raises(BadRequest, match=r"(node\.directory|tls\.ca) = '~nobody.*home"):
+        load_config(write(tmp_path, more), {})

@@ -257,3 +257,21 @@ def test_what_only_the_first_copy_took_comes_with_the_next_commit(
     assert raw(tmp_path / "meta" / "a") == raw(tmp_path / "meta" / "b")
     assert os.path.exists(tmp_path / "meta" / "a" / "data.mdb")
     assert b"delete" not in raw(tmp_path / "meta" / "b")
+
+
+def test_the_names_of_new_environments_are_durable(tmp_path: Path) -> None:
+    """A sync of a file does not promise its name: whoever lost it would lose every group with it."""
+
+    class Watching(Disk):
+        __slots__ = ("held",)
+
+        def sync_directory(self, path: str) -> None:
+            self.held[os.path.basename(path)] = os.listdir(path)
+            super().sync_directory(path)
+
+    disk = Watching()
+    disk.held = {}
+    store = MetaStore(disk, str(tmp_path / "meta"), 64 << 20)
+    store.open("test", 1)
+    assert "data.mdb" in disk.held["a"] and "data.mdb" in disk.held["b"]
+    store.close()

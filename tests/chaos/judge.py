@@ -1,0 +1,181 @@
+"""What must hold when the storm is over: nothing lost, nothing twice, nothing else than what was written, and all
+members alike, in what they say, in what they keep and in the bytes themselves."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from logyard.client.errors import LogyardError
+from logyard.client.scans import audit_call
+from logyard.client.sync import Yard
+from tests.linearizability.check import Outcome, check
+
+from .load import LOGS, NAMES, REGISTERS, RING, Journal, number_of
+
+SETTLE_S = 60.0
+PAUSE_S = 0.1
+STEP_BYTES = 64 << 20
+QUIET_DISK_BYTES = 48 << 20
+"""What a node's payloads may still take when every log was emptied: WAL files in use, and the space of generations."""
+
+
+def until(condition: Callable[[], str], patience_s: float = SETTLE_S) -> str:
+    """Ask until `condition` has nothing to complain about; its last complaint after `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            complaint = condition()
+        except LogyardError as error:
+            complaint = f"{error.code}: {error}"
+        if not complaint or time.monotonic() > deadline:
+            return complaint
+        threading.Event().wait(PAUSE_S)
+
+
+def settled(yard: Yard, names: Iterable[str] = NAMES) -> str:
+    """Whether every member runs and has applied what the most advanced one had committed a moment ago."""
+    names = list(names)
+    nodes = yard.nodes()
+    before = {row["name"]: 0 for node in nodes for row in yard.key_metrics(names, node)}
+    for node in nodes:
+        for row in yard.key_metrics(names, node):
+            before[row["name"]] = max(before[row["name"]], row["commit"])
+    for node in nodes:
+        rows = {row["name"]: row for row in yard.key_metrics(names, node)}
+        for name in names:
+            if name not in rows:
+                return f"{name} is not on node {node}"
+            row = rows[name]
+            if row["state"] not in ("running", "asleep") or row["membership"] != "voter" or not row["leader"]:
+                shown = {key: row[key] for key in ("state", "reason", "membership", "leader")}
+                return f"{name} on node {node} is {shown}"
+
+    def applied() -> str:
+        for node in nodes:
+            for row in yard.key_metrics(names, node):
+                if row["applied"] < before[row["name"]]:
+                    return f"{row['name']} on node {node} has applied {row['applied']} of {before[row['name']]}"
+        return ""
+
+    return until(applied, 20)
+
+
+def linearizable(journal: Journal, path: Path) -> Outcome:
+    """The registers' history, also written to `path`."""
+    lines = [json.dumps(row) for row in journal.rows]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return check(lines, "register")
+
+
+class Verdict:
+    """Findings of the final examination."""
+
+    def __init__(self, yard: Yard, journal: Journal) -> None:
+        self.yard = yard
+        self.journal = journal
+        self.lost: list[str] = []
+        self.violations: list[str] = []
+
+    def examine(self) -> None:
+        """Everything, while nobody writes."""
+        for name in (*LOGS, RING):
+            contents = {node: self.content(name, node) for node in self.yard.nodes()}
+            first = next(iter(contents.values()))
+            for node, found in contents.items():
+                if found != first:
+                    self.violations.append(f"{name}: node {node} has another content than the first node")
+            self.judge_log(name, *first)
+        for name in REGISTERS:
+            states = {
+                node: self.yard.log(name).query(b"", node=node, consistency="local") for node in self.yard.nodes()
+            }
+            if len(set(states.values())) != 1:
+                self.violations.append(f"{name}: the members' states differ")
+        self.audit()
+        for node, status in self.yard.statuses().items():
+            for key in ("liveness_mismatches", "stopped", "halted"):
+                if status[key]:
+                    self.violations.append(f"node {node}: {key} = {status[key]}")
+
+    def content(self, name: str, node: int) -> tuple[int, dict[int, int | None]]:
+        """A member's whole log: its start, and the id at each offset."""
+        log = self.yard.log(name)
+        start, end = log.latest(node=node, consistency="local")[:2]
+        found: dict[int, int | None] = {}
+        at = start
+        while at < end:
+            page = log.poll(at, max_records=500, node=node, consistency="local")
+            rows = list(page)
+            if not rows:
+                self.violations.append(f"{name} on node {node}: nothing at {at} of {start} to {end}")
+                break
+            for record in rows:
+                if record.offset != at:
+                    self.violations.append(f"{name} on node {node}: {record.offset} follows {at - 1}")
+                at = record.offset + 1
+                found[record.offset] = number_of(bytes(record.payload or b""))
+        return start, found
+
+    def judge_log(self, name: str, start: int, found: dict[int, int | None]) -> None:
+        """Acknowledged records are at their place, refused ones nowhere, none is there twice."""
+        places: dict[int, int] = {}
+        for offset, number in found.items():
+            if number is None:
+                self.violations.append(f"{name} at {offset}: wrong bytes")
+            elif number in self.journal.refused:
+                self.violations.append(f"{name} at {offset}: {number} was refused")
+            elif number in places:
+                self.violations.append(f"{name}: {number} is at {places[number]} and at {offset}")
+            else:
+                places[number] = offset
+        for (log, offset), number in {**self.journal.seen, **self.journal.acknowledged}.items():
+            if log == name and offset >= start and found.get(offset) != number:
+                self.lost.append(
+                    f"{name} at {offset}: {number} was acknowledged or served, {found.get(offset)} is there"
+                )
+
+    def audit(self) -> None:
+        """Every live byte of every member, read from its own disk: counts and hashes must agree."""
+        for name in (*LOGS, RING):
+            uid = self.yard.describe(name)["uid"]
+            rows = {node: self.audited(name, uid, node) for node in self.yard.nodes()}
+            if len({tuple(sorted(row.items())) for row in rows.values()}) != 1:
+                self.violations.append(f"{name}: live sets or payload hashes differ: {rows}")
+
+    def audited(self, name: str, uid: int, node: int) -> dict[str, Any]:
+        """The sums of one member."""
+        sums: dict[str, Any] = {"units": 0, "bytes": 0, "digest": 0}
+        index = offset = 0
+        while True:
+            step = self.yard.run(audit_call(node, name, uid, index, offset, STEP_BYTES), 60)
+            sums["units"] += step.units
+            sums["bytes"] += step.bytes
+            sums["digest"] = (sums["digest"] + step.digest) % (1 << 128)
+            if step.missing or step.corrupt or step.mismatches:
+                self.violations.append(
+                    f"{name} on node {node}: {step.missing} missing, {step.corrupt} corrupt,"
+                    f" {step.mismatches} mismatches: {'; '.join(step.problems)}"
+                )
+            if not step.next:
+                return sums
+            index, offset = step.next, step.offset
+
+    def shrink(self) -> dict[int, int]:
+        """Empty the logs; what every node's payloads take then."""
+        for name in (*LOGS, RING):
+            self.yard.log(name).truncate(self.yard.log(name).latest()[1])
+
+        def small() -> str:
+            self.yard.snapshot()
+            self.yard.compact()
+            found = {node: row["payload_disk_bytes"] for node, row in self.yard.statuses().items()}
+            return "" if max(found.values()) <= QUIET_DISK_BYTES else f"disk use does not come back: {found}"
+
+        if complaint := until(small, 30):
+            self.violations.append(complaint)
+        return {node: row["payload_disk_bytes"] for node, row in self.yard.statuses().items()}

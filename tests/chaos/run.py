@@ -1,0 +1,185 @@
+"""One run: load from the first moment to the last, faults in an order drawn from the seed, then the judgement."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from logyard.client.errors import LogyardError
+from logyard.client.sync import connect_sync
+from logyard.service.local_cluster import ClusterFailed
+
+from . import judge
+from .cluster import ChaosCluster
+from .faults import BREAKING, Torment
+from .load import LOGS, NAMES, REGISTERS, RING, Client, Journal, LogClient, RegisterClient, RingClient
+
+RATE_MIN = 100.0
+CALM_S = 0.5
+REGISTER_CLIENTS = 6
+LOG_CLIENTS = 3
+
+
+class Result:
+    """What a run found. `healthy_s`: seconds in which a quorum was healthy, with `healthy` operations done in them."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.operations = 0
+        self.acknowledged = 0
+        self.faults: Counter[str] = Counter()
+        self.missed: Counter[str] = Counter()
+        self.lost: list[str] = []
+        self.undecided = 0
+        self.violations: list[str] = []
+        self.errors: dict[str, int] = {}
+        self.seconds = self.healthy_s = 0.0
+        self.healthy = 0
+        self.disk: dict[int, int] = {}
+
+    @property
+    def rate(self) -> float:
+        """Operations a second while a quorum was healthy."""
+        return self.healthy / self.healthy_s if self.healthy_s else 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether all is well."""
+        silent = [kind for kind in self.missed if not self.faults[kind]]
+        return not (self.lost or self.undecided or self.violations or silent) and self.rate >= RATE_MIN
+
+    def row(self) -> dict[str, Any]:
+        """For people and machines."""
+        faults = dict(sorted(self.faults.items()))
+        return {
+            "operations": self.operations, "acknowledged": self.acknowledged, "faults": faults,
+            "missed": dict(self.missed), "lost": len(self.lost), "undecided": self.undecided,
+            "violations": [*self.violations, *self.lost[:20]], "rate": round(self.rate, 1), "seed": self.seed,
+            "seconds": round(self.seconds, 1), "errors": self.errors, "disk_bytes": self.disk, "passed": self.passed,
+        }  # fmt: skip
+
+
+class Run:
+    """The pieces of one run."""
+
+    def __init__(self, cluster: ChaosCluster, seed: int) -> None:
+        self.cluster = cluster
+        self.result = Result(seed)
+        self.journal = Journal()
+        self.stop = threading.Event()
+        self.yard = connect_sync(cluster.addresses, timeout=10.0)
+        self.torment = Torment(cluster, self.yard, seed)
+        kinds: list[type[Client]] = [*[RegisterClient] * REGISTER_CLIENTS, *[LogClient] * LOG_CLIENTS, RingClient]
+        self.clients = [
+            kind(number, cluster.addresses, self.journal, self.stop, seed) for number, kind in enumerate(kinds, 1)
+        ]
+
+    def create(self) -> None:
+        """The groups, on all nodes."""
+        members = tuple(self.cluster.nodes)
+        self.yard.create_many(REGISTERS, members=members, machine="registers")
+        self.yard.create_many((*LOGS, RING), members=members)
+
+    def schedule(self, only: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], int]]]:
+        """All kinds in a drawn order, again and again."""
+        kinds = self.torment.kinds()
+        chosen = list(only or kinds)
+        while True:
+            self.torment.draw.shuffle(chosen)
+            for kind in chosen:
+                yield kind, kinds[kind]
+
+    def storm(self, seconds: float, only: tuple[str, ...]) -> None:
+        """Faults until the time is over, or the cluster does not come back."""
+        result, journal = self.result, self.journal
+        deadline = time.monotonic() + seconds
+        for kind, strike in self.schedule(only):
+            if time.monotonic() > deadline:
+                return
+            begun, before = time.monotonic(), journal.done
+            try:
+                hits = strike()
+            except (AssertionError, ClusterFailed, subprocess.TimeoutExpired, LogyardError) as error:
+                result.violations.append(f"{kind}: {type(error).__name__}: {error}")
+                return
+            (result.faults if hits else result.missed)[kind] += hits or 1
+            if kind not in BREAKING:
+                result.healthy_s += time.monotonic() - begun
+                result.healthy += journal.done - before
+            begun, before = time.monotonic(), journal.done
+            complaint = judge.until(self.healthy)
+            if complaint:
+                result.violations.append(f"stuck after {kind}: {complaint}")
+                return
+            self.torment.never.wait(CALM_S)
+            result.healthy_s += time.monotonic() - begun
+            result.healthy += journal.done - before
+
+    def healthy(self) -> str:
+        """All nodes run, and all members are up to date."""
+        for node, code in self.cluster.exited().items():
+            tail = self.cluster.nodes[node].log_tail()
+            self.result.violations.append(f"node {node} ended by itself with {code}: {tail}")
+            self.cluster.forget(self.cluster.nodes[node])
+            self.cluster.restart(node)
+        return judge.settled(self.yard)
+
+    def finish(self, directory: Path) -> None:
+        """Load ends; everything is judged."""
+        result, journal = self.result, self.journal
+        self.stop.set()
+        for client in self.clients:
+            client.join(60)
+            if client.is_alive():
+                result.violations.append(f"{client.name} does not end")
+            if client.failure is not None:
+                trace = "".join(traceback.format_exception(client.failure)[-3:])
+                result.violations.append(f"{client.name} failed: {trace}")
+        outcome = judge.linearizable(journal, directory / "registers.jsonl")
+        result.operations = outcome.operations + len(journal.acknowledged) + len(journal.refused)
+        result.acknowledged, result.errors = journal.done, dict(journal.errors)
+        if outcome.valid is None:
+            result.undecided += 1
+        elif not outcome.valid:
+            result.violations.append(f"not linearizable: {outcome.key}: {outcome.reason}")
+        result.violations += journal.violations
+        if complaint := judge.until(self.healthy):
+            result.violations.append(f"stuck at the end: {complaint}")
+            return
+        verdict = judge.Verdict(self.yard, journal)
+        try:
+            verdict.examine()
+            result.disk = verdict.shrink()
+        except LogyardError as error:
+            result.violations.append(f"the examination failed: {error.code}: {error}")
+        result.lost += verdict.lost
+        result.violations += verdict.violations
+
+
+def run(directory: Path, minutes: float, seed: int, only: tuple[str, ...] = ()) -> Result:
+    """A whole run in a directory of its own. BLOCKING."""
+    begun = time.monotonic()
+    cluster = ChaosCluster(directory / "yard")
+    with cluster:
+        cluster.start()
+        one = Run(cluster, seed)
+        with one.yard:
+            one.create()
+            for client in one.clients:
+                client.start()
+            try:
+                one.storm(minutes * 60, only)
+            finally:
+                one.stop.set()
+            one.finish(directory)
+    one.result.seconds = time.monotonic() - begun
+    return one.result
+
+
+__all__ = ["NAMES", "Result", "run"]

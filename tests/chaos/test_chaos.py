@@ -1,0 +1,155 @@
+"""A short storm, and the judges by themselves: each must see what it is there for. `python -m tests.chaos` goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import cast
+
+import msgpack
+import pytest
+
+from logyard.client.errors import Busy, Unknown
+from logyard.client.sync import Yard
+from logyard.engine.errors import LogyardError
+from logyard.engine.machine import Context, PayloadRef, Position, Release
+from logyard.service.local_cluster import free_ports
+
+from .judge import Verdict, linearizable, until
+from .load import Journal, body, number_of
+from .proxy import Proxy
+from .register import CAS, DIFFERENT, OK, WRITE, Registers, encode
+from .run import Result, run
+
+KINDS = ("kill9", "partition_one_way", "pause", "reset")
+
+
+@pytest.mark.slow
+def test_a_short_storm(tmp_path: Path) -> None:
+    found = run(tmp_path, 0.1, 5, KINDS)
+    assert (found.lost, found.violations, found.undecided) == ([], [], 0)
+    assert found.acknowledged > 100 and found.faults.total() > 0
+    row = found.row()
+    assert {"operations", "faults", "lost", "undecided", "violations"} <= row.keys() and json.dumps(row)
+
+
+def test_a_run_fails_for_silence_losses_and_slowness() -> None:
+    found = Result(1)
+    found.healthy, found.healthy_s = 1000, 5
+    found.faults["kill9"] += 1
+    assert found.passed
+    found.missed["reset"] += 1
+    assert not found.passed, "a kind that never hit anything"
+    found.faults["reset"] += 1
+    assert found.passed
+    found.healthy = 400
+    assert not found.passed, "80 operations a second"
+
+
+def judged(journal: Journal, start: int, found: dict[int, int | None]) -> Verdict:
+    verdict = Verdict(cast(Yard, None), journal)
+    verdict.judge_log("l0", start, found)
+    return verdict
+
+
+def test_the_judge_of_a_log() -> None:
+    journal = Journal()
+    for offset, number in enumerate((11, 12, 13)):
+        journal.appended("l0", offset, number)
+    journal.refused.add(99)
+    good = judged(journal, 1, {1: 12, 2: 13, 3: 14})
+    assert not good.lost and not good.violations
+    assert "13 was acknowledged" in judged(journal, 0, {0: 11, 1: 12}).lost[0]
+    assert judged(journal, 0, {0: 11, 1: 13, 2: 12}).lost
+    assert "99 was refused" in judged(journal, 0, {0: 11, 1: 12, 2: 13, 3: 99}).violations[0]
+    assert "is at" in judged(journal, 0, {0: 11, 1: 12, 2: 13, 3: 11}).violations[0]
+    assert "wrong bytes" in judged(journal, 0, {0: 11, 1: 12, 2: 13, 3: None}).violations[0]
+    journal.saw("l0", 1, 77)
+    assert "both seen" in journal.violations[0]
+
+
+def test_a_payload_is_known_by_its_bytes() -> None:
+    found = bytearray(body(5))
+    assert number_of(bytes(found)) == 5
+    assert number_of(bytes(found) + b"x") is None and number_of(b"") is None
+
+
+def test_the_registers_history_is_judged(tmp_path: Path) -> None:
+    journal = Journal()
+    journal.row(1, "invoke", "write", "r0/1", 5)
+    journal.row(1, "ok", "write", "r0/1", 5)
+    journal.row(2, "invoke", "read", "r0/1", None)
+    journal.row(2, "ok", "read", "r0/1", 5)
+    assert linearizable(journal, tmp_path / "history").valid is True and journal.done == 2
+    journal.row(2, "invoke", "read", "r0/1", None)
+    journal.row(2, "ok", "read", "r0/1", None)
+    outcome = linearizable(journal, tmp_path / "history")
+    assert outcome.valid is False and len((tmp_path / "history").read_text().splitlines()) == 6
+
+
+def test_waiting_tells_the_last_complaint() -> None:
+    said = iter(["no", "not yet", ""])
+    assert until(lambda: next(said)) == ""
+    assert until(lambda: "never", 0) == "never"
+
+    def refused() -> str:
+        raise Busy("full")
+
+    assert until(refused, 0).startswith("busy") and not isinstance(Unknown("x"), LogyardError)
+
+
+def test_the_register_machine() -> None:
+    def context(index: int) -> Context:
+        return Context(7, index, 1, 0, 1)
+
+    def ref(index: int) -> tuple[PayloadRef]:
+        return (PayloadRef(7, index, 0, 1, 5, b""),)
+
+    machine = Registers()
+    assert machine.apply(context(1), encode(WRITE, "a", 1), ref(1)).reply == OK
+    assert machine.apply(context(2), encode(CAS, "a", 1, 2), ref(2)) == (OK, [Release(Position(1, 0), Position(1, 1))])
+    assert machine.apply(context(3), encode(CAS, "a", 1, 3), ref(3)) == (
+        DIFFERENT,
+        [Release(Position(3, 0), Position(3, 1))],
+    )
+    assert msgpack.unpackb(machine.query(b"a")) == 2 and msgpack.unpackb(machine.query(b"b")) is None
+    assert list(machine.live_refs()) == [(Position(2, 0), Position(2, 1))]
+    other = Registers()
+    assert other.query(b"") != machine.query(b"")
+    other.restore(machine.snapshot())
+    assert other.query(b"") == machine.query(b"")
+
+
+def test_wires_are_held_spoilt_and_cut() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (port,) = free_ports(1)
+        proxy = Proxy([(1, 2, port, server.getsockname()[1])])
+        try:
+            client = socket.create_connection(("127.0.0.1", port), 10)
+            far, _ = server.accept()
+            for end in (client, far):
+                end.settimeout(10)
+            client.sendall(b"one")
+            assert far.recv(10) == b"one"
+            proxy.order(held=[(1, 2)])
+            client.sendall(b"two")
+            far.sendall(b"back")
+            assert client.recv(10) == b"back"
+            far.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                far.recv(10)
+            far.settimeout(10)
+            assert proxy.order(held=[])["held"] == 1
+            assert far.recv(10) == b"two"
+            proxy.order(flip=[(1, 2)])
+            client.sendall(bytes(8))
+            assert sum(byte.bit_count() for byte in far.recv(10)) == 1
+            proxy.order(reset=[(2, 1)])
+            with pytest.raises(ConnectionResetError):
+                client.recv(10)
+            assert proxy.order()["reset"] >= 1
+            client.close()
+            far.close()
+        finally:
+            proxy.close()

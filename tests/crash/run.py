@@ -1,0 +1,174 @@
+"""Both kinds of crash states, in parallel: the log alone, recorded at the disk door; and a whole node under strace."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .events import CREATE, RENAME, SIZE, SYNC, SYNC_DIRECTORY, UNLINK, WRITE, Event
+from .states import crash_states
+from .trace import available, read_trace, run_traced
+from .verify import expectations, verify
+from .wal import Story
+
+WAL_BATCHES = 40
+VARIANTS = 4
+KEPT = 10
+"""Violations that are spelt out."""
+
+
+@dataclass
+class Counts:
+    """What a run did."""
+
+    node_states: int = 0
+    wal_states: int = 0
+    events: int = 0
+    traced: bool = False
+    door_differs: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """For people and machines."""
+        return {
+            "states": self.node_states + self.wal_states, "node_states": self.node_states,
+            "wal_states": self.wal_states, "events": self.events, "traced": self.traced,
+            "door_differs": self.door_differs, "violations": self.violations,
+        }  # fmt: skip
+
+
+def place() -> str | None:
+    """Memory where there is: a state is written for each recovery, and nothing here needs a disk's promises."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def drain(jobs: Iterator[tuple[str, Future[Any]]], counts: Counts, kind: str) -> None:
+    """Let jobs run, a few at a time, and note what they find."""
+    running: dict[Future[Any], str] = {}
+
+    def take() -> None:
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            what = running.pop(future)
+            wrong = future.result()
+            setattr(counts, kind, getattr(counts, kind) + 1)
+            if wrong and len(counts.violations) < KEPT:
+                counts.violations.append(f"{what}: {wrong}")
+
+    for what, future in jobs:
+        running[future] = what
+        while len(running) >= 2 * (os.cpu_count() or 1):
+            take()
+    while running:
+        take()
+
+
+def check_wal(pool: ProcessPoolExecutor, root: Path, seed: int, most: int, counts: Counts) -> None:
+    """Up to `most` states of logs drawn from the seed and its successors."""
+
+    def jobs() -> Iterator[tuple[str, Future[Any]]]:
+        number = 0
+        for life in range(seed, seed + 1000):
+            story = Story(root / f"wal-{life}", life, WAL_BATCHES)
+            counts.events += len(story.events)
+            told = root / f"story-{life}"
+            told.write_bytes(pickle.dumps(story))
+            for state, done, begun in story.cases(life, VARIANTS):
+                if number >= most:
+                    return
+                number += 1
+                yield f"wal, seed {life}, state {number}", pool.submit(judge_wal, told, state, done, begun)
+
+    drain(jobs(), counts, "wal_states")
+
+
+def judge_wal(told: Path, state: dict[str, bytes | None], done: int, begun: int) -> str:
+    """In a worker."""
+    story: Story = pickle.loads(told.read_bytes())
+    return story.judge(state, done, begun, told.parent / f"worker-{os.getpid()}")
+
+
+def check_node(pool: ProcessPoolExecutor, root: Path, seed: int, steps: int, most: int, counts: Counts) -> None:
+    """Up to `most` states of nodes' lives; the first one also compares the door with the kernel."""
+
+    def jobs() -> Iterator[tuple[str, Future[Any]]]:
+        number = 0
+        for life in range(seed, seed + 1000):
+            events = record(root, life, steps, counts)
+            counts.events += len(events)
+            for at, state in crash_states(events, life, VARIANTS):
+                if number >= most:
+                    return
+                number += 1
+                what = f"node, seed {life}, event {at} ({events[at - 1].kind} {events[at - 1].path})"
+                yield what, pool.submit(judge_node, root, state, expectations(events, at))
+
+    drain(jobs(), counts, "node_states")
+
+
+def judge_node(root: Path, state: dict[str, bytes | None], want: Any) -> str:
+    """In a worker. What is wrong is left there to be looked at."""
+    place_ = root / f"worker-{os.getpid()}"
+    wrong = verify(state, want, place_)
+    if wrong:
+        place_.rename(root / f"wrong-{os.getpid()}-{len(os.listdir(root))}")
+    return "; ".join(wrong[:3])
+
+
+def record(root: Path, seed: int, steps: int, counts: Counts) -> list[Event]:
+    """One life under strace; the disk door's own record is compared."""
+    data, output, told = root / f"node-{seed}", root / "trace", root / "door"
+    data.mkdir(mode=0o700)
+    command = [sys.executable, "-m", "tests.crash.workload", str(data), str(seed), str(steps), str(told)]
+    run_traced(command, output)
+    events = read_trace(output, str(data), f"{data}.marks")
+    output.unlink()
+    (root / f"events-{seed}").write_bytes(pickle.dumps(events))
+    counts.door_differs += differences(pickle.loads(told.read_bytes()), events)
+    return events
+
+
+def differences(door: list[Event], kernel: list[Event]) -> list[str]:
+    """Where what the disk door recorded is not what the kernel saw, for the files that belong to the door."""
+    compared = (WRITE, SIZE, CREATE, RENAME, UNLINK, SYNC, SYNC_DIRECTORY)
+    mine: dict[str, list[tuple[Any, ...]]] = {}
+    theirs: dict[str, list[tuple[Any, ...]]] = {}
+    paths = {event.path for event in door if event.kind in (CREATE, WRITE)}
+    for events, found in ((door, mine), (kernel, theirs)):
+        for event in events:
+            if event.kind in compared and event.path in paths:
+                offset = 0 if event.kind in (SYNC, SYNC_DIRECTORY) else event.offset
+                found.setdefault(event.path, []).append((event.kind, offset, event.data))
+    wrong = []
+    for path in sorted(paths):
+        if mine.get(path) != theirs.get(path):
+            pairs = zip(mine.get(path, []), theirs.get(path, []), strict=False)
+            at = next((number for number, (one, other) in enumerate(pairs) if one != other), -1)
+            wrong.append(
+                f"{path}: {len(mine.get(path, []))} calls at the door, {len(theirs.get(path, []))} seen, at {at}"
+            )
+    return wrong
+
+
+def run(states: int, wal_states: int, seed: int, steps: int) -> Counts:
+    """Everything. BLOCKING."""
+    counts = Counts(traced=available())
+    root = Path(tempfile.mkdtemp(prefix="logyard-crash-", dir=place()))
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        try:
+            check_wal(pool, root, seed, wal_states, counts)
+            if counts.traced:
+                check_node(pool, root, seed, steps, states, counts)
+        except BrokenProcessPool:
+            counts.violations.append("a recovery killed its process")
+    if not counts.violations:
+        shutil.rmtree(root)
+    return counts

@@ -1,0 +1,121 @@
+"""The model of a file system by itself, and a few hundred crash states; `python -m tests.crash` tries more."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from .events import CREATE, RENAME, SIZE, SYNC, SYNC_DIRECTORY, THROUGH, UNLINK, WRITE, Event
+from .run import run
+from .states import SECTOR, Model, crash_states
+from .trace import available, read_trace
+from .verify import Expected, judge
+from .wal import Story
+from .workload import body
+
+
+def after(*events: Event) -> Model:
+    model = Model()
+    for event in events:
+        model.take(event)
+    return model
+
+
+def outcomes(model: Model, count: int = 300) -> set[tuple[tuple[str, bytes | None], ...]]:
+    draw = random.Random(1)
+    return {tuple(sorted(model.state(draw, 0.5).items())) for _ in range(count)}
+
+
+def test_what_was_synced_stays_and_the_rest_may_go_name_and_bytes_alike() -> None:
+    made = [Event(CREATE, "f"), Event(WRITE, "f", 0, b"a"), Event(WRITE, "f", 1, b"b")]
+    assert outcomes(after(*made)) == {
+        (),
+        *((("f", content),) for content in (b"", b"a", b"\0b", b"ab")),
+    }
+    assert outcomes(after(*made, Event(SYNC, "f", 3))) == {(), (("f", b"ab"),)}
+    assert outcomes(after(*made, Event(SYNC, "f", 2), Event(SYNC_DIRECTORY, ".", 4))) == {
+        (("f", b"a"),),
+        (("f", b"ab"),),
+    }
+    assert outcomes(after(*made[:1], Event(SYNC_DIRECTORY, ".", 1), made[1], Event(THROUGH, "f", 2))) == {
+        (("f", b"a"),)
+    }
+
+
+def test_a_rename_is_whole_and_a_removal_may_come_back() -> None:
+    base = [Event(CREATE, "f"), Event(WRITE, "f", 0, b"x"), Event(SYNC, "f", 2), Event(SYNC_DIRECTORY, ".", 3)]
+    assert outcomes(after(*base, Event(RENAME, "f", 0, b"g"))) == {(("f", b"x"),), (("g", b"x"),)}
+    assert outcomes(after(*base, Event(UNLINK, "f"))) == {(("f", b"x"),), ()}
+
+
+def test_writes_are_torn_at_sectors_and_sizes_are_lost() -> None:
+    model = after(Event(CREATE, "f"), Event(SYNC_DIRECTORY, ".", 1), Event(WRITE, "f", 0, b"x" * 3 * SECTOR))
+    found = {dict(one)["f"] for one in outcomes(model)}
+    assert b"\0" * SECTOR + b"x" * 2 * SECTOR in found and b"x" * SECTOR in found and len(found) == 8
+    model = after(Event(CREATE, "f"), Event(SYNC_DIRECTORY, ".", 1), Event(SIZE, "f", 9))
+    assert {dict(one)["f"] for one in outcomes(model)} == {b"", bytes(9)}
+
+
+def test_the_kernels_record_is_read_also_where_threads_interrupt_each_other(tmp_path: Path) -> None:
+    root = str(tmp_path)
+
+    def hexed(text: str) -> str:
+        return "".join(f"\\x{byte:02x}" for byte in text.encode())
+
+    file = f"4<{hexed(root + '/f')}>"
+    lines = [
+        f'7  openat(AT_FDCWD<{hexed("/")}>, "{hexed(root + "/f")}", O_RDWR|O_CREAT|O_CLOEXEC, 0600) = {file}',
+        f'7  pwrite64({file}, "{hexed("abc")}", 3, 5 <unfinished ...>',
+        f"8  fdatasync({file} <unfinished ...>",
+        "7  <... pwrite64 resumed>) = 3",
+        "8  <... fdatasync resumed>) = 0",
+        f"7  fdatasync({file}) = 0",
+    ]
+    (tmp_path / "trace").write_text("\n".join(lines))
+    assert read_trace(tmp_path / "trace", root, root + ".marks") == [
+        Event(CREATE, "f"),
+        Event(WRITE, "f", 5, b"abc"),
+        # The write had not ended when this one began.
+        Event(SYNC, "f", 1),
+        Event(SYNC, "f", 3),
+    ]
+
+
+def test_the_judge_knows_what_was_lost_doubled_or_made_up() -> None:
+    want = Expected()
+    want.asked, want.acknowledged = {"log": {1, 2, 3}}, {"log": {0: 1, 1: 2}}
+    want.start_least, want.start_most = {"log": 0}, {"log": 1}
+    one, two, three, other = (body(number) for number in (1, 2, 3, 9))
+    assert judge("log", 0, [one, two], want, None) == judge("log", 1, [two, three], want, None) == []
+    assert "2 was acknowledged" in judge("log", 0, [one], want, None)[0]
+    assert "twice" in judge("log", 0, [one, two, two], want, None)[0]
+    assert "nobody appended" in judge("log", 0, [one, two, other], want, None)[0]
+    assert "begins at" in judge("log", 2, [], want, None)[0]
+    assert "first recovery" in judge("log", 0, [one, two, three], want, 2)[0]
+
+
+def test_a_log_that_does_not_sync_is_caught(tmp_path: Path) -> None:
+    """The states tell a log that keeps its promise from one that does not."""
+    story = Story(tmp_path / "story", 5, 12)
+    honest = [story.judge(state, done, begun, tmp_path / "one") for state, done, begun in story.cases(5, 3)]
+    assert len(honest) > 10 and not any(honest)
+    story.events = [event for event in story.events if event.kind != SYNC or not event.path.endswith(".wal")]
+    story.since = sum(event.kind == CREATE for event in story.events)
+    found = [story.judge(state, done, begun, tmp_path / "one") for state, done, begun in story.cases(5, 3)]
+    assert any("acknowledged" in what for what in found)
+
+
+def test_equal_states_are_tried_once() -> None:
+    events = [Event(CREATE, "f"), Event(WRITE, "f", 0, b"x"), Event(WRITE, "f", 0, b"x"), Event(SYNC, "f", 3)]
+    states = [state for _, state in crash_states(events, 1, 20)]
+    assert sorted(states, key=str) == [{"f": b""}, {"f": b"x"}, {}]
+
+
+@pytest.mark.skipif(not available(), reason="no strace that may trace: not run")
+def test_crash_states_of_a_whole_node() -> None:
+    """Also: the disk door saw what the kernel saw."""
+    found = run(states=150, wal_states=300, seed=11, steps=8)
+    assert found.node_states == 150 and found.wal_states == 300 and found.traced
+    assert found.violations == [] and found.door_differs == []

@@ -1,0 +1,123 @@
+"""A node's life in a few seconds, run under strace: ``python -m tests.crash.workload DIRECTORY SEED STEPS [EVENTS]``.
+
+Appends of all sizes, truncations, snapshots, migrations, groups that come and go, and a restart in the middle. What it
+is about to do and what is done it writes to DIRECTORY.marks, one JSON object a line: both are part of the trace.
+With EVENTS the disk door records too, as `recorder` does it, into that file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from logyard.engine.config import SystemConfig
+from logyard.engine.disk import Disk
+from logyard.machines.log import AppendLog
+from logyard.service import embedded, node
+
+from .recorder import RecordingDisk
+
+CONFIG = SystemConfig(
+    wal_file_bytes=1 << 20, wal_batch_bytes=64 << 10, wal_stock_files=1, disk_reserve_bytes=0,
+    generation_bytes=16 << 20, snapshot_entries=16, tick_ms=5, hibernate_after_ms=0, disk_probe_ms=60_000,
+)  # fmt: skip
+SIZES = (0, 5, 100, 3000, 20_000, 90_000)
+
+
+def body(number: int) -> bytes:
+    """The payload of record `number`."""
+    draw = random.Random(number)
+    return number.to_bytes(8, "big") + draw.randbytes(draw.choice(SIZES))
+
+
+class Script:
+    """One run of steps drawn from a seed."""
+
+    def __init__(self, path: Path, seed: int, marks: int) -> None:
+        self.path = path
+        self.draw = random.Random(seed)
+        self.marks = marks
+        self.number = 0
+        self.ends: dict[str, int] = {}
+        self.greedy = False
+        """Only appends, until something is full."""
+
+    def mark(self, **what: object) -> None:
+        """A line among the marks, in one write."""
+        os.write(self.marks, (json.dumps(what) + "\n").encode())
+
+    async def life(self, steps: int) -> None:
+        """Open, do `steps` things, close."""
+        async with embedded.open_system(self.path, CONFIG) as system:
+            logs: dict[str, embedded.EmbeddedLog] = {}
+            for name in list(self.ends):
+                logs[name] = await system.start_group(name, AppendLog())
+            for _ in range(steps):
+                await self.step(system, logs)
+
+    async def step(self, system: embedded.EmbeddedSystem, logs: dict[str, embedded.EmbeddedLog]) -> None:
+        """One thing."""
+        chance = 1.0 if self.greedy else self.draw.random()
+        if len(logs) < 2 or (chance < 0.04 and len(logs) < 5):
+            name = f"log-{self.number}-{len(logs)}"
+            self.mark(do="create", log=name)
+            logs[name] = await system.start_group(name, AppendLog())
+            self.ends[name] = 0
+            self.mark(done="create", log=name)
+            return
+        name = self.draw.choice(sorted(logs))
+        if chance < 0.07 and len(logs) > 2:
+            self.mark(do="delete", log=name)
+            await system.delete_group(name)
+            del logs[name], self.ends[name]
+            self.mark(done="delete", log=name)
+        elif chance < 0.14 and self.ends[name]:
+            before = self.draw.randrange(self.ends[name]) + 1
+            self.mark(do="truncate", log=name, before=before)
+            await logs[name].truncate(before)
+            self.mark(done="truncate", log=name, before=before)
+        elif chance < 0.18:
+            await logs[name].snapshot()
+        elif chance < 0.20:
+            await system.compact()
+        else:
+            async with trio.open_nursery() as nursery:
+                for one in self.draw.sample(sorted(logs), self.draw.randint(1, 2)):
+                    nursery.start_soon(self.append, one, logs[one])
+
+    async def append(self, name: str, log: embedded.EmbeddedLog) -> None:
+        """One record."""
+        self.number += 1
+        number = self.number
+        self.mark(do="append", log=name, number=number)
+        offset = await log.append(b"", body(number))
+        self.ends[name] = offset + 1
+        self.mark(done="append", log=name, number=number, offset=offset)
+
+
+def main() -> None:
+    """Two lives on one directory."""
+    path, seed, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    recorder: RecordingDisk | None = None
+    if len(sys.argv) > 4:
+        recorder = RecordingDisk(str(path))
+        make: Callable[[], Disk] = partial(lambda found: found, recorder)
+        setattr(node, "Disk", make)  # noqa: B010  # a class is no place to assign to for mypy
+    marks = os.open(f"{path}.marks", os.O_CREAT | os.O_WRONLY, 0o600)
+    script = Script(path, seed, marks)
+    for _ in range(2):
+        trio.run(script.life, steps)
+    if recorder is not None:
+        Path(sys.argv[4]).write_bytes(pickle.dumps(recorder.events))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Hypothesis on every parser, and a sample of the golden files' spoilt copies; `python -m tests.fuzz` tries more."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from . import golden
+from .targets import Target, attempt, mutate, targets
+
+TARGETS = targets()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_whole_examples_are_read(target: Target) -> None:
+    for sample in target.samples:
+        target.parse(sample)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(max_size=300), seed=st.integers(0, 1 << 30))
+def test_any_bytes_are_refused_with_a_typed_error_or_read(target: Target, data: bytes, seed: int) -> None:
+    assert attempt(target, data) == ""
+    assert attempt(target, mutate(random.Random(seed), target)) == ""
+
+
+@pytest.mark.parametrize(("name", "step"), [("wal", 151), ("segment", 7), ("manifest", 3)])
+def test_spoilt_golden_files_are_detected_and_never_served(tmp_path: Path, name: str, step: int) -> None:
+    data, judge = golden.targets(tmp_path / "golden")[name]
+    cuts = range(0, len(data), 97 if name == "wal" else 1)
+    tried, _, wrong = golden.sweep(name, data, judge, range(0, 8 * len(data), step), cuts)
+    assert wrong == [] and tried > 1500
+
+
+def test_the_judges_know_what_is_not_what_was_written(tmp_path: Path) -> None:
+    """A judge that calls everything detected would prove nothing."""
+    for name, (data, judge) in golden.targets(tmp_path / "golden").items():
+        assert judge(data, False) == "same", name
+    data, judge = golden.targets(tmp_path / "again")["segment"]
+    assert isinstance(judge, golden.SegmentJudge)
+    judge.known = {key: (term + 1, body, dead) for key, (term, body, dead) in judge.known.items()}
+    assert "not what was written" in judge(data, False)
