@@ -67,10 +67,11 @@ VALUES_MAX = 10_000
 
 
 class Fetched(NamedTuple):
-    """The answer to a question, and the payloads whose bytes belong to it."""
+    """The answer to a question, and the payloads whose bytes belong to it, with their `size` together."""
 
     answer: bytes
     payloads: Sequence[tuple[int, int]] = ()
+    size: int = 0
 
 
 class KV:
@@ -229,30 +230,31 @@ class KV:
         state = self.state
         try:
             asked = unpacked(request)
-            found, named = self._answer(state, asked, now)
+            found, named, size = self._answer(state, asked, now)
         except Refusal as refusal:
             return Fetched(msgpack.packb((1, refusal.code, refusal.message, refusal.details)))
-        return Fetched(msgpack.packb((0, state.revision, *found)), named)
+        return Fetched(msgpack.packb((0, state.revision, *found)), named, size)
 
-    def _answer(self, state: State, asked: list[Any], now: int) -> tuple[tuple[Any, ...], list[tuple[int, int]]]:
+    def _answer(self, state: State, asked: list[Any], now: int) -> tuple[tuple[Any, ...], list[tuple[int, int]], int]:
         code = asked[0]
         if code == RANGE:
             wanted: Range = range_of(asked)
             found = select(state, wanted)
             if wanted.flags & (KEYS_ONLY | REFERENCES):
-                return found, []
-            return found, [row[5][:2] for row in found[0] if type(row[5]) is tuple]
+                return found, [], 0
+            large = [row[5] for row in found[0] if type(row[5]) is tuple]
+            return found, [value[:2] for value in large], sum([value[2] for value in large])
         if code == TIME_TO_LIVE and len(asked) == 3:
             lease = number(asked[1])
             row = state.leases.check(lease)
             keys = sorted(state.leases.attached.get(lease, ())) if asked[2] else []
-            return (row.ttl, max(0, row.deadline - now), keys), []
+            return (row.ttl, max(0, row.deadline - now), keys), [], 0
         if code == LEASES:
-            return (sorted(state.leases.rows),), []
+            return (sorted(state.leases.rows),), [], 0
         if code == VALUES and len(asked) == 2 and type(asked[1]) is list and len(asked[1]) <= VALUES_MAX:
-            return (), [(number(index), number(ordinal)) for index, ordinal in asked[1]]
+            return (), [(number(index), number(ordinal)) for index, ordinal in map(_pair, asked[1])], 0
         if code == STATUS:
-            return (list(self.overview().items()),), []
+            return (list(self.overview().items()),), [], 0
         raise Refusal("bad_request", f"the KV machine knows no question {code}")
 
     def query(self, request: bytes) -> bytes:
@@ -271,6 +273,12 @@ class KV:
             "history": state.history.end - state.history.first,
             "history_bytes": state.history.size,
         }
+
+
+def _pair(value: Any) -> list[Any]:
+    if type(value) is not list or len(value) != 2:
+        raise Refusal("bad_request", "a payload is named by index and ordinal")
+    return value
 
 
 def _operations(frame: Frame) -> Iterator[tuple[bytes, int, int]]:

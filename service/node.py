@@ -37,6 +37,8 @@ from logyard.machines.command import TRUNCATE
 from logyard.machines.registry import create_machine
 
 from .config import NodeConfig
+from .kv_calls import KvPort
+from .kv_verbs import KvVerbs
 from .log_verbs import LogVerbs
 from .payload_port import StoreAdapter
 from .pushes import listen
@@ -60,6 +62,7 @@ class Node(LogVerbs):
         self.config = system.config
         self.metrics_port = 0
         self.doors: list[Door] = []
+        self.kv: KvPort = KvVerbs(system, self._consistent)
 
     def reload_tls(self) -> None:
         """Read the certificates again, for new connections. Raises `BadRequest`: then the old ones stay in use."""
