@@ -19,6 +19,7 @@ import trio
 from .admin import Call
 from .compression import SMALLEST, encode, wants
 from .errors import BadRequest, Busy, Gone, LogyardError, OutOfRange
+from .kv import KvYard
 from .lane import Batch, Lane
 from .link import Stream
 from .log import (
@@ -90,14 +91,9 @@ async def connect(
     seconds. A command that was perhaps applied before its session ended fails with `SessionExpired`.
     """
     yard = Yard(
-        servers,
-        timeout=timeout,
-        retry=retry,
-        window_bytes=window_bytes,
-        tls=tls,
-        exactly_once=exactly_once,
+        servers, timeout=timeout, retry=retry, window_bytes=window_bytes, tls=tls, exactly_once=exactly_once,
         session_ttl=session_ttl,
-    )
+    )  # fmt: skip
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(yard.serve, name=task_name)
@@ -113,7 +109,7 @@ async def connect(
         raise failure
 
 
-class Yard(Network):
+class Yard(KvYard, Network):
     """The cluster as a client sees it. Made by `connect`; admin verbs are in `admin.AsyncVerbs`."""
 
     __slots__ = ("_logs",)

@@ -145,7 +145,7 @@ class KV:
             else:
                 effects.append(Release(Position(at, ordinal), Position(at, ordinal + 1)))
         state.released.clear()
-        effects += _unused(index, spans, sorted(kept))
+        effects += _unused(context, spans, sorted(kept))
         return effects
 
     def _operation(self, context: Context, data: bytes, first: int, records: int) -> bytes:
@@ -306,8 +306,9 @@ def _spans(frames: Sequence[Frame]) -> list[tuple[int, int]]:
     return spans
 
 
-def _unused(index: int, spans: Sequence[tuple[int, int]], kept: list[int]) -> Iterator[Release]:
+def _unused(context: Context, spans: Sequence[tuple[int, int]], kept: list[int]) -> Iterator[Release]:
     """Releases of all ordinals of `spans` (rising) but those that are `kept` (rising)."""
+    index = context.index
     at = 0
     for first, end in spans:
         while at < len(kept) and kept[at] < end:
@@ -316,7 +317,9 @@ def _unused(index: int, spans: Sequence[tuple[int, int]], kept: list[int]) -> It
             first = kept[at] + 1
             at += 1
         if first < end:
-            yield Release(Position(index, first), Position(index, end))
+            # Up to the next entry, where it is the last: books that do not count ordinals close this one.
+            last = Position(index, end) if end < context.records else Position(index + 1, 0)
+            yield Release(Position(index, first), last)
 
 
 def ranges(named: Iterator[tuple[int, int]]) -> Iterator[PayloadRange]:

@@ -34,8 +34,8 @@ class KvPort(Protocol):
     async def listen(self, name: str, stream: int, add: list[Any], local: bool, sink: WatchSink) -> object:
         """Push what watches see."""
 
-    def change(self, stream: int, add: list[Any], remove: list[int]) -> object:
-        """More watches for a stream, or less."""
+    def change(self, stream: int, add: list[Any], remove: list[int], close: bool) -> object:
+        """More watches for a stream, or less, or the end of it."""
 
 
 class HasKv(Protocol):
@@ -67,7 +67,7 @@ async def _events(system: HasKv, asked: Asked) -> Data:
 
 async def _change(system: HasKv, asked: Asked) -> object:
     add, remove = _list(asked, "add", list, 65_536), _list(asked, "remove", int, 65_536)
-    return system.kv.change(asked.number("stream", least=1), add, remove)
+    return system.kv.change(asked.number("stream", least=1), add, remove, asked.flag("close", False))
 
 
 async def serve_watch(system: HasKv, arguments: Mapping[str, Any], sink: WatchSink) -> object:

@@ -51,6 +51,6 @@ class KvVerbs:
         """See `kv_watch.Watches.listen`."""
         return await self._watches.listen(name, stream, add, local, sink)
 
-    def change(self, stream: int, add: list[Any], remove: list[int]) -> None:
+    def change(self, stream: int, add: list[Any], remove: list[int], close: bool) -> None:
         """See `kv_watch.Watches.change`."""
-        self._watches.change(stream, add, remove)
+        self._watches.change(stream, add, remove, close)

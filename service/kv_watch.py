@@ -30,7 +30,7 @@ ALIVE_S = 1.0
 WAITING_BYTES_MAX = 4 << 20
 """Nothing is read for a connection that has so much to send."""
 PAYLOAD_BYTES_MAX = 8 << 20
-"""Of one push; what is beyond that is named only, and asked for by its client."""
+"""Of one push; what is beyond that is named only: its client asks for it."""
 SCAN_REVISIONS = 5000
 """History looked at in one turn for those who come from behind."""
 WATCHES_MAX = 100_000
@@ -50,12 +50,13 @@ class WatchSink(Protocol):
 class Stream:
     """One listener and its watches. `stirred`: somebody changed them."""
 
-    __slots__ = ("name", "tracks", "stirred", "member", "fresh")
+    __slots__ = ("name", "tracks", "stirred", "member", "fresh", "closed")
 
     def __init__(self, name: str, member: Member) -> None:
         self.name = name
         self.tracks = Tracks()
         self.stirred = False
+        self.closed = False
         self.member = member
         # Watches that were not told yet where they begin.
         self.fresh: list[int] = []
@@ -97,11 +98,12 @@ class Watches:
         self.system = system
         self.streams: dict[int, Stream] = {}
 
-    def change(self, stream: int, add: Sequence[Any], remove: Sequence[int]) -> None:
-        """More watches for a stream, or less. Raises `Refused` when it is over."""
+    def change(self, stream: int, add: Sequence[Any], remove: Sequence[int], close: bool = False) -> None:
+        """More watches for a stream, or less, or none for good. Raises `Refused` when it is over."""
         found = self.streams.get(stream)
         if found is None:
             raise Refused("the stream of watches has ended")
+        found.closed = found.closed or close
         found.remove(remove)
         found.add(add)
 
@@ -116,7 +118,7 @@ class Watches:
         uid = member.uid
         try:
             stream.add(add)
-            while True:
+            while not stream.closed:
                 if not system.has(uid):
                     raise UnknownGroup(f"no group {name!r} on node {system.node_id}", name=name)
                 # A group that slept in the meantime has another member, and the same revisions.
@@ -124,6 +126,7 @@ class Watches:
                 if not local:
                     system.check_leader(member)
                 await self._step(stream, member, sink)
+            raise Refused("its client closed the stream of watches")
         finally:
             del self.streams[number]
 
@@ -150,7 +153,8 @@ class Watches:
         found = collect(stream.tracks.tracks[at], _revisions(state.history, at, end), at)
         stream.tracks.move(at, found.next)
         if found.revisions:
-            sink.push(*await filled(self.system, member, found, {"kind": "events"}))
+            low = stream.tracks.lowest() or 0
+            sink.push(*await filled(self.system, member, found, {"kind": "events", "low": low}))
         else:
             await trio.lowlevel.checkpoint()
 
