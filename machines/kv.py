@@ -22,9 +22,7 @@ from logyard.engine.machine import (
     Frame,
     PayloadRange,
     PayloadRef,
-    Position,
     Reject,
-    Release,
     Timer,
 )
 
@@ -52,6 +50,7 @@ from .kv_command import (
     range_of,
     unpacked,
 )
+from .kv_keeping import Keeping, ranges, spans_of
 from .kv_range import select
 from .kv_state import State
 
@@ -78,7 +77,7 @@ class KV:
     """See the module. `history`, `history_bytes`: older revisions and their values beyond that are compacted by
     itself."""
 
-    __slots__ = ("state", "history", "history_bytes", "term", "armed", "purging", "_kept", "_effects")
+    __slots__ = ("state", "history", "history_bytes", "term", "armed", "purging", "keeping", "_effects")
     version = 1
 
     def __init__(self, history: int = HISTORY_REVISIONS, history_bytes: int = HISTORY_BYTES) -> None:
@@ -90,7 +89,7 @@ class KV:
         self.armed: int | None = None
         # A follow-up that goes on dropping history is under way.
         self.purging = False
-        self._kept: list[int] = []
+        self.keeping = Keeping()
         self._effects: list[Effect] = []
 
     # Commands
@@ -111,7 +110,7 @@ class KV:
                 ]
                 replies.append(b"".join(parts))
                 work += len(parts)
-        return Batch(replies, self._end(context, work, _spans(frames)))
+        return Batch(replies, self._end(context, work, spans_of(frames)))
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
         """One command: a follow-up, or one that another machine (a mux) passes on."""
@@ -121,7 +120,7 @@ class KV:
         return Applied(reply, self._end(context, 1, [(first, first + len(refs))] if refs else []))
 
     def _begin(self, context: Context) -> None:
-        self._kept, self._effects = [], []
+        self._effects = []
         if context.term != self.term:
             self.term = context.term
             self.state.leases.extend(context.timestamp)
@@ -137,15 +136,8 @@ class KV:
         if due != self.armed:
             self.armed = due
             effects.append(Timer(TIMER, due))
-        index, kept = context.index, set(self._kept)
-        for at, ordinal in state.released:
-            if at == index and ordinal in kept:
-                # Written and overwritten by one entry.
-                kept.discard(ordinal)
-            else:
-                effects.append(Release(Position(at, ordinal), Position(at, ordinal + 1)))
+        effects += self.keeping.finish(context, spans, state.released)
         state.released.clear()
-        effects += _unused(context, spans, sorted(kept))
         return effects
 
     def _operation(self, context: Context, data: bytes, first: int, records: int) -> bytes:
@@ -170,7 +162,7 @@ class KV:
         state.commit()
         for one in kv_txn.leaves(planned):
             if type(one) is Put and type(one.value) is tuple and one.value[0] == index:
-                self._kept.append(one.value[1])
+                self.keeping.keep(one.value[1])
         return found
 
     def _order(self, context: Context, order: Order) -> tuple[Any, ...]:
@@ -213,11 +205,12 @@ class KV:
 
     def freeze(self) -> kv_snapshot.Frozen:
         """A view of the state that later commands do not change: its sections can be written at any time."""
-        return kv_snapshot.freeze(self.state, (self.term, self.armed, self.purging))
+        return kv_snapshot.freeze(self.state, (self.term, self.armed, self.purging, sorted(self.keeping.shared)))
 
     def restore(self, sections: Mapping[str, bytes]) -> None:
         """Replace the state."""
-        self.state, (self.term, self.armed, self.purging) = kv_snapshot.thaw(sections)
+        self.state, (self.term, self.armed, self.purging, shared) = kv_snapshot.thaw(sections)
+        self.keeping.restore(self.state.payloads(), shared)
 
     def live_refs(self) -> Iterator[PayloadRange]:
         """Values that are payloads: the newest ones and those that history can still read."""
@@ -290,47 +283,3 @@ def _operations(frame: Frame) -> Iterator[tuple[bytes, int, int]]:
             yield commands[at], at, number_of - at
             at = number_of
     yield commands[at], at, len(commands) - at
-
-
-def _spans(frames: Sequence[Frame]) -> list[tuple[int, int]]:
-    """The ordinals of frames as ranges, neighbours together."""
-    spans: list[tuple[int, int]] = []
-    first = end = 0
-    for frame in frames:
-        if frame.first != end:
-            if first < end:
-                spans.append((first, end))
-            first = frame.first
-        end = frame.first + frame.records
-    spans.append((first, end))
-    return spans
-
-
-def _unused(context: Context, spans: Sequence[tuple[int, int]], kept: list[int]) -> Iterator[Release]:
-    """Releases of all ordinals of `spans` (rising) but those that are `kept` (rising)."""
-    index = context.index
-    at = 0
-    for first, end in spans:
-        while at < len(kept) and kept[at] < end:
-            if first < kept[at]:
-                yield Release(Position(index, first), Position(index, kept[at]))
-            first = kept[at] + 1
-            at += 1
-        if first < end:
-            # Up to the next entry, where it is the last: books that do not count ordinals close this one.
-            last = Position(index, end) if end < context.records else Position(index + 1, 0)
-            yield Release(Position(index, first), last)
-
-
-def ranges(named: Iterator[tuple[int, int]]) -> Iterator[PayloadRange]:
-    """Payloads as ranges, each once, neighbours together."""
-    first: Position | None = None
-    end = Position(0, 0)
-    for index, ordinal in sorted(set(named)):
-        if first is None or end != (index, ordinal):
-            if first is not None:
-                yield PayloadRange(first, end)
-            first = Position(index, ordinal)
-        end = Position(index, ordinal + 1)
-    if first is not None:
-        yield PayloadRange(first, end)

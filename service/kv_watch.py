@@ -136,7 +136,7 @@ class Watches:
         stream.stirred = False
         self._greet(stream, state.revision, sink)
         at = stream.tracks.lowest()
-        if at is not None and at < state.history.first and at <= state.revision:
+        if at is not None and at <= state.compacted:
             gone = stream.tracks.drop(at)
             sink.push({"kind": "compacted", "watches": gone, "compacted": state.compacted}, ())
             return
@@ -214,7 +214,7 @@ async def events(
     with trio.move_on_after(wait_s):
         while True:
             state = machine_of(member).state
-            if at < state.history.first and at <= state.revision:
+            if at <= state.compacted:
                 return {"kind": "compacted", "compacted": state.compacted}, []
             found = collect(track, _revisions(state.history, at, min(state.revision + 1, at + SCAN_REVISIONS)), at)
             if found.revisions:
