@@ -19,6 +19,7 @@ from . import wire
 from .admin import Call, SyncVerbs, T
 from .errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
 from .frame import Frame
+from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, latest_call, open_call
 from .records import Buffer
 from .sequences import RENEW, expired, final, new_number
@@ -131,6 +132,12 @@ class Yard(SyncVerbs):
         if not name:
             raise BadRequest("a log has a name")
         return Log(self, name)
+
+    def kv(self, name: str) -> KV:
+        """The KV group `name`; nothing is asked until it is used."""
+        if not name:
+            raise BadRequest("a group has a name")
+        return KV(self, name)
 
     def nodes(self) -> list[int]:
         """The nodes whose addresses are known."""

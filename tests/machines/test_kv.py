@@ -275,7 +275,8 @@ def test_a_new_leader_gives_every_lease_all_of_its_time() -> None:
         msgpack.packb([PUT, b"k", b"v", -1, 0]), msgpack.packb([PUT, b"k", 1.5, 0, 0]),
         msgpack.packb([PUT, b"k", [True, 1, bytes(16)], 0, 0]), msgpack.packb([PUT, b"k", b"v" * 70_000, 0, 0]),
         msgpack.packb([DELETE, b"k", None, 0]), msgpack.packb([TXN, [], [[COMPACT, 1]], []]),
-        msgpack.packb([TXN, [[b"k", b"", 9, 0, 0]], [], []]), msgpack.packb([TXN, [[b"k", b"", OF_VALUE, 0, 7]], [], []]),
+        msgpack.packb([TXN, [[b"k", b"", 9, 0, 0]], [], []]),
+        msgpack.packb([TXN, [[b"k", b"", OF_VALUE, 0, 7]], [], []]),
         msgpack.packb([GRANT, 1]), msgpack.packb([KEEP, "x"]), b"\x91" * 2000, msgpack.packb({1: 2}),
     ],
 )  # fmt: skip
