@@ -201,10 +201,10 @@ class KV:
 
     def snapshot(self) -> Mapping[str, bytes]:
         """All sections, written now."""
-        return {name: write() for name, write in self.freeze().sections().items()}
+        return self.freeze().sections()
 
     def freeze(self) -> kv_snapshot.Frozen:
-        """A view of the state that later commands do not change: its sections can be written at any time."""
+        """A view of the state that later commands do not change: any thread may write its sections."""
         return kv_snapshot.freeze(self.state, (self.term, self.armed, self.purging, sorted(self.keeping.shared)))
 
     def restore(self, sections: Mapping[str, bytes]) -> None:

@@ -56,10 +56,16 @@ class Captured(NamedTuple):
 
     def revisions(self) -> Iterator[Events]:
         """The events of each revision, in order."""
-        skip = self.first - self.base
-        for chunk in self.chunks:
-            yield from chunk[skip:] if skip else chunk
-            skip = 0
+        for _, events in self.parts():
+            yield from events
+
+    def parts(self) -> Iterator[tuple[int, list[Events]]]:
+        """The same in parts that stay as they are while nothing is dropped: (first revision, the events of each)."""
+        for number, chunk in enumerate(self.chunks):
+            base = self.base + (number << CHUNK_BITS)
+            skip = max(0, self.first - base)
+            if skip < len(chunk):
+                yield base + skip, chunk[skip:]
 
 
 class History:

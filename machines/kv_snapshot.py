@@ -1,15 +1,16 @@
 """The KV machine's state as sections: captured at once, written whenever somebody asks for the bytes.
 
 A captured state is persistent maps and lists that do not change any more, so writing a million keys needs no pause of
-the machine. Layout: ``kv`` holds the numbers and leases, ``kv.keys`` every version that is not in the history (the
-newest of keys that did not change since the compaction), ``kv.log`` the events, in order; a version that an event took
-the place of is written only where it is not in the history itself. Used by `kv`.
+the machine. Layout: ``kv`` holds the numbers and leases, ``kv.keys/...`` every version that is not in the history (the
+newest of keys that did not change since the compaction), ``kv.log/...`` the events, in order; a version that an event
+took the place of is written only where it is not in the history itself. Used by `kv`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import immutables
 import msgpack
@@ -20,8 +21,9 @@ from .kv_leases import Lease
 from .kv_state import State, payloads
 
 NUMBERS, KEYS, LOG = "kv", "kv.keys", "kv.log"
-ROWS = 1000
-"""Written in one go: a thread that writes lets others run between them."""
+BUCKET = 2048
+"""Keys of one section, about: its bytes are those of the last time if none of them changed, and sorting so few stops
+nobody."""
 
 
 class Frozen(NamedTuple):
@@ -32,31 +34,34 @@ class Frozen(NamedTuple):
     leases: immutables.Map[int, Lease]
     history: Captured
 
-    def sections(self) -> dict[str, Callable[[], bytes]]:
-        """What makes the bytes of each section; any thread may call it."""
-        return {NUMBERS: self._numbers, KEYS: self._keys, LOG: self._log}
+    def sections(self) -> dict[str, bytes]:
+        """All sections, by name."""
+        found = {NUMBERS: self._numbers()}
+        for number, bucket in enumerate(self._buckets()):
+            found[f"{KEYS}/{number:06d}"] = msgpack.packb(sorted(bucket))
+        first = self.history.first
+        for base, revisions in self.history.parts():
+            rows = [[(version, _reference(before, first)) for version, before in events] for events in revisions]
+            found[f"{LOG}/{base:020d}"] = msgpack.packb(rows)
+        return found
 
     def payloads(self) -> Iterator[tuple[int, int]]:
         """(index, ordinal) of every payload that it names."""
         return payloads(self.keys, self.history.revisions())
 
     def _numbers(self) -> bytes:
-        packed: bytes = msgpack.packb(
-            (*self.numbers, self.history.first, [(lease, *row) for lease, row in sorted(self.leases.items())])
-        )
+        leases = [(lease, *row) for lease, row in sorted(self.leases.items())]
+        packed: bytes = msgpack.packb((*self.numbers, self.history.first, leases))
         return packed
 
-    def _keys(self) -> bytes:
-        first = self.history.first
-        # Sorted, so that what did not change has the same bytes, and chunks, as the last time.
-        rows = sorted(version for version in self.keys.values() if version[MOD] < first)
-        return _written(rows)
-
-    def _log(self) -> bytes:
-        first = self.history.first
-        return _written(
-            [(version, _reference(before, first)) for version, before in events] for events in self.history.revisions()
-        )
+    def _buckets(self) -> list[list[Version]]:
+        """The keys that did not change since the compaction, spread by a sum that is the same everywhere."""
+        first, mask = self.history.first, (1 << max(0, (len(self.keys) // BUCKET).bit_length())) - 1
+        buckets: list[list[Version]] = [[] for _ in range(mask + 1)]
+        for key, version in self.keys.items():
+            if version[MOD] < first:
+                buckets[crc32(key) & mask].append(version)
+        return buckets
 
 
 def _reference(before: Version | None, first: int) -> Any:
@@ -66,23 +71,10 @@ def _reference(before: Version | None, first: int) -> Any:
     return (before[MOD], before[SUB]) if before[MOD] >= first else before
 
 
-def _written(rows: Any) -> bytes:
-    parts: list[bytes] = []
-    some: list[Any] = []
-    for one in rows:
-        some.append(one)
-        if len(some) == ROWS:
-            parts.append(msgpack.packb(some))
-            some.clear()
-    parts.append(msgpack.packb(some))
-    return b"".join(parts)
-
-
-def _rows(data: bytes) -> Iterator[Any]:
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1)
-    unpacker.feed(data)
-    for some in unpacker:
-        yield from some
+def _rows(sections: Mapping[str, bytes], kind: str) -> Iterator[Any]:
+    for name in sorted(sections):
+        if name.startswith(kind + "/"):
+            yield from msgpack.unpackb(sections[name])
 
 
 def freeze(state: State, more: tuple[Any, ...]) -> Frozen:
@@ -100,9 +92,9 @@ def thaw(sections: Mapping[str, bytes]) -> tuple[State, tuple[Any, ...]]:
     """A state of its own from sections, and what else the machine kept."""
     state = State()
     state.revision, state.compacted, following, more, first, leases = msgpack.unpackb(sections[NUMBERS])
-    keys: dict[bytes, Version] = {found[KEY]: _version(found) for found in _rows(sections[KEYS])}
+    keys: dict[bytes, Version] = {found[KEY]: _version(found) for found in _rows(sections, KEYS)}
     history = state.history = History(first)
-    for rows in _rows(sections[LOG]):
+    for rows in _rows(sections, LOG):
         events: list[Event] = []
         for found, reference in rows:
             version = _version(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from logyard.client.kv_wire import Compacted, Compare, Delete, Get, Put, PutResu
 from logyard.machines import kv_command
 from logyard.machines.kv import KV
 from logyard.machines.kv_digest import digest
+from logyard.machines.kv_snapshot import Frozen
 from logyard.machines.registry import create_machine
 from logyard.payloads.reference import PayloadRange
 from tests.engine.host.cluster import Cluster, cluster, until
@@ -245,8 +247,44 @@ async def test_a_restart_and_a_snapshot_keep_everything(tmp_path: Path) -> None:
         found = await kv.range(prefix=True, revision=20)
         assert len(found.kvs) == 7 and machine(run, 1).state.revision == 33
         after = machine(run, 1).snapshot()
-        assert {name: after[name] for name in ("kv.keys", "kv.log")} == {
-            name: before[name] for name in ("kv.keys", "kv.log")
+        assert {name: data for name, data in after.items() if name != "kv"} == {
+            name: data for name, data in before.items() if name != "kv"
         }
         one = await kv.txn([Compare(b"k3", "version", "=", 0)], [])
         assert isinstance(one, TxnResult) and one.succeeded
+
+
+async def test_a_snapshot_is_written_by_a_thread_while_commands_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    writers: list[bool] = []
+    written = Frozen.sections
+
+    def sections(self: Frozen) -> dict[str, bytes]:
+        writers.append(threading.current_thread() is threading.main_thread())
+        begun.set()
+        assert go_on.wait(20)
+        return written(self)
+
+    async with served(tmp_path) as (run, doors, yard):
+        kv = yard.kv("kv")
+        for number in range(20):
+            await kv.put(b"k%d" % (number % 4), b"%d" % number * 1000)
+        monkeypatch.setattr(Frozen, "sections", sections)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run.nodes[1].snapshot)
+            await trio.to_thread.run_sync(begun.wait)
+            await kv.put(b"k0", b"later" * 1000)
+            await kv.compact(22)
+            await until(lambda: not machine(run, 1).state.purgeable, "what the snapshot names is released")
+            go_on.set()
+        assert writers == [False]
+        assert run.nodes[1].system.snapshots.mismatches == 0
+        await doors.crash(1)
+        monkeypatch.undo()
+        await doors.start(1)
+        newest = await kv.range(b"k", prefix=True)
+        assert newest.kvs[0].value == b"later" * 1000 and newest.revision == 22
+        with pytest.raises(Compacted):
+            await kv.get(b"k0", revision=21)

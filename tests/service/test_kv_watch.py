@@ -9,7 +9,7 @@ import trio
 
 from logyard.client import kv_watch as client_watch
 from logyard.client.kv import KV
-from logyard.client.kv_wire import Changes, Compacted, Compare, Delete, Event, Put
+from logyard.client.kv_wire import Changes, Compacted, Compare, Delete, Event, KeyValue, Put
 from logyard.machines.kv_history import Version
 from logyard.service import kv_watch
 from logyard.service.kv_tracks import NO_DELETE, Track, Tracks, Watch, collect, prefix_end
@@ -202,7 +202,7 @@ async def test_a_change_and_its_condition(tmp_path: Path) -> None:
         assert machine(run, 1).state.revision == 3
 
 
-async def kv_at(kv: KV, revision: int) -> object:
+async def kv_at(kv: KV, revision: int) -> KeyValue | None:
     return await kv.get(b"lock", revision=revision)
 
 
