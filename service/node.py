@@ -62,7 +62,7 @@ class Node(LogVerbs):
         self.config = system.config
         self.metrics_port = 0
         self.doors: list[Door] = []
-        self.kv: KvPort = KvVerbs(system, self._consistent)
+        self.kv: KvPort = KvVerbs(system, self.consistent)
 
     def reload_tls(self) -> None:
         """Read the certificates again, for new connections. Raises `BadRequest`: then the old ones stay in use."""

@@ -83,9 +83,10 @@ class Snapshots:
                     skipped += 1
                 elif member.raft.applied > member.snapshot_index:
                     try:
-                        found = self._capture(member, keep_log)
-                        captured += [found] if isinstance(found, Captured) else []
-                        frozen += [found] if isinstance(found, _Frozen) else []
+                        if member.uploads is None and hasattr(member.machine, "freeze"):
+                            frozen.append(self._freeze(member, keep_log))
+                        else:
+                            captured.append(self._capture(member, keep_log))
                     except Exception as error:
                         self.system.stop_member(member, f"{type(error).__name__} while taking a snapshot: {error}")
                 elif not keep_log and member.compactable < member.snapshot_index:
@@ -124,25 +125,30 @@ class Snapshots:
             log.error("group %s: the machine needs %d payloads that it released", member.spec.name, strange)
         return [captured]
 
-    def _capture(self, member: Member, keep_log: bool = False) -> Captured | _Frozen:
+    def _freeze(self, member: Member, keep_log: bool) -> _Frozen:
+        head = self._head(member, {})
+        machine: Any = member.machine
+        return _Frozen(member, head, machine.freeze(), self.system.store.decode_liveness, keep_log)
+
+    def _capture(self, member: Member, keep_log: bool = False) -> Captured:
+        self.compare(member, member.raft.applied)
+        snapshot = self._head(member, member.machine.snapshot())
+        return Captured(member, snapshot, snapshot_format.split(snapshot), keep_log)
+
+    def _head(self, member: Member, machine: Mapping[str, bytes]) -> Snapshot:
+        """A snapshot with the sections of the machine that are written, and the engine's own."""
         raft = member.raft
         index = raft.applied
         term = raft.log.term(index)
         assert term is not None, "what was applied is in the log or is the snapshot"
         own = replica.sections(member)
-        freeze = getattr(member.machine, "freeze", None) if member.uploads is None else None
-        if freeze is None:
-            self.compare(member, index)
-        sections = own if freeze is not None else replica.merge(member.machine.snapshot(), own)
+        sections = replica.merge(machine, own)
         # A section's own version: the machine may give some theirs, the engine's have that of their format.
         versions = {**getattr(member.machine, "section_versions", {}), **dict.fromkeys(own, replica.VERSION)}
-        snapshot = Snapshot(
+        return Snapshot(
             member.uid, index, term, raft.configuration_at(index).encode(), member.version, member.last_release,
             member.log_time, sections, member.liveness.encode_live_set(index), versions,
         )  # fmt: skip
-        if freeze is not None:
-            return _Frozen(member, snapshot, freeze(), self.system.store.decode_liveness, keep_log)
-        return Captured(member, snapshot, snapshot_format.split(snapshot), keep_log)
 
     # The leader's end
 
