@@ -6,6 +6,7 @@ leader change, and reads as one question with one ReadIndex round. Made by `aio.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -46,17 +47,18 @@ QUESTION_BYTES = 128 << 10
 """Of one call's questions; a call has a limit of its own."""
 
 
-class _Asked:
-    """A question that waits for its answer."""
+class _Round:
+    """The questions of one turn, and their answers. `bodies`: the payloads of all of them."""
 
-    __slots__ = ("data", "event", "answer", "error", "deadline")
+    __slots__ = ("questions", "answers", "bodies", "event", "error", "deadline")
 
-    def __init__(self, data: bytes, deadline: float) -> None:
-        self.data = data
-        self.deadline = deadline
+    def __init__(self) -> None:
+        self.questions: list[bytes] = []
+        self.answers: list[bytes] = []
+        self.bodies: Bodies = {}
         self.event = trio.Event()
-        self.answer: tuple[bytes, Bodies] | None = None
         self.error: LogyardError | None = None
+        self.deadline = math.inf
 
 
 class KV:
@@ -67,7 +69,7 @@ class KV:
         self.yard = yard
         self.name = name
         self._lane = cast(KvLane, yard.lane(name, KvLane))
-        self._asked: dict[tuple[str, int | None], list[_Asked]] = {}
+        self._rounds: dict[tuple[str, int | None], _Round] = {}
         self._watcher: Watcher | None = None
 
     # Reads
@@ -82,8 +84,10 @@ class KV:
         timeout: float | None = None,
     ) -> KeyValue | None:
         """A key's value, now or as of a revision; None if it is not there. Raises `Compacted`, a `LogyardError`."""
-        found = await self._run(kv_requests.read(Get(key, revision=revision)), timeout, consistency, node)
-        return found.kvs[0] if found.kvs else None
+        timeout = self.yard.timeout if timeout is None else timeout
+        consistency = consistency if node is None else "local"
+        packed, bodies = await self.ask(kv_requests.question_of(key, revision), timeout, consistency, node)
+        return kv_requests.only(packed, bodies)
 
     async def range(
         self,
@@ -243,43 +247,41 @@ class KV:
     async def ask(
         self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
     ) -> tuple[bytes, Bodies]:
-        """One question: its packed answer, and the payloads that it names."""
-        asked = _Asked(data, trio.current_time() + timeout)
-        key = (check_consistency(consistency), node)
-        some = self._asked.setdefault(key, [])
-        some.append(asked)
-        if len(some) == 1:
+        """One question: its packed answer, and payloads, those that it names among them."""
+        key = (consistency, node)
+        found = self._rounds.get(key)
+        if found is None:
+            check_consistency(consistency)
+            found = self._rounds[key] = _Round()
             # By the time it runs, everything that is asked in this turn is there.
             self.yard.spawn(partial(self._round, key))
-        await asked.event.wait()
-        if asked.error is not None:
-            raise asked.error.again()
-        assert asked.answer is not None
-        return asked.answer
+        number = len(found.questions)
+        found.questions.append(data)
+        found.deadline = min(found.deadline, trio.current_time() + timeout)
+        await found.event.wait()
+        if number >= len(found.answers):
+            assert found.error is not None
+            raise found.error.again()
+        return found.answers[number], found.bodies
 
     async def _round(self, key: tuple[str, int | None]) -> None:
-        asked = self._asked.pop(key)
+        found = self._rounds.pop(key)
         consistency, node = key
+        questions, answers = found.questions, found.answers
+        found.error = Unknown("the client was closed before the answer")
         try:
-            while asked:
-                some = _bounded(asked)
-                arguments: dict[str, object] = {"consistency": consistency, "requests": [one.data for one in some]}
+            while len(answers) < len(questions):
+                some = _bounded(questions[len(answers) :])
+                arguments: dict[str, object] = {"consistency": consistency, "requests": some}
                 call = read_call("fetch", self.name, node, arguments, _answers)
-                wait = min(one.deadline for one in some) - trio.current_time()
-                answers, bodies = await self.yard.run(call, max(0.0, wait))
-                for one, answer in zip(some, answers, strict=False):
-                    one.answer = (answer, bodies)
-                    one.event.set()
-                asked = asked[len(answers) :]
+                wait = found.deadline - trio.current_time()
+                more, bodies = await self.yard.run(call, max(0.0, wait))
+                answers += more
+                found.bodies |= bodies
         except LogyardError as error:
-            for one in asked:
-                one.error = error
-                one.event.set()
-            asked = []
+            found.error = error
         finally:
-            for one in asked:
-                one.error = one.error or Unknown("the client was closed before the answer")
-                one.event.set()
+            found.event.set()
 
 
 class KvYard:
@@ -298,13 +300,13 @@ class KvYard:
         return cast(KV, found)
 
 
-def _bounded(asked: list[_Asked]) -> list[_Asked]:
+def _bounded(questions: list[bytes]) -> list[bytes]:
     size = 0
-    for number, one in enumerate(asked[:QUESTIONS_MAX]):
-        size += len(one.data)
+    for number, one in enumerate(questions[:QUESTIONS_MAX]):
+        size += len(one)
         if size > QUESTION_BYTES and number:
-            return asked[:number]
-    return asked[:QUESTIONS_MAX]
+            return questions[:number]
+    return questions[:QUESTIONS_MAX]
 
 
 def _answers(value: Any) -> tuple[list[bytes], Bodies]:

@@ -18,6 +18,7 @@ from .kv_wire import (
     KEEP,
     LEASES,
     PAGE_BYTES,
+    RANGE,
     REFERENCES,
     REVOKE,
     STATUS,
@@ -79,6 +80,24 @@ def _decoded(kind: int, revision: int, fields: Sequence[Any], bodies: Bodies) ->
             raise LogyardError(f"the payloads {sorted(lost)} did not come with their answer")
         decoder = Decoder(bodies)
         found = decoder.result(kind, revision, fields)
+    return found
+
+
+def question_of(key: bytes, revision: int) -> bytes:
+    """The question for one key."""
+    packed: bytes = msgpack.packb((RANGE, key, b"", revision))
+    return packed
+
+
+def only(packed: bytes, bodies: Bodies) -> KeyValue | None:
+    """The key that was asked for, if it is there."""
+    rows = answer_of(packed)[1]
+    if not rows:
+        return None
+    decoder = Decoder(bodies)
+    found = decoder.row(rows[0])
+    if decoder.missing:
+        raise LogyardError("a value did not come with its answer")
     return found
 
 

@@ -66,8 +66,9 @@ class KV:
         timeout: float | None = None,
     ) -> KeyValue | None:
         """A key's value, now or as of a revision; None if it is not there. Raises `Compacted`, a `LogyardError`."""
-        found = self._run(kv_requests.read(Get(key, revision=revision)), timeout, consistency, node)
-        return found.kvs[0] if found.kvs else None
+        timeout = self.yard.timeout if timeout is None else timeout
+        consistency = consistency if node is None else "local"
+        return kv_requests.only(*self._ask(kv_requests.question_of(key, revision), timeout, consistency, node))
 
     def range(
         self,

@@ -316,11 +316,13 @@ class Stream:
         for one in header["revisions"]:
             decoder = Decoder(bodies)
             found = decoder.changes(one)
+            last, size = None, 0
             for number, changes in found.items():
                 watch = self.watches.get(number)
                 if watch is None or number not in self._live:
                     continue
-                size = OVERHEAD + sum([_size(event) for event in changes.events])
+                if changes is not last:
+                    last, size = changes, OVERHEAD + sum([_size(event) for event in changes.events])
                 if not watch.take(changes, size, whole=not decoder.missing):
                     self._stop(number)
         self._low = max(self._low, header["low"])

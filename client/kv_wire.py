@@ -304,12 +304,19 @@ class Decoder:
         """The events of one revision, by watch: each sees what it asked for."""
         revision, shown = found
         events: dict[int, list[Event]] = {}
+        if len(shown) == 1:
+            # Many watches of one key share what they see.
+            watches, row, previous = shown[0]
+            return dict.fromkeys(watches, Changes(revision, (self._event(row, previous),)))
         for watches, row, previous in shown:
-            deleted = row[5] is None
-            event = Event(row[0], None if deleted else self.row(row), self.optional(previous))
+            event = self._event(row, previous)
             for watch in watches:
                 events.setdefault(watch, []).append(event)
         return {watch: Changes(revision, tuple(some)) for watch, some in events.items()}
+
+    def _event(self, row: Sequence[Any], previous: Sequence[Any] | None) -> Event:
+        deleted = row[5] is None
+        return Event(row[0], None if deleted else self.row(row), self.optional(previous))
 
 
 def kind_of(operation: Operation) -> int:

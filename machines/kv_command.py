@@ -200,6 +200,8 @@ def range_of(found: list[Any]) -> Range:
         raise Refusal("bad_request", "a range has 1 to 9 arguments")
     key, *rest = found[1:]
     end = end_of(rest[0]) if rest else b""
+    if len(rest) <= 2:
+        return Range(key_of(key), end, number(rest[1]) if len(rest) > 1 else 0)
     numbers = [number(one) for one in rest[1:7]]
     bounds = rest[7] if len(rest) > 7 else (0, 0, 0, 0)
     if type(bounds) not in (list, tuple) or len(bounds) != 4:
