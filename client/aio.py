@@ -19,6 +19,7 @@ import trio
 from .admin import Call
 from .compression import SMALLEST, encode, wants
 from .errors import BadRequest, Busy, Gone, LogyardError, OutOfRange
+from .kv import KvYard
 from .lane import Batch, Lane
 from .link import Stream
 from .log import (
@@ -109,7 +110,7 @@ async def connect(
         raise failure
 
 
-class Yard(QueueYard, Network):
+class Yard(QueueYard, KvYard, Network):
     """The cluster as a client sees it. Made by `connect`; admin verbs are in `admin.AsyncVerbs`."""
 
     __slots__ = ("_logs",)

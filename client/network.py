@@ -6,6 +6,7 @@ Tasks: one that finds leaders (for all logs together, so that a failover of a th
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ class Network(AsyncVerbs):
 
     __slots__ = (
         "timeout", "retry", "dial", "window", "routes", "chance", "closed", "_nursery", "_links", "_down", "_lanes",
-        "_wanted", "_locate_bell", "_clock_bell", "_held", "_freed", "_started", "exactly_once", "sessions",
+        "_wanted", "_locate_bell", "_clock_bell", "_held", "_freed", "_started", "exactly_once", "sessions", "kvs",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +61,7 @@ class Network(AsyncVerbs):
         self.routes = Routes(servers)
         self.chance = random.Random()
         self.closed = False
+        self.kvs: dict[str, Any] = {}
         self._nursery: trio.Nursery | None = None
         self._links: dict[tuple[str, int], Link] = {}
         self._down: dict[tuple[str, int], tuple[float, int, LogyardError]] = {}
@@ -132,11 +134,11 @@ class Network(AsyncVerbs):
         """All of them."""
         return self._lanes.values()
 
-    def lane(self, name: str) -> Lane:
-        """The pipeline of a log."""
+    def lane(self, name: str, kind: type[Lane] = Lane) -> Lane:
+        """The pipeline of a group; `kind`: what its machine's commands need."""
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = Lane(
+            lane = self._lanes[name] = kind(
                 name, self.window, self.clock, self.kick, self.chance, self.retry, self.exactly_once
             )
         return lane
@@ -343,6 +345,19 @@ class Network(AsyncVerbs):
             if call.group:
                 self.routes.stumbled(call.group, error)
             await trio.sleep(retry.after(error, not reached, self.clock()))
+
+    async def listen(self, call: Call[Any], retry: Retry, pushed: Pushed) -> None:
+        """Ask once, for as long as the answer takes, which only says why it is over: raises that."""
+        error: LogyardError
+        try:
+            link = await self._target(call, retry)
+            _, cut = await link.call(call.method, call.arguments, math.inf, pushed)
+            error = unreachable(link.address, f"it ended {call.method}" if not cut else "it closed the connection")
+        except LogyardError as refusal:
+            error = refusal
+        if call.group:
+            self.routes.stumbled(call.group, error)
+        raise error
 
     async def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
         """A session's frame for a group's leader: the machine's reply. Sent again after anything that allows it, for

@@ -19,6 +19,7 @@ from . import wire
 from .admin import Call, SyncVerbs, T, call_node
 from .errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
 from .frame import Frame
+from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, latest_call, open_call
 from .queue_sync import Queue
 from .records import Buffer
@@ -138,6 +139,12 @@ class Yard(SyncVerbs):
         if not name:
             raise BadRequest("a queue has a name")
         return Queue(self, name)
+
+    def kv(self, name: str) -> KV:
+        """The KV group `name`; nothing is asked until it is used."""
+        if not name:
+            raise BadRequest("a group has a name")
+        return KV(self, name)
 
     def nodes(self) -> list[int]:
         """The nodes whose addresses are known."""

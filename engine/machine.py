@@ -17,7 +17,8 @@ from .entry import Frame
 
 __all__ = [
     "Append", "Applied", "Aux", "Batch", "BatchMachine", "Checkpoint", "Context", "Deliver", "Effect", "End", "Frame",
-    "Machine", "Monitor", "PayloadRange", "PayloadRef", "Position", "Reject", "Release", "Sections", "Send", "Timer",
+    "Frozen", "Machine", "Monitor", "PayloadRange", "PayloadRef", "Position", "Reject", "Release", "Sections", "Send",
+    "Timer",
 ]  # fmt: skip
 
 Sections: TypeAlias = Mapping[str, bytes]
@@ -136,6 +137,18 @@ class Reject(Exception):
         self.message = message
 
 
+class Frozen(Protocol):
+    """A state as it was when it was captured. Both are called once, by another thread."""
+
+    def sections(self) -> Sections:
+        """What `snapshot` would have returned."""
+        ...
+
+    def payloads(self) -> Iterable[tuple[int, int]]:
+        """(index, ordinal) of every payload that the state needed, in any order, some perhaps twice."""
+        ...
+
+
 class Machine(Protocol):
     """Required of every machine. Optional methods, each looked up by name when it is due:
 
@@ -161,6 +174,8 @@ class Machine(Protocol):
         What `Aux` asks for. Local.
     `overview() -> dict`
         What `describe` shows of the state: plain values.
+    `freeze() -> Frozen`
+        For a large state, in place of `snapshot`: a view that later commands do not change, written by a thread.
     `query(request) -> bytes`
         A read of this member's state; changes nothing.
     """

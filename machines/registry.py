@@ -7,19 +7,23 @@ from typing import Any
 from logyard.engine.errors import BadRequest
 from logyard.engine.machine import Machine
 
+from .kv import KV
 from .log import AppendLog
 from .queue import Queue
 from .queue_options import queue_options
 
 START_MAX = (1 << 62) - 1
+NUMBER_MAX = (1 << 62) - 1
 
 
 def create_machine(name: str, arguments: dict[str, Any]) -> Machine:
     """A fresh machine. Raises `BadRequest` for an unknown name or unknown arguments."""
+    if name == "kv":
+        return _kv(arguments)
     if name == "queue":
         return Queue(queue_options(arguments))
     if name != "log":
-        raise BadRequest(f"no machine is called {name!r}; there are: log, queue")
+        raise BadRequest(f"no machine is called {name!r}; there are: kv, log, queue")
     # What clients do with payloads (`compress`) is told to them with the log's place; the machine knows nothing of it.
     unknown = sorted(arguments.keys() - {"start", "compress", "compact"})
     if unknown:
@@ -32,3 +36,13 @@ def create_machine(name: str, arguments: dict[str, Any]) -> Machine:
     if start is not None and not (type(start) is int and 0 <= start <= START_MAX):
         raise BadRequest(f"start is an offset from 0 to {START_MAX}")
     return AppendLog(start, arguments.get("compact") == "key")
+
+
+def _kv(arguments: dict[str, Any]) -> KV:
+    unknown = sorted(arguments.keys() - {"history", "history_bytes"})
+    if unknown:
+        raise BadRequest(f"the KV machine has no argument {unknown[0]!r}; there are: history, history_bytes")
+    for name, value in arguments.items():
+        if not (type(value) is int and 0 <= value <= NUMBER_MAX):
+            raise BadRequest(f"{name} is a number from 0 to {NUMBER_MAX}")
+    return KV(**arguments)

@@ -17,7 +17,18 @@ import click
 
 from logyard.pipeline.directory.places import data_directories
 
-from . import cli_admin, cli_bench, cli_logs, cli_members, cli_queue, cli_repair, cli_retention, cli_spark, cli_tls
+from . import (
+    cli_admin,
+    cli_bench,
+    cli_kv,
+    cli_logs,
+    cli_members,
+    cli_queue,
+    cli_repair,
+    cli_retention,
+    cli_spark,
+    cli_tls,
+)
 from .cli_output import Output, Verbs, json_option
 
 if TYPE_CHECKING:
@@ -174,6 +185,7 @@ register(cli_bench.commands)
 register(cli_tls.commands)
 register(cli_spark.commands)
 register(cli_queue.commands)
+register(cli_kv.commands)
 
 
 def main() -> None:

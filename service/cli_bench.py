@@ -121,6 +121,44 @@ def bench_append(
     show(report, output)
 
 
+@bench.command("kv")
+@cluster_options(3)
+@click.option("--mode", type=click.Choice(["put", "get", "watch"]), default="put", show_default=True, help="What.")
+@click.option("--size", type=click.IntRange(min=16), default=256, show_default=True, help="Bytes of a value.")
+@click.option("--clients", type=click.IntRange(min=1), default=64, show_default=True, help="How many clients.")
+@click.option("--keys", type=click.IntRange(min=1), default=100, show_default=True, help="Keys of each client.")
+@click.option("--watchers", type=click.IntRange(min=1), default=1000, show_default=True, help="Who watches one key.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Measured time.")
+@click.option("--warmup", type=click.FloatRange(min=0.0), default=2.0, show_default=True, help="Seconds before that.")
+@click.option("--processes", type=click.IntRange(1, 2), default=1, show_default=True, help="Load processes.")
+def bench_kv(
+    nodes: int,
+    mode: str,
+    size: int,
+    clients: int,
+    keys: int,
+    watchers: int,
+    seconds: float,
+    warmup: float,
+    processes: int,
+    directory: Path | None,
+    volatile: bool,
+    output: Output,
+) -> None:
+    """Puts, linearizable gets, or events of a watched key a second, with latency; what is acknowledged is compared.
+
+    \b
+    Example:
+      logyard bench kv --mode get --size 65536 --json
+    """
+    from logyard.bench.cases.kv import KvSettings, run_kv
+
+    settings = KvSettings(mode, size, clients, keys, watchers, seconds, warmup, processes)
+    with bench_cluster(nodes, directory, volatile) as (cluster, where):
+        report = run_kv(settings, cluster, where, output.say)
+    show(report, output)
+
+
 @bench.command("queue")
 @cluster_options(1)
 @click.option("--queues", type=click.IntRange(min=1), default=1, show_default=True, help="Over how many queues.")

@@ -37,6 +37,8 @@ from logyard.machines.command import TRUNCATE
 from logyard.machines.registry import create_machine
 
 from .config import NodeConfig
+from .kv_calls import KvPort
+from .kv_verbs import KvVerbs
 from .log_verbs import LogVerbs
 from .own_machines import machine_factory
 from .payload_port import StoreAdapter
@@ -61,6 +63,7 @@ class Node(LogVerbs):
         self.config = system.config
         self.metrics_port = 0
         self.doors: list[Door] = []
+        self.kv: KvPort = KvVerbs(system, self.consistent)
 
     def reload_tls(self) -> None:
         """Read the certificates again, for new connections. Raises `BadRequest`: then the old ones stay in use."""

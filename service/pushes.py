@@ -7,8 +7,9 @@ is made by `rpc` for each such call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from logyard.client import wire
 from logyard.engine.errors import Refused, SessionExpired, UnknownGroup
@@ -18,6 +19,7 @@ from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
 from logyard.engine.types import Buffer
 
+from .kv_calls import serve_watch
 from .rpc_arguments import Asked
 from .rpc_calls import SystemPort
 
@@ -25,6 +27,27 @@ ALIVE_S = 1.0
 """So often a listener is looked after, and told that the node lives: its client takes silence for a hung node."""
 WAITING_BYTES_MAX = 8 << 20
 """Pushes are dropped while so much waits for a connection; one push alone may be larger."""
+
+
+class Sending(Protocol):
+    """What a listening call needs of its connection."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait to be sent."""
+
+    async def drained(self, size: int) -> None:
+        """Until at most `size` bytes wait to be sent."""
+
+    def queue(self, frame: list[wire.Buffer]) -> None:
+        """Send a frame, when its turn comes."""
+
+
+class Pushing(NamedTuple):
+    """A call that listens: its request, and the connection that it is on."""
+
+    request: int
+    connection: Sending
 
 
 class Listener:
@@ -53,6 +76,23 @@ class Listener:
     def missed(self) -> None:
         """See `SessionSink`: the next push says so."""
         self.dropped += 1
+
+
+class Watching:
+    """The sink of a call that listens to watches: it waits for room instead of losing what there is none for."""
+
+    __slots__ = ("_pushing",)
+
+    def __init__(self, pushing: Pushing) -> None:
+        self._pushing = pushing
+
+    def push(self, header: Mapping[str, Any], parts: Sequence[Buffer]) -> None:
+        """See `WatchSink`."""
+        self._pushing.connection.queue(wire.encode_push(self._pushing.request, header, parts))
+
+    async def room(self, size: int) -> None:
+        """See `WatchSink`."""
+        await self._pushing.connection.drained(size)
 
 
 ALIVE = "alive"
@@ -90,7 +130,18 @@ async def listen(system: System, name: str, session: int, sink: SessionSink) -> 
             del delivery.sinks[session]
 
 
-async def serve_listen(system: SystemPort, arguments: Mapping[str, Any], sink: SessionSink) -> object:
-    """The verb that has a sink of its own. Raises when it is over."""
-    asked = Asked(arguments)
-    return await system.listen(asked.text("name"), asked.number("session", least=1), sink)
+async def serve_listen(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:
+    """Listen to a session. Raises when it is over."""
+    asked, connection = Asked(arguments), pushing.connection
+    listener = Listener(pushing.request, lambda: connection.unsent, connection.queue)
+    return await system.listen(asked.text("name"), asked.number("session", least=1), listener)
+
+
+async def _watch(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:
+    return await serve_watch(system, arguments, Watching(pushing))
+
+
+LISTENING: Mapping[str, Callable[[SystemPort, Mapping[str, Any], Pushing], Awaitable[object]]] = MappingProxyType(
+    {"session_listen": serve_listen, "kv_watch": _watch}
+)
+"""The verbs that have a sink of their own: they last, and push."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from logyard.client import wire
-from logyard.client.tls import is_loopback
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
 from logyard.engine.errors import BadRequest, Busy, LogyardError
 from logyard.engine.transport.eager import EagerReads
 
-from .pushes import Listener, serve_listen
+from .addresses import listen_address
+from .pushes import LISTENING, Pushing
 from .room import Room
 from .rpc_calls import Data, SystemPort, error_value, serve_call, submit_command
 
@@ -241,13 +241,11 @@ class Connection:
         try:
             if method == "cluster":
                 value: object = server.cluster()
-            elif method == "session_listen":
-                listener = Listener(request, lambda: self._outgoing.size, self._push)
-                value = await serve_listen(server.system, arguments, listener)
+            elif method in LISTENING:
+                value = await LISTENING[method](server.system, arguments, Pushing(request, self))
             else:
                 value = await serve_call(server.system, method, arguments)
-            while self._outgoing.size > OUTGOING_BYTES_MAX:
-                await self._drained.park()
+            await self.drained(OUTGOING_BYTES_MAX)
             if isinstance(value, Data):
                 answer = wire.encode_data(request, value.header, value.parts)
             else:
@@ -261,7 +259,18 @@ class Connection:
         self._calls -= 1
         self._answer(request, answer)
 
-    def _push(self, frame: list[wire.Buffer] | list[bytes]) -> None:
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait to be sent."""
+        return self._outgoing.size
+
+    async def drained(self, size: int) -> None:
+        """Until at most `size` bytes wait to be sent."""
+        while self._outgoing.size > size:
+            await self._drained.park()
+
+    def queue(self, frame: list[wire.Buffer] | list[bytes]) -> None:
+        """Send a frame, when its turn comes."""
         if not self._outgoing.size:
             self.progress = trio.current_time()
         self._outgoing.push(frame)
@@ -269,7 +278,7 @@ class Connection:
 
     def _answer(self, request: int, frame: list[wire.Buffer] | list[bytes]) -> None:
         if self._release(request):
-            self._push(frame)
+            self.queue(frame)
 
     # Sending.
 
@@ -295,6 +304,7 @@ class Connection:
         except OSError:
             # Full, or broken: the sender waits, or meets the same error and ends the connection.
             pass
+        self._drained.unpark_all()
         if outgoing.size:
             self._bell.unpark_all()
         else:
@@ -324,8 +334,7 @@ class Connection:
                 while outgoing.size:
                     outgoing.sent(await self.socket.sendmsg(outgoing.window()))
                     self.progress = trio.current_time()
-                    if self._drained and outgoing.size <= OUTGOING_BYTES_MAX:
-                        self._drained.unpark_all()
+                    self._drained.unpark_all()
         except OSError:
             return False
         return True
@@ -435,16 +444,3 @@ class RpcServer:
             for connection in list(self.connections):
                 if connection.overdue(trio.current_time(), handshake):
                     connection.scope.cancel()
-
-
-def listen_address(text: str, *, secured: bool = False) -> tuple[str, int]:
-    """(host, port) of "host:port"; raises `BadRequest` unless it is this machine's loopback, or `secured` by TLS."""
-    host, colon, port = text.rpartition(":")
-    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise BadRequest(f"a listening address is HOST:PORT, not {text!r}")
-    if not secured and not is_loopback(host):
-        raise BadRequest(
-            f"{text}: without TLS ([client_tls] ca, certificate, key) clients are served on a loopback address only"
-        )
-    return host, int(port)

@@ -66,6 +66,10 @@ class Asked:
             return value
         raise BadRequest(f"{key} is true or false")
 
+    def any(self, key: str, default: object) -> object:
+        """Whatever it is: its handler looks at it."""
+        return self._values.get(key, default)
+
     def raw(self, key: str) -> bytes:
         """Bytes."""
         value = self._values.get(key)

@@ -14,6 +14,7 @@ from logyard.engine.errors import BadRequest, LogyardError, UnknownGroup
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.types import Buffer
 
+from .kv_calls import KV_CALLS, HasKv
 from .rpc_arguments import Asked
 from .rpc_scans import SCANS, ScanPort
 from .rpc_scans import Data as Data
@@ -44,7 +45,7 @@ class Quiet:
         self._settled(request)
 
 
-class SystemPort(ScanPort, Protocol):
+class SystemPort(ScanPort, HasKv, Protocol):
     """What the client door needs of a node; `service.node.Node` has it."""
 
     cluster_id: str
@@ -376,6 +377,7 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "skip": _skip,
         "forget_node": _forget_node,
         **SCANS,
+        **KV_CALLS,
     }
 )
 

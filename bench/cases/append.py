@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, create_logs, log_names, statuses
+from ..kv_load import KvSpec
 from ..load import LoadSpec
 from ..report import append_figures, shares
 
@@ -93,13 +94,15 @@ def specifications(settings: AppendSettings, cluster: Cluster) -> list[LoadSpec]
     ]
 
 
-def run_processes(specs: Sequence[LoadSpec], say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Start the load processes, let them go at once, collect their results."""
+def run_processes(
+    specs: Sequence[LoadSpec] | Sequence[KvSpec], say: Callable[[str], None], module: str = "logyard.bench.load"
+) -> list[dict[str, Any]]:
+    """Start the load processes, each a run of `module`, let them go at once, collect their results."""
     processes: list[subprocess.Popen[str]] = []
     try:
         for spec in specs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "logyard.bench.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
             processes.append(process)
             assert process.stdin is not None

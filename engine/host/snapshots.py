@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
 from ..errors import LogyardError
-from ..machine import PayloadRange, Position
+from ..machine import Frozen, PayloadRange, Position
+from ..ports import LivenessPort
 from ..raft.core import LEADER
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Manifest, Snapshot
@@ -36,6 +37,25 @@ CHANNEL_MAX = 64
 TAKE_CHUNK = 500
 
 
+class _Frozen(NamedTuple):
+    """A snapshot whose machine's sections are not written yet; `decode` reads its live set."""
+
+    member: Member
+    snapshot: Snapshot
+    view: Frozen
+    decode: Callable[[bytes], LivenessPort]
+    keep_log: bool
+
+
+def _write(one: _Frozen) -> tuple[Captured, int]:
+    """In a thread: the whole snapshot in bytes, and how many payloads its machine needs that it released."""
+    snapshot = one.snapshot
+    live = one.decode(snapshot.live)
+    strange = sum(live.is_dead_range((index, ordinal), (index, ordinal + 1)) for index, ordinal in one.view.payloads())
+    snapshot = snapshot._replace(sections=replica.merge(one.view.sections(), snapshot.sections))
+    return Captured(one.member, snapshot, snapshot_format.split(snapshot), one.keep_log), strange
+
+
 class Snapshots:
     """The taking, and the offering end of a transfer."""
 
@@ -53,6 +73,7 @@ class Snapshots:
         taken = size = skipped = 0
         for at in range(0, len(members), TAKE_CHUNK):
             captured: list[Captured] = []
+            frozen: list[_Frozen] = []
             chunk = members[at : at + TAKE_CHUNK]
             if any(member.raft.applied > member.raft.log.stable for member in chunk):
                 # A quorum may commit what is not durable here yet; a snapshot of it would promise too much.
@@ -62,11 +83,16 @@ class Snapshots:
                     skipped += 1
                 elif member.raft.applied > member.snapshot_index:
                     try:
-                        captured.append(self._capture(member, keep_log))
+                        if member.uploads is None and hasattr(member.machine, "freeze"):
+                            frozen.append(self._freeze(member, keep_log))
+                        else:
+                            captured.append(self._capture(member, keep_log))
                     except Exception as error:
                         self.system.stop_member(member, f"{type(error).__name__} while taking a snapshot: {error}")
                 elif not keep_log and member.compactable < member.snapshot_index:
                     self.system.storage.let_log_go(member)
+            for one in frozen:
+                captured += await self._written(one)
             await self.system.storage.store_snapshots(captured)
             taken += len(captured)
             self.system.counters.snapshots_taken += len(captured)
@@ -86,21 +112,43 @@ class Snapshots:
                 log.error("group %s: the machine needs %s..%s, some of which it released", member.spec.name, first, end)
         return self.mismatches - before
 
+    async def _written(self, one: _Frozen) -> list[Captured]:
+        """A large state's snapshot, put into bytes by a thread; none when that failed, which stops its member."""
+        member = one.member
+        try:
+            captured, strange = await trio.to_thread.run_sync(_write, one)
+        except Exception as error:
+            self.system.stop_member(member, f"{type(error).__name__} while writing a snapshot: {error}")
+            return []
+        if strange:
+            self.mismatches += strange
+            log.error("group %s: the machine needs %d payloads that it released", member.spec.name, strange)
+        return [captured]
+
+    def _freeze(self, member: Member, keep_log: bool) -> _Frozen:
+        head = self._head(member, {})
+        machine: Any = member.machine
+        return _Frozen(member, head, machine.freeze(), self.system.store.decode_liveness, keep_log)
+
     def _capture(self, member: Member, keep_log: bool = False) -> Captured:
+        self.compare(member, member.raft.applied)
+        snapshot = self._head(member, member.machine.snapshot())
+        return Captured(member, snapshot, snapshot_format.split(snapshot), keep_log)
+
+    def _head(self, member: Member, machine: Mapping[str, bytes]) -> Snapshot:
+        """A snapshot with the sections of the machine that are written, and the engine's own."""
         raft = member.raft
         index = raft.applied
         term = raft.log.term(index)
         assert term is not None, "what was applied is in the log or is the snapshot"
-        self.compare(member, index)
         own = replica.sections(member)
-        sections = replica.merge(member.machine.snapshot(), own)
+        sections = replica.merge(machine, own)
         # A section's own version: the machine may give some theirs, the engine's have that of their format.
         versions = {**getattr(member.machine, "section_versions", {}), **dict.fromkeys(own, replica.VERSION)}
-        snapshot = Snapshot(
+        return Snapshot(
             member.uid, index, term, raft.configuration_at(index).encode(), member.version, member.last_release,
             member.log_time, sections, member.liveness.encode_live_set(index), versions,
         )  # fmt: skip
-        return Captured(member, snapshot, snapshot_format.split(snapshot), keep_log)
 
     # The leader's end
 

@@ -14,7 +14,8 @@ from logyard.client.aio import connect
 from logyard.engine.config import SystemConfig
 from logyard.engine.errors import BadRequest
 from logyard.service import rpc
-from logyard.service.rpc import RpcServer, listen_address
+from logyard.service.addresses import listen_address
+from logyard.service.rpc import RpcServer
 from tests.client.fake_system import FakeCluster, FakeSystem, fake_cluster, start_node
 
 

@@ -1,0 +1,77 @@
+"""`logyard bench kv`: puts, linearizable gets and watch fan-out of one KV group, each with its latency.
+
+Nodes and load are processes of their own. What was acknowledged is read back and compared; every watcher must see
+every write once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..calibrate import describe_machine
+from ..cluster import Cluster, all_led, reach, statuses
+from ..kv_load import KvSpec
+from ..report import append_figures, shares
+from .append import run_processes
+
+NAME = "bench-kv"
+MODULE = "logyard.bench.kv_load"
+
+
+class KvSettings(NamedTuple):
+    """Flags of the command. `mode`: put, get, watch; `keys` of each client; sizes in bytes, times in seconds."""
+
+    mode: str
+    size: int
+    clients: int
+    keys: int
+    watchers: int
+    seconds: float
+    warmup_s: float
+    processes: int
+
+
+def run_kv(settings: KvSettings, cluster: Cluster, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Create the group, load it, verify. Returns the report with `ok`."""
+    from logyard.client.sync import connect_sync
+
+    machine = describe_machine(directory)
+    with connect_sync(cluster.addresses) as yard:
+        yard.create(NAME, members=list(range(1, cluster.count + 1)), machine="kv")
+        reach("a leader", lambda: all_led(yard, cluster, 1), 60.0)
+        syncs = sum(int(status["fdatasyncs"]) for status in statuses(yard, cluster))
+        results = run_processes(specifications(settings, cluster), say, MODULE)
+        after = statuses(yard, cluster)
+        state = yard.kv(NAME).status()
+    parallel = settings.clients if settings.mode != "watch" else settings.watchers
+    figures = append_figures(results, size=settings.size, clients=parallel, window=1, seconds=settings.seconds)
+    lost = sum(int(result["lost"]) for result in results)
+    return {
+        "ok": not lost and not figures["failed"] and figures["acknowledged"] > 0 and not figures["problems"],
+        "case": "kv",
+        "nodes": cluster.count,
+        **settings._asdict(),
+        **figures,
+        "lost": lost,
+        "revision": state["revision"],
+        "keys_there": state["keys"],
+        "fdatasyncs": sum(int(status["fdatasyncs"]) for status in after) - syncs,
+        "filesystem": machine["filesystem"],
+        "machine": machine,
+    }
+
+
+def specifications(settings: KvSettings, cluster: Cluster) -> list[KvSpec]:
+    """One for each process; watching is one process's, which has one clock for writes and events."""
+    processes = 1 if settings.mode == "watch" else min(settings.processes, settings.clients)
+    seed = random.SystemRandom().getrandbits(32)
+    return [
+        KvSpec(
+            cluster.addresses, NAME, settings.mode, settings.size, clients, settings.keys, settings.watchers, seed,
+            lane, settings.warmup_s, settings.seconds,
+        )
+        for lane, clients in enumerate(shares(settings.clients, processes))
+    ]  # fmt: skip

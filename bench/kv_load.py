@@ -1,0 +1,241 @@
+"""One load process on a KV group: closed-loop clients that put or get, or one writer and many who watch.
+
+Run as ``python -m logyard.bench.kv_load``, with the same conversation as `bench.load`. Each client has keys of its own,
+so what it reads back must be what it wrote last; a get is compared byte for byte; a watcher counts every revision.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from .histogram import Histogram
+from .workload import Workload
+
+if TYPE_CHECKING:
+    from logyard.client.kv import KV
+    from logyard.client.kv_watch import Watch
+
+TIMEOUT_S = 30.0
+DRAIN_S = 30.0
+PROBLEMS_MAX = 5
+FILLERS = 64
+WATCHED = b"watched"
+
+
+class KvSpec(NamedTuple):
+    """What one process does. `mode`: put, get, watch; `keys` of each client; sizes in bytes, times in seconds."""
+
+    addresses: list[str]
+    name: str
+    mode: str
+    size: int
+    clients: int
+    keys: int
+    watchers: int
+    seed: int
+    lane: int
+    warmup_s: float
+    seconds: float
+
+
+class KvLoad:
+    """The state of one load process."""
+
+    def __init__(self, spec: KvSpec, kv: KV) -> None:
+        self.spec = spec
+        self.kv = kv
+        self.workload = Workload(spec.size, spec.seed, spec.lane)
+        self.histogram = Histogram()
+        self.number = 0
+        self.acknowledged = 0
+        self.counted = 0
+        self.failed = 0
+        self.verified = 0
+        self.lost = 0
+        self.problems: list[str] = []
+        self.measure_from = self.measure_until = 0.0
+        # What each key holds: the number of its body.
+        self.written: dict[bytes, int] = {}
+        self.sent: dict[int, float] = {}
+
+    def key(self, client: int, number: int) -> bytes:
+        """A client's key."""
+        return b"%d/%d/%d" % (self.spec.lane, client, number % self.spec.keys)
+
+    async def prepare(self) -> None:
+        """What has to be there before the load."""
+        if self.spec.mode == "get":
+            keys = iter([self.key(client, n) for client in range(self.spec.clients) for n in range(self.spec.keys)])
+
+            async def fill() -> None:
+                for key in keys:
+                    await self._put(key)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(FILLERS):
+                    nursery.start_soon(fill)
+
+    async def _put(self, key: bytes) -> int:
+        self.number += 1
+        number = self.number
+        done = await self.kv.put(key, self.workload.body(number), timeout=TIMEOUT_S)
+        self.written[key] = number
+        return done.revision
+
+    def start(self) -> None:
+        """From here on it is measured, after the warm-up."""
+        self.measure_from = time.perf_counter() + self.spec.warmup_s
+        self.measure_until = self.measure_from + self.spec.seconds
+
+    def count(self, began: float, now: float) -> None:
+        """An operation is over."""
+        self.acknowledged += 1
+        if self.measure_from <= now < self.measure_until:
+            self.counted += 1
+            self.histogram.add(now - began)
+
+    def problem(self, text: str) -> None:
+        """Something is not as it must be."""
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(text)
+
+    async def client(self, client: int) -> None:
+        """One closed loop."""
+        from logyard.client.errors import LogyardError
+
+        number = 0
+        while (began := time.perf_counter()) < self.measure_until:
+            number += 1
+            key = self.key(client, number)
+            try:
+                if self.spec.mode == "put":
+                    await self._put(key)
+                else:
+                    found = await self.kv.get(key, timeout=TIMEOUT_S)
+                    if found is None or found.value != self.workload.body(self.written[key]):
+                        self.lost += 1
+                        self.problem(f"{key!r} is not what was acknowledged")
+                    self.verified += 1
+            except LogyardError as error:
+                self.failed += 1
+                self.problem(str(error))
+                return
+            self.count(began, time.perf_counter())
+
+    async def read_back(self, client: int) -> None:
+        """The newest keys of a client, once more."""
+        newest = sorted((number, key) for key, number in self.written.items() if key.split(b"/")[1] == b"%d" % client)
+        for number, key in newest[-10:]:
+            found = await self.kv.get(key, timeout=TIMEOUT_S)
+            self.verified += 1
+            if found is None or found.value != self.workload.body(number):
+                self.lost += 1
+                self.problem(f"{key!r} is not what was acknowledged")
+
+    async def run(self) -> None:
+        """Load, then look at what is there."""
+        if self.spec.mode == "watch":
+            await self._watch()
+            return
+        self.start()
+        for work in (self.client, self.read_back):
+            async with trio.open_nursery() as nursery:
+                for client in range(self.spec.clients):
+                    nursery.start_soon(work, client)
+
+    async def _watch(self) -> None:
+        waiting, seen = self.spec.watchers, [0] * self.spec.watchers
+        everybody = trio.Event()
+
+        async def watcher(number: int) -> None:
+            nonlocal waiting
+            async with self.kv.watch(WATCHED) as changes:
+                await changes.created()
+                waiting -= 1
+                if not waiting:
+                    everybody.set()
+                await self._follow(changes, number, seen)
+
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                for number in range(self.spec.watchers):
+                    nursery.start_soon(watcher, number)
+                await everybody.wait()
+                self.start()
+                writes = 0
+                while (began := time.perf_counter()) < self.measure_until:
+                    self.sent[self.number + 1] = began
+                    await self._put(WATCHED)
+                    writes += 1
+                with trio.move_on_after(DRAIN_S):
+                    while min(seen) < writes:
+                        await trio.sleep(0.01)
+                scope.cancel()
+        self.verified = sum(seen)
+        self.lost = sum(abs(writes - count) for count in seen)
+        if self.lost:
+            self.problem(f"{self.lost} events of {writes} writes are missing, or came twice")
+
+    async def _follow(self, changes: Watch, number: int, seen: list[int]) -> None:
+        last = 0
+        async for change in changes:
+            now = time.perf_counter()
+            value = change.events[0].kv
+            written = None if value is None else self.workload.number_of(value.value)
+            if written is None or written <= last:
+                self.problem(f"a watcher saw write {written} after {last}")
+            last = written or last
+            seen[number] += 1
+            self.count(self.sent[last], now)
+
+    def result(self, cpu_s: float) -> dict[str, Any]:
+        """What the parent merges."""
+        return {
+            "counted": self.counted, "acknowledged": self.acknowledged, "failed": self.failed,
+            "verified": self.verified, "lost": self.lost, "histogram": self.histogram.dump(),
+            "problems": self.problems, "cpu_s": round(cpu_s, 3),
+        }  # fmt: skip
+
+
+async def load_main() -> None:
+    """Read the specification, load, verify, print."""
+    from logyard.client.aio import connect
+
+    spec = KvSpec(**json.loads(sys.stdin.readline()))
+    window_bytes = (64 << 20) + 2 * spec.clients * spec.size
+    async with connect(spec.addresses, timeout=TIMEOUT_S, window_bytes=window_bytes) as yard:
+        load = KvLoad(spec, yard.kv(spec.name))
+        await load.prepare()
+        print("ready", flush=True)
+        if sys.stdin.readline().strip() != "go":
+            return
+        cpu = time.process_time()
+        await load.run()
+        print(json.dumps(load.result(time.process_time() - cpu)), flush=True)
+
+
+def main() -> None:
+    """Entry point of the process. Errors end it with one line on standard error."""
+    gc.freeze()
+    gc.disable()
+    sys.setswitchinterval(5e-5)
+    try:
+        trio.run(load_main)
+    except BaseException as error:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if os.environ.get("LOGYARD_DEBUG"):
+            raise
+        print(f"load process: {type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

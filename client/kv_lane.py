@@ -1,0 +1,100 @@
+"""The pipeline of one KV group: the operations of a turn share a frame, each with its own payloads and its own reply.
+
+Everything about order, sessions and sending again is the lane's. Used by `kv`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from . import wire
+from .errors import LogyardError
+from .lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Batch, Lane
+from .wire import REPLY, UNIFORM, Buffer
+
+NO_OFFSETS = REPLY.pack(0, 0)
+COMMAND_OVERHEAD = 4
+
+
+class KvBatch(Batch):
+    """Operations of one frame: the first record of each has its command, further ones are its other payloads."""
+
+    __slots__ = ("commands", "operations", "reply", "_replies")
+
+    def __init__(self, lane: Lane, serial: int, deadline: float, flags: int = 0) -> None:
+        super().__init__(lane, serial, deadline, flags)
+        self.commands: list[bytes] = []
+        self.operations = 0
+        self.reply: Buffer = b""
+        self._replies: list[Any] | None = None
+
+    def put_operation(self, command: bytes, bodies: Sequence[Buffer]) -> int:
+        """Add an operation; the bytes that it costs. Raises `BadRequest` before anything is changed."""
+        cost = self.put(b"", bodies[0] if bodies else None)
+        self.commands.append(command)
+        for body in bodies[1:]:
+            cost += self.put(b"", body)
+            self.commands.append(b"")
+        extra = len(command) + COMMAND_OVERHEAD * max(1, len(bodies))
+        self.size += extra
+        self.operations += 1
+        return cost + extra
+
+    def encode(self, session: int = 0, sequence: int = 0) -> list[Buffer]:
+        """The frame's buffers."""
+        if self.operations == 1:
+            return wire.encode_parts(
+                self.table, self.heads, self.small, self.large, self.commands[0], flags=UNIFORM, session=session,
+                sequence=sequence,
+            )  # fmt: skip
+        lengths = struct.pack(f"<{len(self.commands)}I", *map(len, self.commands))
+        region = b"".join((lengths, *self.commands))
+        return wire.encode_parts(
+            self.table, self.heads, self.small, self.large, region, flags=0, session=session, sequence=sequence
+        )
+
+    def answer(self, position: int) -> Any:
+        """The reply of one operation, unpacked. Only once `done`; raises what the whole frame failed with."""
+        if self.error is not None:
+            raise self.error.again()
+        if self._replies is None:
+            unpacker = msgpack.Unpacker(max_buffer_size=len(self.reply) + 1)
+            unpacker.feed(self.reply)
+            self._replies = list(unpacker)
+            if len(self._replies) != self.operations:
+                raise LogyardError(f"{self.lane.name}: {self.operations} operations got {len(self._replies)} replies")
+        return self._replies[position]
+
+
+class KvLane(Lane):
+    """See the module."""
+
+    __slots__ = ()
+
+    def add_operation(self, command: bytes, bodies: Sequence[Buffer], timeout: float) -> tuple[KvBatch, int]:
+        """Put an operation into the open batch; returns the batch and its number there."""
+        batch = self.open
+        size = len(command) + sum(map(len, bodies))
+        if (
+            not isinstance(batch, KvBatch)
+            or (batch.size >= BATCH_BYTES and (len(batch.heads) >= FEW_RECORDS or batch.size + size > FEW_BYTES))
+            or len(batch.heads) + len(bodies) >= BATCH_RECORDS
+            or size >= BATCH_BYTES
+        ):
+            self.close()
+            self._serial += 1
+            batch = KvBatch(self, self._serial, self.clock() + timeout)
+            self.open = batch
+        number = batch.operations
+        self.window.used += batch.put_operation(command, bodies)
+        return batch, number
+
+    def answered(self, batch: Batch, status: int, data: Buffer) -> None:
+        """The answer to a batch under way."""
+        if not status and isinstance(batch, KvBatch) and not batch.done:
+            batch.reply, data = bytes(data), NO_OFFSETS
+        super().answered(batch, status, data)

@@ -1,0 +1,176 @@
+"""What both KV clients do the same way, as steps: each yields what is to be asked and gets the answer sent in.
+
+A step is a `Command` (goes through consensus, exactly once) or a `Question` (is read); the blocking and the trio client
+run them. Used by `kv` and `kv_sync`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import msgpack
+
+from .errors import BadRequest, LogyardError
+from .kv_wire import (
+    COMPACT,
+    GRANT,
+    KEEP,
+    LEASES,
+    PAGE_BYTES,
+    RANGE,
+    REFERENCES,
+    REVOKE,
+    STATUS,
+    TIME_TO_LIVE,
+    Bodies,
+    Decoder,
+    Get,
+    GetResult,
+    KeyValue,
+    Lease,
+    Operation,
+    Result,
+    answer_of,
+    encode,
+    encode_numbers,
+    get_array,
+    kind_of,
+    value_questions,
+)
+from .wire import Buffer
+
+CONSISTENCY = ("linearizable", "leader", "local")
+
+
+class Command(NamedTuple):
+    """For the machine; its answer is unpacked."""
+
+    data: bytes
+    bodies: Sequence[Buffer] = ()
+
+
+class Question(NamedTuple):
+    """For a member; its answer is (packed answer, payloads)."""
+
+    data: bytes
+
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[Command | Question, Any, T]
+
+
+def write(operation: Operation) -> Steps[Result]:
+    """A put, a delete, a transaction, or a read that goes through consensus."""
+    answer = yield Command(*encode(operation))
+    revision, *fields = answer_of(answer)
+    return (yield from _decoded(kind_of(operation), revision, fields, {}))
+
+
+def _decoded(kind: int, revision: int, fields: Sequence[Any], bodies: Bodies) -> Steps[Result]:
+    decoder = Decoder(bodies)
+    found = decoder.result(kind, revision, fields)
+    while decoder.missing:
+        for question in value_questions(decoder.missing):
+            packed, more = yield Question(question)
+            answer_of(packed)
+            bodies |= more
+        lost = decoder.missing.keys() - bodies.keys()
+        if lost:
+            raise LogyardError(f"the payloads {sorted(lost)} did not come with their answer")
+        decoder = Decoder(bodies)
+        found = decoder.result(kind, revision, fields)
+    return found
+
+
+def question_of(key: bytes, revision: int) -> bytes:
+    """The question for one key."""
+    packed: bytes = msgpack.packb((RANGE, key, b"", revision))
+    return packed
+
+
+def only(packed: bytes, bodies: Bodies) -> KeyValue | None:
+    """The key that was asked for, if it is there."""
+    rows = answer_of(packed)[1]
+    if not rows:
+        return None
+    decoder = Decoder(bodies)
+    found = decoder.row(rows[0])
+    if decoder.missing:
+        raise LogyardError("a value did not come with its answer")
+    return found
+
+
+def read(get: Get) -> Steps[GetResult]:
+    """A range; a long one page after page, all as of one revision."""
+    paged = get.sort == "key" and not get.count_only and bool(get.end)
+    kvs: list[KeyValue] = []
+    first: GetResult | None = None
+    while True:
+        limit = get.limit - len(kvs) if get.limit else 0
+        array = get_array(get._replace(limit=limit), 0 if paged or not get.end else REFERENCES, PAGE_BYTES * paged)
+        packed, bodies = yield Question(msgpack.packb(array))
+        revision, *fields = answer_of(packed)
+        page = yield from _decoded(array[0], revision, fields, bodies)
+        assert isinstance(page, GetResult)
+        first = first or page
+        kvs += page.kvs
+        if not paged or not page.more or (get.limit and len(kvs) >= get.limit) or not page.kvs:
+            return GetResult(first.revision, tuple(kvs), page.more, first.count)
+        last = page.kvs[-1].key
+        get = get._replace(revision=get.revision or first.revision)
+        get = get._replace(end=last) if get.descending else get._replace(key=last + b"\0")
+
+
+def numbers(*order: int) -> Steps[list[Any]]:
+    """A command of numbers; the fields of its answer."""
+    return answer_of((yield Command(encode_numbers(*order))))
+
+
+def compact(revision: int) -> Steps[int]:
+    """Forget what was before a revision."""
+    return int((yield from numbers(COMPACT, revision))[0])
+
+
+def grant(ttl: float, lease: int) -> Steps[Lease]:
+    """A lease of `ttl` seconds."""
+    if ttl <= 0 or lease < 0:
+        raise BadRequest("a lease has a number and lasts for some seconds")
+    _, number, granted = yield from numbers(GRANT, round(ttl * 1000), lease)
+    return Lease(number, granted / 1000, granted / 1000)
+
+
+def keep(lease: int) -> Steps[float]:
+    """Begin a lease's time anew."""
+    return float((yield from numbers(KEEP, lease))[1] / 1000)
+
+
+def revoke(lease: int) -> Steps[int]:
+    """End a lease; how many keys went with it."""
+    return int((yield from numbers(REVOKE, lease))[1])
+
+
+def time_to_live(lease: int, keys: bool) -> Steps[Lease]:
+    """What is left of a lease."""
+    packed, _ = yield Question(msgpack.packb((TIME_TO_LIVE, lease, keys)))
+    _, ttl, left, attached = answer_of(packed)
+    return Lease(lease, ttl / 1000, left / 1000, tuple(attached))
+
+
+def leases() -> Steps[tuple[int, ...]]:
+    """All leases."""
+    packed, _ = yield Question(encode_numbers(LEASES))
+    return tuple(answer_of(packed)[1])
+
+
+def status() -> Steps[Mapping[str, int]]:
+    """Numbers of the whole group."""
+    packed, _ = yield Question(encode_numbers(STATUS))
+    return dict(answer_of(packed)[1])
+
+
+def check_consistency(consistency: str) -> str:
+    """Raises `BadRequest`."""
+    if consistency not in CONSISTENCY:
+        raise BadRequest(f"a consistency is one of {', '.join(CONSISTENCY)}, not {consistency!r}")
+    return consistency

@@ -1,0 +1,391 @@
+"""Watches of the trio client: every change of the keys that are watched, in order, without a gap, none twice.
+
+All watches of one KV (and node) share one stream from whoever leads; it is opened again, wherever the leader is by
+then, and each watch goes on with the revision after the last one it has seen. A reader that is slow costs a bounded
+number of bytes: its watch is given up at the server and taken up again when there is room. Made by `kv.KV.watch`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from .admin import Call, plain
+from .errors import LogyardError
+from .kv_wire import (
+    KEYS_ONLY,
+    NO_DELETE,
+    NO_PUT,
+    PREVIOUS,
+    Changes,
+    Compacted,
+    Decoder,
+    Event,
+    answer_of,
+    bodies_of,
+    value_questions,
+)
+from .sequences import new_number
+from .session import Retry
+
+if TYPE_CHECKING:
+    from .kv import KV
+
+BUFFER_BYTES = 4 << 20
+"""What is kept for the reader of one watch; one revision alone may be more."""
+OVERHEAD = 64
+ADD_MAX = 2000
+ADD_BYTES = 128 << 10
+"""Watches of one call."""
+CLOSE_S = 5.0
+
+
+class Flow(NamedTuple):
+    """What is watched; see `kv.KV.watch`."""
+
+    key: bytes
+    end: bytes
+    start: int
+    previous: bool
+    values: bool
+    puts: bool
+    deletes: bool
+    progress: bool
+
+    @property
+    def flags(self) -> int:
+        """As they travel."""
+        return (
+            (PREVIOUS if self.previous else 0)
+            | (0 if self.values else KEYS_ONLY)
+            | (0 if self.puts else NO_PUT)
+            | (0 if self.deletes else NO_DELETE)
+        )
+
+
+class Watch:
+    """An iterator of `Changes`, one a revision. `next`: the revision that comes next, 0 while the server has not said.
+    Raises `Compacted` when what comes next is gone, and what else ends it."""
+
+    __slots__ = ("number", "flow", "next", "failure", "paused", "asks", "_kept", "_bytes", "_stream", "_lot")
+
+    def __init__(self, stream: Stream, number: int, flow: Flow) -> None:
+        self.number = number
+        self.flow = flow
+        self.next = flow.start
+        self.failure: LogyardError | None = None
+        # The server does not send to it: it has no room. `asks`: what comes next is too long to be sent unasked.
+        self.paused = False
+        self.asks = False
+        self._kept: deque[tuple[int, Changes]] = deque()
+        self._bytes = 0
+        self._stream = stream
+        self._lot = trio.lowlevel.ParkingLot()
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> Changes:
+        while not self._kept:
+            if self.failure is not None:
+                raise self.failure.again()
+            if self.asks:
+                await self._stream.ask(self)
+                self.asks = False
+            elif self.paused:
+                self.paused = False
+                self._stream.want(self)
+            else:
+                await self._lot.park()
+        size, changes = self._kept.popleft()
+        self._bytes -= size
+        return changes
+
+    async def created(self) -> int:
+        """Wait until it is known which revision is the first one to be seen; that revision."""
+        while not self.next:
+            if self.failure is not None:
+                raise self.failure.again()
+            await self._lot.park()
+        return self.next
+
+    def stir(self) -> None:
+        """Something changed: who waits looks again."""
+        self._lot.unpark_all()
+
+    def fail(self, error: LogyardError) -> None:
+        """It is over, after what came before."""
+        self.failure = error
+        self.stir()
+
+    def put(self, changes: Changes, size: int) -> None:
+        """Keep changes for the reader."""
+        self.next = changes.revision + 1
+        self._kept.append((size, changes))
+        self._bytes += size
+        self.stir()
+
+    def take(self, changes: Changes, size: int, whole: bool) -> bool:
+        """Changes from the server; False when the watch is paused from now on: there is no room, or they did not come
+        `whole`. What was seen already is dropped."""
+        if self.paused or changes.revision < self.next or self.failure is not None:
+            return True
+        if not whole or (self._kept and self._bytes + size > BUFFER_BYTES):
+            self.paused, self.asks = True, not whole
+            self.next = max(self.next, changes.revision)
+            self.stir()
+            return False
+        self.put(changes, size)
+        return True
+
+    def reached(self, following: int) -> None:
+        """Everything below a revision was seen."""
+        if self.paused or following <= self.next:
+            return
+        self.next = following
+        if self.flow.progress and self.failure is None:
+            if self._kept and not self._kept[-1][1].events:
+                self._bytes -= self._kept.pop()[0]
+            self._kept.append((OVERHEAD, Changes(following - 1, ())))
+            self._bytes += OVERHEAD
+        self.stir()
+
+
+class Stream:
+    """One stream of watches and the task that keeps it open; ends with its last watch."""
+
+    __slots__ = (
+        "kv",
+        "node",
+        "watches",
+        "_id",
+        "_open",
+        "_sent",
+        "_live",
+        "_low",
+        "_add",
+        "_remove",
+        "_scope",
+        "_busy",
+    )
+
+    def __init__(self, kv: KV, node: int | None) -> None:
+        self.kv = kv
+        self.node = node
+        self.watches: dict[int, Watch] = {}
+        self._id = 0
+        # The server knows the stream.
+        self._open = False
+        # Watches that the server was told of; those that it has said it has, which are all at `_low` or above.
+        self._sent: set[int] = set()
+        self._live: set[int] = set()
+        self._low = 0
+        self._add: dict[int, Watch] = {}
+        self._remove: list[int] = []
+        self._scope = trio.CancelScope()
+        self._busy = False
+
+    def want(self, watch: Watch) -> None:
+        """Let the server send to a watch."""
+        self._add[watch.number] = watch
+        self._change()
+
+    def unwant(self, watch: Watch) -> None:
+        """Nobody reads it any more."""
+        self.watches.pop(watch.number, None)
+        self._stop(watch.number)
+        if not self.watches:
+            self._scope.cancel()
+
+    def _stop(self, number: int) -> None:
+        self._add.pop(number, None)
+        self._live.discard(number)
+        if number in self._sent:
+            self._sent.discard(number)
+            self._remove.append(number)
+            self._change()
+
+    def _change(self) -> None:
+        if self._open and not self._busy:
+            self._busy = True
+            self.kv.yard.spawn(self._changes)
+
+    async def _changes(self) -> None:
+        """Tell the server which watches came and went, as long as there are any."""
+        try:
+            while self._open and (self._add or self._remove):
+                # First those that went: one that came back has the same number.
+                remove, self._remove = self._remove[:ADD_MAX], self._remove[ADD_MAX:]
+                arguments: dict[str, object] = {"stream": self._id, "add": self._rows(), "remove": remove}
+                await self.kv.yard.run(self._call("kv_change", arguments))
+        except LogyardError:
+            # The stream is opened again, with all of them.
+            self._scope.cancel()
+        finally:
+            self._busy = False
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        """Some of the watches that are to be added, as they travel; the server has them then."""
+        rows: list[tuple[Any, ...]] = []
+        size = 0
+        for number in list(self._add)[:ADD_MAX]:
+            flow = self._add[number].flow
+            size += len(flow.key) + len(flow.end) + OVERHEAD
+            if size > ADD_BYTES and rows:
+                break
+            watch = self._add.pop(number)
+            self._sent.add(number)
+            rows.append((number, flow.key, flow.end, watch.next, flow.flags))
+        return rows
+
+    def _call(self, method: str, arguments: dict[str, object]) -> Call[Any]:
+        arguments["name"] = self.kv.name
+        nodes = () if self.node is None else (self.node,)
+        return Call(method, arguments, plain, group=self.kv.name, nodes=nodes, pinned=self.node is not None)
+
+    async def run(self) -> None:
+        """A task: keep the stream open until nobody watches."""
+        yard = self.kv.yard
+        retry = Retry(math.inf, yard.chance, self.node is not None)
+        while self.watches:
+            for number in self._live:
+                if number in self.watches:
+                    self.watches[number].reached(self._low)
+            self._live, self._sent, self._low, self._remove = set(), set(), 0, []
+            self._add = {number: watch for number, watch in self.watches.items() if not watch.paused}
+            self._id, self._open = new_number(), False
+            arguments: dict[str, object] = {"stream": self._id, "add": self._rows(), "local": self.node is not None}
+            error = None
+            with trio.CancelScope() as self._scope:
+                try:
+                    await yard.listen(self._call("kv_watch", arguments), retry, partial(self._pushed, self._id))
+                except LogyardError as found:
+                    error = found
+            if self._scope.cancelled_caught:
+                yard.spawn(partial(self._close, self._id))
+            was_open, self._open, self._id = self._open, False, 0
+            if error is not None:
+                if was_open:
+                    retry = Retry(math.inf, yard.chance, self.node is not None)
+                try:
+                    delay = retry.after(error, error.retry != "never", yard.clock())
+                except LogyardError:
+                    for watch in self.watches.values():
+                        watch.fail(error)
+                    self.watches = {}
+                    return
+                await trio.sleep(delay)
+
+    async def _close(self, stream: int) -> None:
+        """Tell the server, if it still listens; it will notice by itself otherwise."""
+        with suppress(LogyardError), trio.move_on_after(CLOSE_S):
+            await self.kv.yard.run(self._call("kv_change", {"stream": stream, "close": True}), CLOSE_S)
+
+    def _pushed(self, stream: int, header: Any, data: memoryview) -> None:
+        if stream != self._id:
+            return
+        if not self._open:
+            self._open = True
+            self._change()
+        kind = header["kind"]
+        if kind == "created":
+            for number, following in header["watches"]:
+                if number in self._sent and number in self.watches:
+                    self._live.add(number)
+                    self.watches[number].reached(following)
+        elif kind == "compacted":
+            for number in header["watches"]:
+                self._live.discard(number)
+                watch = self.watches.pop(number, None)
+                if watch is not None:
+                    watch.fail(Compacted("what comes next is compacted", {"compacted": header["compacted"]}))
+        elif kind == "alive":
+            for number in self._live:
+                self.watches[number].reached(header["next"])
+        elif kind == "events":
+            self._events(header, data)
+
+    def _events(self, header: Any, data: memoryview) -> None:
+        bodies = bodies_of(header["places"], data)
+        for one in header["revisions"]:
+            decoder = Decoder(bodies)
+            found = decoder.changes(one)
+            last, size = None, 0
+            for number, changes in found.items():
+                watch = self.watches.get(number)
+                if watch is None or number not in self._live:
+                    continue
+                if changes is not last:
+                    last, size = changes, OVERHEAD + sum([_size(event) for event in changes.events])
+                if not watch.take(changes, size, whole=not decoder.missing):
+                    self._stop(number)
+        self._low = max(self._low, header["low"])
+
+    async def ask(self, watch: Watch) -> None:
+        """Get a watch what comes next, when it was too long to be sent."""
+        flow = watch.flow
+        arguments: dict[str, object] = {
+            "key": flow.key, "end": flow.end, "flags": flow.flags, "start": watch.next, "name": self.kv.name,
+            "consistency": "leader" if self.node is None else "local",
+        }  # fmt: skip
+        nodes = () if self.node is None else (self.node,)
+        call = Call("kv_events", arguments, plain, group=self.kv.name, nodes=nodes, pinned=self.node is not None)
+        header, data = await self.kv.yard.run(call)
+        if header["kind"] == "compacted":
+            raise Compacted("what comes next is compacted", {"compacted": header["compacted"]})
+        bodies = bodies_of(header["places"], data)
+        for one in header["revisions"][:1]:
+            decoder = Decoder(bodies)
+            found = decoder.changes(one)
+            if decoder.missing:
+                for question in value_questions(decoder.missing):
+                    packed, more = await self.kv.ask(question, self.kv.yard.timeout, "leader", self.node)
+                    answer_of(packed)
+                    bodies |= more
+                found = Decoder(bodies).changes(one)
+            for changes in found.values():
+                watch.put(changes, OVERHEAD + sum([_size(event) for event in changes.events]))
+
+
+def _size(event: Event) -> int:
+    size = OVERHEAD + len(event.key)
+    for one in (event.kv, event.previous):
+        if one is not None:
+            size += OVERHEAD + len(one.value)
+    return size
+
+
+class Watcher:
+    """The streams of one KV: one for its leader, one for each node that was asked for."""
+
+    __slots__ = ("kv", "_streams", "_number")
+
+    def __init__(self, kv: KV) -> None:
+        self.kv = kv
+        self._streams: dict[int | None, Stream] = {}
+        self._number = 0
+
+    @asynccontextmanager
+    async def open(self, flow: Flow, node: int | None) -> AsyncIterator[Watch]:
+        """A watch, while the block lasts."""
+        stream = self._streams.get(node)
+        if stream is None or not stream.watches:
+            stream = self._streams[node] = Stream(self.kv, node)
+        self._number += 1
+        watch = Watch(stream, self._number, flow)
+        first = not stream.watches
+        stream.watches[watch.number] = watch
+        if first:
+            self.kv.yard.spawn(stream.run)
+        else:
+            stream.want(watch)
+        try:
+            yield watch
+        finally:
+            stream.unwant(watch)

@@ -1,0 +1,12 @@
+"""What a payload's value is compared by: the machine never sees its bytes. Clients compute the same."""
+
+from __future__ import annotations
+
+import hashlib
+
+from .kv_command import DIGEST_BYTES
+
+
+def digest(data: bytes) -> bytes:
+    """The first half of the SHA-256."""
+    return hashlib.sha256(data).digest()[:DIGEST_BYTES]

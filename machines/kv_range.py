@@ -1,0 +1,173 @@
+"""Reads of the KV machine: ranges now and as of an older revision, and compares.
+
+A range answers rows ``[key, create, mod, version, lease, value]`` (a payload is named: ``[index, ordinal, size]``).
+Costs: a single key or a count is a lookup; a range costs its rows; an older revision, or an order that is not the
+keys', costs all keys of the range. Used by `kv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from .kv_command import (
+    BY_CREATE,
+    BY_KEY,
+    BY_MOD,
+    BY_VERSION,
+    COUNT_ONLY,
+    DESCENDING,
+    EQUAL,
+    GREATER,
+    KEYS_ONLY,
+    LESS,
+    OF_CREATE,
+    OF_LEASE,
+    OF_MOD,
+    OF_VERSION,
+    Compare,
+    Range,
+    Refusal,
+    Value,
+)
+from .kv_digest import digest
+from .kv_history import CREATE, KEY, LEASE, MOD, VALUE, VERSION, Version, value_bytes
+from .kv_state import State
+
+Row: TypeAlias = tuple[Any, ...]
+ROW_BYTES = 64
+"""A row's share of an answer beside key and value."""
+
+SORTED: dict[int, Callable[[Version], Any]] = {
+    BY_KEY: lambda version: version[KEY],
+    BY_VERSION: lambda version: (version[VERSION], version[KEY]),
+    BY_CREATE: lambda version: (version[CREATE], version[KEY]),
+    BY_MOD: lambda version: (version[MOD], version[KEY]),
+}
+
+
+def row(version: Version, flags: int = 0) -> Row:
+    """A version as an answer has it."""
+    key, mod, _, create, number, lease, value = version
+    if flags & KEYS_ONLY:
+        value = b""
+    return key, create, mod, number, lease, value[:3] if type(value) is tuple else value
+
+
+def select(state: State, asked: Range) -> tuple[list[Row], bool, int]:
+    """(rows, whether there are more, how many there are in all). Raises `Refusal`."""
+    if asked.revision:
+        state.check_revision(asked.revision)
+    key, end = asked.key, asked.end
+    now = not asked.revision or asked.revision >= state.revision
+    plain = now and not any(asked.bounds)
+    if plain and asked.flags & COUNT_ONLY:
+        return [], False, state.count(key, end)
+    if plain and asked.sort == BY_KEY:
+        found: Iterable[Version]
+        if not end:
+            version = state.keys.get(key)
+            if version is None or version[VALUE] is None:
+                return [], False, 0
+            return [row(version, asked.flags)], False, 1
+        keys = state.keys
+        found = (keys[one] for one in state.walk(key, end, asked.order == DESCENDING))
+        return *_taken(found, asked), state.count(key, end)
+    versions = _as_of(state, asked, now)
+    if asked.flags & COUNT_ONLY:
+        return [], False, len(versions)
+    if asked.sort != BY_KEY or asked.order == DESCENDING:
+        versions.sort(key=SORTED.get(asked.sort, _by_value), reverse=asked.order == DESCENDING)
+    return *_taken(versions, asked), len(versions)
+
+
+def _as_of(state: State, asked: Range, now: bool) -> list[Version]:
+    if now:
+        found = [state.keys[key] for key in state.selected(asked.key, asked.end)]
+    else:
+        at, revision = state.at, asked.revision
+        found = [version for key in state.ever(asked.key, asked.end) if (version := at(key, revision)) is not None]
+    low, high, least, most = asked.bounds
+    if any(asked.bounds):
+        found = [
+            version
+            for version in found
+            if version[MOD] >= low
+            and (not high or version[MOD] <= high)
+            and version[CREATE] >= least
+            and (not most or version[CREATE] <= most)
+        ]
+    return found
+
+
+def _taken(versions: Iterable[Version], asked: Range) -> tuple[list[Row], bool]:
+    """As many as the limits allow, at least one, and whether some are left."""
+    rows: list[Row] = []
+    left = asked.max_bytes or 1 << 62
+    limit = asked.limit or 1 << 62
+    bodies = not asked.flags & KEYS_ONLY
+    for version in versions:
+        size = ROW_BYTES + len(version[KEY]) + (value_bytes(version) if bodies else 0)
+        if len(rows) >= limit or (size > left and rows):
+            return rows, True
+        left -= size
+        rows.append(row(version, asked.flags))
+    return rows, False
+
+
+def _by_value(version: Version) -> tuple[bytes, bytes]:
+    if type(version[VALUE]) is not bytes:
+        raise Refusal("value_is_payload", "large values are not in the state: they can't be sorted there")
+    return version[VALUE], version[KEY]
+
+
+def holds(state: State, compare: Compare) -> bool:
+    """Whether a compare is true now."""
+    if not compare.end:
+        version = state.keys.get(compare.key)
+        return _true(None if version is None or version[VALUE] is None else version, compare)
+    keys = state.keys
+    empty = True
+    for key in state.walk(compare.key, compare.end):
+        empty = False
+        if not _true(keys[key], compare):
+            return False
+    # As in etcd: a range without keys is compared as a missing key.
+    return not empty or _true(None, compare)
+
+
+def _true(version: Version | None, compare: Compare) -> bool:
+    target, relation, operand = compare.target, compare.relation, compare.operand
+    have: Any
+    if target == OF_VERSION:
+        have = 0 if version is None else version[VERSION]
+    elif target == OF_CREATE:
+        have = 0 if version is None else version[CREATE]
+    elif target == OF_MOD:
+        have = 0 if version is None else version[MOD]
+    elif target == OF_LEASE:
+        have = 0 if version is None else version[LEASE]
+    else:
+        # A missing key has no value, so nothing is true of it: it is not an empty one.
+        return version is not None and _value_true(version[VALUE], relation, operand)
+    return bool(_related(have, relation, operand))
+
+
+def _value_true(have: Value, relation: int, operand: Any) -> bool:
+    if type(have) is bytes and type(operand) is bytes:
+        return _related(have, relation, operand)
+    if relation in (GREATER, LESS):
+        raise Refusal("value_is_payload", "a large value is compared with equal or different only")
+    mine = (len(have), digest(have)) if type(have) is bytes else have[2:] if have is not None else None
+    theirs = (len(operand), digest(operand)) if type(operand) is bytes else tuple(operand)
+    return (mine == theirs) == (relation == EQUAL)
+
+
+def _related(have: Any, relation: int, operand: Any) -> bool:
+    if relation == EQUAL:
+        return bool(have == operand)
+    if relation == GREATER:
+        return bool(have > operand)
+    if relation == LESS:
+        return bool(have < operand)
+    return bool(have != operand)

@@ -1,0 +1,193 @@
+"""The keys of the KV machine: what there is now, what there was, and how one revision follows another.
+
+Invariants: a revision is what one transaction changed, each key at most once, and it is written by `commit` or not at
+all; `live` and `gone` are the keys of `keys` by whether their newest version is a deletion; a payload dies with the
+last version that names it, when nobody can read that any more. Metadata only. Used by `kv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import immutables
+from sortedcontainers import SortedList
+
+from .kv_command import FROM_KEY, Refusal, Value
+from .kv_history import CREATE, KEY, LEASE, MOD, SUB, VALUE, VERSION, Event, History, Version
+from .kv_leases import Leases
+
+FIRST_REVISION = 1
+"""Of an empty state; the first change makes the next one (as in etcd)."""
+
+
+class State:
+    """See the module. `released` collects (index, ordinal) of payloads that nobody can name any more."""
+
+    __slots__ = (
+        "revision", "compacted", "keys", "live", "gone", "history", "leases", "released", "_events", "_draft",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.revision = FIRST_REVISION
+        # Reads below it are refused; what lies below is dropped soon, not necessarily at once.
+        self.compacted = 0
+        self.keys: immutables.Map[bytes, Version] = immutables.Map()
+        self.live: SortedList[bytes] = SortedList()
+        self.gone: SortedList[bytes] = SortedList()
+        self.history = History(FIRST_REVISION + 1)
+        self.leases = Leases()
+        self.released: list[tuple[int, int]] = []
+        self._events: list[Event] = []
+        self._draft: immutables.MapMutation[bytes, Version] | None = None
+
+    # Changes: of one revision, until `commit`.
+
+    def put(self, key: bytes, value: Value, lease: int) -> Version | None:
+        """A new version of a key; the one before, if there was one."""
+        before = self.keys.get(key)
+        revision = self.revision + 1
+        if before is None or before[VALUE] is None:
+            self.live.add(key)
+            if before is not None:
+                self.gone.remove(key)
+            self._change((key, revision, len(self._events), revision, 1, lease, value), before)
+            previous = None
+        else:
+            if before[LEASE] and before[LEASE] != lease:
+                self.leases.detach(before[LEASE], key)
+            self._change((key, revision, len(self._events), before[CREATE], before[VERSION] + 1, lease, value), before)
+            previous = before
+        if lease:
+            self.leases.attach(lease, key)
+        return previous
+
+    def delete(self, key: bytes) -> Version | None:
+        """Delete one key; what it was, if it was there."""
+        before = self.keys.get(key)
+        if before is None or before[VALUE] is None:
+            return None
+        if before[LEASE]:
+            self.leases.detach(before[LEASE], key)
+        self.live.remove(key)
+        self.gone.add(key)
+        self._change((key, self.revision + 1, len(self._events), 0, 0, 0, None), before)
+        return before
+
+    def _change(self, version: Version, before: Version | None) -> None:
+        self._events.append((version, before))
+        self.keys = self.keys.set(version[KEY], version)
+
+    def commit(self) -> None:
+        """What was changed is one revision; nothing, if nothing was."""
+        if self._events:
+            self.history.append(tuple(self._events))
+            self._events = []
+            self.revision += 1
+
+    # Reading.
+
+    def selected(self, key: bytes, end: bytes) -> list[bytes]:
+        """The keys there are now of a range, in order."""
+        if not end:
+            found = self.keys.get(key)
+            return [] if found is None or found[VALUE] is None else [key]
+        return list(self.walk(key, end))
+
+    def walk(self, key: bytes, end: bytes, reverse: bool = False) -> Iterator[bytes]:
+        """The same, lazily, for a real range."""
+        last = None if end == FROM_KEY else end
+        found: Iterator[bytes] = self.live.irange(key, last, (True, False), reverse)
+        return found
+
+    def count(self, key: bytes, end: bytes) -> int:
+        """How many there are now."""
+        if not end:
+            return len(self.selected(key, end))
+        low: int = self.live.bisect_left(key)
+        high: int = len(self.live) if end == FROM_KEY else self.live.bisect_left(end)
+        return max(0, high - low)
+
+    def check_revision(self, revision: int) -> None:
+        """Raises `Refusal` for one that is compacted, or not there yet."""
+        if revision > self.revision:
+            raise Refusal("future_revision", f"revision {revision} is to come: this is {self.revision}")
+        if revision and revision < self.compacted:
+            raise self.too_old(revision)
+
+    def too_old(self, revision: int) -> Refusal:
+        """What is said of a revision that can't be read any more."""
+        message = f"revision {revision} is gone: the history is compacted up to {self.compacted}"
+        return Refusal("compacted", message, compacted=self.compacted)
+
+    def at(self, key: bytes, revision: int) -> Version | None:
+        """A key as of a revision that is not compacted; None if it was not there."""
+        version = self.keys.get(key)
+        while version is not None and version[MOD] > revision:
+            events = self._events if version[MOD] > self.revision else self.history.at(version[MOD])
+            version = events[version[SUB]][1]
+        return None if version is None or version[VALUE] is None else version
+
+    def ever(self, key: bytes, end: bytes) -> Iterable[bytes]:
+        """All keys of a range that any readable revision has, in order."""
+        if not end:
+            return [key]
+        last = None if end == FROM_KEY else end
+        there = list(self.live.irange(key, last, (True, False)))
+        gone = list(self.gone.irange(key, last, (True, False)))
+        return sorted(there + gone) if gone else there
+
+    # History.
+
+    def compact(self, revision: int) -> None:
+        """Reads below `revision` are refused from now on. Raises `Refusal`."""
+        if revision > self.revision:
+            self.check_revision(revision)
+        if revision <= self.compacted:
+            raise self.too_old(revision)
+        self.compacted = revision
+
+    @property
+    def purgeable(self) -> bool:
+        """There is history left that nobody can read."""
+        return self.history.first <= self.compacted
+
+    def purge(self, revisions: int) -> None:
+        """Drop at most so many revisions that are compacted."""
+        history, keys = self.history, self.keys
+        for _ in range(min(revisions, self.compacted - history.first + 1)):
+            for version, before in history.drop():
+                if before is not None:
+                    self._release(before[VALUE], version[VALUE])
+                key = version[KEY]
+                if version[VALUE] is None and keys[key][MOD] == version[MOD]:
+                    keys = keys.delete(key)
+                    self.gone.remove(key)
+        self.keys = keys
+
+    def _release(self, value: Value, after: Value) -> None:
+        if type(value) is tuple and value is not after and (type(after) is not tuple or value[:2] != after[:2]):
+            self.released.append(value[:2])
+
+    def shrink(self, revisions: int, size: int, work: int) -> None:
+        """Compact by itself what is beyond `revisions` or `size` bytes of history: at most `work` revisions of it."""
+        history = self.history
+        least = self.revision - revisions
+        while work and history.first < history.end and (history.first <= least or history.size > size):
+            self.compacted = max(self.compacted, history.first)
+            self.purge(1)
+            work -= 1
+
+    def payloads(self) -> Iterator[tuple[int, int]]:
+        """The payloads of every version that can be read."""
+        return payloads(self.keys, self.history.capture().revisions())
+
+
+def payloads(keys: immutables.Map[bytes, Version], revisions: Iterable[tuple[Event, ...]]) -> Iterator[tuple[int, int]]:
+    """(index, ordinal) of the payloads of all versions of a state; some twice."""
+    for version in keys.values():
+        if type(version[VALUE]) is tuple:
+            yield version[VALUE][:2]
+    for events in revisions:
+        for _, before in events:
+            if before is not None and type(before[VALUE]) is tuple:
+                yield before[VALUE][:2]

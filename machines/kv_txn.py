@@ -1,0 +1,128 @@
+"""Operations on the keys: decided first, checked second, done last, so that a refusal has changed nothing.
+
+A transaction's compares, also those of transactions within it, are decided on the state before it; its operations are
+then done in order at one revision, and a read among them sees the writes before it. No key may be written twice.
+Used by `kv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias, cast
+
+from .kv_command import (
+    DELETE,
+    FROM_KEY,
+    KEEP_LEASE,
+    PREVIOUS,
+    PUT,
+    RANGE,
+    TXN,
+    Delete,
+    Operation,
+    Put,
+    Range,
+    Refusal,
+)
+from .kv_history import LEASE, VALUE
+from .kv_range import holds, row, select
+from .kv_state import State
+
+Plan: TypeAlias = "Put | Delete | Range | tuple[bool, list[Plan]]"
+"""What is to be done: of a transaction, whether its compares hold, and the operations of that branch."""
+
+
+def plan(state: State, operation: Operation) -> Plan:
+    """Decide the compares. Raises `Refusal`."""
+    if isinstance(operation, Put | Delete | Range):
+        return operation
+    succeeded = all([holds(state, compare) for compare in operation.compares])
+    return succeeded, [plan(state, one) for one in (operation.then if succeeded else operation.other)]
+
+
+def leaves(planned: Plan) -> Iterator[Put | Delete | Range]:
+    """The operations of a plan, in order."""
+    if isinstance(planned, Put | Delete | Range):
+        yield planned
+    else:
+        for one in planned[1]:
+            yield from leaves(one)
+
+
+def check(state: State, planned: Plan) -> None:
+    """Raises `Refusal` for what can't be done, whatever comes before it."""
+    if type(planned) is Put:
+        _check_put(state, planned)
+        return
+    written: set[bytes] = set()
+    payloads: set[int] = set()
+    deleted: list[Delete] = []
+    for one in leaves(planned):
+        if isinstance(one, Put):
+            if one.key in written:
+                raise Refusal("duplicate_key", "a key can't be put twice in one transaction")
+            written.add(one.key)
+            if type(one.value) is tuple:
+                if one.value[1] in payloads:
+                    raise Refusal("bad_request", "a payload is the value of one key only")
+                payloads.add(one.value[1])
+            _check_put(state, one)
+        elif isinstance(one, Delete):
+            deleted.append(one)
+        else:
+            state.check_revision(one.revision)
+    if written and any(_overlaps(one, written) for one in deleted):
+        raise Refusal("duplicate_key", "a key can't be put and deleted in one transaction")
+
+
+def _check_put(state: State, put: Put) -> None:
+    if put.lease:
+        state.leases.check(put.lease)
+    if put.value is None or put.flags & KEEP_LEASE:
+        before = state.keys.get(put.key)
+        if before is None or before[VALUE] is None:
+            raise Refusal("key_not_found", "a key that is not there has no value and no lease to keep")
+
+
+def _overlaps(one: Delete, written: set[bytes]) -> bool:
+    if not one.end:
+        return one.key in written
+    # Order does not matter: any of them will do.
+    return any(one.key <= key and (one.end == FROM_KEY or key < one.end) for key in written)
+
+
+def perform(state: State, planned: Plan) -> tuple[Any, ...]:
+    """Do it; the reply behind status and revision. What can be refused was checked."""
+    if type(planned) is Put:
+        return (_put(state, planned),)
+    if type(planned) is Delete:
+        return _delete(state, planned)
+    if type(planned) is Range:
+        return select(state, planned)
+    succeeded, steps = cast("tuple[bool, list[Plan]]", planned)
+    return succeeded, [(_code(one), *perform(state, one)) for one in steps]
+
+
+def _code(planned: Plan) -> int:
+    if type(planned) is Put:
+        return PUT
+    if type(planned) is Delete:
+        return DELETE
+    return RANGE if type(planned) is Range else TXN
+
+
+def _put(state: State, put: Put) -> tuple[Any, ...] | None:
+    value, lease = put.value, put.lease
+    if value is None or put.flags & KEEP_LEASE:
+        before = state.keys[put.key]
+        if value is None:
+            value = before[VALUE]
+        if put.flags & KEEP_LEASE:
+            lease = before[LEASE]
+    previous = state.put(put.key, value, lease)
+    return row(previous) if put.flags & PREVIOUS and previous is not None else None
+
+
+def _delete(state: State, one: Delete) -> tuple[int, list[tuple[Any, ...]]]:
+    found = [state.delete(key) for key in state.selected(one.key, one.end)]
+    return len(found), [row(version) for version in found if version is not None] if one.flags & PREVIOUS else []

@@ -1,0 +1,19 @@
+"""Where the client door listens: this machine's loopback, unless TLS secures it. Used by `rpc`."""
+
+from __future__ import annotations
+
+from logyard.client.tls import is_loopback
+from logyard.engine.errors import BadRequest
+
+
+def listen_address(text: str, *, secured: bool = False) -> tuple[str, int]:
+    """(host, port) of "host:port"; raises `BadRequest` unless it is this machine's loopback, or `secured` by TLS."""
+    host, colon, port = text.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise BadRequest(f"a listening address is HOST:PORT, not {text!r}")
+    if not secured and not is_loopback(host):
+        raise BadRequest(
+            f"{text}: without TLS ([client_tls] ca, certificate, key) clients are served on a loopback address only"
+        )
+    return host, int(port)

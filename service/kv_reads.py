@@ -1,0 +1,114 @@
+"""Questions to machines whose answers name payloads: the answer, and the bytes from wherever they lie.
+
+Invariant: the machine answers and the payloads are located and pinned in one turn, so what an answer names can be read,
+whatever is released meanwhile. Any machine with a `fetch(request, now)` is asked. Used by `kv_calls` and `kv_watch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logyard.engine.entry import ABSENT, LARGE, Unit, table_of
+from logyard.engine.errors import BadRequest, Corrupt, Gone
+from logyard.engine.host.reader import Located, Wanted
+from logyard.engine.types import Buffer
+
+from .log_reader import packs_of
+
+if TYPE_CHECKING:
+    from logyard.engine.host.member import Member
+    from logyard.engine.host.system import System
+
+ANSWER_BYTES = 8 << 20
+"""Of one call's answers with their payloads, unless the first one alone is longer: the client asks the rest again."""
+
+Place = tuple[int, int]
+"""The index and ordinal of a payload."""
+
+
+class Answers(NamedTuple):
+    """Those of the first questions; `places` names the payloads, whose bytes are `parts`, in order."""
+
+    answers: list[bytes]
+    places: list[tuple[int, int, int]]
+    parts: list[Buffer]
+
+
+class _Body(NamedTuple):
+    """Where one payload is: the unit to read, and its number in the pack if it has no unit of its own."""
+
+    place: Place
+    located: Located
+    unit: Unit
+    number: int
+
+
+async def fetch(system: System, member: Member, requests: Sequence[bytes]) -> Answers:
+    """Ask `requests` of a member, in order; stops when `ANSWER_BYTES` are together. Raises `Gone`, `BadRequest`,
+    `GroupStopped`."""
+    member.check_running()
+    ask = getattr(member.machine, "fetch", None)
+    if ask is None:
+        raise BadRequest(f"a {member.spec.machine} answers no such questions")
+    now = system.scheduler.log_time(member) if member.leading else member.log_time
+    answers: list[bytes] = []
+    named: dict[Place, None] = {}
+    size = 0
+    for request in requests:
+        found = ask(request, now)
+        answers.append(found.answer)
+        named |= dict.fromkeys(found.payloads)
+        size += len(found.answer) + found.size
+        if size >= ANSWER_BYTES:
+            break
+    bodies = await read(system, member, named) if named else {}
+    return Answers(answers, [(*place, len(body)) for place, body in bodies.items()], list(bodies.values()))
+
+
+async def read(system: System, member: Member, places: Iterable[Place]) -> Mapping[Place, Buffer]:
+    """The bytes of payloads, by (index, ordinal). Located and pinned before the first await. Raises `Gone` for one
+    that is released."""
+    found = list(_locate(system, member, sorted(places)))
+    units: dict[tuple[int, int], Wanted] = {}
+    for body in found:
+        units.setdefault((body.located.index, body.unit.number), Wanted(body.located, body.unit, 0, body.unit.length))
+    data = dict(zip(units, await system.reader.read(member, list(units.values())), strict=True))
+    return {body.place: _cut(data[body.located.index, body.unit.number], body.unit, body.number) for body in found}
+
+
+def _locate(system: System, member: Member, places: Iterable[Place]) -> Iterable[_Body]:
+    located: Located | None = None
+    packs: list[tuple[Unit, list[Unit]]] = []
+    for index, ordinal in places:
+        if not 0 < index <= member.raft.applied or member.liveness.is_dead_range(
+            (index, ordinal), (index, ordinal + 1)
+        ):
+            raise Gone(f"group {member.spec.name!r}: the payload ({index}, {ordinal}) is released")
+        if located is None or located.index != index:
+            located = next(iter(system.reader.payload_entries(member, index, index)), None)
+            packs = list(packs_of(located.data)) if located is not None and located.index == index else []
+        for pack, large in packs:
+            if pack.first_ordinal <= ordinal < pack.first_ordinal + pack.records:
+                assert located is not None
+                own = next((unit for unit in large if unit.first_ordinal == ordinal), None)
+                yield _Body((index, ordinal), located, own or pack, ordinal - pack.first_ordinal)
+                break
+        else:
+            raise Corrupt(f"group {member.spec.name}", index, f"the payload ({index}, {ordinal})", "none")
+
+
+def _cut(data: Buffer, unit: Unit, number: int) -> Buffer:
+    """One record's body of what was read."""
+    if not unit.records:
+        return data
+    table = table_of(data, unit.records)
+    sizes = table[1::2]
+    at = 8 * unit.records + sum(table[::2]) + sum(size for size in sizes[:number] if size < LARGE)
+    size = sizes[number]
+    return memoryview(data)[at : at + size] if size != ABSENT else b""
+
+
+def header_of(answers: Answers, node: int) -> dict[str, Any]:
+    """What goes before the bytes."""
+    return {"node": node, "answers": answers.answers, "places": answers.places}

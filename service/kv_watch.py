@@ -1,0 +1,231 @@
+"""Watches: the events of a KV machine, by revision, to whoever listens.
+
+The machine's history is the buffer: a listener that is slow is read to later, from where it stands, and costs nothing
+meanwhile; when what it needs is compacted it is told so. Events of one revision travel together, in order, without a
+gap and without repetition. One task a listener, none a watch. Used by `kv_calls`; a `Listener` is made by `rpc`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import trio
+
+from logyard.engine.errors import BadRequest, Refused, UnknownGroup
+from logyard.engine.types import Buffer
+from logyard.machines.kv import KV
+from logyard.machines.kv_command import Refusal, end_of, key_of, number
+from logyard.machines.kv_history import Events, History
+
+from .kv_reads import read
+from .kv_tracks import Found, Track, Tracks, Watch, collect
+
+if TYPE_CHECKING:
+    from logyard.engine.host.member import Member
+    from logyard.engine.host.system import System
+
+ALIVE_S = 1.0
+"""So often a listener is told how far it is, and looked after."""
+WAITING_BYTES_MAX = 4 << 20
+"""Nothing is read for a connection that has so much to send."""
+PAYLOAD_BYTES_MAX = 8 << 20
+"""Of one push; what is beyond that is named only: its client asks for it."""
+SCAN_REVISIONS = 5000
+"""History looked at in one turn for those who come from behind."""
+WATCHES_MAX = 100_000
+"""Of one listener."""
+
+
+class WatchSink(Protocol):
+    """The connection that listens."""
+
+    def push(self, header: Mapping[str, Any], parts: Sequence[Buffer]) -> None:
+        """Queue a push."""
+
+    async def room(self, size: int) -> None:
+        """Until less than `size` bytes wait to be sent."""
+
+
+class Stream:
+    """One listener and its watches. `stirred`: somebody changed them."""
+
+    __slots__ = ("name", "tracks", "stirred", "member", "fresh", "closed")
+
+    def __init__(self, name: str, member: Member) -> None:
+        self.name = name
+        self.tracks = Tracks()
+        self.stirred = False
+        self.closed = False
+        self.member = member
+        # Watches that were not told yet where they begin.
+        self.fresh: list[int] = []
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """Watches ``[number, key, end, revision or 0: from now on, flags]``. Raises `BadRequest`."""
+        state = machine_of(self.member).state
+        try:
+            found = [
+                (Watch(number(which), key_of(key), end_of(end), number(flags)), number(revision))
+                for which, key, end, revision, flags in rows
+            ]
+        except (Refusal, TypeError, ValueError):
+            raise BadRequest("a watch is its number, key, end, revision and flags") from None
+        if len(self.tracks.place) + len(found) > WATCHES_MAX:
+            raise BadRequest(f"one connection has at most {WATCHES_MAX} watches of a group")
+        for watch, revision in found:
+            self.tracks.add(watch, revision or state.revision + 1)
+            self.fresh.append(watch.number)
+        self.stir()
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Watches that nobody wants any more."""
+        for one in numbers:
+            self.tracks.remove(one)
+
+    def stir(self) -> None:
+        """Let the task look again."""
+        self.stirred = True
+        self.member.wake()
+
+
+class Watches:
+    """The streams of one node, by the number that their client drew."""
+
+    __slots__ = ("system", "streams")
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.streams: dict[int, Stream] = {}
+
+    def change(self, stream: int, add: Sequence[Any], remove: Sequence[int], close: bool = False) -> None:
+        """More watches for a stream, or less, or none for good. Raises `Refused` when it is over."""
+        found = self.streams.get(stream)
+        if found is None:
+            raise Refused("the stream of watches has ended")
+        found.closed = found.closed or close
+        found.remove(remove)
+        found.add(add)
+
+    async def listen(self, name: str, number: int, add: Sequence[Any], local: bool, sink: WatchSink) -> NoReturn:
+        """Push what the watches see, until this raises why that is over: `NotLeader` (unless `local`: any member will
+        do), `UnknownGroup`, `GroupStopped`."""
+        system = self.system
+        member = system.member(name)
+        if number in self.streams:
+            raise BadRequest("a stream of that number is open")
+        stream = self.streams[number] = Stream(name, member)
+        uid = member.uid
+        try:
+            stream.add(add)
+            while not stream.closed:
+                if not system.has(uid):
+                    raise UnknownGroup(f"no group {name!r} on node {system.node_id}", name=name)
+                # A group that slept in the meantime has another member, and the same revisions.
+                member = stream.member = system.member(name)
+                if not local:
+                    system.check_leader(member)
+                await self._step(stream, member, sink)
+            raise Refused("its client closed the stream of watches")
+        finally:
+            del self.streams[number]
+
+    async def _step(self, stream: Stream, member: Member, sink: WatchSink) -> None:
+        await sink.room(WAITING_BYTES_MAX)
+        state = machine_of(member).state
+        stream.stirred = False
+        self._greet(stream, state.revision, sink)
+        at = stream.tracks.lowest()
+        if at is not None and at <= state.compacted:
+            gone = stream.tracks.drop(at)
+            sink.push({"kind": "compacted", "watches": gone, "compacted": state.compacted}, ())
+            return
+        if at is None or at > state.revision:
+            woken = False
+            with trio.move_on_after(ALIVE_S):
+                await self.system.wait(member, lambda: stream.stirred or _newer(member, at))
+                woken = True
+            if not woken:
+                sink.push({"kind": "alive", "next": 0 if at is None else at, "revision": state.revision}, ())
+            return
+        above = stream.tracks.above(at)
+        end = min(state.revision + 1, at + SCAN_REVISIONS, above if above is not None else at + SCAN_REVISIONS)
+        found = collect(stream.tracks.tracks[at], _revisions(state.history, at, end), at)
+        stream.tracks.move(at, found.next)
+        if found.revisions:
+            low = stream.tracks.lowest() or 0
+            sink.push(*await filled(self.system, member, found, {"kind": "events", "low": low}))
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def _greet(self, stream: Stream, revision: int, sink: WatchSink) -> None:
+        fresh, stream.fresh = stream.fresh, []
+        tracks = stream.tracks
+        places = {id(track): at for at, track in tracks.tracks.items()} if fresh else {}
+        rows = [(one, places[id(tracks.place[one])]) for one in fresh if one in tracks.place]
+        if rows:
+            sink.push({"kind": "created", "watches": rows, "revision": revision}, ())
+
+
+def _newer(member: Member, at: int | None) -> bool:
+    machine = member.machine
+    return at is not None and isinstance(machine, KV) and machine.state.revision >= at
+
+
+def machine_of(member: Member) -> KV:
+    """The member's machine, if it is a KV. Raises `BadRequest`, `GroupStopped`."""
+    member.check_running()
+    if not isinstance(member.machine, KV):
+        raise BadRequest(f"group {member.spec.name!r} is a {member.spec.machine}, not a KV")
+    return member.machine
+
+
+def _revisions(history: History, start: int, end: int) -> Iterator[tuple[int, Events]]:
+    return ((revision, history.at(revision)) for revision in range(start, end))
+
+
+async def filled(
+    system: System, member: Member, found: Found, header: dict[str, Any]
+) -> tuple[dict[str, Any], list[Buffer]]:
+    """Events as they travel, with the payloads that fit."""
+    taken: list[tuple[int, int]] = []
+    size = 0
+    for place, length in found.payloads.items():
+        size += length
+        if size > PAYLOAD_BYTES_MAX and taken:
+            break
+        taken.append(place)
+    bodies = await read(system, member, taken) if taken and member.resolves else {}
+    header |= {
+        "revisions": found.revisions,
+        "next": found.next,
+        "places": [(*place, len(body)) for place, body in bodies.items()],
+    }
+    return header, list(bodies.values())
+
+
+async def events(
+    system: System, member: Member, watch: Watch, start: int, wait_s: float
+) -> tuple[dict[str, Any], list[Buffer]]:
+    """What one watch sees from revision `start` on, for who asks again and again; waits for something to see."""
+    track = Track()
+    track.add(watch)
+    at = start or machine_of(member).state.revision + 1
+    with trio.move_on_after(wait_s):
+        while True:
+            state = machine_of(member).state
+            if at <= state.compacted:
+                return {"kind": "compacted", "compacted": state.compacted}, []
+            found = collect(track, _revisions(state.history, at, min(state.revision + 1, at + SCAN_REVISIONS)), at)
+            if found.revisions:
+                return await filled(system, member, found, {"kind": "events"})
+            at = found.next
+            if at > state.revision:
+                await _until_newer(system, member, at)
+            else:
+                await trio.lowlevel.checkpoint()
+    return {"kind": "events", "revisions": [], "next": at, "places": []}, []
+
+
+async def _until_newer(system: System, member: Member, at: int) -> None:
+    await system.wait(member, lambda: _newer(member, at))

@@ -1,0 +1,337 @@
+"""The KV machine, operation by operation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from logyard.machines import kv as kv_module
+from logyard.machines.kv import KV
+from logyard.machines.kv_command import (
+    BY_MOD,
+    COMPACT,
+    COUNT_ONLY,
+    DELETE,
+    DESCENDING,
+    DIFFERENT,
+    EQUAL,
+    GRANT,
+    GREATER,
+    KEEP,
+    KEEP_LEASE,
+    KEYS_ONLY,
+    LESS,
+    OF_CREATE,
+    OF_LEASE,
+    OF_MOD,
+    OF_VALUE,
+    OF_VERSION,
+    PREVIOUS,
+    PUT,
+    RANGE,
+    REVOKE,
+    TIME_TO_LIVE,
+    TXN,
+)
+from logyard.machines.kv_digest import digest
+
+from .kv_driver import Driver
+
+
+def test_put_get_and_delete_count_revisions_and_versions() -> None:
+    driver = Driver()
+    assert driver.put(b"a", b"1") == [0, 2, None]
+    assert driver.put(b"a", b"2", flags=PREVIOUS) == [0, 3, [b"a", 2, 2, 1, 0, b"1"]]
+    assert driver.put(b"b", b"") == [0, 4, None]
+    assert driver.rows() == [[b"a", 2, 3, 2, 0, b"2"], [b"b", 4, 4, 1, 0, b""]], "an empty value is a value"
+    assert driver.do(DELETE, b"a", b"", PREVIOUS) == [0, 5, 1, [[b"a", 2, 3, 2, 0, b"2"]]]
+    assert driver.do(DELETE, b"a", b"", 0) == [0, 5, 0, []], "nothing was there: no new revision"
+    assert driver.rows(b"a", b"") == []
+    assert driver.put(b"a", b"again") == [0, 6, None]
+    assert driver.rows(b"a", b"") == [[b"a", 6, 6, 1, 0, b"again"]], "a new life begins with version 1"
+    driver.check()
+
+
+def test_ranges_limits_order_counts_and_older_revisions() -> None:
+    driver = Driver()
+    for key in (b"c", b"a", b"b", b"d"):
+        driver.put(key, key)
+    driver.do(DELETE, b"b", b"", 0)
+    driver.put(b"a", b"new")
+    keys = [row[0] for row in driver.rows(b"a", b"d")]
+    assert keys == [b"a", b"c"]
+    assert [row[0] for row in driver.rows(b"b", b"\0")] == [b"c", b"d"]
+    assert driver.ask(RANGE, b"\0", b"\0", 0, 2)[2:] == [driver.rows()[:2], True, 3]
+    assert driver.ask(RANGE, b"\0", b"\0", 0, 0, COUNT_ONLY)[2:] == [[], False, 3]
+    assert driver.ask(RANGE, b"\0", b"\0", 5, 0, COUNT_ONLY)[4] == 4
+    assert [row[0] for row in driver.ask(RANGE, b"\0", b"\0", 0, 0, 0, BY_MOD, DESCENDING)[2]] == [b"a", b"d", b"c"]
+    assert [row[0] for row in driver.ask(RANGE, b"\0", b"\0", 0, 1, 0, 0, DESCENDING)[2]] == [b"d"]
+    assert driver.rows(b"a", b"d", 5) == [[b"a", 3, 3, 1, 0, b"a"], [b"b", 4, 4, 1, 0, b"b"], [b"c", 2, 2, 1, 0, b"c"]]
+    assert driver.rows(b"\0", b"\0", 2) == [[b"c", 2, 2, 1, 0, b"c"]]
+    assert driver.ask(RANGE, b"a", b"", 0, 0, KEYS_ONLY)[2] == [[b"a", 3, 7, 2, 0, b""]]
+    assert driver.ask(RANGE, b"\0", b"\0", 0, 0, 0, 0, 0, 0, [6, 0, 0, 0])[2] == [[b"a", 3, 7, 2, 0, b"new"]]
+    assert driver.ask(RANGE, b"\0", b"\0", 0, 0, 0, 0, 0, 0, [0, 0, 3, 4])[4] == 1
+    assert driver.ask(RANGE, b"a", b"", 99)[:2] == [1, "future_revision"]
+
+
+def test_an_answer_is_bounded_by_bytes_with_at_least_one_row() -> None:
+    driver = Driver()
+    for number in range(5):
+        driver.put(b"k%d" % number, b"x" * 1000)
+    _, _, rows, more, count = driver.ask(RANGE, b"k", b"l", 0, 0, 0, 0, 0, 2500)
+    assert (len(rows), more, count) == (2, True, 5)
+    _, _, rows, more, _ = driver.ask(RANGE, b"k", b"l", 0, 0, 0, 0, 0, 1)
+    assert (len(rows), more) == (1, True)
+
+
+def test_transactions_are_atomic_and_see_their_own_writes() -> None:
+    driver = Driver()
+    driver.put(b"a", b"1")
+    reply = driver.do(
+        TXN,
+        [[b"a", b"", OF_VALUE, EQUAL, b"1"], [b"new", b"", OF_VERSION, EQUAL, 0]],
+        [[PUT, b"new", b"n", 0, 0], [DELETE, b"a", b"", PREVIOUS], [RANGE, b"\0", b"\0"]],
+        [[PUT, b"never", b"", 0, 0]],
+    )
+    assert reply == [
+        0, 3, True,
+        [[PUT, None], [DELETE, 1, [[b"a", 2, 2, 1, 0, b"1"]]], [RANGE, [[b"new", 3, 3, 1, 0, b"n"]], False, 1]],
+    ]  # fmt: skip
+    refused = driver.do(TXN, [], [[PUT, b"x", b"", 0, 0], [PUT, b"y", b"", 99, 0]], [])
+    assert refused[:2] == [1, "lease_not_found"]
+    assert driver.rows(b"x", b"z") == [] and driver.machine.state.revision == 3, "nothing of it happened"
+    assert driver.do(TXN, [], [[PUT, b"x", b"", 0, 0], [PUT, b"x", b"", 0, 0]], [])[1] == "duplicate_key"
+    assert driver.do(TXN, [], [[PUT, b"x", b"", 0, 0], [DELETE, b"a", b"z", 0]], [])[1] == "duplicate_key"
+    nested = driver.do(
+        TXN, [], [[TXN, [[b"new", b"", OF_CREATE, EQUAL, 3]], [[PUT, b"in", b"", 0, 0]], []], [RANGE, b"in", b""]], []
+    )
+    assert nested == [0, 4, True, [[TXN, True, [[PUT, None]]], [RANGE, [[b"in", 4, 4, 1, 0, b""]], False, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("compare", "true"),
+    [
+        ([b"a", b"", OF_VERSION, EQUAL, 2], True),
+        ([b"a", b"", OF_VERSION, GREATER, 2], False),
+        ([b"a", b"", OF_MOD, LESS, 4], True),
+        ([b"a", b"", OF_CREATE, DIFFERENT, 2], False),
+        ([b"a", b"", OF_LEASE, EQUAL, 0], True),
+        ([b"a", b"", OF_VALUE, GREATER, b"1"], True),
+        ([b"a", b"", OF_VALUE, EQUAL, b""], False),
+        ([b"none", b"", OF_VALUE, EQUAL, b""], False),
+        ([b"none", b"", OF_MOD, EQUAL, 0], True),
+        ([b"a", b"c", OF_VERSION, GREATER, 0], True),
+        ([b"a", b"c", OF_VERSION, GREATER, 1], False),
+        ([b"x", b"z", OF_VERSION, GREATER, 0], False),
+    ],
+)
+def test_compares(compare: list[object], true: bool) -> None:
+    driver = Driver()
+    driver.put(b"a", b"1")
+    driver.put(b"a", b"2")
+    driver.put(b"b", b"2")
+    assert driver.do(TXN, [compare], [], [])[2] is true
+
+
+def test_large_values_are_payloads_that_die_when_nobody_can_read_them() -> None:
+    driver = Driver()
+    first = driver.put_payload(b"a", b"x" * 5000)
+    assert driver.live == {(1, 0)} and first == [0, 2, None]
+    driver.put_payload(b"a", b"y" * 5000)
+    driver.put_payload(b"b", b"z")
+    assert driver.rows() == [[b"a", 2, 3, 2, 0, [2, 0, 5000]], [b"b", 4, 4, 1, 0, [3, 0, 1]]]
+    assert driver.rows(revision=2) == [[b"a", 2, 2, 1, 0, [1, 0, 5000]]]
+    driver.do(DELETE, b"b", b"", 0)
+    assert driver.live == {(1, 0), (2, 0), (3, 0)}, "the history can still read them"
+    driver.do(COMPACT, 4)
+    assert driver.live == {(2, 0), (3, 0)}
+    driver.do(COMPACT, 5)
+    assert driver.live == {(2, 0)}
+    driver.check()
+    assert driver.do(TXN, [[b"a", b"", OF_VALUE, EQUAL, b"y" * 5000]], [], [])[2] is True
+    assert driver.do(TXN, [[b"a", b"", OF_VALUE, EQUAL, [5000, digest(b"y" * 5000)]]], [], [])[2] is True
+    assert driver.do(TXN, [[b"a", b"", OF_VALUE, DIFFERENT, b"y"]], [], [])[2] is True
+    assert driver.do(TXN, [[b"a", b"", OF_VALUE, LESS, b"y"]], [], [])[1] == "value_is_payload"
+
+
+def test_payloads_of_what_is_refused_or_not_chosen_are_released_with_their_entry() -> None:
+    driver = Driver()
+    sent = [0, 3, digest(b"abc")]
+    driver.do(TXN, [[b"k", b"", OF_VERSION, GREATER, 0]], [[PUT, b"k", sent, 0, 0]], [[PUT, b"l", b"in", 0, 0]])
+    assert driver.live == set()
+    assert driver.do(PUT, b"k", sent, 77, 0)[1] == "lease_not_found"
+    assert driver.do(PUT, b"k", [1, 3, digest(b"abc")], 0, 0)[1] == "bad_request", "there is no second record"
+    twice = driver.do(TXN, [], [[PUT, b"k", sent, 0, 0], [PUT, b"l", sent, 0, 0]], [])
+    assert twice[1] == "bad_request" and driver.live == set()
+    driver.do(TXN, [], [[PUT, b"k", [2, 3, digest(b"abc")], 0, 0], [PUT, b"l", sent, 0, 0]], [], records=4)
+    assert driver.live == {(driver.index, 0), (driver.index, 2)}
+    driver.check()
+
+
+def test_a_value_that_is_kept_keeps_its_payload() -> None:
+    driver = Driver(KV(history=0))
+    driver.put_payload(b"a", b"large")
+    driver.do(PUT, b"a", None, 0, 0)
+    driver.do(PUT, b"a", None, 0, 0)
+    assert driver.live == {(1, 0)} and driver.rows() == [[b"a", 2, 4, 3, 0, [1, 0, 5]]]
+    driver.check()
+    driver.put(b"a", b"small")
+    assert driver.live == set()
+    assert driver.do(PUT, b"none", None, 0, 0)[1] == "key_not_found"
+
+
+def test_a_frame_of_many_operations_is_answered_in_order() -> None:
+    driver = Driver(KV(history=0))
+    ops = [msgpack.packb([PUT, b"k%d" % number, b"v", 0, 0]) for number in range(3)]
+    large = msgpack.packb([TXN, [], [[PUT, b"l", [2, 1, digest(b"l")], 0, 0]], []])
+    same = msgpack.packb([PUT, b"l", [0, 1, digest(b"m")], 0, 0])
+    one, two = driver.entry([(ops[0], 1), (large, 3), (ops[1], 1)], [(ops[2], 1), (same, 1)])
+    assert one == [[0, 2, None], [0, 3, True, [[PUT, None]]], [0, 4, None]] and two == [[0, 5, None], [0, 6, None]]
+    assert driver.live == {(1, 6)}, "what one entry writes and overwrites is released once"
+    driver.check()
+
+
+def test_compaction_refuses_what_it_dropped_and_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_module, "PURGE_REVISIONS", 7)
+    monkeypatch.setattr(kv_module, "PURGE_FACTOR", 0)
+    driver = Driver()
+    for number in range(50):
+        driver.put_payload(b"k%d" % (number % 5), b"%d" % number)
+    assert driver.do(COMPACT, 41) == [0, 51]
+    assert driver.machine.state.history.first == 42 and not driver.machine.state.purgeable
+    assert len(driver.live) == 15
+    driver.check()
+    reply = driver.ask(RANGE, b"k0", b"", 40)
+    assert reply[:2] == [1, "compacted"] and reply[3] == {"compacted": 41}
+    assert [row[5][0] for row in driver.rows(revision=41)] == [36, 37, 38, 39, 40]
+    assert driver.do(COMPACT, 41)[1] == "compacted" and driver.do(COMPACT, 52)[1] == "future_revision"
+
+
+def test_history_is_bounded_by_revisions_and_by_bytes() -> None:
+    by_count = Driver(KV(history=10))
+    by_bytes = Driver(KV(history_bytes=100_000))
+    for number in range(40):
+        by_count.put_payload(b"a", b"%d" % number)
+        by_bytes.put_payload(b"a", b"%d" % number * 6000)
+    assert by_count.machine.state.compacted == 31 and len(by_count.live) == 11
+    assert by_bytes.machine.state.history.size <= 100_000 and len(by_bytes.live) < 12
+    for driver in (by_count, by_bytes):
+        driver.check()
+        assert driver.ask(RANGE, b"a", b"", 3)[:2] == [1, "compacted"]
+
+
+def test_leases_take_their_keys_along_and_are_kept_alive() -> None:
+    driver = Driver()
+    assert driver.do(GRANT, 5000, 0) == [0, 1, 1, 5000]
+    assert driver.do(GRANT, 9000, 42) == [0, 1, 42, 9000]
+    assert driver.do(GRANT, 9000, 42)[1] == "lease_exists"
+    driver.put(b"a", b"", lease=1)
+    driver.put_payload(b"b", b"body", lease=1)
+    driver.put(b"c", b"", lease=42)
+    assert driver.ask(TIME_TO_LIVE, 1, True)[2:] == [5000, 5000, [b"a", b"b"]]
+    driver.put(b"a", b"moved", lease=42)
+    driver.put(b"c", b"stays", flags=KEEP_LEASE)
+    driver.pass_time(4000)
+    assert driver.do(KEEP, 1) == [0, 6, 5000]
+    driver.pass_time(4000)
+    assert len(driver.rows()) == 3
+    driver.pass_time(1001)
+    assert [row[0] for row in driver.rows()] == [], "42 ended after 9 s, 1 after 4 + 5"
+    assert driver.machine.state.revision == 8, "each lease's end is one revision"
+    assert driver.do(KEEP, 1)[1] == "lease_not_found"
+    assert driver.do(GRANT, 1000, 0)[2] == 43, "a number is not used twice"
+    driver.put(b"d", b"", lease=43)
+    assert driver.do(REVOKE, 43) == [0, 10, 1] and driver.rows() == [] and not driver.timers
+    driver.do(COMPACT, 10)
+    driver.check()
+    assert driver.live == set()
+
+
+def test_a_new_leader_gives_every_lease_all_of_its_time() -> None:
+    driver = Driver()
+    driver.do(GRANT, 5000, 1)
+    driver.put(b"a", b"", lease=1)
+    driver.now += 4900
+    driver.term = 2
+    driver.pass_time(200)
+    assert [row[0] for row in driver.rows()] == [b"a"]
+    driver.pass_time(4700)
+    assert [row[0] for row in driver.rows()] == [b"a"]
+    driver.pass_time(300)
+    assert driver.rows() == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\xc1", b"\x00", msgpack.packb([]), msgpack.packb([99]), msgpack.packb([PUT, b"k", b"v", 0]),
+        msgpack.packb([PUT, "k", b"v", 0, 0]), msgpack.packb([PUT, b"", b"v", 0, 0]),
+        msgpack.packb([PUT, b"k", b"v", -1, 0]), msgpack.packb([PUT, b"k", 1.5, 0, 0]),
+        msgpack.packb([PUT, b"k", [True, 1, bytes(16)], 0, 0]), msgpack.packb([PUT, b"k", b"v" * 70_000, 0, 0]),
+        msgpack.packb([DELETE, b"k", None, 0]), msgpack.packb([TXN, [], [[COMPACT, 1]], []]),
+        msgpack.packb([TXN, [[b"k", b"", 9, 0, 0]], [], []]),
+        msgpack.packb([TXN, [[b"k", b"", OF_VALUE, 0, 7]], [], []]),
+        msgpack.packb([GRANT, 1]), msgpack.packb([KEEP, "x"]), b"\x91" * 2000, msgpack.packb({1: 2}),
+    ],
+)  # fmt: skip
+def test_what_is_no_command_is_refused_and_changes_nothing(data: bytes) -> None:
+    driver = Driver()
+    driver.put(b"a", b"")
+    ((reply,),) = driver.entry([(data, 1)])
+    assert reply[:2] == [1, "bad_request"]
+    assert driver.machine.state.revision == 2 and driver.live == set()
+
+
+SCRIPT = """
+import hashlib, json, sys
+sys.path.insert(0, {root!r})
+from tests.machines.kv_driver import Driver
+from tests.machines.test_kv import story
+driver = story(Driver())
+sections = driver.machine.snapshot()
+print(json.dumps([sorted(driver.live), {{name: hashlib.sha256(data).hexdigest() for name, data in sections.items()}},
+                  driver.timers]))
+"""
+
+
+def story(driver: Driver) -> Driver:
+    """A bit of everything."""
+    for number in range(30):
+        driver.do(GRANT, 1000 + 100 * number, 0)
+        for key in (b"x%d", b"y%d", b"z%d"):
+            driver.put_payload(key % number, b"%d" % number, lease=1 + number)
+            driver.put(key % (number % 7), b"%d" % number)
+    driver.pass_time(2500)
+    driver.do(COMPACT, 60)
+    return driver
+
+
+def test_processes_with_other_hash_seeds_come_to_the_same() -> None:
+    root = str(Path(__file__).parents[2])
+    found = []
+    for seed in ("1", "2"):
+        ran = subprocess.run(
+            [sys.executable, "-c", SCRIPT.format(root=root)],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        found.append(json.loads(ran.stdout))
+    assert found[0] == found[1] and found[0][0]
+
+
+def test_a_captured_state_does_not_change() -> None:
+    driver = story(Driver())
+    frozen = driver.machine.freeze()
+    before = driver.machine.snapshot()
+    driver.put(b"later", b"")
+    driver.do(DELETE, b"x", b"z", 0)
+    driver.do(COMPACT, driver.machine.state.revision)
+    driver.pass_time(5000)
+    assert frozen.sections() == before
+    assert driver.machine.snapshot() != before

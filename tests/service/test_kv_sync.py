@@ -1,0 +1,110 @@
+"""The blocking KV client and the command line, against real engines."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner
+
+from logyard.client import errors
+from logyard.client.kv_wire import Changes, Compacted, Compare, Event, Get, Put
+from logyard.client.sync import connect_sync
+from logyard.service import kv_watch
+from logyard.service.cli import cli
+from logyard.service.cli_kv import printable
+
+from .test_kv import served
+
+
+async def test_the_blocking_client_has_the_same_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_watch, "PAYLOAD_BYTES_MAX", 10_000)
+
+    def blocking(servers: list[str]) -> None:
+        with connect_sync(servers) as yard:
+            kv = yard.kv("kv")
+            large = b"L" * 70_000
+            lease = kv.grant(60)
+            assert kv.put(b"a", b"1", lease=lease.id).revision == 2
+            done = kv.put(b"a", large, previous=True, keep_lease=True)
+            assert done.previous is not None and done.previous.value == b"1"
+            found = kv.get(b"a")
+            assert found is not None and found.value == large and found.lease == lease.id and found.version == 2
+            older = kv.get(b"a", revision=2)
+            assert older is not None and older.value == b"1" and kv.get(b"none") is None
+            both = kv.txn([Compare(b"a", "value", "=", large)], [Put(b"b", large), Put(b"c", large), Get(b"a", b"c")])
+            assert both.succeeded and [one.value for one in both.results[2].kvs] == [large, large]  # type: ignore[union-attr]
+            assert kv.count(prefix=True) == 3 and [one.key for one in kv.range(b"b", b"\0").kvs] == [b"b", b"c"]
+            assert kv.keep_alive(lease.id) == 60 and kv.leases() == (lease.id,)
+            assert kv.time_to_live(lease.id, keys=True).keys == (b"a",)
+            changes = kv.watch(prefix=True, start=2)
+            assert next(changes).events[0].key == b"a"
+            assert next(changes).revision == 3
+            whole = next(changes)
+            assert [event.kv.value for event in whole.events if event.kv] == [large, large], "too much for one answer"
+            now = kv.watch(b"a")
+            assert kv.revoke(lease.id) == 1
+            assert next(now) == Changes(5, (Event(b"a", None),))
+            assert kv.delete(b"", prefix=True, previous=True).deleted == 2
+            kv.compact(5)
+            with pytest.raises(Compacted) as gone:
+                next(kv.watch(b"a", start=5))
+            assert gone.value.revision == 5 == kv.status()["compacted"]
+            with pytest.raises(errors.LogyardError) as refused:
+                kv.put(b"x", b"", lease=lease.id)
+            assert refused.value.code == "lease_not_found"
+
+    async with served(tmp_path) as (_, doors, _):
+        await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
+
+
+async def test_the_verbs_of_the_command_line(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, doors, _):
+        servers = ",".join(doors.addresses.values())
+
+        def run(*words: str, text: str | bytes | None = None, code: int = 0) -> str:
+            done = CliRunner().invoke(cli, ["kv", *words, "--servers", servers], input=text)
+            assert done.exit_code == code, done.output
+            return done.stdout
+
+        async def ask(*words: str, text: str | None = None, code: int = 0) -> str:
+            return await trio.to_thread.run_sync(partial(run, *words, text=text, code=code))
+
+        async def ask_json(*words: str, text: str | None = None, code: int = 0) -> Any:
+            return json.loads(await ask(*words, "--json", text=text, code=code))
+
+        assert (await ask("create", "settings", "--history", "50")).strip() == "created settings"
+        assert (await ask("put", "settings", "color", "blue\tand\nred")).strip() == "2"
+        assert await ask("get", "settings", "color") == "color\t2\tblue\\tand\\nred\n"
+        assert await ask("get", "settings", "color", "--raw") == "blue\tand\nred"
+        assert (await ask_json("get", "settings", "none", code=1))["keys"] == []
+        logo = tmp_path / "logo"
+        logo.write_bytes(bytes(range(256)) * 20)
+        shown = await ask_json("put", "settings", "color", "--file", str(logo), "--previous")
+        assert shown["previous"]["value"] == "blue\tand\nred"
+        assert "value_base64" in (await ask_json("get", "settings", "", "--prefix"))["keys"][0]
+        assert (await ask("put", "settings", "empty", text="")).strip() == "4"
+        assert await ask("get", "settings", "empty") == "empty\t4\t\n"
+        asked = {"compare": [["empty", "value", "=", ""]], "then": [["put", "a", "1"], ["get", "a"], ["delete", "b"]]}
+        assert await ask("txn", "settings", text=json.dumps(asked)) == "then\t5\na\t5\t1\n"
+        done = await ask_json("txn", "settings", text=json.dumps({"compare": [["a", "version", ">", 5]], "then": []}))
+        assert done["succeeded"] is False and done["results"] == []
+        await ask("txn", "settings", text='{"then": [["jump"]]}', code=2)
+        assert (await ask("del", "settings", "a")).strip() == "1"
+        lines = (await ask("watch", "settings", "", "--prefix", "--from", "4", "--count", "3")).splitlines()
+        assert lines == ["4\tput\tempty\t", "5\tput\ta\t1", "6\tdelete\ta\t"]
+        events = (await ask_json("watch", "settings", "a", "--from", "5", "--count", "2"))["events"]
+        assert [event["type"] for event in events] == ["put", "delete"] and events[0]["value"] == "1"
+        await ask("watch", "settings", "a", "--json", code=2)
+        await ask("compact", "settings", "6")
+        assert (await ask_json("status", "settings"))["compacted"] == 6
+        assert (await ask_json("get", "settings", "a", "--revision", "2", code=1))["error"]["code"] == "compacted"
+
+
+def test_bytes_as_one_field_of_a_line() -> None:
+    assert printable(b"a\tb\nc") == "a\\tb\\nc" and printable(b"") == "" and printable(b"a\\b") == "a\\\\b"
+    assert printable(b"\xff\x00\t") == "\\xff\\x00\\t"

@@ -1,0 +1,252 @@
+"""Watches over real engines: in order, without a gap, none twice, whatever happens to leaders and slow readers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from logyard.client import kv_watch as client_watch
+from logyard.client.kv import KV
+from logyard.client.kv_wire import Changes, Compacted, Compare, Delete, Event, KeyValue, Put
+from logyard.machines.kv_history import Version
+from logyard.service import kv_watch
+from logyard.service.kv_tracks import NO_DELETE, Track, Tracks, Watch, collect, prefix_end
+from tests.engine.host.cluster import until
+
+from .test_kv import machine, served
+
+
+async def following(watch: client_watch.Watch, count: int) -> list[Changes]:
+    found: list[Changes] = []
+    with trio.fail_after(20):
+        async for changes in watch:
+            found.append(changes)
+            if len(found) == count:
+                break
+    return found
+
+
+def seen(some: list[Changes]) -> list[tuple[int, list[tuple[bytes, bytes | None]]]]:
+    return [
+        (one.revision, [(event.key, None if event.kv is None else event.kv.value) for event in one.events])
+        for one in some
+    ]
+
+
+async def test_a_watch_sees_whole_revisions_from_where_it_begins(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        large = b"L" * 70_000
+        await kv.put(b"a/1", b"one")
+        await kv.put(b"b", b"other")
+        await kv.txn([], [Put(b"a/2", large), Put(b"c", b""), Put(b"a/3", b"three")])
+        async with kv.watch(b"a/", prefix=True, start=2, previous=True) as past, kv.watch(b"a/1") as now:
+            assert await now.created() == 5
+            assert seen(await following(past, 2)) == [
+                (2, [(b"a/1", b"one")]), (4, [(b"a/2", large), (b"a/3", b"three")])
+            ]  # fmt: skip
+            await kv.delete(b"a/", prefix=True)
+            await kv.put(b"a/1", b"again")
+            deleted, again = await following(past, 2)
+            assert seen([deleted, again]) == [
+                (5, [(b"a/1", None), (b"a/2", None), (b"a/3", None)]), (6, [(b"a/1", b"again")])
+            ]  # fmt: skip
+            assert [event.previous.value for event in deleted.events if event.previous] == [b"one", large, b"three"]
+            assert again.events[0].previous is None
+            assert seen(await following(now, 2)) == [(5, [(b"a/1", None)]), (6, [(b"a/1", b"again")])]
+
+
+async def test_filters_keys_and_progress(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        async with (
+            kv.watch(b"k", deletes=False, values=False) as puts,
+            kv.watch(b"k", puts=False) as deletes,
+            kv.watch(b"elsewhere", progress=True) as quiet,
+        ):
+            for watch in (puts, deletes, quiet):
+                await watch.created()
+            await kv.put(b"k", b"v" * 5000)
+            await kv.delete(b"k")
+            assert seen(await following(puts, 1)) == [(2, [(b"k", b"")])]
+            assert seen(await following(deletes, 1)) == [(3, [(b"k", None)])]
+            with trio.fail_after(20):
+                while (await anext(quiet)).revision < 3:
+                    pass
+
+
+async def test_a_compacted_start_says_from_where_on_there_is_history(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        for number in range(6):
+            await kv.put(b"k", b"%d" % number)
+        await kv.compact(4)
+        async with kv.watch(b"k", start=3) as late:
+            with trio.fail_after(20), pytest.raises(Compacted) as gone:
+                await anext(late)
+            assert gone.value.revision == 4
+        async with kv.watch(b"k", start=gone.value.revision + 1) as enough:
+            assert [one.revision for one in await following(enough, 3)] == [5, 6, 7]
+
+
+async def test_many_watches_go_on_at_the_next_leader_without_a_gap(tmp_path: Path) -> None:
+    async with served(tmp_path, 3) as (run, doors, yard):
+        kv = yard.kv("kv")
+        keys = [b"k%03d" % number for number in range(300)]
+        found: dict[int, list[Changes]] = {}
+        ready = 0
+
+        async def watch(number: int, key: bytes, prefix: bool) -> None:
+            nonlocal ready
+            async with kv.watch(key, prefix=prefix) as changes:
+                await changes.created()
+                ready += 1
+                found[number] = await following(changes, 6 if not prefix else 60)
+
+        async def write(some: int) -> None:
+            async with trio.open_nursery() as nursery:
+                for key in keys:
+                    nursery.start_soon(kv.put, key, b"%d" % some * (2000 if some % 2 else 1))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(900):
+                nursery.start_soon(watch, number, keys[number % 300], False)
+            for number in range(900, 1000):
+                nursery.start_soon(watch, number, b"k%02d" % (number % 30), True)
+            await until(lambda: ready == 1000, "all watches are there")
+            await write(0)
+            first = await run.leader("kv")
+            await run.lead(1 + first % 3, "kv")
+            await write(1)
+            await write(2)
+            second = await run.leader("kv")
+            await doors.crash(second)
+            await write(3)
+            await write(4)
+            await doors.start(second)
+            await write(5)
+        values = [b"%d" % some * (2000 if some % 2 else 1) for some in range(6)]
+        for number, some in found.items():
+            events = [event for changes in some for event in changes.events]
+            revisions = [changes.revision for changes in some]
+            assert revisions == sorted(set(revisions)), "in order, none twice"
+            for key in {event.key for event in events}:
+                assert [event.kv.value for event in events if event.key == key and event.kv] == values, number
+
+
+async def test_a_slow_reader_keeps_little_and_misses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_watch, "BUFFER_BYTES", 20_000)
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        async with kv.watch(b"k") as slow, kv.watch(b"k") as quick:
+            await slow.created()
+            await quick.created()
+            for number in range(50):
+                await kv.put(b"k", b"%d" % number * 3000)
+                assert [one.revision for one in await following(quick, 1)] == [2 + number]
+            assert slow.paused
+            assert [one.revision for one in await following(slow, 50)] == list(range(2, 52))
+
+
+async def test_one_revision_that_is_too_much_for_a_push_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_watch, "PAYLOAD_BYTES_MAX", 10_000)
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        async with kv.watch(b"", prefix=True) as changes:
+            await changes.created()
+            await kv.txn([], [Put(b"k%d" % number, b"%d" % number * 6000) for number in range(9)])
+            await kv.put(b"next", b"small")
+            whole, after = await following(changes, 2)
+            assert seen([whole]) == [(2, [(b"k%d" % number, b"%d" % number * 6000) for number in range(9)])]
+            assert seen([after]) == [(3, [(b"next", b"small")])]
+
+
+async def test_a_stream_ends_with_its_last_watch(tmp_path: Path) -> None:
+    async with served(tmp_path) as (run, _, yard):
+        kv = yard.kv("kv")
+        streams = run.nodes[1].kv._watches.streams  # type: ignore[attr-defined]
+        async with kv.watch(b"k") as one:
+            await one.created()
+            assert len(streams) == 1
+        await until(lambda: not streams, "the server has forgotten it")
+        async with kv.watch(b"k") as other:
+            await other.created()
+            await kv.put(b"k", b"")
+            assert len(await following(other, 1)) == 1
+
+
+async def test_a_follower_serves_watches_of_those_who_ask_it(tmp_path: Path) -> None:
+    async with served(tmp_path, 3) as (run, _, yard):
+        kv = yard.kv("kv")
+        follower = 1 + (await run.leader("kv")) % 3
+        async with kv.watch(b"k", node=follower) as changes:
+            await changes.created()
+            await kv.put(b"k", b"v" * 2000)
+            assert seen(await following(changes, 1)) == [(2, [(b"k", b"v" * 2000)])]
+
+
+async def test_a_change_and_its_condition(tmp_path: Path) -> None:
+    async with served(tmp_path) as (run, _, yard):
+        kv: KV = yard.kv("kv")
+        async with kv.watch(b"", prefix=True) as changes:
+            await changes.created()
+            await kv.txn([Compare(b"lock", "version", "=", 0)], [Put(b"lock", b"me")])
+            await kv.txn([Compare(b"lock", "version", "=", 0)], [Put(b"lock", b"you")], [Delete(b"lock")])
+            assert await following(changes, 2) == [
+                Changes(2, (Event(b"lock", await kv_at(kv, 2)),)), Changes(3, (Event(b"lock", None),))
+            ]  # fmt: skip
+        assert machine(run, 1).state.revision == 3
+
+
+async def kv_at(kv: KV, revision: int) -> KeyValue | None:
+    return await kv.get(b"lock", revision=revision)
+
+
+# Which watch sees what
+
+
+def version(key: bytes, revision: int, value: bytes | None = b"") -> Version:
+    return key, revision, 0, revision, 1, 0, value
+
+
+def test_tracks_find_watches_by_key_prefix_and_range() -> None:
+    track = Track()
+    for number, (key, end) in enumerate(
+        [(b"a", b""), (b"a", b"b"), (b"a/", prefix_end(b"a/")), (b"a", b"a/1"), (b"\0", b"\0"), (b"b", b"\0")]
+    ):
+        track.add(Watch(number, key, end, 0))
+    assert prefix_end(b"a\xff") == b"b" and prefix_end(b"\xff\xff") == b"\0"
+    assert sorted(watch.number for watch in track.matching(b"a")) == [0, 1, 3, 4]
+    assert sorted(watch.number for watch in track.matching(b"a/1")) == [1, 2, 4]
+    assert sorted(watch.number for watch in track.matching(b"c")) == [4, 5]
+    for number in range(6):
+        track.remove(number)
+    assert not list(track.matching(b"a")) and not track.watches
+
+
+def test_tracks_meet_and_go_on_together() -> None:
+    tracks = Tracks()
+    for number, revision in ((1, 5), (2, 5), (3, 9)):
+        tracks.add(Watch(number, b"k", b"", 0), revision)
+    assert tracks.lowest() == 5 and tracks.above(5) == 9
+    tracks.move(5, 9)
+    assert tracks.lowest() == 9 and sorted(tracks.tracks[9].watches) == [1, 2, 3]
+    tracks.remove(2)
+    tracks.remove(2)
+    tracks.move(9, 12)
+    assert sorted(tracks.drop(12)) == [1, 3] and tracks.lowest() is None and not tracks.place
+
+
+def test_what_a_push_holds_is_bounded_by_whole_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    track = Track()
+    track.add(Watch(1, b"k", b"", NO_DELETE))
+    monkeypatch.setattr("logyard.service.kv_tracks.ROWS_MAX", 3)
+    events = [(revision, ((version(b"k", revision), None),)) for revision in range(2, 9)]
+    found = collect(track, events, 2)
+    assert [one[0] for one in found.revisions] == [2, 3, 4] and found.next == 5
+    deleted = [(2, ((version(b"k", 2, None), version(b"k", 1)),)), (3, ((version(b"x", 3), None),))]
+    assert collect(track, deleted, 2) == ([], {}, 4)
