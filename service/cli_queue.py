@@ -30,7 +30,7 @@ def queue() -> None:
     """Queues: messages wait, are delivered to one consumer each, and are gone when they are acknowledged.
 
     \b
-    Start here:
+    Example:
       logyard queue create jobs
       echo hello | logyard queue publish jobs
       logyard queue consume jobs

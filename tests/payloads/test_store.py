@@ -479,6 +479,6 @@ def test_counters_equal_a_recount_after_random_operations(tmp_path_factory: pyte
 
 def test_the_name_of_a_new_store_is_durable(tmp_path: Path) -> None:
     door = Door()
-    store = open_store(str(tmp_path / "payloads"), door=door)
+    store = open_store(tmp_path / "payloads", door=door)
     assert str(tmp_path) in door.synced
     store.close()

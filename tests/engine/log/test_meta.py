@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import lmdb
 import pytest
@@ -263,14 +264,14 @@ def test_the_names_of_new_environments_are_durable(tmp_path: Path) -> None:
     """A sync of a file does not promise its name: whoever lost it would lose every group with it."""
 
     class Watching(Disk):
-        __slots__ = ("held",)
+        held: ClassVar[dict[str, list[str]]] = {}
 
         def sync_directory(self, path: str) -> None:
             self.held[os.path.basename(path)] = os.listdir(path)
             super().sync_directory(path)
 
     disk = Watching()
-    disk.held = {}
+    disk.held.clear()
     store = MetaStore(disk, str(tmp_path / "meta"), 64 << 20)
     store.open("test", 1)
     assert "data.mdb" in disk.held["a"] and "data.mdb" in disk.held["b"]
