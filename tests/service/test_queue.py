@@ -112,9 +112,16 @@ async def test_killed_leaders_lose_and_double_nothing(tmp_path: Path) -> None:
             "in order, once each, for it never let go"
         )
         assert [one.body for one in found] == bodies(300) and not any(one.deliveries for one in found)
+        await queue.publish_many([(b"", b"left")] * 3)
         await run.applied("q")
-        shown = {str(machine_of(run, number).state.counts) for number in run.ids}
-        assert len(shown) == 1 and not any(list(run.member(number, "q").machine.live_refs()) for number in run.ids)
+        members = [run.member(number, "q") for number in run.ids]
+        assert len({machine_of(run, number).snapshot()["queue"] for number in run.ids}) == 1
+        last = machine_of(run, 1).state.last_index
+        assert len({member.liveness.encode_live_set(last) for member in members}) == 1, "live sets are equal"
+        for member in members:
+            (claim,) = member.machine.live_refs()
+            (live,) = member.liveness.live_ranges(last)
+            assert claim.first == live.first == (last, 0) and claim.end == (last, 3)
 
 
 async def test_what_a_killed_consumer_held_goes_to_another_in_order(tmp_path: Path) -> None:
