@@ -103,7 +103,7 @@ def _act(system: System, member: Member, index: int, effects: Sequence[Effect]) 
         elif isinstance(effect, Aux):
             _outside(member, "on_aux", effect.data)
         elif isinstance(effect, End):
-            if member.raft.role == LEADER:
+            if member.state == RUNNING and member.raft.role == LEADER:
                 system.propose(member, "delete")
         elif isinstance(effect, Checkpoint):
             system.nursery.start_soon(_checkpoint, system, member, effect.keep_log)

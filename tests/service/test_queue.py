@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from logyard.client import errors
 from logyard.client.aio import Yard, connect
 from logyard.client.queue import Consumer, Message
 from logyard.client.sync import connect_sync
+from logyard.engine.errors import NotLeader
 from logyard.machines import queue as machines
 from logyard.service import pushes
 from logyard.service.pushes import Listener
@@ -112,9 +114,16 @@ async def test_killed_leaders_lose_and_double_nothing(tmp_path: Path) -> None:
             "in order, once each, for it never let go"
         )
         assert [one.body for one in found] == bodies(300) and not any(one.deliveries for one in found)
+        await queue.publish_many([(b"", b"left")] * 3)
         await run.applied("q")
-        shown = {str(machine_of(run, number).state.counts) for number in run.ids}
-        assert len(shown) == 1 and not any(list(run.member(number, "q").machine.live_refs()) for number in run.ids)
+        members = [run.member(number, "q") for number in run.ids]
+        assert len({machine_of(run, number).snapshot()["queue"] for number in run.ids}) == 1
+        last = machine_of(run, 1).state.last_index
+        assert len({member.liveness.encode_live_set(last) for member in members}) == 1, "live sets are equal"
+        for member in members:
+            (claim,) = member.machine.live_refs()
+            (live,) = member.liveness.live_ranges(last)
+            assert claim.first == live.first == (last, 0) and claim.end == (last, 3)
 
 
 async def test_what_a_killed_consumer_held_goes_to_another_in_order(tmp_path: Path) -> None:
@@ -339,3 +348,53 @@ async def test_a_restarted_node_delivers_what_was_held(tmp_path: Path) -> None:
             await doors.start(1)
             await drain(consumer, 40, found)
         assert [one.body for one in found] == [body * 900 for body in bodies(40)]
+
+
+async def test_a_history_with_dying_consumers_and_leaders_is_total(tmp_path: Path) -> None:
+    """Everything confirmed is consumed; what was acknowledged for good never comes again."""
+    draw = random.Random(6)
+    async with served(tmp_path, 3, delivery_limit=0) as (run, doors, yard):
+        queue = yard.queue("q")
+        confirmed: set[int] = set()
+        settled: set[int] = set()
+        again: list[int] = []
+
+        async def publish() -> None:
+            for number in range(60):
+                priority = draw.choice(("normal", "high"))
+                confirmed.update(await queue.publish_many([(b"", b"%d" % number)] * 5, priority=priority))
+
+        async def consume(number: int) -> None:
+            while len(settled) < 300:
+                dies = draw.random() < 0.3
+                try:
+                    async with queue.consume(prefetch=draw.randint(1, 20), priority=number % 2) as consumer:
+                        for _ in range(draw.randint(5, 40)):
+                            message = await consumer.get(0.05)
+                            if message is None:
+                                break
+                            again.extend({message.id} & settled)
+                            if draw.random() < 0.1:
+                                await consumer.nack(message)
+                            else:
+                                await consumer.ack(message)
+                                settled.add(message.id)
+                        if dies:
+                            await run.nodes[await run.leader("q")].close_session("q", consumer.id)
+                except (errors.SessionExpired, errors.NotLeader, NotLeader):
+                    continue
+
+        with trio.fail_after(50):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(publish)
+                for number in range(4):
+                    nursery.start_soon(consume, number)
+                for seen in (60, 180):
+                    await until(lambda seen=seen: len(settled) > seen, "they work")
+                    leader = await run.leader("q")
+                    await doors.crash(leader)
+                    await run.leader("q")
+                    await doors.start(leader)
+        assert confirmed == settled == set(range(1, 301)) and not again
+        stats = await queue.stats()
+        assert (stats["acknowledged"], stats["ready"], stats["unacked"], stats["dead"]) == (300, 0, 0, 0)
