@@ -175,9 +175,11 @@ class KV:
         deletes: bool = True,
         progress: bool = False,
         node: int | None = None,
+        wait: float = POLL_WAIT_S,
     ) -> Iterator[Changes]:
         """What changes, for ever, one revision after the other; `start` 0: from now (the call) on. Options as in
-        `kv.KV.watch`. Raises `Compacted` when what comes next is gone."""
+        `kv.KV.watch`; with `progress` something comes every `wait` seconds. Raises
+        `Compacted` when what comes next is gone."""
         key, end = range_of(key, end, prefix)
         flags = (
             (PREVIOUS if previous else 0)
@@ -186,15 +188,15 @@ class KV:
             | (0 if deletes else NO_DELETE)
         )
         following = start or self.status()["revision"] + 1
-        return self._watch(key, end, flags, following, progress, node)
+        return self._watch(key, end, flags, following, progress, node, min(wait, POLL_WAIT_S))
 
     def _watch(
-        self, key: bytes, end: bytes, flags: int, following: int, progress: bool, node: int | None
+        self, key: bytes, end: bytes, flags: int, following: int, progress: bool, node: int | None, wait: float
     ) -> Iterator[Changes]:
         nodes = () if node is None else (node,)
         while True:
             arguments: dict[str, object] = {
-                "name": self.name, "key": key, "end": end, "flags": flags, "start": following, "wait_s": POLL_WAIT_S,
+                "name": self.name, "key": key, "end": end, "flags": flags, "start": following, "wait_s": wait,
                 "consistency": "leader" if node is None else "local",
             }  # fmt: skip
             call: Call[Any] = Call("kv_events", arguments, plain, group=self.name, nodes=nodes, pinned=node is not None)
@@ -203,7 +205,7 @@ class KV:
             if header["kind"] == "compacted":
                 raise Compacted("what comes next is compacted", {"compacted": header["compacted"]})
             yield from self._changes(header, bodies_of(header["places"], data), node)
-            if progress and header["next"] > following and not header["revisions"]:
+            if progress and not header["revisions"]:
                 yield Changes(header["next"] - 1, ())
             following = header["next"]
 
