@@ -18,6 +18,7 @@ from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt, Gone, LogyardError, NoSpace
 from logyard.engine.log.payload_source import FileSource
 from logyard.engine.ports import SourceEntry
+from logyard.engine.ranges import union
 from logyard.engine.types import Buffer
 from logyard.payloads.checkpoints import Home
 from logyard.payloads.compaction import MigrateReport, RewriteJob, choose_rewrite
@@ -76,12 +77,12 @@ class StoreAdapter:
             return decode_live_set(live_set).liveness
 
     def missing(self, live_set: bytes, have_through: int) -> list[tuple[int, int]]:
-        """Entry ranges to ask for."""
+        """Entry ranges to ask for, rising and disjoint: of one entry several parts may live."""
         with _translated():
             wanted = decode_live_set(live_set).ranges()
         held = [PayloadRange(Position(0, 0), Position(have_through + 1, 0))]
         left = subtract(wanted, held)
-        return [(first.index, end.index if end.ordinal else end.index - 1) for first, end in left]
+        return union((first.index, end.index if end.ordinal else end.index - 1) for first, end in left)
 
     def lost(self, uid: int, first: int, last: int) -> bool:
         """Whether a failed generation took payloads of these entries that have no other home since."""

@@ -54,6 +54,21 @@ def state(version: int, more: Sequence[Frame] = ()) -> AppendLog:
     return log
 
 
+KEYED = HERE / "log-keyed.bin"
+
+
+def keyed_state() -> AppendLog:
+    """A keyed log of version 1: records that gave way, one that takes its key away, a key that came twice."""
+    log = AppendLog(keyed=True)
+    for number, keys in enumerate([[b"a", b"b", b"c"], [b"b"], [b"d", b"d"], [b"a"]]):
+        commands = [(b"\x07" if number == 3 else b"\x06") + key for key in keys]
+        region = b"".join(len(one).to_bytes(4, "little") for one in commands) + b"".join(commands)
+        one = Frame(0, 0, len(keys), len(region), 100, 0, 0, 0, region)
+        log.apply_batch(Context(UID, 7 + number, 1, 1_700_000_000_000 + number, 1, len(keys)), [one])
+    return log
+
+
 if __name__ == "__main__":
+    KEYED.write_bytes(keyed_state().snapshot()["log"])
     for number in (1, 2):
         golden(number).write_bytes(state(number).snapshot()["log"])

@@ -8,7 +8,7 @@ import pytest
 from logyard.machines.command import APPEND, produce_command, retain_command
 from logyard.machines.log import AppendLog
 
-from .log_states import frame, golden, state
+from .log_states import KEYED, frame, golden, keyed_state, state
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -24,6 +24,15 @@ def test_an_old_snapshot_is_read_and_goes_on(version: int) -> None:
     assert log.snapshot() == state(version).snapshot()
     assert (log.start, log.end, log.retention is None, log.producers is None) == (10, 1131, version == 1, version == 1)
     assert list(log.live_refs()) == list(state(version).live_refs())
+
+
+def test_a_keyed_log_is_snapshotted_byte_for_byte_and_read() -> None:
+    assert keyed_state().snapshot() == {"log": KEYED.read_bytes()}
+    log = AppendLog(keyed=True)
+    log.restore({"log": KEYED.read_bytes()})
+    assert log.snapshot() == keyed_state().snapshot() and list(log.live_refs()) == list(keyed_state().live_refs())
+    assert log.keys is not None and log.keys.newest == {b"c": (7, 2), b"b": (8, 0), b"d": (9, 1), b"a": (10, 0)}
+    assert log.keys.removals == {b"a": 1_700_000_000_003}
 
 
 def test_an_upgraded_log_keeps_what_it_had() -> None:

@@ -103,3 +103,25 @@ async def test_a_follower_that_was_away_has_the_same(tmp_path: Path) -> None:
                 assert [one.offset for one in other.log("k").records(5)] == [53, 54, 55, 58, 59, 60, 61]
 
         await trio.to_thread.run_sync(blocking)
+
+
+async def test_what_lives_in_parts_of_an_entry_reaches_a_member_by_a_snapshot(tmp_path: Path) -> None:
+    """Of one entry the first and the last record live: two ranges of the live set, and one entry to ask for."""
+    async with served(tmp_path) as (run, doors), connect(list(doors.addresses.values())) as yard:
+        await yard.create("k", members=[1, 2, 3], compact="key")
+        await run.lead(1, "k")
+        await doors.crash(3)
+        log = yard.log("k")
+        for keys in ([b"a", b"b", b"c", b"d", b"e"], [b"b", b"d"], [b"f", b"b", b"g"]):
+            await log.append_many([(key, key * 5000) for key in keys], keys=keys)
+        await run.applied("k")
+        for number in (1, 2):
+            await run.nodes[number].snapshot(["k"])
+            await run.roll(number)
+            assert run.member(number, "k").raft.log.first_index > 1
+        await doors.start(3)
+        await run.applied("k")
+        assert run.member(3, "k").snapshot_index > 0, "it came by a snapshot"
+        page = await log.poll(0, node=3, staleness=0)
+        assert [record.metadata for record in page] == [b"a", b"c", b"e", b"d", b"f", b"b", b"g"]
+        assert all(record.payload == record.metadata * 5000 for record in page)
