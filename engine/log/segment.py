@@ -177,6 +177,8 @@ class SegmentReader:
 
     def _row_holds(self, row: bytes) -> bool:
         fields = ROW.unpack_from(row)
+        if fields[3] + fields[8] > self._index:
+            return False
         data = self._read(fields[3], fields[8])
         return xxh3_64_digest(row[: ROW.size], xxh3_64_intdigest(data, self.id)) == row[ROW.size :]
 

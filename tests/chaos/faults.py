@@ -34,6 +34,8 @@ class Torment:
         self.yard = yard
         self.draw = random.Random(f"{seed} faults")
         self.never = threading.Event()
+        # Damage that nobody has read yet lies still: on one node only, every record keeps two good copies.
+        self.rotten = self.victim()
 
     def kinds(self) -> dict[str, Callable[[], int]]:
         """Every kind by its name."""
@@ -245,11 +247,11 @@ class Torment:
         return found
 
     def spoil(self, folder: str, suffix: str) -> int:
-        """Bits rot in a stopped node's files; what it loses must come from the others.
+        """Bits rot in the stopped files of the one node whose disk does that; what it loses must come from the others.
 
         It is stopped cleanly, so that the last batch is sealed: rot in an unsealed last batch is law 8's known rest.
         """
-        node = self.victim()
+        node = self.rotten
         self.cluster.signal(node, signal.SIGTERM)
         assert self.cluster.end(node) == 0
         found = 0

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.crash.run import place
+
 from . import golden
 from .targets import attempt, mutate, targets
 
@@ -30,7 +32,7 @@ def run(seconds: float, seed: int, every: bool) -> dict[str, Any]:
     tried: dict[str, int] = {}
     harmless: dict[str, int] = {}
     wrong: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="logyard-fuzz-") as name:
+    with tempfile.TemporaryDirectory(prefix="logyard-fuzz-", dir=place()) as name:
         for what, (data, judge) in golden.targets(Path(name) / "golden").items():
             bits = range(0, 8 * len(data), 1 if every else SAMPLE)
             cuts = range(0, len(data), 1 if every else SAMPLE)

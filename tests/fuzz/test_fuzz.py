@@ -45,3 +45,10 @@ def test_the_judges_know_what_is_not_what_was_written(tmp_path: Path) -> None:
     assert isinstance(judge, golden.SegmentJudge)
     judge.known = {key: (term + 1, body, dead) for key, (term, body, dead) in judge.known.items()}
     assert "not what was written" in judge(data, False)
+
+
+def test_the_highest_bit_of_a_place_in_a_segments_index(tmp_path: Path) -> None:
+    """No file is so long that it can be read there: that is damage like any other."""
+    data, judge = golden.targets(tmp_path / "golden")["segment"]
+    tried, _, wrong = golden.sweep("segment", data, judge, (36343, 36983, 37623), ())
+    assert (tried, wrong) == (3, [])

@@ -274,8 +274,12 @@ class Search:
             shape = (step.kind, step.expected, step.new)
             if shape not in best or step.end < self.steps[best[shape]].end:
                 best[shape] = at
-        found = []
-        for at in sorted(best.values(), key=lambda at: -self.steps[at].end):
+        # Whoever makes what the most urgent reader waits for is tried first: the last one of the list.
+        urgent = {
+            self.steps[at].expected: self.steps[at].end for at in reversed(enabled) if self.steps[at].kind == "read"
+        }
+        found: list[tuple[float, float, int, Value]] = []
+        for at in best.values():
             step = self.steps[at]
             after = done | 1 << at
             if step.kind == "append":
@@ -285,5 +289,5 @@ class Search:
                 if step.kind == "write":
                     after |= hidden
             if new == value or not self.stuck(value, after):
-                found.append((after, new))
-        return found
+                found.append((urgent.get(new, NEVER), step.end, after, new))
+        return [(after, new) for _, _, after, new in sorted(found, key=lambda row: row[:2], reverse=True)]

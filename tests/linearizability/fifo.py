@@ -131,7 +131,7 @@ def search(operations: Sequence[Operation], configurations: int) -> Verdict:
             deepest, blocking = done.bit_count(), min(enabled, key=lambda row: row[1].end)[1]
         shapes: set[tuple[str, Value, Value, bool]] = set()
         branches = []
-        for at, item in sorted(enabled, key=lambda row: row[1].end):
+        for at, item in sorted(enabled, key=lambda row: urgency(row[1], items, done)):
             shape = (item.f, item.argument, item.result, item.pending)
             if shape in shapes:
                 continue
@@ -149,6 +149,18 @@ def search(operations: Sequence[Operation], configurations: int) -> Verdict:
                 branches.append((after, queue[1:]))
         stack.extend(reversed(branches))
     return Verdict(False, f"{blocking} fits nowhere")
+
+
+def urgency(item: Operation, items: Sequence[Operation], done: int) -> tuple[float, float]:
+    """Smaller is sooner: an operation by its own end, an enqueue by the end of the first dequeue that waits for it."""
+    if item.f == "dequeue":
+        return -1.0, item.end
+    waiting = (
+        other.end
+        for at, other in enumerate(items)
+        if not done >> at & 1 and other.f == "dequeue" and not other.pending and other.result == item.argument
+    )
+    return min(waiting, default=NEVER), item.end
 
 
 def may_begin(items: Sequence[Operation], done: int) -> list[tuple[int, Operation]]:

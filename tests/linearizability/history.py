@@ -2,7 +2,8 @@
 
 A line has `process`, `type` (invoke, ok, fail, info), `f`, `key`, `value` and `time` (ns, for people: the order of
 lines is the order of events). `fail` means that the operation did not happen, `info` that nobody knows; an operation
-without an end is `info` too. After `info` the same process may go on. Read by the solvers, written by `tests.chaos`.
+without an end is `info` too. A process has one operation at a time on a key; after `info` it may go on. Read by the
+solvers, written by `tests.chaos`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def read_histories(lines: Iterable[str], model: str) -> tuple[Histories, int]:
     Raises `BadHistory`."""
     functions = FUNCTIONS[model]
     found: Histories = {}
-    open_: dict[Value, tuple[Value, Operation]] = {}
+    open_: dict[tuple[Value, Value], Operation] = {}
     failed: set[int] = set()
     count = 0
     for number, line in enumerate(lines, 1):
@@ -90,18 +91,21 @@ def read_histories(lines: Iterable[str], model: str) -> tuple[Histories, int]:
             continue
         kind, process, f, key, row = _row(number, line, functions)
         if kind == "invoke":
-            if process in open_:
-                raise BadHistory(f"line {number}: process {plain(process)} has not ended its operation")
+            if (process, key) in open_:
+                raise BadHistory(f"line {number}: process {plain(process)} has not ended its operation on that key")
             operation = Operation(process, f, freeze(row.get("value")), number)
             _check_argument(number, operation)
-            open_[process] = (key, operation)
+            open_[process, key] = operation
             found.setdefault(key, []).append(operation)
             count += 1
             continue
-        if process not in open_:
-            raise BadHistory(f"line {number}: process {plain(process)} has invoked nothing")
-        begun, operation = open_.pop(process)
-        if operation.f != f or ("key" in row and key != begun):
+        if "key" not in row:
+            # What has no key ends the only operation of its process.
+            key = next((one for who, one in open_ if who == process), None)
+        if (process, key) not in open_:
+            raise BadHistory(f"line {number}: process {plain(process)} has invoked nothing on that key")
+        operation = open_.pop((process, key))
+        if operation.f != f:
             raise BadHistory(f"line {number}: process {plain(process)} ends something that it did not begin")
         if kind == "fail":
             failed.add(operation.start)

@@ -1,7 +1,8 @@
 """``python -m tests.powercut --cycles N [--seed S] [--json]``: cut the power under a node N times.
 
 A loop image of each file system is shut down by its ioctl while a node writes to it: what was not synced is gone. The
-file system recovers, the node recovers, and everything it had acknowledged must be there. Needs root; what can't be
+file system recovers, the node recovers, and everything it had acknowledged must be there. Beside it small images are
+filled, and strace lets syncs fail with EIO. The images need root; what can't be
 tried here is named under ``not_run`` and counted nowhere. Exit code 1 for a loss or violation, 2 where nothing ran.
 """
 

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 
 import trio
 
+from tests.crash.trace import available
 from tests.crash.verify import Expected, examine
 from tests.crash.workload import Script
 
@@ -30,6 +32,7 @@ FULL_BYTES = 24 << 20
 STEPS = 100_000
 LIFE_S = (0.1, 0.8)
 STILL_S = 3.0
+LIFE_S_MAX = 60
 
 
 @dataclass
@@ -140,11 +143,34 @@ class Cycle:
         judge = child(lambda: check(self.path, want, self.report, cut))
         os.waitpid(judge, 0)
         wrong = json.loads(self.report.read_text("utf-8")) if self.report.exists() else ["the recovery's process died"]
-        counts.cycles += 1
-        counts.by_kind[kind] = counts.by_kind.get(kind, 0) + 1
-        counts.acknowledged += acknowledged
-        counts.lost += sum("was acknowledged" in what or what.endswith("is not there") for what in wrong)
-        counts.violations += [f"{kind}, cycle {self.number}, seed {self.seed}: {what}" for what in wrong[:3]]
+        tally(counts, kind, acknowledged, wrong, f"cycle {self.number}, seed {self.seed}")
+
+
+def failing_sync(path: Path, outside: Path, number: int, seed: int, counts: Counts) -> None:
+    """A life in which the kernel answers a drawn fdatasync, and all after it, with EIO; then the recovery."""
+    draw = random.Random(f"{seed} eio {number}")
+    path.mkdir(mode=0o700)
+    inject = f"inject=fdatasync:error=EIO:when={draw.randint(1, 80)}+"
+    words = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", inject, sys.executable, "-m"]
+    life = [*words, "tests.crash.workload", str(path), str(draw.randrange(1 << 30)), "2000"]
+    done = subprocess.run(life, capture_output=True, timeout=LIFE_S_MAX)
+    want, acknowledged = told(Path(f"{path}.marks"))
+    report = outside / f"eio-{number}"
+    os.waitpid(child(lambda: check(path, want, report, True)), 0)
+    wrong = json.loads(report.read_text("utf-8")) if report.exists() else ["the recovery's process died"]
+    if not done.returncode:
+        wrong.append("a node went on after failed syncs")
+    tally(counts, "eio of a sync", acknowledged, wrong, f"cycle {number}, seed {seed}")
+    shutil.rmtree(path)
+
+
+def tally(counts: Counts, kind: str, acknowledged: int, wrong: list[str], which: str) -> None:
+    """Count a cycle."""
+    counts.cycles += 1
+    counts.by_kind[kind] = counts.by_kind.get(kind, 0) + 1
+    counts.acknowledged += acknowledged
+    counts.lost += sum("was acknowledged" in what or what.endswith("is not there") for what in wrong)
+    counts.violations += [f"{kind}, {which}: {what}" for what in wrong[:3]]
 
 
 def run(cycles: int, seed: int) -> Counts:
@@ -163,7 +189,12 @@ def run(cycles: int, seed: int) -> Counts:
             for number in range(max(1, cycles // 20)):
                 with Image(Path(name), kind, FULL_BYTES) as image:
                     Cycle(image, Path(outside), number, seed).run(counts, f"{kind} full", cut=False)
-        counts.not_run["eio"] = "there is no FUSE library here to fail single blocks with"
+        counts.not_run["eio of a block"] = "there is no FUSE library here to fail single blocks with"
+        if available():
+            for number in range(max(1, cycles // 10)):
+                failing_sync(Path(name) / f"eio-{number}", Path(outside), number, seed, counts)
+        else:
+            counts.not_run["eio of a sync"] = "no strace that may trace"
     return counts
 
 

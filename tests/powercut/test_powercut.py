@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+from tests.crash.trace import available
+
 from .image import MAKE, reason_against
-from .run import Counts, row, run
+from .run import Counts, failing_sync, row, run
 
 
 @pytest.mark.skipif(bool(reason_against("ext4")), reason=reason_against("ext4") or "-")
@@ -17,8 +20,16 @@ def test_nothing_acknowledged_is_lost_by_a_power_cut_or_on_a_full_disk() -> None
     assert (found.lost, found.violations) == (0, []) and found.acknowledged > 100
 
 
+@pytest.mark.skipif(not available(), reason="no strace that may trace: not run")
+def test_nothing_acknowledged_is_lost_by_a_failed_sync(tmp_path: Path) -> None:
+    found = Counts()
+    for number in range(2):
+        failing_sync(tmp_path / f"node-{number}", tmp_path, number, 4, found)
+    assert found.by_kind == {"eio of a sync": 2} and (found.lost, found.violations) == (0, [])
+
+
 def test_what_can_not_be_tried_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     found: Counts = run(cycles=1, seed=1)
     assert {kind: found.not_run[kind] for kind in MAKE} == dict.fromkeys(MAKE, "needs root")
-    assert row(found)["cycles"] == 0
+    assert not found.by_kind.keys() & set(MAKE) and row(found)["not_run"] == found.not_run
