@@ -61,13 +61,6 @@ def test_an_absent_python_is_said(checkout: Path) -> None:
     assert "python-that-is-absent not found: logyard needs Python 3.11 or newer" in done.stderr
 
 
-@pytest.mark.parametrize("target", ["prove"])
-def test_what_is_not_there_yet_says_so(checkout: Path, target: str) -> None:
-    done = make(checkout, target)
-    assert done.returncode
-    assert f"make {target} is not there yet" in done.stderr
-
-
 def test_a_missing_java_says_what_to_install(checkout: Path) -> None:
     done = make(checkout, "java", JAVA_HOME=str(checkout / "absent"))
     assert done.returncode

@@ -1,0 +1,59 @@
+"""The runner of the long proofs: what it writes down, what it does not run twice, and that its commands are there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import prove
+from .prove import STEPS, Step, main
+
+FINE = Step("fine", ("-c", "import sys; print('words'); print('{\"operations\": 3}')"))
+FAILS = Step("fails", ("-c", "raise SystemExit(1)"))
+
+
+def rows(text: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(text.splitlines()[-1])
+    return found
+
+
+def test_a_step_that_passed_is_not_run_again_at_the_same_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["one"]
+    monkeypatch.setattr(prove, "commit", lambda: at[0])
+    ran: list[str] = []
+    inner = prove.run
+
+    def run(step: Step, at: str, directory: Path) -> dict[str, Any]:
+        ran.append(step.name)
+        return inner(step, at, directory)
+
+    monkeypatch.setattr(prove, "run", run)
+    assert main(["--json"], [FINE, FAILS], tmp_path) == 1
+    said = rows(capsys.readouterr().out)
+    assert said["failed"] == ["fails"] and not said["ok"]
+    assert json.loads((tmp_path / "fine.json").read_text())["result"] == {"operations": 3}
+    assert main([], [FINE, FAILS], tmp_path) == 1
+    assert ran == ["fine", "fails", "fails"]
+    assert main(["--only", "fine", "--again"], [FINE, FAILS], tmp_path) == 0
+    for other in ("two", "two-dirty", "two-dirty", ""):
+        at[0] = other
+        assert main(["--only", "fine"], [FINE], tmp_path) == 0
+    assert ran[3:] == ["fine"] * 5
+
+
+def test_an_unknown_step_is_bad_usage(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--only", "nonsense"], [FINE], tmp_path)
+    assert ended.value.code == 2
+
+
+def test_the_steps_are_commands_of_this_tree() -> None:
+    assert len({step.name for step in STEPS}) == len(STEPS)
+    for step in STEPS:
+        assert step.arguments[0] == "-m" and importlib.util.find_spec(step.arguments[1]) is not None
