@@ -10,9 +10,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from logyard.engine.config import SystemConfig
+from logyard.engine.disk import is_full
 from logyard.engine.errors import LogyardError, Outdated, WalFailed
 from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
@@ -24,7 +26,7 @@ from logyard.service.node import Node, build_system
 
 from .disk import Faults, SimDisk, SimPath
 from .files import FileSystem
-from .loop import Life, Loop, Task
+from .loop import Doomed, Life, Loop, Task
 from .network import SimNetwork
 
 KIB = 1024
@@ -66,6 +68,10 @@ class Host:
         self.starts = 0
         self.thread_s = 0.002
         self.wall_jump_ns = 0
+        # When it dies at a step of its disk the power goes too: (chance of a sector, of a name, zeros for the lost).
+        self.cut_next: tuple[float, float, bool] | None = None
+        # What the directory it runs on is, when it is not its own.
+        self.other = ""
 
 
 class SimLife(Life):
@@ -159,9 +165,9 @@ class Cluster:
 
     def _ended(self, host: Host, what: str, error: BaseException) -> None:
         for cause in leaves(error):
-            if isinstance(cause, WalFailed | Outdated):
+            if isinstance(cause, WalFailed | Outdated | Doomed):
                 host.failure = cause
-            elif isinstance(cause, LogyardError) and not host.ready:
+            elif (isinstance(cause, LogyardError) or is_full(cause)) and not host.ready:
                 host.failure = cause
             else:
                 self.on_bug(what, cause)
@@ -171,8 +177,20 @@ class Cluster:
     def _crashed(self, life: Life) -> None:
         host = self.hosts[life.node]
         if host.life is life:
-            self.loop.soon(None, self.crash, life.node)
+            power, host.cut_next = host.cut_next, None
+            self.loop.soon(None, self.crash, life.node, None if power is None else partial(self.cut_power, host, power))
             life.alive = False
+
+    def cut_power(self, host: Host, power: tuple[float, float, bool], files: FileSystem) -> None:
+        """What was not synced is lost, or part of it."""
+        waiting = files.unsynced()
+        sectors, names = files.cut(self.draw, *power)
+        if sectors or names or waiting:
+            self.hits["D1.power_cut"] += 1
+        if 0 < sectors < waiting:
+            self.hits["D2.zero_tail" if power[2] else "D2.torn"] += 1
+        if names:
+            self.hits["D3.lost_names"] += 1
 
     def crash(self, number: int, cut: Callable[[FileSystem], None] | None = None) -> None:
         """End the process as kill -9 does; with `cut` the machine loses power as well."""

@@ -25,6 +25,9 @@ from .files import Directory, File, FileSystem
 from .loop import Crashed, Life, Loop
 
 
+ERRORS = {"sync": "D4.sync_EIO", "write": "D5.write_EIO", "commit": "D4.commit_EIO"}
+
+
 class Faults:
     """What is to go wrong with one node's disk, and what did (`hits`, by kind)."""
 
@@ -37,13 +40,16 @@ class Faults:
         self.latency_s = 0.0
         self.lost_write = False
         self.misdirect = False
-        self.full = False
+        # Bytes that all files may have, once the disk is full; -1: it is not.
+        self.quota = -1
+        # Its next write ends by an error of the program, and counts as this kind.
+        self.bug = ""
 
 
 class SimDisk(Disk):
     """One process's door to its node's file system."""
 
-    __slots__ = ("files", "faults", "life", "crash_in", "steps", "watch")
+    __slots__ = ("files", "faults", "life", "crash_in", "crash_kind", "steps", "watch")
 
     def __init__(self, files: FileSystem, faults: Faults, life: Life) -> None:
         super().__init__()
@@ -51,6 +57,7 @@ class SimDisk(Disk):
         self.faults = faults
         self.life = life
         self.crash_in = -1
+        self.crash_kind = "P5.crash_at_step"
         self.steps = 0
         # Told of each write: (file, offset, bytes).
         self.watch: Callable[[File, int, bytes], None] = _nothing
@@ -63,13 +70,13 @@ class SimDisk(Disk):
         if self.crash_in >= 0:
             self.crash_in -= 1
             if self.crash_in < 0:
-                self.faults.hits["P5.crash_at_step"] += 1
+                self.faults.hits[self.crash_kind] += 1
                 raise Crashed
         faults = self.faults
         if faults.errors:
             code = faults.errors.pop(operation, 0)
             if code:
-                faults.hits[f"{operation}.{errno.errorcode[code]}"] += 1
+                faults.hits[ERRORS[operation]] += 1
                 raise OSError(code, f"{os.strerror(code)} (simulated at {operation})")
 
     def make_directory(self, path: str) -> None:
@@ -96,7 +103,8 @@ class SimDisk(Disk):
         return len(self.files.opened(fd).seen)
 
     def free_bytes(self, path: str) -> int:
-        return 0 if self.faults.full else 1 << 40
+        quota = self.faults.quota
+        return 1 << 40 if quota < 0 else max(0, quota - self.files.used())
 
     def read(self, fd: int, length: int, offset: int) -> bytes:
         if not self.life.alive:
@@ -105,11 +113,14 @@ class SimDisk(Disk):
 
     def preallocate(self, fd: int, size: int, fill: bool = True) -> None:
         self.step("preallocate")
-        if self.faults.full:
-            self._refuse()
-        self.files.opened(fd).resize(size)
+        file = self.files.opened(fd)
+        self.claim(size - len(file.seen))
+        file.resize(size)
 
-    def _refuse(self) -> None:
+    def claim(self, size: int) -> None:
+        """So many bytes more: is there room?"""
+        if self.faults.quota < 0 or size <= self.free_bytes(""):
+            return
         self.faults.hits["D6.full"] += 1
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -120,8 +131,12 @@ class SimDisk(Disk):
         self.step("write")
         data = b"".join(buffers)
         faults, file = self.faults, self.files.opened(fd)
-        if faults.full and offset + len(data) > len(file.seen):
-            self._refuse()
+        if faults.bug and file.kind == "wal":
+            faults.hits[faults.bug] += 1
+            faults.bug = ""
+            raise MemoryError("simulated")
+        if faults.quota >= 0:
+            self.claim(offset + len(data) - len(file.seen))
         if faults.short and len(data) > 1 and faults.draw.random() < faults.short:
             faults.hits["D5.short"] += 1
             data = data[: faults.draw.randrange(1, len(data))]
@@ -285,8 +300,7 @@ class Os:
         return SimpleNamespace(st_blocks=(len(self._files.file(path).seen) + 511) // 512)
 
     def posix_fallocate(self, fd: int, offset: int, size: int) -> None:
-        if self._disk.faults.full:
-            self._disk._refuse()
+        self._disk.claim(size)
 
     def statvfs(self, path: str) -> Any:
         return SimpleNamespace(f_bavail=self._disk.free_bytes(path), f_frsize=1)

@@ -274,6 +274,10 @@ class FileSystem:
             todo += [node for _, node in sorted(directory.names.items()) if isinstance(node, Directory)]
         return sectors, changes
 
+    def unsynced(self) -> int:
+        """Sectors that were written and not synced."""
+        return sum((len(data) + SECTOR - 1) // SECTOR for file in self._files() for _, data in file.writes)
+
     def used(self) -> int:
         """Bytes of all files."""
         return sum(len(node.seen) for _, node in self.walk() if isinstance(node, File))

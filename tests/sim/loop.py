@@ -21,6 +21,14 @@ class Crashed(BaseException):
     """The process that runs this is dead: nothing it does from here on reaches anything."""
 
 
+class Stop(BaseException):
+    """The run ends here: nobody on the way may take it for an error of theirs."""
+
+
+class Doomed(MemoryError):
+    """A job of a thread was ended from outside."""
+
+
 class Cancelled(BaseException):
     """A cancel scope around the running task was cancelled."""
 
@@ -56,6 +64,9 @@ class Life:
         # While a job of a thread runs, its clock is behind by what the job takes, until it syncs.
         self.shift = 0.0
         self.wall_jump_ns = 0
+        # (name of a function, kind): the next job of a thread that is it ends by `Doomed`.
+        self.doomed: tuple[str, str] | None = None
+        self.doom: Callable[[str], None] = lambda kind: None
         self._base = loop.now
         self._offset = offset
 
@@ -216,7 +227,7 @@ class Loop:
             abort = task.coro.send(value) if error is None else task.coro.throw(error)
         except StopIteration as stop:
             self._finish(task, stop.value, None)
-        except Crashed:
+        except (Crashed, Stop):
             raise
         except BaseException as failure:
             self._finish(task, None, failure)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import xxhash
 
 from logyard.engine.errors import LogyardError
 from logyard.engine.identity import Acquaintances, Origin, Vitals
+from logyard.engine.raft.messages import Message
 from logyard.engine.transport.codec import decode_messages
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import HEADER_BYTES, MESSAGES, check_section, parse_header
@@ -47,6 +48,12 @@ class SimPeers(MemoryPeers):
 
     life: Life
 
+    def send(self, messages: Sequence[Message]) -> None:
+        """As `Peers.send`, told to whoever checks it."""
+        network: Any = self.network
+        network.on_send(self.node_id, [message for message in messages if message.to in self.up])
+        super().send(messages)
+
 
 class SimNetwork(MemoryNetwork):
     """Carries frames as events of the loop."""
@@ -59,6 +66,7 @@ class SimNetwork(MemoryNetwork):
         self.hits: Counter[str] = Counter()
         self.hash = xxhash.xxh3_64()
         self.frames = 0
+        self.on_send: Callable[[int, Sequence[Message]], None] = lambda node, messages: None
         # What a partition is called that stands between two nodes.
         self.names: dict[tuple[int, int], str] = {}
         self._last: dict[Lane, float] = {}
@@ -262,9 +270,8 @@ class SimNetwork(MemoryNetwork):
 
     def _receive(self, node: Any, sender: int, lane: int, data: bytes) -> None:
         try:
-            header = parse_header(data[:HEADER_BYTES], lane, self.config)
-            if len(data) != header.total:
-                # A stream would wait for more, or take what comes next for the rest: both end in a reset.
+            # A stream would wait for more, or take what comes next for the rest: both end in a reset.
+            if len(data) < HEADER_BYTES or len(data) != parse_header(data[:HEADER_BYTES], lane, self.config).total:
                 raise LogyardError("the frame is cut")
             node.receive(sender, lane, data)
         except LogyardError:
@@ -275,7 +282,7 @@ class SimNetwork(MemoryNetwork):
     def _again(self, pair: tuple[int, int], data: bytes) -> None:
         """The messages of a frame come again, whatever became of link and sender."""
         node: Any = self.nodes.get(pair[1])
-        if node is None or node.life.paused_until > self.loop.now:
+        if node is None or node.life.paused_until > self.loop.now or len(data) < HEADER_BYTES:
             return
         try:
             header = parse_header(data[:HEADER_BYTES], 0, self.config)

@@ -6,6 +6,7 @@ beside them, as a job runs in one piece. Installed in place of the module `lmdb`
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
@@ -160,16 +161,18 @@ class Transaction:
         try:
             # Before it nothing of it is there, after it everything: LMDB's last write is its meta page.
             disk.step("commit")
-            if disk.faults.full and self._undo:
-                disk.faults.hits["D6.full"] += 1
-                raise lmdb.DiskError("mdb_txn_commit: No space left on device (simulated)")
+            if disk.faults.quota >= 0 and self._undo:
+                disk.claim(self._environment.growth)
         except OSError as error:
             self.abort()
+            if error.errno == errno.ENOSPC:
+                raise lmdb.DiskError("mdb_txn_commit: No space left on device (simulated)") from error
             raise lmdb.Error(f"mdb_txn_commit: {error.strerror}") from error
         except BaseException:
             self.abort()
             raise
         self._undo = None
+        self._environment.grow()
         # It may die once it is durable, and before it is told so.
         disk.step("committed")
 
@@ -193,12 +196,21 @@ class Environment:
         self.map_size = map_size
         self._file = file
 
+    @property
+    def growth(self) -> int:
+        """Bytes by which the file has to grow for what the rows are now."""
+        return PAGE * self.rows.pages - len(self._file.seen)
+
     def begin(self, write: bool = False, buffers: bool = False) -> Transaction:
         return Transaction(self, write, buffers)
 
+    def grow(self) -> None:
+        """The file is as large as its rows need."""
+        if self.growth > 0:
+            self._file.resize(len(self._file.seen) + self.growth)
+
     def close(self) -> None:
-        if len(self._file.seen) < PAGE * self.rows.pages:
-            self._file.resize(PAGE * self.rows.pages)
+        """Nothing is pending."""
 
     def reader_check(self) -> int:
         return 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from .loop import Cancelled, Crashed, Loop, Task, Timer, may_abort, may_not, park
+from .loop import Cancelled, Crashed, Doomed, Loop, Stop, Task, Timer, may_abort, may_not, park
 
 FOREVER = float("inf")
 
@@ -408,8 +408,13 @@ class Trio:
 
         def work() -> None:
             try:
+                doomed = life.doomed
+                if doomed is not None and getattr(call, "__name__", "") == doomed[0]:
+                    life.doomed = None
+                    life.doom(doomed[1])
+                    raise Doomed
                 outcome[0] = call(*arguments)
-            except Crashed:
+            except (Crashed, Stop):
                 raise
             except BaseException as error:
                 outcome[1] = error
