@@ -110,8 +110,10 @@ def _open(system: System) -> None:
         # A crash came between an installed snapshot and the marks of its log's new start (see `Storage.installed`).
         rolled = storage.wal.write([WalItem(uid, truncate=index) for uid, at in restarted for index in (at, at + 1)])
         storage.adopt_recovered(rolled.sealed if rolled is not None else ())
-        for uid, _ in restarted:
-            # As in `installed`: the checkpoint of the file with the marks has to say what they say.
+    for uid in {*sink.groups, *(uid for uid, _ in restarted)}:
+        # What the WAL says of terms, votes, floors and new starts has no other place yet: when its files get their
+        # segments, the checkpoint has to say it, as it would have in the life that wrote it.
+        if uid in system.members:
             storage.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
     receiving.recover(system)
