@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import is_full
 from logyard.engine.errors import LogyardError, Outdated, WalFailed
 from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
@@ -131,8 +130,12 @@ class Cluster:
         life.disk.crash_in = crash_in
         life.thread_s = host.thread_s
         life.wall_jump_ns = host.wall_jump_ns
+        life.doom = self._doomed
         host.life, host.failure, host.ready = life, None, False
         self.spawn(number, self._live(host, life), f"node {number}")
+
+    def _doomed(self, kind: str) -> None:
+        self.hits[kind] += 1
 
     async def _live(self, host: Host, life: SimLife) -> None:
         system = build_system(
@@ -167,7 +170,7 @@ class Cluster:
         for cause in leaves(error):
             if isinstance(cause, WalFailed | Outdated | Doomed):
                 host.failure = cause
-            elif (isinstance(cause, LogyardError) or is_full(cause)) and not host.ready:
+            elif isinstance(cause, LogyardError | OSError) and not host.ready:
                 host.failure = cause
             else:
                 self.on_bug(what, cause)

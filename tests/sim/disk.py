@@ -22,7 +22,7 @@ from logyard.engine.errors import DirectoryInUse
 from logyard.engine.types import Buffer
 
 from .files import Directory, File, FileSystem
-from .loop import Crashed, Life, Loop
+from .loop import Crashed, Doomed, Life, Loop
 
 
 ERRORS = {"sync": "D4.sync_EIO", "write": "D5.write_EIO", "commit": "D4.commit_EIO"}
@@ -134,7 +134,7 @@ class SimDisk(Disk):
         if faults.bug and file.kind == "wal":
             faults.hits[faults.bug] += 1
             faults.bug = ""
-            raise MemoryError("simulated")
+            raise Doomed
         if faults.quota >= 0:
             self.claim(offset + len(data) - len(file.seen))
         if faults.short and len(data) > 1 and faults.draw.random() < faults.short:

@@ -596,7 +596,7 @@ class Nemesis:
     def old_copy(self) -> None:
         """A node starts on an old copy of its directory."""
         for number, files in sorted(self.old_files.items()):
-            if self.cluster.hosts[number].ready:
+            if self._is_known(number):
                 self._other_files("D12.old_copy", (number, files))
                 return
         host = self.some()
@@ -606,9 +606,22 @@ class Nemesis:
             self.revive_later(host, 0.3)
             self.after(2.5, self.old_copy)
 
+    def _is_known(self, number: int) -> bool:
+        """Whether every other node has met this process, and stored that: what nobody saw nobody can tell."""
+        own = self.cluster.system(number)
+        if own is None or len(self.cluster.up) < len(self.cluster.hosts):
+            return False
+        for other in self.cluster.up:
+            known = self.cluster.system(other).acquaintances  # type: ignore[union-attr]
+            if other != number and (
+                number in known.fresh or number not in known.known or known.known[number].start != own.origin.start
+            ):
+                return False
+        return True
+
     def _other_files(self, kind: str, other: tuple[int, FileSystem] | None) -> None:
         host = self.cluster.hosts[other[0]] if other is not None else self.some()
-        if host is None or host.number in self.true_files:
+        if host is None or host.number in self.true_files or not self._is_known(host.number):
             return
         self.cluster.crash(host.number)
         self.true_files[host.number] = host.files

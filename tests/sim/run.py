@@ -216,7 +216,7 @@ class Run:
                     cluster.start(number)
             self.nemesis.skip_poison()
             for group in work.groups:
-                if group.recreate or not group.uid:
+                if not group.created:
                     self.create(group)
             loop.run(loop.now + 0.25)
             if self.nemesis.restore_members():
