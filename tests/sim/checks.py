@@ -116,7 +116,9 @@ class Checker:
         if applied < last.applied and member.state == RUNNING:
             self._broken(number, uid, f"the applied index fell from {last.applied} to {applied}")
         if not applied <= commit <= raft.log.last_index or raft.log.stable > raft.log.last_index:
-            self._broken(number, uid, f"applied {applied}, commit {commit}, last {raft.log.last_index} are out of order")
+            self._broken(
+                number, uid, f"applied {applied}, commit {commit}, last {raft.log.last_index} are out of order"
+            )
         if raft.log.stable < last.stable:
             told = self.told.get((number, uid))
             if told is not None and told.stable[0] > raft.log.stable:
@@ -200,9 +202,9 @@ class Checker:
             self._broken(number, uid, f"at {applied} the state is {state}, elsewhere it was {known}")
         group = self.groups.get(uid)
         raft = member.raft
-        if group is not None and raft.role == LEADER and applied >= raft.lead_index and applied == raft.commit:
-            if machine.end < group.acked_end and truth.leaders and max(truth.leaders) == raft.term:
-                self._broken(number, uid, f"it leads, and has {machine.end} of {group.acked_end} acknowledged records")
+        leads = raft.role == LEADER and applied >= raft.lead_index and applied == raft.commit
+        if group is not None and leads and machine.end < group.acked_end and max(truth.leaders) == raft.term:
+            self._broken(number, uid, f"it leads, and has {machine.end} of {group.acked_end} acknowledged records")
 
     # Promises
 
@@ -210,7 +212,7 @@ class Checker:
         """What a node says to others."""
         for message in messages:
             kind = message.kind
-            if kind == PREVOTE or kind == PREVOTE_REPLY:
+            if kind in (PREVOTE, PREVOTE_REPLY):
                 continue
             told = self.told.get((number, message.uid))
             if told is None:
@@ -223,7 +225,9 @@ class Checker:
             elif (kind == VOTE_REPLY and not message.reject) or kind == VOTE:
                 vote = message.to if kind == VOTE_REPLY else number
                 if told.votes.setdefault(message.term, vote) != vote:
-                    self._broken(number, message.uid, f"voted for {told.votes[message.term]} and {vote} in {message.term}")
+                    self._broken(
+                        number, message.uid, f"voted for {told.votes[message.term]} and {vote} in {message.term}"
+                    )
 
     def _acknowledges(self, number: int, message: Message, told: _Told) -> None:
         system = self.cluster.system(number)
@@ -303,7 +307,9 @@ class Checker:
                 if member.state != RUNNING or member.raft.mend is not None:
                     reasons.append(f"{group.name}: node {number} is {member.shown_state} {member.reason}")
                 elif member.raft.applied != raft.log.last_index:
-                    reasons.append(f"{group.name}: node {number} applied {member.raft.applied} of {raft.log.last_index}")
+                    reasons.append(
+                        f"{group.name}: node {number} applied {member.raft.applied} of {raft.log.last_index}"
+                    )
                 elif not member.resolves:
                     reasons.append(f"{group.name}: node {number} is below its floor")
         return reasons

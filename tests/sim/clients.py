@@ -41,7 +41,7 @@ class Group:
         # A boom was sent and not skipped yet.
         self.poisoned = False
         self.created = False
-        # It was deleted, and is to be made again.
+        # It may have been deleted, and is to be made again.
         self.recreate = False
 
 

@@ -153,7 +153,9 @@ class Cluster:
         self.on_ready(host)
         await system.run(peers)
 
-    def spawn(self, number: int, coro: Coroutine[Any, Any, Any], what: str, done: Callable[..., None] | None = None) -> None:
+    def spawn(
+        self, number: int, coro: Coroutine[Any, Any, Any], what: str, done: Callable[..., None] | None = None
+    ) -> None:
         """Run something as a task of a node; what it raises and nobody takes is a bug, or the end of the node."""
         life = self.hosts[number].life
         assert life is not None
@@ -168,9 +170,8 @@ class Cluster:
 
     def _ended(self, host: Host, what: str, error: BaseException) -> None:
         for cause in leaves(error):
-            if isinstance(cause, WalFailed | Outdated | Doomed):
-                host.failure = cause
-            elif isinstance(cause, LogyardError | OSError) and not host.ready:
+            refused = isinstance(cause, LogyardError | OSError) and not host.ready
+            if refused or isinstance(cause, WalFailed | Outdated | Doomed):
                 host.failure = cause
             else:
                 self.on_bug(what, cause)

@@ -24,7 +24,6 @@ from logyard.engine.types import Buffer
 from .files import Directory, File, FileSystem
 from .loop import Crashed, Doomed, Life, Loop
 
-
 ERRORS = {"sync": "D4.sync_EIO", "write": "D5.write_EIO", "commit": "D4.commit_EIO"}
 
 

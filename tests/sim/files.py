@@ -262,7 +262,9 @@ class FileSystem:
         self.descriptors.clear()
         self.locked = False
 
-    def cut(self, draw: random.Random, chance: float = 0.0, names: float = 0.0, garbage: bool = False) -> tuple[int, int]:
+    def cut(
+        self, draw: random.Random, chance: float = 0.0, names: float = 0.0, garbage: bool = False
+    ) -> tuple[int, int]:
         """A power cut; how many sectors and how many changes of names were lost."""
         self.kill()
         sectors = sum(file.cut(draw, chance, garbage) for file in self._files())

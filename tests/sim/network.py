@@ -1,6 +1,6 @@
-"""The network between simulated nodes: the transport's in-memory twin with times, faults and a hash of all it carries.
+"""The network between simulated nodes: the transport's in-memory twin with times, faults and a hash of it all.
 
-Frames of a lane keep their order, as on TCP; what is lost ends in a reset of the link, once frames pass again. Frames go
+Frames of a lane keep their order, as on TCP; what is lost ends in a reset of the link, once frames pass again. All go
 through the real codec. On top of that, whole frames of messages may come twice or late, also from a link or a process
 that is no more: the core has to bear that though TCP would not do it. Used by `cluster`.
 """

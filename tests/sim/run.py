@@ -156,18 +156,14 @@ class Run:
         first = self.work.groups.index(group)
         members = sorted({(first + at) % NODES + 1 for at in range(VOTERS)})
         by = [number for number in members if number in cluster.up]
-        group.recreate = False
 
         def done(result: Any, error: BaseException | None) -> None:
             if error is None:
                 self._made(group, result[0]["uid"])
-            elif isinstance(error, LogyardError):
-                group.recreate = True
-            else:
+            elif not isinstance(error, LogyardError):
                 self.bug("creating a group", error)
 
         if not by:
-            group.recreate = True
             return
         spec = {"name": group.name, "members": members, "machine": "log"}
         cluster.spawn(by[0], cluster.node(by[0]).create_groups([spec]), "create", done)
@@ -216,7 +212,7 @@ class Run:
                     cluster.start(number)
             self.nemesis.skip_poison()
             for group in work.groups:
-                if not group.created:
+                if not group.created or self._is_gone(group):
                     self.create(group)
             loop.run(loop.now + 0.25)
             if self.nemesis.restore_members():
@@ -237,8 +233,18 @@ class Run:
         self._read_all()
         work.begin()
 
+    def _is_gone(self, group: Any) -> bool:
+        """A deletion that nobody was told of was carried out after all."""
+        systems = [system for number in self.cluster.up if (system := self.cluster.system(number)) is not None]
+        if not group.recreate or any(system.names.get(group.name) == group.uid for system in systems):
+            return False
+        group.created = False
+        return True
+
     def _not_yet(self) -> list[str]:
-        reasons = [f"node {number} is not up: {host.failure}" for number, host in self.cluster.hosts.items() if not host.ready]
+        reasons = [
+            f"node {number} is not up: {host.failure}" for number, host in self.cluster.hosts.items() if not host.ready
+        ]
         for group in self.work.groups:
             if not group.created:
                 reasons.append(f"{group.name} is not made")
@@ -259,9 +265,10 @@ class Run:
         """Every node gives what was acknowledged, each record once."""
         found: list[tuple[Any, int, Any, Any]] = []
         for group in self.work.groups:
-            for number in self.cluster.up:
-                member = self.cluster.replica(number, group.name)
-                if member is None or number not in member.raft.configuration.nodes():
+            led = [number for number in self.cluster.up if self.cluster.leads(number, group.name)]
+            leader = self.cluster.replica(led[0], group.name) if led else None
+            for number in leader.raft.configuration.nodes() if leader is not None else ():
+                if self.cluster.replica(number, group.name) is None:
                     continue
 
                 def done(result: Any, error: BaseException | None, group: Any = group, number: int = number) -> None:

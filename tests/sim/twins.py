@@ -148,7 +148,17 @@ class Limiter:
 class CancelScope:
     """As trio's; `deadline` by the clock of the node that enters it."""
 
-    __slots__ = ("_loop", "deadline", "shield", "cancel_called", "cancelled_caught", "parent", "_task", "_life", "_timer")
+    __slots__ = (
+        "_loop",
+        "deadline",
+        "shield",
+        "cancel_called",
+        "cancelled_caught",
+        "parent",
+        "_task",
+        "_life",
+        "_timer",
+    )
 
     def __init__(self, loop: Loop, *, deadline: float = FOREVER, shield: bool = False) -> None:
         self._loop = loop
