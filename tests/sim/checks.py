@@ -274,7 +274,9 @@ class Checker:
         if raft.term < told.term:
             self._broken(number, uid, f"restarted in term {raft.term}, and spoke in {told.term}")
         vote = told.votes.get(raft.term, 0)
-        if vote and raft.vote != vote:
+        # Who lost a vote gives the rest of the term's to itself: nobody else gets it, and it is no candidate.
+        burnt = number in self.damaged and raft.vote == number
+        if vote and raft.vote != vote and not burnt:
             self._broken(number, uid, f"restarted with vote {raft.vote} in term {raft.term}, and voted for {vote}")
         index, term = told.stable
         if not index or raft.log.snapshot_index >= index or raft.log.term(index) == term:

@@ -71,6 +71,8 @@ class Host:
         self.cut_next: tuple[float, float, bool] | None = None
         # What the directory it runs on is, when it is not its own.
         self.other = ""
+        # What was damaged while it was down.
+        self.rot = ""
 
 
 class SimLife(Life):

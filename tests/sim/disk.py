@@ -39,6 +39,7 @@ class Faults:
         self.latency_s = 0.0
         self.lost_write = False
         self.misdirect = False
+        self.stale_read = False
         # Bytes that all files may have, once the disk is full; -1: it is not.
         self.quota = -1
         # Its next write ends by an error of the program, and counts as this kind.
@@ -108,7 +109,14 @@ class SimDisk(Disk):
     def read(self, fd: int, length: int, offset: int) -> bytes:
         if not self.life.alive:
             raise Crashed
-        return bytes(self.files.opened(fd).seen[offset : offset + length])
+        file = self.files.opened(fd)
+        data = bytes(file.seen[offset : offset + length])
+        if self.faults.stale_read and len(data) >= 512 and file.kind == "wal" and offset >= 8192:
+            self.faults.stale_read = False
+            self.faults.hits["D10.stale_read"] += 1
+            at = self.faults.draw.randrange(len(data) // 512) * 512
+            return data[:at] + bytes(512) + data[at + 512 :]
+        return data
 
     def preallocate(self, fd: int, size: int, fill: bool = True) -> None:
         self.step("preallocate")
@@ -139,20 +147,29 @@ class SimDisk(Disk):
         if faults.short and len(data) > 1 and faults.draw.random() < faults.short:
             faults.hits["D5.short"] += 1
             data = data[: faults.draw.randrange(1, len(data))]
-        if faults.lost_write and file.kind == "wal":
-            # It says it was written, and was not.
-            faults.lost_write = False
-            faults.hits["D10.lost_write"] += 1
-            return len(data)
-        if faults.misdirect and file.kind == "wal" and offset >= 2 * len(data):
-            faults.misdirect = False
-            faults.hits["D10.misdirected"] += 1
-            offset = faults.draw.randrange(1, max(2, offset // 4096)) * 4096
-            file.write(offset, data)
-            return len(data)
+        if file.kind == "wal":
+            if file.before is not None and (faults.lost_write or faults.misdirect):
+                self._lose(file, *file.before)
+            file.before = (offset, bytes(file.seen[offset : offset + len(data)]), data)
         file.write(offset, data)
         self.watch(file, offset, data)
         return len(data)
+
+    def _lose(self, file: File, offset: int, before: bytes, data: bytes) -> None:
+        """The write before this one, which was synced, did not reach its place; the newest one always does, as what
+        nothing follows is a torn end to everybody."""
+        faults = self.faults
+        places = [at for at in range(8192, offset - len(data), 4096)]
+        if offset < 8192 or (faults.misdirect and not places):
+            return
+        kind = "D10.misdirected" if faults.misdirect else "D10.lost_write"
+        elsewhere = faults.draw.choice(places) if faults.misdirect else offset
+        faults.lost_write = faults.misdirect = False
+        faults.hits[kind] += 1
+        for content in (file.seen, file.held):
+            content[offset : offset + len(data)] = before.ljust(len(data), b"\0")
+            if elsewhere != offset:
+                content[elsewhere : elsewhere + len(data)] = data
 
     def datasync(self, fd: int) -> None:
         life = self.life

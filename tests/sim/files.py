@@ -19,7 +19,7 @@ SECTOR = 512
 class File:
     """`seen` is what reads give, `held` what the disk has; `writes` lie between them. `rows` are an environment's."""
 
-    __slots__ = ("seen", "held", "writes", "rows", "size_held", "kind")
+    __slots__ = ("seen", "held", "writes", "rows", "last", "before", "kind")
 
     def __init__(self) -> None:
         self.seen = bytearray()
@@ -28,6 +28,10 @@ class File:
         # Key -> value, when the file is an LMDB environment: its commits are durable or did not happen.
         self.rows: Any = None
         self.kind = ""
+        # Where the newest write began.
+        self.last = 0
+        # The newest write of a log's file: offset, what stood there, what was written.
+        self.before: tuple[int, bytes, bytes] | None = None
 
     def write(self, offset: int, data: bytes) -> None:
         """Into the page cache."""
@@ -35,6 +39,7 @@ class File:
         if end > len(seen):
             seen.extend(bytes(end - len(seen)))
         seen[offset:end] = data
+        self.last = offset
         self.writes.append((offset, data))
 
     def resize(self, size: int) -> None:

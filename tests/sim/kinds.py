@@ -48,11 +48,23 @@ VERBS: dict[str, tuple[str, ...]] = {
     "recreate": ("G2.recreated",),
     "transfer": ("M1.transfer",),
     "change_members": ("M1.remove", "M1.add"),
+    "wal_middle": ("D7.wal_middle",),
+    "segment": ("D8.segment",),
+    "segment_index": ("D8.segment_index",),
+    "meta": ("D8.meta",),
+    "snapshot_row": ("D8.snapshot",),
+    "vote_row": ("D8.vote",),
+    "generation": ("D8.generation",),
+    "atlas": ("D9.atlas",),
+    "lost_write": ("D10.lost_write",),
+    "misdirected": ("D10.misdirected",),
+    "stale_read": ("D10.stale_read",),
+    "payload": ("L4.payload",),
 }
 """By verb, the kinds that it can hit."""
 CLIENTS = ("Q1.retry", "Q1.duplicate", "Q1.lost_reply")
 KINDS = frozenset(kind for kinds in VERBS.values() for kind in kinds) | set(CLIENTS)
-FORCED = 9
+FORCED = 12
 """So many of the verbs whose kinds were hit least are in every round, besides what the swarm draws."""
 
 

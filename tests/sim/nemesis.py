@@ -6,9 +6,10 @@ from .faults_disk import DiskFaults
 from .faults_group import GroupFaults
 from .faults_network import NetworkFaults
 from .faults_process import ProcessFaults
+from .faults_rot import RotFaults
 
 
-class Nemesis(NetworkFaults, ProcessFaults, DiskFaults, GroupFaults):
+class Nemesis(NetworkFaults, ProcessFaults, DiskFaults, GroupFaults, RotFaults):
     """One run's."""
 
     def heal(self) -> None:
@@ -22,7 +23,7 @@ class Nemesis(NetworkFaults, ProcessFaults, DiskFaults, GroupFaults):
             faults = host.faults
             faults.errors.clear()
             faults.short = faults.latency_s = 0.0
-            faults.lost_write = faults.misdirect = False
+            faults.lost_write = faults.misdirect = faults.stale_read = False
             faults.quota = -1
             faults.bug = ""
             host.cut_next = None

@@ -33,6 +33,10 @@ RATE = 65.0
 """Client operations a simulated second."""
 START_S = 2.0
 SAFETY_S = (6.0, 9.0)
+READ_S = 2.0
+"""For the reads at the end of a round."""
+REPAIRS = 5
+"""So often a read is tried again that met damage."""
 CONVERGE_S = 40.0
 """Ten election timeouts at their longest (2 s each) after the heal, and as much for what has to be transferred."""
 
@@ -126,9 +130,14 @@ class Run:
         cluster, checker = self.cluster, self.checker
         self.loop.on_event = checker.look
         cluster.on_bug = self.bug
-        cluster.on_ready = lambda host: None if host.other else checker.started(host)
+        cluster.on_ready = self._started
         cluster.on_gone = self._gone
         cluster.network.on_send = checker.listen
+
+    def _started(self, host: Host) -> None:
+        if not host.other:
+            self.checker.started(host)
+            self.nemesis.noticed(host)
 
     def _gone(self, host: Host) -> None:
         self.checker.seen[host.number] = {}
@@ -189,6 +198,7 @@ class Run:
         self.result.swarm.append(" ".join(chosen))
         nemesis.active = True
         nemesis.membership = False
+        nemesis.victim = 0
         for verb in chosen:
             times = draw.choice((1, 1, 2, 3))
             for _ in range(times):
@@ -263,33 +273,40 @@ class Run:
 
     def _read_all(self) -> None:
         """Every node gives what was acknowledged, each record once."""
-        found: list[tuple[Any, int, Any, Any]] = []
         for group in self.work.groups:
             led = [number for number in self.cluster.up if self.cluster.leads(number, group.name)]
             leader = self.cluster.replica(led[0], group.name) if led else None
-            for number in leader.raft.configuration.nodes() if leader is not None else ():
-                if self.cluster.replica(number, group.name) is None:
-                    continue
+            for number in sorted(leader.raft.configuration.nodes()) if leader is not None else ():
+                if self.cluster.replica(number, group.name) is not None:
+                    self._read_one(group, number, REPAIRS)
+        self.loop.run(self.loop.now + READ_S)
 
-                def done(result: Any, error: BaseException | None, group: Any = group, number: int = number) -> None:
-                    found.append((group, number, result, error))
+    def _read_one(self, group: Any, number: int, tries: int) -> None:
+        """What is damaged may be refused, and is repaired meanwhile: then it is read again."""
 
-                self.cluster.spawn(number, self._read(number, group), "read", done)
-        self.loop.run(self.loop.now + 2.0)
-        for group, number, result, error in found:
-            if error is not None:
-                if isinstance(error, LogyardError) and error.code in ("gone", "out_of_range", "unknown_group"):
-                    continue
+        def done(result: Any, error: BaseException | None) -> None:
+            if error is None:
+                self._compare(group, number, *result)
+            elif not isinstance(error, LogyardError):
+                self.bug(f"reading {group.name} at node {number}", error)
+            elif error.code == "corrupt" and tries:
+                self.work.hits["read.repaired"] += 1
+                self.loop.at(self.loop.now + READ_S / REPAIRS / 2, None, self._read_one, group, number, tries - 1)
+            elif error.code not in ("gone", "out_of_range", "unknown_group"):
                 self.fault(f"{group.name}: node {number} can't be read: {type(error).__name__}: {error}")
-            start, end, records = result
-            self.work.compare(group, records, number)
-            tags = [int(bytes(payload).partition(b";")[0]) for _, payload in records]
-            if len(set(tags)) < len(tags):
-                self.fault(f"{group.name}: node {number} has a record twice")
-            there = {offset for offset, _ in records}
-            missing = [offset for offset in group.records if start <= offset and offset not in there]
-            if missing:
-                self.fault(f"{group.name}: node {number} lost acknowledged records {missing[:5]} of {start}..{end}")
+
+        if number in self.cluster.up:
+            self.cluster.spawn(number, self._read(number, group), "read", done)
+
+    def _compare(self, group: Any, number: int, start: int, end: int, records: Any) -> None:
+        self.work.compare(group, records, number)
+        tags = [int(bytes(payload).partition(b";")[0]) for _, payload in records]
+        if len(set(tags)) < len(tags):
+            self.fault(f"{group.name}: node {number} has a record twice")
+        there = {offset for offset, _ in records}
+        missing = [offset for offset in group.records if start <= offset and offset not in there]
+        if missing:
+            self.fault(f"{group.name}: node {number} lost acknowledged records {missing[:5]} of {start}..{end}")
 
     async def _read(self, number: int, group: Any) -> Any:
         from logyard.client.records import Page
