@@ -17,13 +17,16 @@ from typing import Any
 
 import xxhash
 
-from .kinds import KINDS
+from .kinds import KINDS, VERBS
 from .minimise import minimise
 from .run import Result, Run
 from .workers import Job, results
 
 REGRESSIONS = Path(__file__).with_name("regressions.json")
 COVERED_MINUTES = 1.0
+TRIED = 4
+"""In so many seeds each fault is forced, when there are many seeds."""
+SHARE_MIN = 3
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -34,6 +37,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1.0, help="simulated minutes of each")
     parser.add_argument("--groups", type=int, default=4, help="groups of each cluster")
     parser.add_argument("--verbs", default="", help="only these faults, comma-separated")
+    parser.add_argument(
+        "--share", type=int, default=0, help="faults that each seed is forced to try; 0: enough for all"
+    )
     parser.add_argument("--workers", type=int, default=0, help="processes; 0: one a core")
     parser.add_argument("--json", action="store_true", help="one object instead of lines")
     parser.add_argument("--no-minimise", action="store_true", help="leave a failing seed as it is")
@@ -41,17 +47,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     found = parser.parse_args(arguments)
     if found.minutes <= 0 or found.seeds < 1 or not 1 <= found.groups <= 64:
         parser.error("give at least one seed, some minutes, and 1 to 64 groups")
+    # Together the seeds try each fault a few times; a seed alone tries all.
+    found.share = found.share or max(SHARE_MIN, min(len(VERBS), -(-TRIED * len(VERBS) // found.seeds)))
     return found
 
 
 def jobs_of(options: argparse.Namespace) -> list[Job]:
-    """(seed, minutes, groups, verbs) of each run."""
+    """What to run."""
     if options.regressions:
         rows = json.loads(REGRESSIONS.read_text())
-        return [(row["seed"], row["minutes"], row["groups"], row.get("verbs") and tuple(row["verbs"])) for row in rows]
+        return [
+            (row["seed"], row["minutes"], row["groups"], row.get("verbs") and tuple(row["verbs"]), row["share"])
+            for row in rows
+        ]
     verbs = tuple(options.verbs.split(",")) if options.verbs else None
     seeds = range(options.seed, options.seed + options.seeds)
-    return [(seed, options.minutes, options.groups, verbs) for seed in seeds]
+    return [(seed, options.minutes, options.groups, verbs, options.share) for seed in seeds]
 
 
 def summary(found: Sequence[Result]) -> dict[str, Any]:
@@ -80,8 +91,9 @@ def summary(found: Sequence[Result]) -> dict[str, Any]:
 
 def shrink(options: argparse.Namespace, result: Result) -> str:
     """A smaller run that fails as well, as a command."""
-    kept, smaller = minimise(lambda verbs: Run(result.seed, options.minutes, options.groups, verbs).go())
+    kept, smaller = minimise(lambda verbs: Run(result.seed, options.minutes, options.groups, verbs, options.share).go())
     command = f"python -m tests.sim --seed {result.seed} --minutes {options.minutes} --groups {options.groups}"
+    command += f" --share {options.share}"
     if smaller is None:
         return command
     return f"{command} --verbs {','.join(sorted(kept))}   # {smaller.violations[0].splitlines()[0]}"

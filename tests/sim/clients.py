@@ -82,7 +82,7 @@ class Workload:
         self.hits: Counter[str] = Counter()
         self.stopping = False
         # Swarm: how many records go in a frame, how large they are, how likely a frame is sent twice or its reply lost.
-        self.burst = draw.choice((6, 12, 12, 16, 24))
+        self.burst = draw.choice((8, 24, 24, 40))
         self.large = draw.choice((0.0, 0.01, 0.05))
         self.twice = draw.choice((0.0, 0.05, 0.2))
         self.deaf = draw.choice((0.0, 0.02, 0.1))

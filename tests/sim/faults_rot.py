@@ -160,9 +160,9 @@ class RotFaults(Ground):
         entry = self.draw.choice(entries[:-1] or entries)
         path = f"{host.files.prefix}/wal/{entry.file:016x}.wal"
         file = host.files.find(path)
-        if isinstance(file, File) and entry.offset + entry.body_bytes <= file.last:
-            if self._spoil(file, entry.offset, entry.offset + entry.body_bytes):
-                self.hits["L4.payload"] += 1
+        end = entry.offset + entry.body_bytes
+        if isinstance(file, File) and end <= file.last and self._spoil(file, entry.offset, end):
+            self.hits["L4.payload"] += 1
 
     def lost_write(self) -> None:
         """The disk says that it wrote a batch, and did not; noticed at the next start, behind younger batches."""

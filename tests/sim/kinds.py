@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 VERBS: dict[str, tuple[str, ...]] = {
     "loss": ("N1.loss",),
@@ -65,18 +66,26 @@ VERBS: dict[str, tuple[str, ...]] = {
 CLIENTS = ("Q1.retry", "Q1.duplicate", "Q1.lost_reply")
 KINDS = frozenset(kind for kinds in VERBS.values() for kind in kinds) | set(CLIENTS)
 FORCED = 12
-"""So many of the verbs whose kinds were hit least are in every round, besides what the swarm draws."""
+"""So many at most of a seed's forced verbs are in one round."""
 
 
-def verbs_for(draw: random.Random, hits: Counter[str], allowed: frozenset[str] | None) -> list[str]:
-    """The verbs of a round: some by chance, and some of those that hit nothing so far."""
-    verbs = list(VERBS)
-    draw.shuffle(verbs)
-    verbs.sort(key=lambda verb: min(1, min(hits[kind] for kind in VERBS[verb])))
-    missing = [verb for verb in verbs if any(not hits[kind] for kind in VERBS[verb])]
+def forced_of(seed: int, share: int) -> tuple[str, ...]:
+    """The `share` verbs that a seed tries until each has hit something: neighbouring seeds have neighbouring ones, so
+    that a few seeds together try all."""
+    verbs = sorted(VERBS)
+    share = min(share, len(verbs))
+    return tuple(verbs[(seed * share + at) % len(verbs)] for at in range(share))
+
+
+def verbs_for(
+    draw: random.Random, hits: Counter[str], forced: Sequence[str], allowed: frozenset[str] | None
+) -> tuple[list[str], bool]:
+    """The verbs of a round, and whether some of them are there because they hit nothing so far."""
+    missing = [verb for verb in forced if any(not hits[kind] for kind in VERBS[verb])]
+    draw.shuffle(missing)
     chosen = missing[:FORCED]
-    rest = [verb for verb in verbs if verb not in chosen]
-    chosen += draw.sample(rest, draw.choice((1, 3, 5)))
+    rest = [verb for verb in VERBS if verb not in chosen]
+    chosen += draw.sample(rest, draw.choice((1, 2, 4)))
     if allowed is not None:
         chosen = [verb for verb in chosen if verb in allowed]
-    return sorted(chosen)
+    return sorted(chosen), bool(missing)

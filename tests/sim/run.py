@@ -21,7 +21,7 @@ from logyard.engine.errors import LogyardError, WalFailed
 from .checks import Checker
 from .clients import Workload
 from .cluster import Cluster, Host
-from .kinds import FORCED, KINDS, verbs_for
+from .kinds import KINDS, VERBS, forced_of, verbs_for
 from .loop import Doomed, Loop, Stop
 from .machine import machines
 from .nemesis import Nemesis
@@ -33,6 +33,11 @@ RATE = 65.0
 """Client operations a simulated second."""
 START_S = 2.0
 SAFETY_S = (6.0, 9.0)
+"""Of a round in which something is forced to happen."""
+LONG_S = (15.0, 30.0)
+"""Of one in which only the draw decides."""
+NEWEST = 60
+"""So many records of each group are read on each node after a round; all of them after the last."""
 READ_S = 2.0
 """For the reads at the end of a round."""
 REPAIRS = 5
@@ -62,15 +67,15 @@ class Result:
 
 
 class Run:
-    """One seed's. `allowed`: only these fault verbs, for the minimiser; None: all."""
+    """One seed's. `allowed`: only these fault verbs, for the minimiser; None: all. `share`: how many are forced."""
 
     def __init__(
-        self, seed: int, minutes: float, groups: int = 4, allowed: frozenset[str] | None = None, rounds: int = 1 << 30
+        self, seed: int, minutes: float, groups: int = 4, allowed: frozenset[str] | None = None, share: int = len(VERBS)
     ) -> None:
         self.seed = seed
         self.seconds = minutes * 60
         self.allowed = allowed
-        self.rounds = rounds
+        self.forced = forced_of(seed, share)
         self.draw = random.Random(seed)
         self.loop = Loop(self.draw.getrandbits(64))
         limits = {
@@ -94,8 +99,8 @@ class Run:
 
     def bug(self, what: str, error: BaseException) -> None:
         """Something raised that nothing should raise."""
-        if isinstance(error, Doomed | WalFailed):
-            # The node ends by it, as it does where there is a thread that ended.
+        if isinstance(error, Doomed | WalFailed) or "(simulated" in str(error):
+            # What was simulated came back to whoever asked; the node ends by it, where it does outside.
             return
         where = "".join(traceback.format_exception(error)[-9:])
         self.fault(f"{what}: {type(error).__name__}: {error}\n{where}")
@@ -151,7 +156,7 @@ class Run:
             self.create(group)
         self.work.begin()
         self.loop.run(self.loop.now + 1.0)
-        while self.loop.now < self.seconds and self.result.rounds < self.rounds:
+        while self.loop.now < self.seconds:
             gc.collect(0)
             self.safety()
             self.liveness()
@@ -193,14 +198,14 @@ class Run:
     def safety(self) -> None:
         """Anything may break."""
         loop, nemesis, draw = self.loop, self.nemesis, self.draw
-        length = draw.uniform(*SAFETY_S)
-        chosen = verbs_for(draw, self._hits(), self.allowed)
+        chosen, forced = verbs_for(draw, self._hits(), self.forced, self.allowed)
+        length = min(draw.uniform(*(SAFETY_S if forced else LONG_S)), max(5.0, self.seconds - loop.now))
         self.result.swarm.append(" ".join(chosen))
         nemesis.active = True
         nemesis.membership = False
         nemesis.victim = 0
         for verb in chosen:
-            times = draw.choice((1, 1, 2, 3))
+            times = draw.choice((1, 1, 1, 2, 3))
             for _ in range(times):
                 nemesis.after(draw.uniform(0.0, length * 0.85), getattr(nemesis, verb))
         for verb in ("roll", "snapshot", "compact", "truncate"):
@@ -314,8 +319,8 @@ class Run:
         node = self.cluster.node(number)
         bounds = await node.bounds(group.name)
         offset, end = bounds["start"], bounds["end"]
-        # All of it at the first times, then the newest.
-        offset = max(offset, end - 600)
+        if self.loop.now < self.seconds:
+            offset = max(offset, end - NEWEST)
         start = offset
         records: list[tuple[int, Any]] = []
         while offset < end:
@@ -347,4 +352,4 @@ class Run:
         result.event_hash = self.cluster.network.hash.hexdigest()
 
 
-__all__ = ["FORCED", "Result", "Run"]
+__all__ = ["Result", "Run"]

@@ -10,14 +10,14 @@ from typing import TypeAlias
 
 from .run import Result, Run
 
-Job: TypeAlias = tuple[int, float, int, tuple[str, ...] | None]
-"""Seed, minutes, groups, verbs (None: all)."""
+Job: TypeAlias = tuple[int, float, int, tuple[str, ...] | None, int]
+"""Seed, minutes, groups, verbs (None: all), how many of them are forced."""
 
 
 def run_one(job: Job) -> Result:
     """One seed, in whatever process."""
-    seed, minutes, groups, verbs = job
-    return Run(seed, minutes, groups, None if verbs is None else frozenset(verbs)).go()
+    seed, minutes, groups, verbs, share = job
+    return Run(seed, minutes, groups, None if verbs is None else frozenset(verbs), share).go()
 
 
 def results(jobs: Sequence[Job], workers: int) -> Iterator[Result]:
