@@ -150,10 +150,13 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
             assert known is not None
             member = system.damages.build(spec, known, state, snapshot_row, recovered)
         base = member.raft.log.snapshot_index
+        # The WAL does not lead up to where the log starts: a snapshot was installed there, or the way is damaged.
+        apart = base > log_base(state)[0] or (known is not None and 0 <= recovered.end < base)
         if (
-            base > log_base(state)[0]
+            apart
             and base == member.snapshot_index
             and recovered.restart != base + 1
+            and spec.uid not in system.damages.blank
             and member.state != STOPPED
         ):
             restarted.append((spec.uid, base))

@@ -38,9 +38,9 @@ LONG_S = (15.0, 30.0)
 """Of one in which only the draw decides."""
 NEWEST = 60
 """So many records of each group are read on each node after a round; all of them after the last."""
-READ_S = 2.0
+READ_S = 30.0
 """For the reads at the end of a round."""
-REPAIRS = 5
+REPAIRS = 20
 """So often a read is tried again that met damage."""
 CONVERGE_S = 40.0
 """Ten election timeouts at their longest (2 s each) after the heal, and as much for what has to be transferred."""
@@ -90,6 +90,7 @@ class Run:
         self.work = Workload(self.cluster, draw, groups, RATE, self.fault)
         self.checker = Checker(self.cluster, self.fault)
         self.nemesis = Nemesis(self.cluster, self.work, self.checker, random.Random(self.draw.getrandbits(64)))
+        self.reading = 0
         self.result.swarm.append(str(limits))
 
     def fault(self, what: str) -> None:
@@ -284,23 +285,34 @@ class Run:
             for number in sorted(leader.raft.configuration.nodes()) if leader is not None else ():
                 if self.cluster.replica(number, group.name) is not None:
                     self._read_one(group, number, REPAIRS)
-        self.loop.run(self.loop.now + READ_S)
+        deadline = self.loop.now + READ_S
+        while self.reading and self.loop.now < deadline:
+            self.loop.run(self.loop.now + 0.25)
+        if self.reading:
+            self.fault(f"{self.reading} reads did not end within {READ_S} s")
 
     def _read_one(self, group: Any, number: int, tries: int) -> None:
         """What is damaged may be refused, and is repaired meanwhile: then it is read again."""
 
         def done(result: Any, error: BaseException | None) -> None:
+            self.reading -= 1
             if error is None:
                 self._compare(group, number, *result)
             elif not isinstance(error, LogyardError):
                 self.bug(f"reading {group.name} at node {number}", error)
             elif error.code == "corrupt" and tries:
                 self.work.hits["read.repaired"] += 1
-                self.loop.at(self.loop.now + READ_S / REPAIRS / 2, None, self._read_one, group, number, tries - 1)
+                self.reading += 1
+                self.loop.at(self.loop.now + 1.0, None, again)
             elif error.code not in ("gone", "out_of_range", "unknown_group"):
                 self.fault(f"{group.name}: node {number} can't be read: {type(error).__name__}: {error}")
 
+        def again() -> None:
+            self.reading -= 1
+            self._read_one(group, number, tries - 1)
+
         if number in self.cluster.up:
+            self.reading += 1
             self.cluster.spawn(number, self._read(number, group), "read", done)
 
     def _compare(self, group: Any, number: int, start: int, end: int, records: Any) -> None:
