@@ -22,6 +22,7 @@ from ..errors import Corrupt, Gone, LogyardError
 from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
 from .member import Member
+from .reader import Located
 
 if TYPE_CHECKING:
     from .system import System
@@ -165,7 +166,7 @@ class Sender:
     async def _with_bodies(self, member: Member, entry: Entry) -> Entry:
         """A copy of `entry` that carries its payload, or a tombstone where that is released here (law 4)."""
         copy = _held(entry)
-        located = next(self.system.reader.payload_entries(member, entry.index, entry.index), None)
+        located = await self._locate(member, entry.index)
         if (
             located is not None
             and located.index == entry.index
@@ -178,6 +179,15 @@ class Sender:
             copy.bodies = ()
             return copy
         raise LogyardError(f"the payload of entry {entry.index} is neither stored nor released on this node")
+
+    async def _locate(self, member: Member, index: int) -> Located | None:
+        """Where an entry's payload is; a damaged row that should say so comes from a peer first."""
+        try:
+            return next(self.system.reader.payload_entries(member, index, index), None)
+        except Corrupt:
+            if not await self.system.repair.stretch(member, index, index):
+                raise
+        return next(self.system.reader.payload_entries(member, index, index), None)
 
 
 def _held(entry: Entry) -> Entry:

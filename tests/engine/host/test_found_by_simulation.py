@@ -1,0 +1,77 @@
+"""Histories that the simulator found (tests/sim), each cut down to what it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from logyard.engine.raft.messages import TRANSFER, VOTE, Message
+
+from .cluster import cluster, until
+from .test_mending import SIZE, flip, hurt_wal, metadata, stable
+
+
+async def test_a_vote_without_entries_outlives_the_file_that_holds_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.append(await c.leader(), [(b"", b"x")])
+        await c.applied()
+        await c.roll(3)
+        c.partition(3)
+        member = c.member(3)
+        raft = member.raft
+        term = raft.term + 5
+        last = raft.log.last_index
+        vote = Message(VOTE, member.uid, 3, 2, term, last, raft.log.last_term, context=TRANSFER)
+        c.system(3).inbound.on_messages(2, [vote])
+        assert (raft.term, raft.vote) == (term, 2)
+        # Its only record of that is in the file in use; then that file gets its segment in another life.
+        await c.restart(3)
+        assert (c.member(3).raft.term, c.member(3).raft.vote) == (term, 2)
+        await c.roll(3)
+        await c.restart(3)
+        assert (c.member(3).raft.term, c.member(3).raft.vote) == (term, 2)
+
+
+async def test_a_log_that_starts_above_a_damaged_wal_takes_new_entries(tmp_path: Path) -> None:
+    async with cluster(tmp_path, hibernate_after_ms=30, hibernate_move_bytes=1 << 20) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 6, SIZE)
+        await stable(c, 3)
+        damaged = metadata(c, 3, c.member(3).raft.log.last_index - 2)
+        uid = c.member(3).uid
+        # As a row, the log starts at its end; what the file in use has of it leads there no more.
+        await until(lambda: uid in c.system(3).hibernation.sleepers, "it sleeps")
+        await c.crash(3)
+        hurt_wal(c, 3, damaged)
+        # The second start knows the damage, and where the WAL breaks off.
+        c.partition(3)
+        await c.start(3)
+        await c.restart(3)
+        c.network.heal()
+        bodies += await c.fill(await c.leader(), 3, SIZE, tag=b"n")
+        await until(lambda: c.member(3).state != "running" or c.log(3).end == len(bodies), "it caught up")
+        assert c.member(3).state == "running", c.member(3).reason
+        await c.restart(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies
+
+
+async def test_a_leader_repairs_the_row_of_an_entry_that_a_follower_needs(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 3, SIZE)
+        await stable(c, 3)
+        await c.crash(3)
+        bodies += await c.fill(1, 6, SIZE)
+        await c.applied()
+        damaged = metadata(c, 1, c.member(1).raft.log.last_index - 2)
+        await c.roll(1)
+        await c.nodes[1].compact()
+        await c.crash(1)
+        assert sum(flip(path, damaged) for path in (c.path / "node-1" / "payloads").glob("gen-*/data.mdb")) == 1
+        await c.start(1)
+        await c.lead(1)
+        # Only node 1 can send what node 3 lacks.
+        await c.start(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies
+        assert c.system(1).repair.fetched
