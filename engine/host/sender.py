@@ -19,6 +19,7 @@ import trio
 
 from ..entry import Entry
 from ..errors import Corrupt, Gone, LogyardError
+from ..raft import election
 from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
 from .member import Member
@@ -120,6 +121,8 @@ class Sender:
                 await self._snapshot(member)
             except LogyardError as error:
                 log.warning("group %s: can not send entries to node %d: %s", member.spec.name, node, error)
+                if isinstance(error, Corrupt) and message.last > member.raft.commit:
+                    self._pass_on(member)
             finally:
                 if member.slow_sends is not None:
                     left = member.slow_sends.get(node, 0) - 1
@@ -130,6 +133,14 @@ class Sender:
             await trio.lowlevel.checkpoint()
         if self._queues.get(node) is queue:
             del self._queues[node]
+
+    def _pass_on(self, member: Member) -> None:
+        """Of what is not committed no peer gives a copy: who has a good one, or does without it, had better lead."""
+        raft = member.raft
+        if raft.role == LEADER and not raft.stopped:
+            election.resign(raft, True)
+            self.system.active.add(member)
+            self.system.scheduler.mark(member)
 
     def _is_due(self, member: Member, message: Message) -> bool:
         """Whether a message that waited still is this leader's to send. Not where a snapshot has let the log go since:

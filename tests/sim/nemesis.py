@@ -41,7 +41,7 @@ class Nemesis(NetworkFaults, ProcessFaults, DiskFaults, GroupFaults, RotFaults):
         for group in self.work.groups:
             for number in self.cluster.up:
                 member = self.cluster.replica(number, group.name)
-                if member is None or not self.cluster.leads(number, group.name) or group.poisoned:
+                if member is None or not self.cluster.leads(number, group.name) or member.halt is not None:
                     continue
                 voters = member.raft.configuration.voters
                 node = self.cluster.node(number)

@@ -245,6 +245,8 @@ class Run:
                 work.stopping = talked = True
         else:
             self.fault(f"no convergence in {CONVERGE_S} s after the heal: {'; '.join(reasons[:6])}")
+        for group in work.groups:
+            group.poisoned = False
         self.checker.equal(work.groups)
         self._read_all()
         work.begin()

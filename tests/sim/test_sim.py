@@ -1,4 +1,4 @@
-"""The simulator itself: equal seeds give equal histories, in every process; recorded seeds stay clean; the command line.
+"""The simulator itself: equal seeds, equal histories, in every process; recorded seeds stay clean; the command line.
 
 How much it finds is shown by `test_planted`.
 """

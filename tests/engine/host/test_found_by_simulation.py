@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from logyard.client.wire import encode_frame
+from logyard.engine.host.member import DROP
+from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
+from logyard.machines.command import APPEND
 
 from .cluster import cluster, until
 from .test_mending import SIZE, flip, hurt_wal, metadata, stable
+from .test_repair import hurt_file
 
 
 async def test_a_vote_without_entries_outlives_the_file_that_holds_it(tmp_path: Path) -> None:
@@ -75,3 +80,29 @@ async def test_a_leader_repairs_the_row_of_an_entry_that_a_follower_needs(tmp_pa
         await c.applied()
         assert [body for _, body in await c.read(3)] == bodies
         assert c.system(1).repair.fetched
+
+
+async def test_a_leader_that_can_not_read_what_is_not_committed_lets_another_lead(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        await c.fill(1, 3, SIZE)
+        await c.applied()
+        for number in (2, 3):
+            await c.crash(number)
+        # On one disk only, and of that its payload is damaged: whoever has it not may well lead.
+        body = b"lost".ljust(SIZE, b".")
+        member = c.member(1)
+        c.system(1).submit(member.uid, memoryview(b"".join(encode_frame([(b"", body)], command=APPEND))), DROP, 1)
+        await until(lambda: member.raft.log.stable == member.raft.log.last_index > member.raft.commit)
+        # A batch that nothing follows would count as torn, and be cut.
+        await until(lambda: c.system(1).durability.sealed and not c.system(1).durability.busy)
+        await c.crash(1)
+        assert hurt_file(c, 1, [body]) == 1
+        await c.start(1)
+        await c.start(2)
+        await until(lambda: c.member(1).raft.role == LEADER, "node 1 leads, as its log is the longest")
+        await c.start(3)
+        bodies = await c.fill(await c.leader(), 2, SIZE, tag=b"n")
+        await c.applied()
+        for number in c.ids:
+            assert [found for _, found in await c.read(number, 3)] == bodies
