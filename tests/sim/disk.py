@@ -148,15 +148,13 @@ class SimDisk(Disk):
             faults.hits["D5.short"] += 1
             data = data[: faults.draw.randrange(1, len(data))]
         if file.kind == "wal":
-            if file.before is not None and (faults.lost_write or faults.misdirect):
-                self._lose(file, *file.before)
-            file.before = (offset, bytes(file.seen[offset : offset + len(data)]), data)
+            file.before, file.newest = file.newest, (offset, bytes(file.seen[offset : offset + len(data)]), data)
         file.write(offset, data)
         self.watch(file, offset, data)
         return len(data)
 
     def _lose(self, file: File, offset: int, before: bytes, data: bytes) -> None:
-        """The write before this one, which was synced, did not reach its place; the newest one always does, as what
+        """The write before the one that was just synced did not reach its place. The newest one always does: what
         nothing follows is a torn end to everybody."""
         faults = self.faults
         places = [at for at in range(8192, offset - len(data), 4096)]
@@ -183,6 +181,9 @@ class SimDisk(Disk):
             raise
         self.fdatasyncs += 1
         file.sync()
+        if file.before is not None and (self.faults.lost_write or self.faults.misdirect):
+            self._lose(file, *file.before)
+            file.before = None
 
     def sync_file(self, fd: int) -> None:
         self.datasync(fd)

@@ -74,7 +74,7 @@ class GroupFaults(Ground):
     def change_members(self) -> None:
         """One goes, another comes, in either order, under everything else."""
         found = self.leader()
-        if found is None or self.victim:
+        if found is None or self.hurt:
             # With fewer voters a damaged one leaves no quorum that could tell what it lost.
             return
         group, number = found

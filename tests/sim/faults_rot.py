@@ -20,14 +20,14 @@ class RotFaults(Ground):
     """Each verb brings one about."""
 
     def _victim(self) -> Host | None:
-        """The node that may lose something in this round; none while members change, as quorums are small then."""
+        """The node that loses things in this run; none while members change, as quorums are small then.
+
+        One node only, as damage may lie unseen for long: on two nodes it could hit the last copies of a group.
+        """
         if self.membership:
             return None
-        if not self.victim:
-            up = self.cluster.up
-            if len(up) < len(self.cluster.hosts):
-                return None
-            self.victim = self.draw.choice(up)
+        self.victim = self.victim or self.draw.choice(list(self.cluster.hosts))
+        self.hurt = True
         host = self.cluster.hosts[self.victim]
         if host.other or host.number in self.true_files:
             return None
@@ -121,17 +121,20 @@ class RotFaults(Ground):
     def generation(self) -> None:
         """A row of a payload environment."""
         host = self._victim()
-        if host is not None and self._generation(host, -1):
+        if host is not None and self._generation(host):
             self.hits["D8.generation"] += 1
 
-    def _generation(self, host: Host, odd: int) -> bool:
+    def _generation(self, host: Host) -> bool:
+        """A row of one of the entries that may be damaged on this node and on no other but the victim."""
+        count = len(self.cluster.hosts)
         found = [
-            node.rows for path, node in host.files.walk()
+            node.rows
+            for path, node in host.files.walk()
             if isinstance(node, File) and node.rows is not None and "/payloads/" in path
-        ]  # fmt: skip
+        ]
         for rows in found:
-            # Own rows of the generation begin with run 0.
-            keys = [key for key in rows.keys if key[:8] != bytes(8) and (odd < 0 or key[23] % 2 == odd)]
+            # Own rows of the generation begin with run 0; the index ends at byte 24.
+            keys = [key for key in rows.keys if key[:8] != bytes(8) and key[23] % count == host.number - 1]
             if keys:
                 self._spoil_row(rows, self.draw.choice(keys))
                 return True
@@ -141,9 +144,9 @@ class RotFaults(Ground):
         """Different payloads on every node: each keeps good copies."""
         if self._victim() is None:
             return
-        for number, odd in zip(self.draw.sample(list(self.cluster.hosts), 2), (0, 1), strict=True):
-            self.checker.damaged.add(number)
-            if self._generation(self.cluster.hosts[number], odd):
+        for number, host in self.cluster.hosts.items():
+            if self._generation(host):
+                self.checker.damaged.add(number)
                 self.hits["D9.atlas"] += 1
 
     def payload(self) -> None:

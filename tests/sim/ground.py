@@ -1,7 +1,7 @@
 """What all faults stand on: the cluster, the draw, the counts, and how things are said to nodes.
 
-Invariant: what is lost for good is lost on one node at a time (`victim`), so that every record keeps a good copy that a
-quorum knows of. The faults themselves are in the `faults_` files; `nemesis` puts them together.
+Invariant: what is lost for good is lost on one node of a run (`victim`; payloads of some entries on others), so that
+every record keeps a good copy that a quorum knows of. The faults themselves are in the `faults_` files; `nemesis` puts them together.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Ground:
         self.checker = checker
         self.draw = draw
         self.hits: Counter[str] = Counter()
-        # The node whose disk may be damaged in this round.
+        # The node whose disk may be damaged, and whether it was in this round.
         self.victim = 0
+        self.hurt = False
         self.membership = False
         self.active = False
         # Nodes that a revival is under way for.

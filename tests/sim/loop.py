@@ -17,6 +17,10 @@ from typing import Any
 Abort = Callable[[Any], Any]
 
 
+STILL = 50_000
+"""So many events without time passing are a circle."""
+
+
 class Crashed(BaseException):
     """The process that runs this is dead: nothing it does from here on reaches anything."""
 
@@ -134,6 +138,7 @@ class Loop:
         self.task: Task | None = None
         self.on_event: Callable[[Life | None], None] = lambda life: None
         self.on_crash: Callable[[Life], None] = lambda life: None
+        self.on_still: Callable[[], None] = lambda: None
         self.closed_by: list[BaseException] = []
         self._heap: list[tuple[float, int, Timer]] = []
         self._ready: deque[Timer] = deque()
@@ -155,7 +160,12 @@ class Loop:
     def run(self, until: float) -> None:
         """Let everything up to a time happen."""
         ready, heap = self._ready, self._heap
+        last, begun = self.now, self.events
         while True:
+            if self.now != last:
+                last, begun = self.now, self.events
+            elif self.events - begun > STILL:
+                self.on_still()
             if ready:
                 timer = ready.popleft()
             elif heap and heap[0][0] <= until:

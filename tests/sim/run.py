@@ -135,6 +135,7 @@ class Run:
     def _connect(self) -> None:
         cluster, checker = self.cluster, self.checker
         self.loop.on_event = checker.look
+        self.loop.on_still = lambda: self.fault("events go round in a circle")
         cluster.on_bug = self.bug
         cluster.on_ready = self._started
         cluster.on_gone = self._gone
@@ -204,7 +205,7 @@ class Run:
         self.result.swarm.append(" ".join(chosen))
         nemesis.active = True
         nemesis.membership = False
-        nemesis.victim = 0
+        nemesis.hurt = False
         for verb in chosen:
             times = draw.choice((1, 1, 1, 2, 3))
             for _ in range(times):

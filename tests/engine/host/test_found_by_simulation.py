@@ -106,3 +106,28 @@ async def test_a_leader_that_can_not_read_what_is_not_committed_lets_another_lea
         await c.applied()
         for number in c.ids:
             assert [found for _, found in await c.read(number, 3)] == bodies
+
+
+async def test_neighbouring_entries_damaged_on_every_node_are_all_there(tmp_path: Path) -> None:
+    # The helical case of fault D9: each has one damaged row of its own, and two others have that entry.
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 9, SIZE)
+        await c.applied()
+        for number in c.ids:
+            await stable(c, number)
+        last = c.member(1).raft.log.last_index
+        damaged = {number: metadata(c, number, last - 5 + at) for at, number in enumerate((3, 1, 2))}
+        for number in c.ids:
+            await c.roll(number)
+            await c.nodes[number].compact()
+        for number in c.ids:
+            await c.crash(number)
+            found = (c.path / f"node-{number}" / "payloads").glob("gen-*/data.mdb")
+            assert sum(flip(path, damaged[number]) for path in found) == 1
+        for number in c.ids:
+            await c.start(number)
+        await c.leader()
+        await c.applied()
+        for number in c.ids:
+            assert [body for _, body in await c.read(number)] == bodies
