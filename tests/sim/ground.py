@@ -1,7 +1,8 @@
 """What all faults stand on: the cluster, the draw, the counts, and how things are said to nodes.
 
 Invariant: what is lost for good is lost on one node of a run (`victim`; payloads of some entries on others), so that
-every record keeps a good copy that a quorum knows of. The faults themselves are in the `faults_` files; `nemesis` puts them together.
+every record keeps a good copy that a quorum knows of. The faults themselves are in the `faults_` files;
+`nemesis` puts them together.
 """
 
 from __future__ import annotations
