@@ -81,8 +81,9 @@ class Workload:
         self.acknowledged = 0
         self.hits: Counter[str] = Counter()
         self.stopping = False
+        self.begun = 0
         # Swarm: how many records go in a frame, how large they are, how likely a frame is sent twice or its reply lost.
-        self.burst = draw.choice((8, 24, 24, 40))
+        self.burst = draw.choice((16, 32, 32, 48))
         self.large = draw.choice((0.0, 0.01, 0.05))
         self.twice = draw.choice((0.0, 0.05, 0.2))
         self.deaf = draw.choice((0.0, 0.02, 0.1))
@@ -90,8 +91,9 @@ class Workload:
     def begin(self) -> None:
         """From now on they talk, until `stopping`."""
         self.stopping = False
+        self.begun += 1
         for client in self.clients:
-            self.loop.at(self.loop.now + self.draw.random(), None, client.talk)
+            self.loop.at(self.loop.now + self.draw.random(), None, client.talk, self.begun)
 
     def body(self, tag: int) -> bytes:
         """What a record holds; a function of its tag."""
@@ -194,13 +196,13 @@ class Client:
         self.opening = False
         self.pending: dict[int, Frame] = {}
 
-    def talk(self) -> None:
+    def talk(self, begun: int) -> None:
         """One burst, and the next one later."""
         work = self.work
-        if work.stopping:
+        if work.stopping or begun != work.begun:
             return
         per_client = work.rate / len(work.clients)
-        work.loop.at(work.loop.now + work.burst / per_client * work.draw.uniform(0.5, 1.5), None, self.talk)
+        work.loop.at(work.loop.now + work.burst / per_client * work.draw.uniform(0.5, 1.5), None, self.talk, begun)
         if not self.group.created:
             return
         if not self.session:

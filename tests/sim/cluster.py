@@ -42,11 +42,11 @@ LIMITS: dict[str, Any] = {
     "generation_transaction_bytes": MIB,
     "migrate_budget_bytes": 2 * MIB,
     "snapshot_piece_bytes": 64 * KIB,
-    "tick_ms": 100,
-    "election_ticks": 10,
-    "liveness_interval_ms": 250,
-    "liveness_timeout_ms": 1500,
-    "disk_probe_ms": 2000,
+    "tick_ms": 200,
+    "election_ticks": 6,
+    "liveness_interval_ms": 400,
+    "liveness_timeout_ms": 2000,
+    "disk_probe_ms": 5000,
     "hibernate_after_ms": 3000,
 }
 
