@@ -37,7 +37,7 @@ SAFETY_S = (6.0, 9.0)
 LONG_S = (15.0, 30.0)
 """Of one in which only the draw decides."""
 NEWEST = 60
-"""So many records of each group are read on each node after a round; all of them after the last."""
+"""So many records of each group are read on each node after a round, and four times as many after the last."""
 READ_S = 30.0
 """For the reads at the end of a round."""
 REPAIRS = 20
@@ -334,8 +334,7 @@ class Run:
         node = self.cluster.node(number)
         bounds = await node.bounds(group.name)
         offset, end = bounds["start"], bounds["end"]
-        if self.loop.now < self.seconds:
-            offset = max(offset, end - NEWEST)
+        offset = max(offset, end - (NEWEST if self.loop.now < self.seconds else 4 * NEWEST))
         start = offset
         records: list[tuple[int, Any]] = []
         while offset < end:
