@@ -148,7 +148,13 @@ class SimDisk(Disk):
             faults.hits["D5.short"] += 1
             data = data[: faults.draw.randrange(1, len(data))]
         if file.kind == "wal":
-            file.before, file.newest = file.newest, (offset, bytes(file.seen[offset : offset + len(data)]), data)
+            written = (offset, bytes(file.seen[offset : offset + len(data)]), data)
+            if file.synced or file.newest is None:
+                file.before, file.newest, file.synced = file.newest, written, False
+            else:
+                # The rest of a short write.
+                first, before, begun = file.newest
+                file.newest = (first, before + written[1], begun + data)
         file.write(offset, data)
         self.watch(file, offset, data)
         return len(data)
@@ -181,6 +187,7 @@ class SimDisk(Disk):
             raise
         self.fdatasyncs += 1
         file.sync()
+        file.synced = True
         if file.before is not None and (self.faults.lost_write or self.faults.misdirect):
             self._lose(file, *file.before)
             file.before = None

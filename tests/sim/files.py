@@ -19,7 +19,7 @@ SECTOR = 512
 class File:
     """`seen` is what reads give, `held` what the disk has; `writes` lie between them. `rows` are an environment's."""
 
-    __slots__ = ("seen", "held", "writes", "rows", "last", "before", "newest", "kind")
+    __slots__ = ("seen", "held", "writes", "rows", "last", "before", "newest", "synced", "kind")
 
     def __init__(self) -> None:
         self.seen = bytearray()
@@ -30,9 +30,10 @@ class File:
         self.kind = ""
         # Where the newest write began.
         self.last = 0
-        # The newest two writes of a log's file: offset, what stood there, what was written.
+        # The newest two synced writes of a log's file: offset, what stood there, what was written.
         self.before: tuple[int, bytes, bytes] | None = None
         self.newest: tuple[int, bytes, bytes] | None = None
+        self.synced = True
 
     def write(self, offset: int, data: bytes) -> None:
         """Into the page cache."""

@@ -229,7 +229,7 @@ class Run:
                     cluster.start(number)
             self.nemesis.skip_poison()
             for group in work.groups:
-                if not group.created or self._is_gone(group):
+                if self._is_gone(group) or not group.created:
                     self.create(group)
             loop.run(loop.now + 0.25)
             if self.nemesis.restore_members():
@@ -254,11 +254,11 @@ class Run:
 
     def _is_gone(self, group: Any) -> bool:
         """A deletion that nobody was told of was carried out after all."""
-        systems = [system for number in self.cluster.up if (system := self.cluster.system(number)) is not None]
-        if not group.recreate or any(system.names.get(group.name) == group.uid for system in systems):
+        if not group.recreate:
             return False
-        group.created = False
-        return True
+        systems = [system for number in self.cluster.up if (system := self.cluster.system(number)) is not None]
+        group.created = any(system.names.get(group.name) == group.uid for system in systems)
+        return not group.created
 
     def _not_yet(self) -> list[str]:
         reasons = [
