@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from logyard.client.wire import encode_frame
+from logyard.engine.errors import Corrupt
 from logyard.engine.host.member import DROP
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
 from logyard.machines.command import APPEND
 
 from .cluster import cluster, until
-from .test_mending import SIZE, flip, hurt_wal, metadata, stable
+from .test_mending import SIZE, flip, hurt_segments, hurt_wal, metadata, stable
 from .test_repair import hurt_file
 
 
@@ -131,3 +134,25 @@ async def test_neighbouring_entries_damaged_on_every_node_are_all_there(tmp_path
         await c.applied()
         for number in c.ids:
             assert [body for _, body in await c.read(number)] == bodies
+
+
+async def test_a_read_that_meets_a_damaged_entry_without_payload_has_the_log_mended(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 2, SIZE)
+        await c.lead(3)
+        bodies += await c.fill(3, 2, SIZE)
+        await c.lead(1)
+        bodies += await c.fill(1, 2, SIZE)
+        await stable(c, 3)
+        log = c.member(3).raft.log
+        noop = next(entry for entry in reversed(log.entries) if not entry.body_bytes and entry.index < log.last_index)
+        await c.roll(3)
+        hurt_segments(c, 3, bytes(noop.data))
+        first = c.member(3)
+        with pytest.raises(Corrupt):
+            await c.read(3)
+        await until(lambda: c.member(3) is not first, "another replica takes its place")
+        await c.applied()
+        await until(lambda: c.member(3).raft.mend is None, "it is mended")
+        assert [body for _, body in await c.read(3)] == bodies
