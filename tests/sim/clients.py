@@ -221,8 +221,11 @@ class Client:
             self.pending[self.sequence] = frame
             work.operations += count
             self.send(frame)
-        if work.draw.random() < 0.15:
-            work.read(self.group, work.leader_of(self.group), "linearizable")
+        if work.draw.random() < 0.4:
+            # Also of a leader that was: it must not answer.
+            for number in work.cluster.up:
+                if work.cluster.leads(number, self.group.name):
+                    work.read(self.group, number, "linearizable")
         if work.draw.random() < 0.1 and work.cluster.up:
             work.read(self.group, work.draw.choice(work.cluster.up), "local")
 

@@ -111,11 +111,14 @@ class SimDisk(Disk):
             raise Crashed
         file = self.files.opened(fd)
         data = bytes(file.seen[offset : offset + length])
-        if self.faults.stale_read and len(data) >= 512 and file.kind == "wal" and offset >= 8192:
-            self.faults.stale_read = False
-            self.faults.hits["D10.stale_read"] += 1
-            at = self.faults.draw.randrange(len(data) // 512) * 512
-            return data[:at] + bytes(512) + data[at + 512 :]
+        if self.faults.stale_read and file.kind == "wal" and offset >= 8192:
+            # Not of the newest batch: what nothing follows is a torn end to everybody.
+            sectors = (min(len(data), file.last - offset)) // 512
+            if sectors > 0:
+                self.faults.stale_read = False
+                self.faults.hits["D10.stale_read"] += 1
+                at = self.faults.draw.randrange(sectors) * 512
+                return data[:at] + bytes(512) + data[at + 512 :]
         return data
 
     def preallocate(self, fd: int, size: int, fill: bool = True) -> None:
