@@ -396,7 +396,7 @@ def main(arguments: Sequence[str]) -> int:
             {"bug": bug.name, "rule": bug.rule, "seed": seed, "cpu_s": round(spent, 2), "seeds": tried, "found": first}
         )
         if not options.json:
-            print(f"{bug.name:28} {spent:6.1f} s  {tried:3} seeds  {first[:150] or 'NOT FOUND'}", flush=True)
+            print(f"{bug.name:28} {spent:6.1f} s  seed {seed}  {first[:150] or 'NOT FOUND'}", flush=True)
     if options.json:
         print(json.dumps({"bugs": rows, "caught": sum(row["seed"] is not None for row in rows)}))
     return 0 if all(row["seed"] is not None for row in rows) else 1
