@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from logyard.engine import identity
 from logyard.engine.disk import Disk
 from logyard.engine.errors import NotLeader
-from logyard.engine.host import effects, sessions, storage
+from logyard.engine.host import damage, effects, recovery, sessions, storage
 from logyard.engine.host.durability import Durability
 from logyard.engine.host.inbound import Inbound
 from logyard.engine.host.system import System
-from logyard.engine.log import meta, wal, wal_files, wal_replay
-from logyard.engine.raft import core, election, mending, quorum, raft_log, reads, replication
+from logyard.engine.log import meta, wal, wal_files
+from logyard.engine.raft import core, election, quorum, raft_log, reads, replication
 from logyard.engine.raft.core import LEADER
 from logyard.payloads import layout
 from logyard.payloads.reference import Position
@@ -186,16 +186,6 @@ def _releases_too_far(old: Any) -> Any:
     return release
 
 
-def _forgets_sequences(old: Any) -> Any:
-    def take(self: Any, session: int, sequence: int) -> Any:
-        found = self.by_id.get(session)
-        if found is not None and sequence <= found.highest:
-            found.replies.pop(sequence, None)
-        return old(self, session, sequence)
-
-    return take
-
-
 def _encodes_no_replies(old: Any) -> Any:
     def encode(self: Any) -> bytes:
         kept = {number: one.replies for number, one in self.by_id.items()}
@@ -342,10 +332,10 @@ BUGS = (
         "a file goes when the store has what it says",
         [(storage.Storage, "hard_state_written", nothing)],
     ),
-    Bug("damage_taken_for_torn", "a damaged record is mended, not cut", [(wal_replay, "replay", _ignores_damage)]),
-    Bug("mend_forgotten", "who lost records acknowledges nothing before it is mended", [(mending, "Mend", nothing)]),
+    Bug("damage_taken_for_torn", "a damaged record is mended, not cut", [(recovery, "replay", _ignores_damage)]),
+    Bug("mend_forgotten", "who lost records acknowledges nothing before it is mended", [(damage, "Mend", nothing)]),
     Bug("released_too_far", "what lives is kept", [(effects, "release", _releases_too_far)]),
-    Bug("sequence_taken_twice", "a session's frame is applied once", [(sessions.Sessions, "take", _forgets_sequences)]),
+    Bug("sequence_taken_twice", "a session's frame is applied once", [(sessions.Sessions, "known", nothing)]),
     Bug(
         "replies_not_in_snapshots",
         "sessions are part of the state",
