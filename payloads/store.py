@@ -93,7 +93,8 @@ class PayloadStore:
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         self._disk.sync_directory(os.path.dirname(os.path.abspath(self.directory)))
         aside: list[int] = []
-        for number in sorted({*self._journal.open(), *take_suspects(os.path.join(self.directory, IN_USE_WRITER))}):
+        writer = os.path.join(self.directory, IN_USE_WRITER)
+        for number in sorted({*self._journal.open(), *take_suspects(writer)}):
             if os.path.isdir(self.shelf.path(number)) and not self._probe(self.shelf.path(number), number):
                 self.shelf.set_aside(number)
                 aside.append(number)
