@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from logyard.payloads.compaction import MigrateReport, choose_rewrite
 from logyard.payloads.errors import FormatNewer, GenerationFailed, PayloadCorrupt, PayloadMissing
 from logyard.payloads.journal import Journal
-from logyard.payloads.store import PayloadStore, StoreConfig
+from logyard.payloads.store import PayloadStore
 
 from .support import MIB, Door, Source, check_all, check_counters, made, open_store
 
