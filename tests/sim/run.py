@@ -21,7 +21,7 @@ from logyard.engine.errors import LogyardError, WalFailed
 from .checks import Checker
 from .clients import Workload
 from .cluster import Cluster, Host
-from .kinds import KINDS, VERBS, forced_of, verbs_for
+from .kinds import CLIENTS, KINDS, VERBS, forced_of, verbs_for
 from .loop import Doomed, Loop, Stop
 from .machine import machines
 from .nemesis import Nemesis
@@ -38,6 +38,8 @@ LONG_S = (15.0, 30.0)
 """Of one in which only the draw decides."""
 NEWEST = 60
 """So many records of each group are read on each node after a round, and four times as many after the last."""
+MORE_S = 240.0
+"""So much longer at most."""
 READ_S = 30.0
 """For the reads at the end of a round."""
 REPAIRS = 20
@@ -158,11 +160,21 @@ class Run:
             self.create(group)
         self.work.begin()
         self.loop.run(self.loop.now + 1.0)
-        while self.loop.now < self.seconds:
+        while self.loop.now < self.seconds or self._goes_on():
             gc.collect(0)
             self.safety()
             self.liveness()
             self.result.rounds += 1
+
+    def _goes_on(self) -> bool:
+        """Whether a run of a minute or more takes longer, as faults that it is to try have hit nothing so far."""
+        if self.seconds < 60 or self.loop.now >= self.seconds + MORE_S or self.allowed is not None:
+            return False
+        hits = self._hits()
+        # A swarm without them: from here on some frames come twice, and some answers get lost.
+        self.work.twice, self.work.deaf = max(self.work.twice, 0.05), max(self.work.deaf, 0.02)
+        wanted = [kind for verb in self.forced for kind in VERBS[verb]]
+        return any(not hits[kind] for kind in (*wanted, *(CLIENTS if len(self.forced) == len(VERBS) else ())))
 
     # Groups
 
