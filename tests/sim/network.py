@@ -191,6 +191,11 @@ class SimNetwork(MemoryNetwork):
         self._blocked.clear()
         self.names.clear()
         self.weather = Weather()
+        for a in self._running():
+            for b in self._running():
+                if b.node_id in a.up and a.node_id not in b.up:
+                    # Half open: the kernel would give it up by now.
+                    self.disconnect(a.node_id, b.node_id)
         self._repair_soon()
 
     # Frames
