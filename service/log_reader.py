@@ -37,6 +37,7 @@ from logyard.machines.log import AppendLog
 from logyard.machines.slices import Long, Slice, slices
 from logyard.payloads.reference import Position
 
+SEGMENT = ".seg"
 DAMAGE = ("corrupt", "error")
 """Codes of what a peer's copy may mend: damaged rows, a gap, an environment that fails."""
 
@@ -290,7 +291,13 @@ async def _mended(
         last = next((index - 1 for at, index in machine.anchors if at > offset), member.raft.applied)
         if not await system.repair.stretch(member, position.index, last):
             raise
-    return _plan(system, member, machine, offset, 1, 1, bodies)
+    try:
+        return _plan(system, member, machine, offset, 1, 1, bodies)
+    except Corrupt as error:
+        if str(error.details.get("path", "")).endswith(SEGMENT):
+            # An entry without payload, which comes from a peer with the log only.
+            system.damages.found(member, error)
+        raise
 
 
 def long_parts(system: System, member: Member, long: Long, start: int, stop: int) -> list[Wanted]:

@@ -120,12 +120,14 @@ def others(system: System, configuration: Configuration) -> list[int]:
 
 
 class Sources:
-    """The peers that may have something, in turn. One that failed is asked no more."""
+    """The peers that may have something, in turn. One that failed is asked no more, unless all have and something came
+    since: then what is asked is something else, which one that failed may have."""
 
     def __init__(self, nodes: Iterable[int]) -> None:
         self._nodes = list(dict.fromkeys(nodes))
         self._failed: set[int] = set()
         self._at = 0
+        self._came = False
 
     def include(self, nodes: Iterable[int]) -> None:
         """These may have it as well."""
@@ -133,12 +135,19 @@ class Sources:
 
     def next(self) -> int:
         """Whom to ask now; 0 when everybody failed."""
+        if self._came and self._failed.issuperset(self._nodes):
+            self._came = False
+            self._failed.clear()
         for _ in range(len(self._nodes)):
             node = self._nodes[self._at % len(self._nodes)]
             self._at += 1
             if node not in self._failed:
                 return node
         return 0
+
+    def came(self) -> None:
+        """A part of it is here."""
+        self._came = True
 
     def fail(self, node: int) -> None:
         """It did not have it, or does not answer."""

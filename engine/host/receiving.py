@@ -307,6 +307,7 @@ class Receiving:
             if kept:
                 await self.system.storage.store_payloads(member, kept)
             through = min(piece.through, ranges[-1][1])
+            sources.came()
             intent.release = max(intent.release, release)
             # With the gaps between the ranges: nothing in them lives, or it was here before.
             intent.covered = union([*intent.covered, (ranges[0][0], through)])

@@ -110,8 +110,10 @@ def _open(system: System) -> None:
         # A crash came between an installed snapshot and the marks of its log's new start (see `Storage.installed`).
         rolled = storage.wal.write([WalItem(uid, truncate=index) for uid, at in restarted for index in (at, at + 1)])
         storage.adopt_recovered(rolled.sealed if rolled is not None else ())
-        for uid, _ in restarted:
-            # As in `installed`: the checkpoint of the file with the marks has to say what they say.
+    for uid in {*sink.groups, *(uid for uid, _ in restarted)}:
+        # What the WAL says of terms, votes, floors and new starts has no other place yet: when its files get their
+        # segments, the checkpoint has to say it, as it would have in the life that wrote it.
+        if uid in system.members:
             storage.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
     receiving.recover(system)
@@ -148,10 +150,13 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
             assert known is not None
             member = system.damages.build(spec, known, state, snapshot_row, recovered)
         base = member.raft.log.snapshot_index
+        # The WAL does not lead up to where the log starts: a snapshot was installed there, or the way is damaged.
+        apart = base > log_base(state)[0] or (known is not None and 0 <= recovered.end < base)
         if (
-            base > log_base(state)[0]
+            apart
             and base == member.snapshot_index
             and recovered.restart != base + 1
+            and spec.uid not in system.damages.blank
             and member.state != STOPPED
         ):
             restarted.append((spec.uid, base))

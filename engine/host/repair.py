@@ -114,6 +114,7 @@ class Repair:
                 if stored == len(piece.rows) and piece.live == live_digest(member.liveness, there):
                     self.system.store.found(member.uid, *there[0])
                 first = piece.through + 1
+                sources.came()
         self.failed += first <= last
         return came
 

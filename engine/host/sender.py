@@ -19,9 +19,11 @@ import trio
 
 from ..entry import Entry
 from ..errors import Corrupt, Gone, LogyardError
+from ..raft import election
 from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
 from .member import Member
+from .reader import Located
 
 if TYPE_CHECKING:
     from .system import System
@@ -119,6 +121,8 @@ class Sender:
                 await self._snapshot(member)
             except LogyardError as error:
                 log.warning("group %s: can not send entries to node %d: %s", member.spec.name, node, error)
+                if isinstance(error, Corrupt) and message.last > member.raft.commit:
+                    self._pass_on(member)
             finally:
                 if member.slow_sends is not None:
                     left = member.slow_sends.get(node, 0) - 1
@@ -129,6 +133,14 @@ class Sender:
             await trio.lowlevel.checkpoint()
         if self._queues.get(node) is queue:
             del self._queues[node]
+
+    def _pass_on(self, member: Member) -> None:
+        """Of what is not committed no peer gives a copy: who has a good one, or does without it, had better lead."""
+        raft = member.raft
+        if raft.role == LEADER and not raft.stopped:
+            election.resign(raft, True)
+            self.system.active.add(member)
+            self.system.scheduler.mark(member)
 
     def _is_due(self, member: Member, message: Message) -> bool:
         """Whether a message that waited still is this leader's to send. Not where a snapshot has let the log go since:
@@ -165,7 +177,7 @@ class Sender:
     async def _with_bodies(self, member: Member, entry: Entry) -> Entry:
         """A copy of `entry` that carries its payload, or a tombstone where that is released here (law 4)."""
         copy = _held(entry)
-        located = next(self.system.reader.payload_entries(member, entry.index, entry.index), None)
+        located = await self._locate(member, entry.index)
         if (
             located is not None
             and located.index == entry.index
@@ -178,6 +190,15 @@ class Sender:
             copy.bodies = ()
             return copy
         raise LogyardError(f"the payload of entry {entry.index} is neither stored nor released on this node")
+
+    async def _locate(self, member: Member, index: int) -> Located | None:
+        """Where an entry's payload is; a damaged row that should say so comes from a peer first."""
+        try:
+            return next(self.system.reader.payload_entries(member, index, index), None)
+        except Corrupt:
+            if not await self.system.repair.stretch(member, index, index):
+                raise
+        return next(self.system.reader.payload_entries(member, index, index), None)
 
 
 def _held(entry: Entry) -> Entry:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..entry import Unit, units_of
-from ..errors import Gone, LogyardError
+from ..errors import Corrupt, Gone, LogyardError
 from ..ranges import Range, covered
 from ..types import Buffer
 from . import rows
@@ -102,8 +102,15 @@ class Serving:
         batch, through = self._collect(member, ranges, limit - size) if size < limit else ([], 0)
         release = member.last_release
         live = live_digest(member.liveness, covered(ranges, through))
-        wanted = [Wanted(one, unit, 0, unit.length) for one, units in batch for unit in units]
-        body = await system.reader.read(member, wanted, mend=False) if wanted else []
+        try:
+            body = await self._bodies(member, batch)
+        except Corrupt:
+            # What is damaged here may be whole elsewhere, and what comes before it there damaged: each gives its part.
+            if len(batch) < 2:
+                raise
+            batch, through = batch[:1], batch[0][0].index
+            live = live_digest(member.liveness, covered(ranges, through))
+            body = await self._bodies(member, batch)
         answer = {
             "uid": uid,
             "entries": [[one.index, one.term, one.data, [unit.number for unit in units]] for one, units in batch],
@@ -112,10 +119,15 @@ class Serving:
         }  # fmt: skip
         return answer, [*(data for _, data in chunks), *body]
 
+    async def _bodies(self, member: Member, batch: Sequence[tuple[Located, list[Unit]]]) -> list[Buffer]:
+        wanted = [Wanted(one, unit, 0, unit.length) for one, units in batch for unit in units]
+        return await self.system.reader.read(member, wanted, mend=False) if wanted else []
+
     def _collect(
         self, member: Member, ranges: Sequence[Range], limit: int
     ) -> tuple[list[tuple[Located, list[Unit]]], int]:
-        """What lives here of the first entries of `ranges`, about `limit` bytes; and up to which index that is all."""
+        """What lives here of the first entries of `ranges`, about `limit` bytes, and up to which index that is all: up
+        to damage, if something comes before it."""
         system, applied = self.system, member.raft.applied
         batch: list[tuple[Located, list[Unit]]] = []
         size = looked = through = 0
@@ -125,8 +137,15 @@ class Serving:
                 break
             if system.store.lost(member.uid, first, last):
                 raise LogyardError(f"payloads of entries {first} to {last} were lost here")
-            for located in system.reader.payload_entries(member, first, last):
-                if located.index > last:
+            entries = system.reader.payload_entries(member, first, last)
+            while True:
+                try:
+                    located = next(entries, None)
+                except Corrupt:
+                    if not batch:
+                        raise
+                    return batch, batch[-1][0].index
+                if located is None or located.index > last:
                     break
                 looked += 1
                 found = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(located.data)]

@@ -189,8 +189,8 @@ class MetaStore:
         """Open an environment and read every row, so that a bad page shows now and not in the middle of the work."""
         if not os.path.exists(os.path.join(path, "data.mdb")):
             self._open(path).close()
-            # LMDB syncs the file, not its name.
-            self._disk.sync_directory(path)
+        # LMDB syncs the file, not its name; also when it was there: its maker may have died before this.
+        self._disk.sync_directory(path)
         environment = lmdb.open(path, map_size=self._map_bytes, max_dbs=0, readahead=False, readonly=True)
         try:
             environment.reader_check()

@@ -45,8 +45,10 @@ def install(raft: Raft, index: int, term: int, configuration: Configuration) -> 
     log = raft.log
     if log.term(index) == term:
         log.stable = max(log.stable, min(index, raft.offered))
-        at = max((at for at, _ in raft.history if at <= index), default=raft.base[0])
-        raft.base = (at, configuration)
+        if raft.base[0] <= index:
+            at = max((at for at, _ in raft.history if at <= index), default=raft.base[0])
+            raft.base = (at, configuration)
+        # Else a member that is being mended: its checkpoint knew a later one.
         raft.history = tuple(item for item in raft.history if item[0] > index)
     else:
         replication.void(raft, index + 1)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import lmdb
 import pytest
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk import Disk, FaultyDisk
 from logyard.engine.errors import Corrupt, NoSpace, WrongIdentity
 from logyard.engine.log import meta
 from logyard.engine.log.meta import FileRow, GroupRow, MetaStore, SnapshotRow, StateRow
@@ -276,3 +276,14 @@ def test_the_names_of_new_environments_are_durable(tmp_path: Path) -> None:
     store.open("test", 1)
     assert "data.mdb" in disk.held["a"] and "data.mdb" in disk.held["b"]
     store.close()
+
+
+def test_the_names_of_environments_are_durable_at_each_start(tmp_path: Path) -> None:
+    # The process before may have died between making one and its name's sync.
+    for _ in range(2):
+        disk = FaultyDisk()
+        store = MetaStore(disk, str(tmp_path / "meta"), 64 << 20)
+        store.open("test", 1)
+        store.close()
+        synced = [call.target for call in disk.calls if call.name == "sync_directory"]
+        assert {str(tmp_path / "meta" / name) for name in ("a", "b")} <= set(synced)

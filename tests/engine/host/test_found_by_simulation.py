@@ -1,0 +1,158 @@
+"""Histories that the simulator found (tests/sim), each cut down to what it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from logyard.client.wire import encode_frame
+from logyard.engine.errors import Corrupt
+from logyard.engine.host.member import DROP
+from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.messages import TRANSFER, VOTE, Message
+from logyard.machines.command import APPEND
+
+from .cluster import cluster, until
+from .test_mending import SIZE, flip, hurt_segments, hurt_wal, metadata, stable
+from .test_repair import hurt_file
+
+
+async def test_a_vote_without_entries_outlives_the_file_that_holds_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.append(await c.leader(), [(b"", b"x")])
+        await c.applied()
+        await c.roll(3)
+        c.partition(3)
+        member = c.member(3)
+        raft = member.raft
+        term = raft.term + 5
+        last = raft.log.last_index
+        vote = Message(VOTE, member.uid, 3, 2, term, last, raft.log.last_term, context=TRANSFER)
+        c.system(3).inbound.on_messages(2, [vote])
+        assert (raft.term, raft.vote) == (term, 2)
+        # Its only record of that is in the file in use; then that file gets its segment in another life.
+        await c.restart(3)
+        assert (c.member(3).raft.term, c.member(3).raft.vote) == (term, 2)
+        await c.roll(3)
+        await c.restart(3)
+        assert (c.member(3).raft.term, c.member(3).raft.vote) == (term, 2)
+
+
+async def test_a_log_that_starts_above_a_damaged_wal_takes_new_entries(tmp_path: Path) -> None:
+    async with cluster(tmp_path, hibernate_after_ms=30, hibernate_move_bytes=1 << 20) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 6, SIZE)
+        await stable(c, 3)
+        damaged = metadata(c, 3, c.member(3).raft.log.last_index - 2)
+        uid = c.member(3).uid
+        # As a row, the log starts at its end; what the file in use has of it leads there no more.
+        await until(lambda: uid in c.system(3).hibernation.sleepers, "it sleeps")
+        await c.crash(3)
+        hurt_wal(c, 3, damaged)
+        # The second start knows the damage, and where the WAL breaks off.
+        c.partition(3)
+        await c.start(3)
+        await c.restart(3)
+        c.network.heal()
+        bodies += await c.fill(await c.leader(), 3, SIZE, tag=b"n")
+        await until(lambda: c.member(3).state != "running" or c.log(3).end == len(bodies), "it caught up")
+        assert c.member(3).state == "running", c.member(3).reason
+        await c.restart(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies
+
+
+async def test_a_leader_repairs_the_row_of_an_entry_that_a_follower_needs(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 3, SIZE)
+        await stable(c, 3)
+        await c.crash(3)
+        bodies += await c.fill(1, 6, SIZE)
+        await c.applied()
+        damaged = metadata(c, 1, c.member(1).raft.log.last_index - 2)
+        await c.roll(1)
+        await c.nodes[1].compact()
+        await c.crash(1)
+        assert sum(flip(path, damaged) for path in (c.path / "node-1" / "payloads").glob("gen-*/data.mdb")) == 1
+        await c.start(1)
+        await c.lead(1)
+        # Only node 1 can send what node 3 lacks.
+        await c.start(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies
+        assert c.system(1).repair.fetched
+
+
+async def test_a_leader_that_can_not_read_what_is_not_committed_lets_another_lead(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        await c.fill(1, 3, SIZE)
+        await c.applied()
+        for number in (2, 3):
+            await c.crash(number)
+        # On one disk only, and of that its payload is damaged: whoever has it not may well lead.
+        body = b"lost".ljust(SIZE, b".")
+        member = c.member(1)
+        c.system(1).submit(member.uid, memoryview(b"".join(encode_frame([(b"", body)], command=APPEND))), DROP, 1)
+        await until(lambda: member.raft.log.stable == member.raft.log.last_index > member.raft.commit)
+        # A batch that nothing follows would count as torn, and be cut.
+        await until(lambda: c.system(1).durability.sealed and not c.system(1).durability.busy)
+        await c.crash(1)
+        assert hurt_file(c, 1, [body]) == 1
+        await c.start(1)
+        await c.start(2)
+        await until(lambda: c.member(1).raft.role == LEADER, "node 1 leads, as its log is the longest")
+        await c.start(3)
+        bodies = await c.fill(await c.leader(), 2, SIZE, tag=b"n")
+        await c.applied()
+        for number in c.ids:
+            assert [found for _, found in await c.read(number, 3)] == bodies
+
+
+async def test_neighbouring_entries_damaged_on_every_node_are_all_there(tmp_path: Path) -> None:
+    # The helical case of fault D9: each has one damaged row of its own, and two others have that entry.
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 9, SIZE)
+        await c.applied()
+        for number in c.ids:
+            await stable(c, number)
+        last = c.member(1).raft.log.last_index
+        damaged = {number: metadata(c, number, last - 5 + at) for at, number in enumerate((3, 1, 2))}
+        for number in c.ids:
+            await c.roll(number)
+            await c.nodes[number].compact()
+        for number in c.ids:
+            await c.crash(number)
+            found = (c.path / f"node-{number}" / "payloads").glob("gen-*/data.mdb")
+            assert sum(flip(path, damaged[number]) for path in found) == 1
+        for number in c.ids:
+            await c.start(number)
+        await c.leader()
+        await c.applied()
+        for number in c.ids:
+            assert [body for _, body in await c.read(number)] == bodies
+
+
+async def test_a_read_that_meets_a_damaged_entry_without_payload_has_the_log_mended(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 2, SIZE)
+        await c.lead(3)
+        bodies += await c.fill(3, 2, SIZE)
+        await c.lead(1)
+        bodies += await c.fill(1, 2, SIZE)
+        await stable(c, 3)
+        log = c.member(3).raft.log
+        noop = next(entry for entry in reversed(log.entries) if not entry.body_bytes and entry.index < log.last_index)
+        await c.roll(3)
+        hurt_segments(c, 3, bytes(noop.data))
+        first = c.member(3)
+        with pytest.raises(Corrupt):
+            await c.read(3)
+        await until(lambda: c.member(3) is not first, "another replica takes its place")
+        await c.applied()
+        await until(lambda: c.member(3).raft.mend is None, "it is mended")
+        assert [body for _, body in await c.read(3)] == bodies

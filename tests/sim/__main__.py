@@ -1,0 +1,134 @@
+"""`python -m tests.sim --seed S [--seeds N] [--minutes M] [--groups G] [--json]`: simulated clusters under faults.
+
+Each of the seeds S..S+N-1 is M simulated minutes of one cluster. Exit 1 on a violation, or when a kind of fault hit
+nothing though there was a minute or more of it; the failing seed is minimised and printed with the command that repeats
+it. `--regressions` runs the recorded seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from .kinds import KINDS, VERBS
+from .minimise import minimise
+from .run import Result, Run
+from .workers import Job, results
+
+REGRESSIONS = Path(__file__).with_name("regressions.json")
+COVERED_MINUTES = 1.0
+TRIED = 4
+"""In so many seeds each fault is forced, when there are many seeds."""
+SHARE_MIN = 3
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser("python -m tests.sim", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--minutes", type=float, default=1.0, help="simulated minutes of each")
+    parser.add_argument("--groups", type=int, default=4, help="groups of each cluster")
+    parser.add_argument("--verbs", default="", help="only these faults, comma-separated")
+    parser.add_argument(
+        "--share", type=int, default=0, help="faults that each seed is forced to try; 0: enough for all"
+    )
+    parser.add_argument("--workers", type=int, default=0, help="processes; 0: one a core")
+    parser.add_argument("--json", action="store_true", help="one object instead of lines")
+    parser.add_argument("--no-minimise", action="store_true", help="leave a failing seed as it is")
+    parser.add_argument("--regressions", action="store_true", help="run the recorded seeds instead")
+    found = parser.parse_args(arguments)
+    if found.minutes <= 0 or found.seeds < 1 or not 1 <= found.groups <= 64:
+        parser.error("give at least one seed, some minutes, and 1 to 64 groups")
+    # Together the seeds try each fault a few times; a seed alone tries all.
+    found.share = found.share or max(SHARE_MIN, min(len(VERBS), -(-TRIED * len(VERBS) // found.seeds)))
+    return found
+
+
+def jobs_of(options: argparse.Namespace) -> list[Job]:
+    """What to run."""
+    if options.regressions:
+        rows = json.loads(REGRESSIONS.read_text())
+        return [
+            (row["seed"], row["minutes"], row["groups"], row.get("verbs") and tuple(row["verbs"]), row["share"])
+            for row in rows
+        ]
+    verbs = tuple(options.verbs.split(",")) if options.verbs else None
+    seeds = range(options.seed, options.seed + options.seeds)
+    return [(seed, options.minutes, options.groups, verbs, options.share) for seed in seeds]
+
+
+def summary(found: Sequence[Result]) -> dict[str, Any]:
+    """What is printed. `speed`: simulated cluster seconds per second of CPU, over all workers."""
+    faults: Counter[str] = Counter()
+    hashes = xxhash.xxh3_64()
+    for result in found:
+        faults += result.faults
+        hashes.update(f"{result.seed}:{result.event_hash};".encode())
+    cpu = sum(result.cpu_s for result in found)
+    simulated = sum(result.simulated_s for result in found)
+    return {
+        "seeds": len(found),
+        "sim_hours": round(simulated / 3600, 4),
+        "speed": round(simulated / cpu, 1) if cpu else 0.0,
+        "operations": sum(result.operations for result in found),
+        "acknowledged": sum(result.acknowledged for result in found),
+        "commits": sum(result.commits for result in found),
+        "elections": sum(result.elections for result in found),
+        "events": sum(result.events for result in found),
+        "faults": {kind: faults[kind] for kind in sorted(KINDS)},
+        "violations": [{"seed": result.seed, "what": what} for result in found for what in result.violations],
+        "event_hash": hashes.hexdigest(),
+    }
+
+
+def shrink(options: argparse.Namespace, result: Result) -> str:
+    """A smaller run that fails as well, as a command."""
+    kept, smaller = minimise(lambda verbs: Run(result.seed, options.minutes, options.groups, verbs, options.share).go())
+    command = f"python -m tests.sim --seed {result.seed} --minutes {options.minutes} --groups {options.groups}"
+    command += f" --share {options.share}"
+    if smaller is None:
+        return command
+    return f"{command} --verbs {','.join(sorted(kept))}   # {smaller.violations[0].splitlines()[0]}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run, print, judge."""
+    options = parse(arguments)
+    found: list[Result] = []
+    for result in results(jobs_of(options), options.workers):
+        found.append(result)
+        if not options.json:
+            verdict = "; ".join(result.violations) or "ok"
+            speed = result.simulated_s / result.cpu_s if result.cpu_s else 0.0
+            print(f"seed {result.seed}: {result.simulated_s:.0f} s at {speed:.0f}x, {result.operations} operations, "
+                  f"{result.commits} commits, {result.elections} elections, {sum(result.faults.values())} faults, "
+                  f"{result.event_hash}: {verdict}", flush=True)  # fmt: skip
+    report = summary(found)
+    failing = next((result for result in found if result.violations), None)
+    if failing is not None and not options.no_minimise and not options.regressions:
+        report["smaller"] = shrink(options, failing)
+    covered = not options.regressions and not options.verbs and options.minutes * options.seeds >= COVERED_MINUTES
+    report["missed"] = [kind for kind, count in report["faults"].items() if not count] if covered else []
+    if options.json:
+        print(json.dumps(report))
+    else:
+        for kind, count in report["faults"].items():
+            print(f"{kind:28} {count}")
+        for key in ("seeds", "sim_hours", "speed", "operations", "commits", "elections"):
+            print(f"{key}: {report[key]}")
+        print(f"missed: {', '.join(report['missed']) or 'none'}\nevent_hash: {report['event_hash']}")
+        if "smaller" in report:
+            print(f"smaller: {report['smaller']}")
+    return 1 if report["violations"] or report["missed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

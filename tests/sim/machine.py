@@ -1,0 +1,26 @@
+"""The append log, and a command at which it fails: a poisoned group is one of the faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from logyard.engine.machine import Effect, Frame, Machine, Reject
+from logyard.machines.log import AppendLog
+from logyard.machines.registry import create_machine
+
+
+class SimLog(AppendLog):
+    """Raises for the command `boom`, on every member at the same place."""
+
+    __slots__ = ()
+
+    def _other(self, at: int, frame: Frame, frames: Sequence[Frame], effects: list[Effect]) -> bytes | Reject:
+        if frame.commands == b"boom":
+            raise ZeroDivisionError("a command of the simulator's")
+        return super()._other(at, frame, frames, effects)
+
+
+def machines(name: str, arguments: dict[str, Any]) -> Machine:
+    """As the registry, with that log."""
+    return SimLog() if name == "log" else create_machine(name, arguments)

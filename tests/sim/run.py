@@ -1,0 +1,381 @@
+"""One seed: a cluster, clients, rounds of faults and of healing. What it returns is the whole result of the seed.
+
+A round has a safety phase, in which anything may break, and a liveness phase, in which all is healed and the cluster
+has to converge within `CONVERGE_S`. Swarm: what can go wrong in a round, how clients talk and how things are tuned is
+drawn per seed and round. Called by `__main__`, `minimise` and the tests.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from logyard.engine.errors import LogyardError, WalFailed
+
+from .checks import Checker
+from .clients import Workload
+from .cluster import Cluster, Host
+from .kinds import CLIENTS, KINDS, VERBS, forced_of, verbs_for
+from .loop import Doomed, Loop, Stop
+from .machine import machines
+from .nemesis import Nemesis
+from .patches import installed
+
+NODES = 4
+VOTERS = 3
+RATE = 65.0
+"""Client operations a simulated second."""
+START_S = 2.0
+SAFETY_S = (6.0, 9.0)
+"""Of a round in which something is forced to happen."""
+LONG_S = (15.0, 30.0)
+"""Of one in which only the draw decides."""
+NEWEST = 60
+"""So many records of each group are read on each node after a round, and four times as many after the last."""
+MORE_S = 240.0
+"""So much longer at most."""
+READ_S = 30.0
+"""For the reads at the end of a round."""
+REPAIRS = 20
+"""So often a read is tried again that met damage."""
+CONVERGE_S = 40.0
+"""Ten election timeouts at their longest (2 s each) after the heal, and as much for what has to be transferred."""
+
+
+@dataclass
+class Result:
+    """What a seed came to. `violations` is empty when all promises held."""
+
+    seed: int
+    simulated_s: float = 0.0
+    cpu_s: float = 0.0
+    operations: int = 0
+    acknowledged: int = 0
+    commits: int = 0
+    elections: int = 0
+    rounds: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    event_hash: str = ""
+    events: int = 0
+    notes: Counter[str] = field(default_factory=Counter)
+    swarm: list[str] = field(default_factory=list)
+
+
+class Run:
+    """One seed's. `allowed`: only these fault verbs, for the minimiser; None: all. `share`: how many are forced."""
+
+    def __init__(
+        self, seed: int, minutes: float, groups: int = 4, allowed: frozenset[str] | None = None, share: int = len(VERBS)
+    ) -> None:
+        self.seed = seed
+        self.seconds = minutes * 60
+        self.allowed = allowed
+        self.forced = forced_of(seed, share)
+        self.draw = random.Random(seed)
+        self.loop = Loop(self.draw.getrandbits(64))
+        limits = {
+            "hibernate_after_ms": self.draw.choice((0, 1500, 4000)),
+            "payload_cache_bytes": self.draw.choice((0, 0, 64 << 10, 1 << 20)),
+            "snapshot_entries": self.draw.choice((16, 60, 1 << 20)),
+            "hibernate_move_bytes": self.draw.choice((0, 64 << 10)),
+        }
+        self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines)
+        self.result = Result(seed)
+        draw = random.Random(self.draw.getrandbits(64))
+        self.work = Workload(self.cluster, draw, groups, RATE, self.fault)
+        self.checker = Checker(self.cluster, self.fault)
+        self.nemesis = Nemesis(self.cluster, self.work, self.checker, random.Random(self.draw.getrandbits(64)))
+        self.reading = 0
+        self.result.swarm.append(str(limits))
+
+    def fault(self, what: str) -> None:
+        """A promise was broken."""
+        self.result.violations.append(f"t={self.loop.now:.3f} {what}")
+        raise Stop(what)
+
+    def bug(self, what: str, error: BaseException) -> None:
+        """Something raised that nothing should raise."""
+        if isinstance(error, Doomed | WalFailed) or "(simulated" in str(error):
+            # What was simulated came back to whoever asked; the node ends by it, where it does outside.
+            return
+        where = "".join(traceback.format_exception(error)[-9:])
+        self.fault(f"{what}: {type(error).__name__}: {error}\n{where}")
+
+    def go(self) -> Result:
+        """Run it all."""
+        began = time.process_time()
+        result = self.result
+        previous = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with installed(self.loop, random.Random(self.draw.getrandbits(64))):
+                self._connect()
+                try:
+                    self._whole()
+                except Stop:
+                    pass
+                finally:
+                    self.loop.on_event = lambda life: None
+                    self.cluster.stop_all()
+        finally:
+            logging.disable(previous)
+            if collecting:
+                gc.enable()
+        self._count()
+        result.cpu_s = time.process_time() - began
+        return result
+
+    def _connect(self) -> None:
+        cluster, checker = self.cluster, self.checker
+        self.loop.on_event = checker.look
+        self.loop.on_still = lambda: self.fault("events go round in a circle")
+        cluster.on_bug = self.bug
+        cluster.on_ready = self._started
+        cluster.on_gone = self._gone
+        cluster.network.on_send = checker.listen
+
+    def _started(self, host: Host) -> None:
+        if not host.other:
+            self.checker.started(host)
+            self.nemesis.noticed(host)
+
+    def _gone(self, host: Host) -> None:
+        self.checker.seen[host.number] = {}
+
+    def _whole(self) -> None:
+        for number, host in self.cluster.hosts.items():
+            host.drift = self.draw.choice((1.0, 1.0, self.draw.uniform(0.8, 1.25)))
+            self.cluster.start(number)
+        self.loop.run(START_S)
+        for group in self.work.groups:
+            self.create(group)
+        self.work.begin()
+        self.loop.run(self.loop.now + 1.0)
+        while self.loop.now < self.seconds or self._goes_on():
+            gc.collect(0)
+            self.safety()
+            self.liveness()
+            self.result.rounds += 1
+
+    def _goes_on(self) -> bool:
+        """Whether a run of a minute or more takes longer, as faults that it is to try have hit nothing so far."""
+        if self.seconds < 60 or self.loop.now >= self.seconds + MORE_S or self.allowed is not None:
+            return False
+        hits = self._hits()
+        # A swarm without them: from here on some frames come twice, and some answers get lost.
+        self.work.twice, self.work.deaf = max(self.work.twice, 0.05), max(self.work.deaf, 0.02)
+        wanted = [kind for verb in self.forced for kind in VERBS[verb]]
+        return any(not hits[kind] for kind in (*wanted, *(CLIENTS if len(self.forced) == len(VERBS) else ())))
+
+    # Groups
+
+    def create(self, group: Any) -> None:
+        """Make a group on three of the nodes, asking until it is there."""
+        cluster = self.cluster
+        first = self.work.groups.index(group)
+        members = sorted({(first + at) % NODES + 1 for at in range(VOTERS)})
+        by = [number for number in members if number in cluster.up]
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if error is None:
+                self._made(group, result[0]["uid"])
+            elif not isinstance(error, LogyardError):
+                self.bug("creating a group", error)
+
+        if not by:
+            return
+        spec = {"name": group.name, "members": members, "machine": "log"}
+        cluster.spawn(by[0], cluster.node(by[0]).create_groups([spec]), "create", done)
+
+    def _made(self, group: Any, uid: int) -> None:
+        if group.uid != uid:
+            group.uid = uid
+            group.records, group.start, group.acked_end, group.read_end = {}, 0, 0, 0
+            group.poisoned = False
+            for client in self.work.clients:
+                if client.group is group:
+                    client.session, client.pending = 0, {}
+        self.checker.groups[uid] = group
+        group.created = True
+
+    # Phases
+
+    def safety(self) -> None:
+        """Anything may break."""
+        loop, nemesis, draw = self.loop, self.nemesis, self.draw
+        chosen, forced = verbs_for(draw, self._hits(), self.forced, self.allowed)
+        length = min(draw.uniform(*(SAFETY_S if forced else LONG_S)), max(5.0, self.seconds - loop.now))
+        self.result.swarm.append(" ".join(chosen))
+        nemesis.active = True
+        nemesis.membership = False
+        nemesis.hurt = False
+        for verb in chosen:
+            times = draw.choice((1, 1, 1, 2, 3))
+            for _ in range(times):
+                nemesis.after(draw.uniform(0.0, length * 0.85), getattr(nemesis, verb))
+        for verb in ("roll", "snapshot", "compact", "truncate"):
+            for _ in range(draw.choice((0, 1, 2))):
+                nemesis.after(draw.uniform(0.0, length), getattr(nemesis, verb))
+        loop.run(loop.now + length)
+        nemesis.active = False
+
+    def liveness(self) -> None:
+        """All is healed: everybody has to agree, and everything pending be answered, in bounded time."""
+        loop, cluster, work = self.loop, self.cluster, self.work
+        self.nemesis.heal()
+        deadline = loop.now + CONVERGE_S
+        talked = False
+        reasons: list[str] = []
+        while loop.now < deadline:
+            for number, host in cluster.hosts.items():
+                if host.life is None:
+                    cluster.start(number)
+            self.nemesis.skip_poison()
+            for group in work.groups:
+                if self._is_gone(group) or not group.created:
+                    self.create(group)
+            loop.run(loop.now + 0.25)
+            if self.nemesis.restore_members():
+                continue
+            reasons = self._not_yet()
+            if not reasons:
+                if not talked:
+                    # Once more with everybody talking: it must go on, not just stand still in agreement.
+                    talked = True
+                    work.stopping = True
+                    continue
+                break
+            if talked is False and loop.now > deadline - CONVERGE_S / 2:
+                work.stopping = talked = True
+        else:
+            self.fault(f"no convergence in {CONVERGE_S} s after the heal: {'; '.join(reasons[:6])}")
+        for group in work.groups:
+            group.poisoned = False
+        self.checker.equal(work.groups)
+        self._read_all()
+        work.begin()
+
+    def _is_gone(self, group: Any) -> bool:
+        """A deletion that nobody was told of was carried out after all."""
+        if not group.recreate:
+            return False
+        systems = [system for number in self.cluster.up if (system := self.cluster.system(number)) is not None]
+        group.created = any(system.names.get(group.name) == group.uid for system in systems)
+        return not group.created
+
+    def _not_yet(self) -> list[str]:
+        reasons = [
+            f"node {number} is not up: {host.failure}" for number, host in self.cluster.hosts.items() if not host.ready
+        ]
+        for group in self.work.groups:
+            if not group.created:
+                reasons.append(f"{group.name} is not made")
+            if group.poisoned:
+                held = [self.cluster.replica(number, group.name) for number in self.cluster.up]
+                if any(member is not None and member.halt is not None for member in held):
+                    reasons.append(f"{group.name} is halted")
+        for client in self.work.clients:
+            old = [one for one in client.pending.values() if one.sends > 3]
+            if old or (self.work.stopping and client.pending):
+                reasons.append(f"{client.group.name}: {len(client.pending)} frames are pending")
+        # While everybody talks, replicas are never equal for long: then only who is stuck counts.
+        if self.work.stopping:
+            reasons += self.checker.at_rest(self.work.groups)
+        return reasons
+
+    def _read_all(self) -> None:
+        """Every node gives what was acknowledged, each record once."""
+        for group in self.work.groups:
+            led = [number for number in self.cluster.up if self.cluster.leads(number, group.name)]
+            leader = self.cluster.replica(led[0], group.name) if led else None
+            for number in sorted(leader.raft.configuration.nodes()) if leader is not None else ():
+                if self.cluster.replica(number, group.name) is not None:
+                    self._read_one(group, number, REPAIRS)
+        deadline = self.loop.now + READ_S
+        while self.reading and self.loop.now < deadline:
+            self.loop.run(self.loop.now + 0.25)
+        if self.reading:
+            self.fault(f"{self.reading} reads did not end within {READ_S} s")
+
+    def _read_one(self, group: Any, number: int, tries: int) -> None:
+        """What is damaged may be refused, and is repaired meanwhile: then it is read again."""
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self.reading -= 1
+            if error is None:
+                self._compare(group, number, *result)
+            elif not isinstance(error, LogyardError):
+                self.bug(f"reading {group.name} at node {number}", error)
+            elif error.code == "corrupt" and tries:
+                self.work.hits["read.repaired"] += 1
+                self.reading += 1
+                self.loop.at(self.loop.now + 1.0, None, again)
+            elif error.code not in ("gone", "out_of_range", "unknown_group"):
+                self.fault(f"{group.name}: node {number} can't be read: {type(error).__name__}: {error}")
+
+        def again() -> None:
+            self.reading -= 1
+            self._read_one(group, number, tries - 1)
+
+        if number in self.cluster.up:
+            self.reading += 1
+            self.cluster.spawn(number, self._read(number, group), "read", done)
+
+    def _compare(self, group: Any, number: int, start: int, end: int, records: Any) -> None:
+        self.work.compare(group, records, number)
+        tags = [int(bytes(payload).partition(b";")[0]) for _, payload in records]
+        if len(set(tags)) < len(tags):
+            self.fault(f"{group.name}: node {number} has a record twice")
+        there = {offset for offset, _ in records}
+        missing = [offset for offset in group.records if start <= offset and offset not in there]
+        if missing:
+            self.fault(f"{group.name}: node {number} lost acknowledged records {missing[:5]} of {start}..{end}")
+
+    async def _read(self, number: int, group: Any) -> Any:
+        from logyard.client.records import Page
+
+        node = self.cluster.node(number)
+        bounds = await node.bounds(group.name)
+        offset, end = bounds["start"], bounds["end"]
+        offset = max(offset, end - (NEWEST if self.loop.now < self.seconds else 4 * NEWEST))
+        start = offset
+        records: list[tuple[int, Any]] = []
+        while offset < end:
+            header, blocks = await node.poll(group.name, offset, 1000, 1 << 20, 0.0, True, "local")
+            page = Page(b"".join(blocks), header["start"], header["end"], header["node"], offset, 1000)
+            records += [(record.offset, record.payload) for record in page]
+            offset = page.next
+        return start, end, records
+
+    # Counting
+
+    def _hits(self) -> Counter[str]:
+        found = self.nemesis.hits + self.cluster.network.hits + self.cluster.hits + self.work.hits
+        for host in self.cluster.hosts.values():
+            found += host.faults.hits
+        return found
+
+    def _count(self) -> None:
+        result, hits = self.result, self._hits()
+        for kind, count in hits.items():
+            (result.faults if kind in KINDS else result.notes)[kind] += count
+        result.simulated_s = self.loop.now
+        result.events = self.loop.events
+        result.operations = self.work.operations
+        result.acknowledged = self.work.acknowledged
+        result.commits = self.checker.commits
+        result.elections = self.checker.elections
+        self.cluster.network.hash.update(repr((self.loop.events, self.loop.now, sorted(hits.items()))).encode())
+        result.event_hash = self.cluster.network.hash.hexdigest()
+
+
+__all__ = ["Result", "Run"]

@@ -1,0 +1,89 @@
+"""The simulator itself: equal seeds, equal histories, in every process; recorded seeds stay clean; the command line.
+
+How much it finds is shown by `test_planted`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.engine.host import system
+
+from .__main__ import parse
+from .kinds import KINDS, VERBS, forced_of
+from .minimise import minimise
+from .run import Result, Run
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = {
+    "seeds", "sim_hours", "speed", "operations", "commits", "elections", "faults", "violations", "event_hash",
+}  # fmt: skip
+
+
+def simulate(*arguments: str, hash_seed: str = "0") -> tuple[int, dict[str, Any]]:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.sim", "--json", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_equal_seeds_give_equal_histories_in_every_process() -> None:
+    one = simulate("--seed", "11", "--minutes", "0.3", hash_seed="1")
+    two = simulate("--seed", "11", "--minutes", "0.3", hash_seed="2")
+    other = simulate("--seed", "12", "--minutes", "0.3", hash_seed="1")
+    assert one[1].keys() >= KEYS
+    assert (one[0], two[0], other[0]) == (0, 0, 0), (one[1]["violations"], other[1]["violations"])
+    assert one[1]["event_hash"] == two[1]["event_hash"] != other[1]["event_hash"]
+    for key in KEYS - {"speed"}:
+        assert one[1][key] == two[1][key], key
+    assert sum(one[1]["faults"].values()) > 20 and one[1]["operations"] > 0.3 * 60 * 20
+
+
+def test_nothing_of_the_simulation_stays_behind() -> None:
+    result = Run(3, 0.1, allowed=frozenset({"kill"})).go()
+    assert not result.violations, result.violations
+    assert system.trio is trio and system.time.time() > 0 and not hasattr(system, "open")
+
+
+def test_a_run_without_faults_meets_none() -> None:
+    result = Run(4, 0.2, allowed=frozenset()).go()
+    assert not result.violations and not result.faults - Counter({kind: 1 << 30 for kind in KINDS if kind[0] == "Q"})
+    assert result.acknowledged > 100 and result.elections >= 4
+
+
+def test_the_recorded_seeds_are_clean() -> None:
+    code, report = simulate("--regressions")
+    assert code == 0 and not report["violations"], report["violations"]
+
+
+def test_all_faults_are_forced_by_a_few_neighbouring_seeds() -> None:
+    share = parse(["--seeds", "20"]).share
+    assert set().union(*(forced_of(seed, share) for seed in range(100, 120))) == set(VERBS)
+    assert set(forced_of(7, parse([]).share)) == set(VERBS)
+
+
+def test_the_minimiser_keeps_what_is_needed() -> None:
+    needed = {"kill", "torn"}
+
+    def fails(verbs: frozenset[str]) -> Result:
+        return Result(1, violations=["broken"] if needed <= verbs else [])
+
+    kept, best = minimise(fails)
+    assert kept == needed and best is not None
+    assert minimise(lambda verbs: Result(1))[1] is None
+
+
+@pytest.mark.parametrize("wrong", [["--minutes", "0"], ["--seeds", "0"], ["--groups", "0"]])
+def test_what_makes_no_sense_is_refused(wrong: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(wrong)
