@@ -194,7 +194,7 @@ class Checker:
                 self._broken(number, uid, f"entry {index} is committed and stable only on nodes {sorted(holders)}")
 
     def _applied(self, number: int, uid: int, member: Member, truth: _Truth) -> None:
-        machine = member.machine
+        machine: Any = member.machine
         state = (machine.start, machine.end)
         applied = member.raft.applied
         known = truth.states.setdefault(applied, state)
@@ -319,7 +319,7 @@ class Checker:
     def equal(self, groups: list[Group]) -> None:
         """All members of a converged cluster hold the same."""
         for group in groups:
-            states = {}
+            states: dict[int, Any] = {}
             for number in self.cluster.up:
                 member = self.cluster.replica(number, group.name)
                 if member is not None and member.state == RUNNING:

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.errors import LogyardError, Outdated, WalFailed
@@ -141,8 +142,9 @@ class Cluster:
 
     async def _live(self, host: Host, life: SimLife) -> None:
         system = build_system(
-            SimPath(host.files.prefix), host.number, "sim", self.config, disk=life.disk, machines=self.machines
-        )  # type: ignore[arg-type]
+            cast(Path, SimPath(host.files.prefix)), host.number, "sim", self.config, disk=life.disk,
+            machines=self.machines,
+        )  # fmt: skip
         system.draw = life.draw.randrange
         await system.open()
         others = [number for number in self.hosts if number != host.number]

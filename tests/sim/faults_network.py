@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from logyard.engine.errors import LogyardError
 from logyard.engine.raft.messages import APPEND, VOTE, Message
 
@@ -93,7 +95,7 @@ class NetworkFaults(Ground):
     def half_open(self) -> None:
         """One side believes that the connection stands."""
         a, b = self.draw.sample(list(self.cluster.hosts), 2)
-        own = self.network.nodes.get(a)
+        own: Any = self.network.nodes.get(a)
         if own is not None and b in own.up:
             own.up.discard(b)
             self.loop.soon(own.life, own.handler.on_link_down, b)
@@ -103,7 +105,7 @@ class NetworkFaults(Ground):
     def reset(self) -> None:
         """A connection breaks in the middle of its frames."""
         a, b = self.draw.sample(list(self.cluster.hosts), 2)
-        own = self.network.nodes.get(a)
+        own: Any = self.network.nodes.get(a)
         if own is not None and b in own.up:
             self.network.reset(a, b)
             self.hits["N3.reset"] += 1

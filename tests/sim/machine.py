@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from logyard.engine.machine import Effect, Frame, Machine, Reject
+from logyard.engine.machine import Context, Effect, Frame, Machine, Reject
 from logyard.machines.log import AppendLog
 from logyard.machines.registry import create_machine
 
@@ -15,10 +15,12 @@ class SimLog(AppendLog):
 
     __slots__ = ()
 
-    def _other(self, at: int, frame: Frame, frames: Sequence[Frame], effects: list[Effect]) -> bytes | Reject:
+    def _other(
+        self, context: Context, frame: Frame, frames: Sequence[Frame], effects: list[Effect]
+    ) -> bytes | Reject | None:
         if frame.commands == b"boom":
             raise ZeroDivisionError("a command of the simulator's")
-        return super()._other(at, frame, frames, effects)
+        return super()._other(context, frame, frames, effects)
 
 
 def machines(name: str, arguments: dict[str, Any]) -> Machine:

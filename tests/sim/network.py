@@ -112,11 +112,11 @@ class SimNetwork(MemoryNetwork):
 
     def _redial(self) -> None:
         self._repairs = None
-        for a, b in sorted(self._broken):
-            if (a, b) in self._blocked or (b, a) in self._blocked:
+        for pair in sorted(self._broken):
+            if pair in self._blocked or pair[::-1] in self._blocked:
                 continue
-            self._broken.discard((a, b))
-            self.disconnect(a, b)
+            self._broken.discard(pair)
+            self.disconnect(*pair)
         for a in self._running():
             for b in self._running():
                 pair = (a.node_id, b.node_id)

@@ -26,7 +26,7 @@ from logyard.engine.host import durability, member, pulling
 from logyard.engine.log import meta, wal, wal_ahead
 from logyard.payloads import generation as generations
 from logyard.payloads import store as payload_store
-from logyard.payloads.errors import GenerationFailed
+from logyard.payloads.errors import GenerationFailed, GenerationUnfinished
 from logyard.service import log_reader, node, payload_port  # noqa: F401  # so that their names are there to change
 
 from .disk import Os, files_of, open_twin, remove_tree
@@ -172,7 +172,7 @@ def _check_file(loop: Loop) -> Callable[[str], None]:
         if not isinstance(found, File):
             raise GenerationFailed(path, "it cannot be opened")
         if found.rows is None:
-            raise generations.GenerationUnfinished(path, "its creation did not finish")
+            raise GenerationUnfinished(path, "its creation did not finish")
         if found.kind == "damaged":
             raise GenerationFailed(path, "neither of its meta pages is one")
 

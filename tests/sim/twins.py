@@ -91,7 +91,7 @@ class ParkingLot:
         await park(lambda _: self._parked.pop(task, None) and None)
 
     def unpark(self, *, count: int = 1) -> list[Task]:
-        woken = []
+        woken: list[Task] = []
         while self._parked and len(woken) < count:
             task, _ = self._parked.popitem(last=False)
             self._loop.wake(task)
