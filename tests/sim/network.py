@@ -145,7 +145,8 @@ class SimNetwork(MemoryNetwork):
             self.loop.soon(own.life, self._told_up, own, other)
 
     def _told_up(self, own: Any, other: Any) -> None:
-        if other.node_id not in own.up or self.nodes.get(other.node_id) is not other:
+        known: Any = self.nodes.get(other.node_id)
+        if other.node_id not in own.up or known is not other:
             return
         own.notify(own.liveness.on_epoch(other.node_id, other.epoch))
         own.liveness.on_connected(other.node_id)
@@ -168,6 +169,7 @@ class SimNetwork(MemoryNetwork):
         if own is None or own.life is not life:
             return
         del self.nodes[life.node]
+        other: Any
         for other in self._running():
             self.disconnect(other.node_id, life.node)
             self.loop.soon(other.life, self._lost, other, life.node)

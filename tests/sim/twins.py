@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 
@@ -342,6 +342,9 @@ class _OpenChannel:
         return channel, channel
 
 
+Scope: TypeAlias = CancelScope
+
+
 class Trio:
     """Stands for the module `trio` in the engine's modules while a simulation runs."""
 
@@ -388,10 +391,10 @@ class Trio:
         assert life is not None
         return life.now()
 
-    def move_on_at(self, deadline: float) -> CancelScope:
+    def move_on_at(self, deadline: float) -> Scope:
         return CancelScope(self._loop, deadline=deadline)
 
-    def move_on_after(self, seconds: float) -> CancelScope:
+    def move_on_after(self, seconds: float) -> Scope:
         return CancelScope(self._loop, deadline=self.current_time() + seconds)
 
     async def sleep(self, seconds: float) -> None:
