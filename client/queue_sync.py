@@ -258,7 +258,7 @@ class Consumer:
                 self.failure = None if self.closed else error
                 self._changed.notify_all()
 
-    def _held(self, connection: Connection) -> None:
+    def _held(self, connection: Connection | None) -> None:
         with self._changed:
             self._connection = connection
             if self.closed:

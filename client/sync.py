@@ -218,12 +218,18 @@ class Yard(SyncVerbs):
         return number
 
     def listen(
-        self, name: str, session: int, pushed: Pushed, each: Callable[[], object], held: Callable[[Connection], object]
+        self,
+        name: str,
+        session: int,
+        pushed: Pushed,
+        each: Callable[[], object],
+        held: Callable[[Connection | None], object],
     ) -> None:
         """Take what a session is sent, at whoever leads its group, until it is over: raises why. `held` is told each
-        connection, so that another thread may interrupt it."""
+        connection, so that another thread may interrupt it, and None before each try; what it raises ends this."""
         retry = Retry(float("inf"), self._chance, False)
         while True:
+            held(None)
             connection: Connection | None = None
             cut = True
             try:

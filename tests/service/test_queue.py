@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from logyard.client import errors
+from logyard.client import errors, queue_sync
 from logyard.client.aio import Yard, connect
 from logyard.client.queue import Consumer, Message
 from logyard.client.sync import connect_sync
@@ -240,6 +241,32 @@ async def test_a_blocking_consumer_does_the_same(tmp_path: Path) -> None:
             await run.leader("q")
             await doors.start(leader)
         assert sorted(set(seen)) == list(range(2, 46)) and seen.count(5) == 2
+
+
+async def test_a_blocking_consumer_that_is_closed_while_nobody_answers_leaves_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_sync, "CLOSE_S", 0.2)
+    async with served(tmp_path, 1) as (_, doors, _):
+        addresses = list(doors.addresses.values())
+
+        gone = threading.Event()
+        consumers: list[Any] = []
+
+        def consume() -> None:
+            with connect_sync(addresses, timeout=1.0) as yard:
+                # What it settled can't be told any more, which may be said.
+                with suppress(errors.LogyardError), yard.queue("q").consume() as consumer:
+                    consumers.append(consumer)
+                    assert gone.wait(20.0)
+                consumer._thread.join(20.0)
+                assert not consumer._thread.is_alive()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, consume)
+            await until(lambda: consumers and consumers[0]._connection is not None, "it listens")
+            await doors.crash(1)
+            gone.set()
 
 
 async def test_a_queue_that_nobody_uses_deletes_itself(tmp_path: Path) -> None:
