@@ -1,6 +1,6 @@
-"""An append's frame in the making: its table, heads and bodies, as the client protocol has them (docs/wire-client.md).
+"""A command frame in the making: its table, heads and bodies, as the client protocol has them (docs/wire-client.md).
 
-Sans-IO. Used by `lane` (batches) and by uploads.
+Sans-IO. Invariant: a record that is refused changes nothing. Used by `lane` (batches), the blocking log and queue.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ HEAD_BYTES_MAX = 64 << 10
 KEY_BYTES_MAX = 1024
 RECORD_OVERHEAD = 8
 """A record's share of the table."""
-
-
+KEYED = b"\x06"
+KEYED_REMOVAL = b"\x07"
+"""Before a key: the command of a keyed log's record, with and without a payload."""
 SIZED = 0x10
 """A command that begins so, a queue's publication, ends with the sizes of its messages (docs/wire-client.md)."""
 EACH = 1
@@ -42,14 +43,9 @@ def produce_command(producer: int, sequence: int) -> bytes:
     return PRODUCE.pack(PRODUCE_CODE, producer, sequence)
 
 
-KEYED = b"\x06"
-KEYED_REMOVAL = b"\x07"
-
-
 class Frame:
-    """An append's frame in the making: records that share one command. `size` counts its bytes. `at`: the offset that
-    the first one must get; `command`: another one than append's. `commands`: one of
-    each record instead, where it has a key."""
+    """Records that share one command: append's, unless another `command` is given. `size` counts its bytes. `at`: the
+    offset that the first one must get. `commands`: one of each record instead, where it has a key."""
 
     __slots__ = ("table", "heads", "small", "large", "size", "marked", "command", "commands")
 

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -61,15 +62,22 @@ def last_object(text: str) -> Any:
         return None
 
 
-def run(step: Step, at: str, directory: Path = RESULTS) -> dict[str, Any]:
+def run(step: Step, at: str, directory: Path = RESULTS, patience_s: float = PATIENCE_S) -> dict[str, Any]:
     """Run a step and write down what came of it."""
     command = [sys.executable, *step.arguments, "--json"]
     began, clock = datetime.now(UTC), time.monotonic()
+    # A session of its own: daemons and workers that it started end with it.
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    output = ""
     try:
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False)
-        code, output = done.returncode, done.stdout
+        output, _ = child.communicate(timeout=patience_s)
     except subprocess.TimeoutExpired:
-        code, output = -1, ""
+        print(f"{step.name}: stopped after {patience_s:g} s", file=sys.stderr)
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    code = child.returncode
     found = {
         "name": step.name, "command": " ".join(["python", *command[1:]]), "date": began.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - clock, 1), "commit": at, "cores": os.cpu_count(),

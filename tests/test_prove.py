@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def test_a_step_that_passed_is_not_run_again_at_the_same_commit(
         at[0] = other
         assert main(["--only", "fine"], [FINE], tmp_path) == 0
     assert ran[3:] == ["fine"] * 5
+
+
+def test_a_step_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys, threading; one = subprocess.Popen(['cat'], stdin=subprocess.PIPE);"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(one.pid)); threading.Event().wait()"
+    )
+    found = prove.run(Step("hangs", ("-c", program)), "", tmp_path, patience_s=2.0)
+    assert found["exit"] == -signal.SIGKILL and found["result"] is None
+    child = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
+    # Killed, and perhaps not yet collected by whoever adopted it.
+    assert not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] in "ZX"
 
 
 def test_an_unknown_step_is_bad_usage(tmp_path: Path) -> None:

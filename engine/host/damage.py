@@ -115,7 +115,7 @@ class Damages:
         try:
             if row is not None:
                 self.system.storage.books.load_snapshot(row)
-        except Exception:
+        except Exception:  # whatever damaged bytes provoke: one fault, one group
             return Damaged(reason, False, self.through, True)
         return Damaged(reason, True, self.through, True)
 
@@ -162,7 +162,7 @@ class Damages:
                 mend = Mend(self.new_round(), damaged.terms)
                 member = recovery.build_member(self.system, spec, state, snapshot, recovered, mend)
                 return self._settle(member, damaged, [])
-            except Exception as error:
+            except Exception as error:  # as above
                 log.warning("group %s: nothing of its log can be kept: %s", spec.name, error)
         start = blank(spec.uid, state, recovered)
         if configuration_of(spec, start).nodes() <= {self.system.node_id}:
@@ -193,7 +193,7 @@ class Damages:
         try:
             value = self.system.storage.books.meta.get(key)
             return meta_rows.StateRow.unpack(key, value) if value is not None else None
-        except Exception:
+        except Exception:  # as above
             return None
 
     def _store(self, uid: int, damaged: Damaged, puts: list[rows.Put]) -> None:

@@ -171,11 +171,11 @@ class Departures:
             if (len(voters) - len(refused_by)) * 2 <= len(voters):
                 self.system.nursery.start_soon(self.drop_unborn, member)
 
-    @staticmethod
-    def unborn(member: Member) -> bool:
-        """Whether nobody is known here who ever led it: its log is empty, and it does not lead."""
+    def unborn(self, member: Member) -> bool:
+        """Whether nobody is known here who ever led it: its log is empty, it does not lead, and this node was not let
+        in again, which takes one who did."""
         raft = member.raft
-        empty = not raft.log.last_index and not raft.configuration_index
+        empty = not raft.log.last_index and not raft.configuration_index and member.uid not in self.departed
         return empty and raft.role != LEADER and not raft.stopped and not member.damaged
 
     async def drop_unborn(self, member: Member) -> None:
@@ -184,6 +184,11 @@ class Departures:
         if self.unborn(member):
             log.info("group %s, whose creation failed, goes", member.spec.name)
             await self._leave(member, 0, "its creation failed")
+
+    def forget(self, uid: int) -> None:
+        """The group is deleted: nothing of it is promised any more."""
+        self.departed.pop(uid, None)
+        self._refused_by.pop(uid, None)
 
     # Coming back
 

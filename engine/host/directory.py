@@ -227,7 +227,7 @@ class Directory:
         for member in found:
             self.detach(member, "deleted")
         for uid in uids:
-            system.departures.departed.pop(uid, None)
+            system.departures.forget(uid)
         await system.storage.forget(found, lambda: (put for uid in uids for put in rows.deleted(uid)))
         if tell:
             for node in nodes - {system.node_id}:

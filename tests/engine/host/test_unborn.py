@@ -87,6 +87,13 @@ async def test_who_left_a_group_does_not_refuse_it(tmp_path: Path) -> None:
         born = c.member(3, "b")
         for node in (1, 2):
             c.system(3).departures.on_refused(node, [born.uid])
+        # Nor a replica that was let in again and has not heard of anything yet: it was let in by one who is led.
+        await store(c, 3, spec_of(66, "d", (1, 2, 3)))
+        again = c.system(3).members[66]
+        assert c.system(3).departures.unborn(again)
+        c.system(3).departures.departed[66] = left._replace(admitted=20)
+        await c.system(3).departures.drop_unborn(again)
+        assert 66 in c.system(3).members and not again.raft.stopped
         await store(c, 3, spec_of(55, "c", (3, 4, 5)))
         for node in (1, 2):
             c.system(3).departures.on_refused(node, [55])
