@@ -2,7 +2,7 @@
 
 Invariants: deadness is monotone; two members with the same history hold equal values (the form is canonical); most
 groups release in order and are two numbers. Positions are (index, ordinal); positions that never existed are dead
-or live as nobody asks. Called by the host's applier (`release`, `fold`), by snapshots (`encode_live_set`,
+or live as nobody asks. Called by the host's applier (`release`), by snapshots (`encode_live_set`,
 `install`) and by whoever resolves a reference (`is_live`).
 """
 
@@ -80,7 +80,8 @@ class Liveness:
         return changed
 
     def fold(self, index: int, records: int) -> bool:
-        """Entry `index` has `records` records: True if all are dead, and then it is remembered as one dead entry."""
+        """Entry `index` has `records` records: True if all are dead, and then it is remembered as one dead entry.
+        No host asks yet: machines release whole entries themselves (docs/status.md)."""
         if self.is_entry_dead(index, records):
             self.release((index, 0), (index + 1, 0))
             return True

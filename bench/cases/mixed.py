@@ -53,6 +53,8 @@ class Small:
 
     async def run(self, yard: Any, lane: int, name: str) -> None:
         """One client on one log, until stopped."""
+        from logyard.client.errors import LogyardError
+
         log, workload, number = yard.log(name), Workload(self.settings.size, 1, lane), 0
         while not self.stopped:
             number += 1
@@ -60,7 +62,7 @@ class Small:
             histogram = self.histogram
             try:
                 await log.append(b"", workload.body(number))
-            except Exception:
+            except LogyardError:
                 self.failed += 1
                 continue
             histogram.add(time.perf_counter() - began)
