@@ -26,12 +26,13 @@ RETRY_SECONDS = 5.0
 
 
 class Refill:
-    """The way back of what the payload store has lost. `refilled`: stretches that are whole again."""
+    """The way back of what the payload store has lost. `refilled`: stretches that are whole again; `at_work`: until what
+    came back is stored."""
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.refilled = 0
-        self._at_work = False
+        self.at_work = False
         self._not_before = 0.0
 
     def lose(self, uid: int, first: int, last: int) -> None:
@@ -42,8 +43,8 @@ class Refill:
 
     def look(self) -> None:
         """Once a second: is there something to do?"""
-        if not self._at_work and trio.current_time() >= self._not_before and self.system.store.lost_ranges():
-            self._at_work = True
+        if not self.at_work and trio.current_time() >= self._not_before and self.system.store.lost_ranges():
+            self.at_work = True
             self.system.nursery.start_soon(self._run)
 
     async def _run(self) -> None:
@@ -57,7 +58,7 @@ class Refill:
         except LogyardError as error:
             log.warning("payloads that were lost are not back yet: %s", error)
         finally:
-            self._at_work = False
+            self.at_work = False
             self._not_before = trio.current_time() + RETRY_SECONDS * bool(store.lost_ranges())
 
     async def _stretch(self, uid: int, first: int, last: int) -> None:

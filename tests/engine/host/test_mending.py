@@ -261,6 +261,7 @@ async def test_a_batch_that_nobody_can_attribute_sends_every_suspect_into_repair
         await mended(c, 3)
         await mended(c, 3, "other")
         await proves(c, 3, bodies)
+        await c.applied("other")
         assert [body for _, body in await c.read(3, 0, name="other")] == more
         # The file with the hole is still there: its damage is known, and no news.
         mends = c.system(3).damages.mended
@@ -423,8 +424,9 @@ async def test_a_lost_generation_is_refilled_without_a_reader(tmp_path: Path) ->
             await c.crash(3)
         c.network.heal()
         await c.start(3)
-        await until(lambda: not c.system(3).store.lost_ranges(), "refilled")
-        assert c.system(3).refill.refilled
+        refill = c.system(3).refill
+        await until(lambda: not c.system(3).store.lost_ranges() and not refill.at_work, "refilled, and that is stored")
+        assert refill.refilled
         await c.applied()
         c.partition(3)
         assert [body for _, body in await c.read(3)] == bodies

@@ -85,6 +85,7 @@ async def test_who_left_a_group_does_not_refuse_it(tmp_path: Path) -> None:
         assert await departures.refuse([77]) == []
         # Born groups, and voters that are none, are not talked out of anything.
         born = c.member(3, "b")
+        await until(lambda: born.raft.log.last_index, "somebody leads it")
         for node in (1, 2):
             c.system(3).departures.on_refused(node, [born.uid])
         # Nor a replica that was let in again and has not heard of anything yet: it was let in by one who is led.
