@@ -26,8 +26,8 @@ RETRY_SECONDS = 5.0
 
 
 class Refill:
-    """The way back of what the payload store has lost. `refilled`: stretches that are whole again; `at_work`: until what
-    came back is stored."""
+    """The way back of what the payload store has lost. `refilled`: stretches that are whole again; `at_work`: until
+    all that came back is stored."""
 
     def __init__(self, system: System) -> None:
         self.system = system
