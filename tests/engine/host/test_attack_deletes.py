@@ -1,9 +1,9 @@
 """Random histories in which groups are created, deleted, moved, shrunk and put to sleep while nodes crash and links
 break.
 
-In the end each group is on all its members, in agreement, or is gone from every node for good; no call of a client
-hangs; nothing that is under way is counted for ever. Where a group moved, or was made while a node was away, there may be
-two of a name, on majorities that have no node in common (docs/operating.md); no node has both.
+In the end each group is on all its members, in agreement, or is gone from every node for good; no call of a
+client hangs; nothing under way is counted for ever. Where a group moved, or was made while a node was away, there may
+be two of a name, on majorities that have no node in common (docs/operating.md); no node has both.
 """
 
 from __future__ import annotations
