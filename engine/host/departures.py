@@ -75,7 +75,7 @@ class Departures:
     def tell(self, node: int, member: Member) -> None:
         """`node` speaks for a group whose configuration here lacks it: say so if that is committed."""
         raft = member.raft
-        if not raft.base[0] or node in raft.base[1].nodes() or node in raft.configuration.nodes():
+        if not raft.applied or node in raft.base[1].nodes() or node in raft.configuration.nodes():
             return
         if (node, member.uid) in self._told:
             return

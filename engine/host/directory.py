@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..errors import BadRequest, Busy, GroupExists, LogyardError
+from ..raft import membership
 from ..raft.messages import LEADER_GONE
 from . import recovery, rows
 from .departures import REFUSED_GROUPS, REMOVED_GROUPS, TAKE_BACK
@@ -221,8 +222,8 @@ class Directory:
         the group."""
         system = self.system
         found = [member for uid in uids if (member := system.hibernation.find(uid)) is not None]
-        # Whoever was a member by definition, or is one by now.
-        nodes = {node for member in found for node in (*member.spec.voters, *member.raft.configuration.nodes())}
+        # Whoever was a member by definition, is one by now, or was one until a change that is under way.
+        nodes = {node for member in found for node in (*member.spec.voters, *membership.all_nodes(member.raft))}
         self.deleted.update(uids)
         for member in found:
             self.detach(member, "deleted")

@@ -284,6 +284,14 @@ def show(raft: Raft, node: int) -> None:
     raft.send(Message(VOTE_REPLY, raft.uid, node, raft.node, raft.term, 0, 0, 0, 0, True))
 
 
+def show_all(raft: Raft) -> None:
+    """`show` to all members that are known here; the next time after twice as long."""
+    for node in sorted(raft.configuration.nodes() - {raft.node}):
+        show(raft, node)
+    raft.denials += 1
+    draw_timeout(raft)
+
+
 def on_vote(raft: Raft, m: Message) -> None:
     """A vote of the own term (paper 5.2, 5.4.1). The answer leaves when the vote is durable."""
     free = raft.vote == m.sender or (not raft.vote and not raft.leader)

@@ -106,6 +106,11 @@ def configuration_at(raft: Raft, index: int) -> Configuration:
     return found
 
 
+def all_nodes(raft: Raft) -> set[int]:
+    """Members by any configuration that may be in force somewhere: the newest applied one, and those above it."""
+    return raft.base[1].nodes().union(*(configuration.nodes() for _, configuration in raft.history))
+
+
 def before_newest(raft: Raft) -> Configuration:
     """The configuration that the newest one took the place of. It is committed, whatever a restart knows of the
     commit index: one change at a time."""

@@ -27,7 +27,7 @@ def is_quiet(raft: Raft) -> bool:
     if raft.role != LEADER:
         if raft.mend is not None:
             return False
-        return raft.role == FOLLOWER and (_trusts(raft) or not election.may_stand(raft) or election.parked(raft))
+        return raft.role == FOLLOWER and (_trusts(raft) or election.parked(raft) or _waits(raft))
     last = raft.log.last_index
     commit = raft.commit
     if commit != last or raft.transferee or (raft.reads is not None and not raft.reads.idle):
@@ -45,6 +45,12 @@ def _trusts(raft: Raft) -> bool:
     return not raft.doubt and raft.leader in raft.live and raft.configuration.votes(raft.leader)
 
 
+def _waits(raft: Raft) -> bool:
+    """Does not campaign, and is known to the others. Who has no leader and is no voter shows itself now and then: it
+    may be the replica of a configuration that never was committed, of which nobody knows."""
+    return not election.may_stand(raft) and (raft.leader != 0 or raft.voter)
+
+
 def tick(raft: Raft) -> None:
     """One tick of the host's clock; only members that are not quiet need it."""
     if raft.role == LEADER:
@@ -59,8 +65,12 @@ def tick(raft: Raft) -> None:
     if raft.role == FOLLOWER and election.parked(raft):
         return
     raft.elapsed += 1
-    if raft.elapsed >= raft.timeout:
+    if raft.elapsed < raft.timeout:
+        return
+    if election.may_stand(raft):
         election.campaign(raft, False)
+    elif not _waits(raft):
+        election.show_all(raft)
 
 
 def _tick_leader(raft: Raft) -> None:

@@ -12,7 +12,7 @@ import trio
 from logyard.engine.entry import CONFIGURATION
 from logyard.engine.errors import BadRequest, LogyardError, NotLeader, Refused
 from logyard.engine.host.inbound import DELETE_GROUPS
-from logyard.engine.raft.configuration import Configuration
+from logyard.engine.raft.configuration import Change, Configuration
 from logyard.engine.raft.core import LEADER
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
@@ -279,6 +279,38 @@ async def test_nothing_is_done_after_a_deletion(tmp_path: Path) -> None:
         assert outcomes in (["unknown"], ["group_stopped"])
         assert member.machine.end == 0  # type: ignore[attr-defined]
         await until(lambda: not any(c.system(number).members for number in c.ids))
+
+
+async def test_a_deletion_behind_a_removal_reaches_who_is_removed(tmp_path: Path) -> None:
+    """Both are applied in one turn: the leader has appended the configuration without node 4, which it sends to nobody
+    else, and node 4 is no member by definition."""
+    async with cluster(tmp_path, 4, group="") as c:
+        await all_live(c)
+        await c.create("log", [1, 2, 3])
+        await c.lead(1)
+        await c.nodes[1].change_membership("log", [("add", 4)])
+        await c.applied()
+        system, member = c.system(1), c.member(1)
+        system.scheduler.hold()
+        member.raft.propose_membership([Change("remove", 4), Change("demote", 3)])
+        system.propose(member, "delete")
+        system.scheduler.release()
+        await until(lambda: not any(c.system(number).members for number in c.ids), "it is gone everywhere")
+
+
+async def test_a_replica_of_a_configuration_that_was_never_committed_goes(tmp_path: Path) -> None:
+    """Whoever offered it was overruled, and nobody else knows of it: it has to show itself, while all links stand."""
+    async with cluster(tmp_path, 4, group="") as c:
+        await all_live(c)
+        await c.create("log", [1, 2, 3])
+        await c.lead(1)
+        uid = c.member(1).uid
+        await c.system(4).directory._store([c.member(1).spec], {uid: 2})
+        assert uid in c.system(4).members
+        await until(lambda: uid not in c.system(4).members, "it is told")
+        await c.nodes[1].change_membership("log", [("add", 4)])
+        await c.applied()
+        assert uid in c.system(4).members
 
 
 async def test_a_deletion_that_only_a_follower_applied_is_finished_by_the_next_leader(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_pitfall_22_a_removed_leader_commits_its_removal_without_counting_itself
     assert ready is not None and leader.role == FOLLOWER and ready.role_changed
     assert [(m.kind, m.commit) for m in ready.messages if m.kind == APPEND] == [(APPEND, index)] * 2
     leader.campaign()
-    assert leader.role == FOLLOWER and leader.is_quiet
+    assert leader.role == FOLLOWER and leader.ready() is None
     network = Network(3)
     network.elect(1).propose_membership(Change("remove", 1))
     network.drain()
