@@ -136,9 +136,8 @@ class Frenzy:
                 if members.keys() != raft.configuration.nodes() - self.taken(uid) or raft.configuration.joint:
                     found.append(f"{uid:x} is on {[*members]}, should be {raft.configuration}")
                 last = raft.log.last_index
-                found += [
-                    f"{n}: {m.raft}" for n, m in members.items() if (m.raft.applied, m.raft.commit) != (last, last)
-                ]
+                behind = {n: m.raft for n, m in members.items() if not last == m.raft.applied == m.raft.commit}
+                found += [f"{uid:x} on {n}: {behind[n]}" for n in behind]
         for number in self.c.ids:
             system = self.c.system(number)
             found += [f"{number}: {m.spec.name} {m.reason}" for m in system.members.values() if m.state != RUNNING]
