@@ -235,6 +235,8 @@ class Node(LogVerbs):
                 raise BadRequest(f"node {node} is not one of this cluster's: its address is not configured here")
         member = self.system.member(name)
         self.system.check_leader(member)
+        fresh = {step.node for step in steps if step.kind != "remove"} - member.raft.configuration.nodes()
+        await self.system.directory.check_room(member, fresh)
         index = member.raft.propose_membership(steps, auto_leave=auto_leave)
         return await self._configured(member, index, auto_leave)
 

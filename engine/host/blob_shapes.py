@@ -59,7 +59,7 @@ _PIECE = _row(_number, _number, _bytes, _list_of(_number))
 
 SHAPES: Mapping[int, Mapping[str, Check]] = {
     1: _UIDS,
-    2: {"specs": _list_of(_SPEC), "admitted?": _list_of(_row(_number, _number)), "last?": _flag},
+    2: {"specs": _list_of(_SPEC), "admitted?": _list_of(_row(_number, _number)), "last?": _flag, "ask?": _flag},
     3: {"error": _text_or_none},
     4: _UIDS,
     5: {"groups": _list_of(_row(_number, _number, _number))},

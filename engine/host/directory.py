@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import BadRequest, Busy, GroupExists, LogyardError
+from ..errors import BadRequest, Busy, GroupExists, LogyardError, Refused
 from ..raft import membership
 from ..raft.messages import LEADER_GONE
 from . import recovery, rows
@@ -155,6 +155,21 @@ class Directory:
                 return False
         return True
 
+    async def check_room(self, member: Member, nodes: set[int]) -> None:
+        """Raise `Refused` if one of `nodes`, which are to become members, says that it can't have the group: it would
+        count for the quorum and never store anything. Who does not answer is not waited for."""
+        round_ = self._round(nodes & self.system.live)
+        question = {"specs": [list(member.spec)], "ask": True}
+        try:
+            with trio.move_on_after(ASK_AGAIN_SECONDS):
+                for node in tuple(round_.waiting):
+                    self.system.peers.send_blob(node, DEFINE_GROUPS, round_.number, question)
+                await round_.done.wait()
+        finally:
+            del self._requests[round_.number]
+        if round_.conflict:
+            raise Refused(f"node {round_.conflict[0]} can't be a member: {round_.conflict[1]}")
+
     async def _store(self, specs: Sequence[Spec], admitted: Mapping[int, int] = MappingProxyType({})) -> None:
         """Durable first, then alive. Raises `GroupExists` when a name is another group's here.
 
@@ -168,9 +183,8 @@ class Directory:
         system = self.system
         fresh = []
         for spec in specs:
+            self._check_free(spec)
             known = system.names.get(spec.name)
-            if known is not None and known != spec.uid:
-                raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
             if known is None and system.has(spec.uid):
                 raise GroupExists(f"the number of {spec.name!r} is another group's", name=spec.name)
             if known is None and system.departures.refuses(spec.uid, admitted):
@@ -272,6 +286,9 @@ class Directory:
             specs = [_spec_from(row) for row in header["specs"]]
             admitted = {int(uid): int(index) for uid, index in header.get("admitted", ())}
             last = bool(header.get("last", True))
+            if header.get("ask"):
+                system.peers.send_blob(node, DEFINED, request, {"error": self._why_not(specs)})
+                return
             system.nursery.start_soon(self._defined_by, node, request, specs, last, admitted)
         elif kind == DEFINED:
             round_ = self._requests.get(request)
@@ -318,6 +335,20 @@ class Directory:
         if refused:
             self.system.peers.send_blob(node, REFUSED_GROUPS, 0, {"uids": refused})
         return kept
+
+    def _why_not(self, specs: Sequence[Spec]) -> str | None:
+        """Why these groups can't live here, if they can't."""
+        try:
+            for spec in specs:
+                self._check_foreign(spec)
+                self._check_free(spec)
+        except LogyardError as error:
+            return str(error)
+        return None
+
+    def _check_free(self, spec: Spec) -> None:
+        if self.system.names.get(spec.name, spec.uid) != spec.uid:
+            raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
 
     def _check_foreign(self, spec: Spec) -> None:
         """Raise a `LogyardError` unless this node can make the group of another node's definition. Once it is durable

@@ -313,6 +313,21 @@ async def test_a_replica_of_a_configuration_that_was_never_committed_goes(tmp_pa
         assert uid in c.system(4).members
 
 
+async def test_a_node_that_has_another_group_of_the_name_is_not_added(tmp_path: Path) -> None:
+    """It would count for the quorum and refuse the group: nothing could be committed any more."""
+    async with cluster(tmp_path, 3, group="") as c:
+        await all_live(c)
+        await c.create("log", [1, 2])
+        await c.nodes[3].create_groups([{"name": "log", "members": [3], "machine": "log"}])
+        await until(lambda: c.leads(3))
+        with pytest.raises(Refused, match="node 1 can't be a member: the name 'log' is taken"):
+            await c.nodes[3].change_membership("log", [("add", 1)])
+        await c.append(3, [(b"", b"goes on")])
+        await c.crash(1)
+        await until(lambda: 1 not in c.system(3).live)
+        await c.nodes[3].change_membership("log", [("add_learner", 1)])
+
+
 async def test_a_deletion_that_only_a_follower_applied_is_finished_by_the_next_leader(tmp_path: Path) -> None:
     """The leader dies after its command is committed and before anybody is told."""
     async with cluster(tmp_path) as c:
