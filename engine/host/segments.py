@@ -57,6 +57,16 @@ class Segments:
                 raise Corrupt(path, 0, "a segment", error.strerror) from error
         return reader
 
+    def opened(self, number: int) -> SegmentReader | None:
+        """The reader in use, if there is one."""
+        return self._readers.get(number)
+
+    def renew(self, number: int) -> None:
+        """The file was written anew: who reads next opens it again."""
+        reader = self._readers.pop(number, None)
+        if reader is not None:
+            reader.close()
+
     async def write(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
         """(first, last, term of the last, payload bytes) of each group in the file."""
         written = await trio.to_thread.run_sync(self._write_in_thread, sealed)

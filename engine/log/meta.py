@@ -64,13 +64,21 @@ class Identity(NamedTuple):
     format: int
 
 
+class Verified(NamedTuple):
+    """Where to go on (None: that was the end), bytes read, (row, environment) written over with the twin's, and rows
+    that verify in neither."""
+
+    next: bytes | None
+    size: int
+    mended: list[tuple[bytes, str]]
+    lost: list[bytes]
+
+
 class MetaStore:
     """Keys and values are bytes; typed rows stand in `meta_rows`. `open` comes first."""
 
-    __slots__ = (
-        "_disk", "_directory", "_environments", "_writable", "_commit", "_lock", "_map_bytes", "_owed", "identity",
-        "repaired", "lost",
-    )  # fmt: skip
+    __slots__ = ("_disk", "_directory", "_environments", "_writable", "_commit", "_lock", "_map_bytes", "_owed",
+                 "identity", "repaired", "lost")  # fmt: skip
 
     def __init__(self, disk: Disk, directory: str, map_bytes: int = MAP_BYTES) -> None:
         self._disk = disk
@@ -314,6 +322,41 @@ class MetaStore:
             self._apply(second, sorted(self._owed.items()))
             self._owed.clear()
 
+    def verify(self, start: bytes, count: int) -> Verified:
+        """Compare both copies of about `count` rows from key `start` on, and write the better one over the other.
+        BLOCKING; commits wait. Raises as `commit`, and `Corrupt` where an environment can't be read."""
+        with self._lock:
+            if not self._environments:
+                raise LogyardError("the meta store is closed")
+            sides: list[dict[bytes, bytes]] = []
+            try:
+                for environment in self._environments:
+                    with environment.begin() as transaction, transaction.cursor() as cursor:
+                        sides.append(dict(islice(cursor, count)) if cursor.set_range(start) else {})
+            except lmdb.Error as error:
+                raise Corrupt(self._directory, 0, "an environment that can be read", error) from error
+            one, two = sides
+            # Up to the first of the two ends, both copies were read.
+            ends = [max(side) for side in sides if len(side) == count]
+            end = min(ends, default=None)
+            keys = sorted(key for key in one.keys() | two.keys() if end is None or key <= end)
+            size = sum(len(key) + len(side.get(key, b"")) for key in keys for side in sides)
+            before, self.lost = self.lost, []
+            fixes: tuple[list[tuple[bytes, bytes | None]], list[tuple[bytes, bytes | None]]] = ([], [])
+            for key in keys:
+                good = one.get(key)
+                if key in self._owed or (good is not None and good == two.get(key) and _holds(key, good)):
+                    continue
+                self._judge(key, good, two.get(key), [self._commit, self._commit], fixes)
+            lost, self.lost = self.lost, before
+            for number, changes in enumerate(fixes):
+                if changes:
+                    self._open_for_writing()
+                    self.repaired += len(changes)
+                    self._apply(self._environments[number], changes)
+            mended = [(key, NAMES[number]) for number, changes in enumerate(fixes) for key, _ in changes]
+            return Verified(None if end is None else end + b"\0", size, mended, lost)
+
     def get(self, key: bytes) -> bytes | None:
         """A row's value, or None. Raises `Corrupt` when neither copy verifies."""
         bad = False
@@ -368,9 +411,13 @@ class MetaStore:
             if value is not None:
                 yield key, value
 
+    def files(self) -> list[str]:
+        """The environments' data files."""
+        return [os.path.join(self._directory, name, "data.mdb") for name in NAMES]
+
     def info(self) -> dict[str, Any]:
         """Rows, commit number and bytes on disk of each environment, for status and metrics."""
-        sizes = [os.path.getsize(os.path.join(self._directory, name, "data.mdb")) for name in NAMES]
+        sizes = [os.path.getsize(path) for path in self.files()]
         return {"rows": int(self._environments[0].stat()["entries"]), "commit": self._commit, "bytes": sizes}
 
 

@@ -285,10 +285,22 @@ class SegmentReader:
                 found.append((index, term))
         return found
 
+    @property
+    def rows(self) -> int:
+        """Rows of its index."""
+        return self._rows
+
     def verify(self) -> list[SegmentDamage]:
         """Read and check everything; what is returned is to be fetched from a peer."""
+        found = self.verify_rows(0, self._rows)
+        if self.damaged and not found:
+            found.append(SegmentDamage(0, 0, self._index + self._rows * ROW_BYTES, "the index's checksum is wrong"))
+        return found
+
+    def verify_rows(self, start: int, stop: int) -> list[SegmentDamage]:
+        """Check rows `start` to `stop`, and the entries that they point to."""
         found: list[SegmentDamage] = []
-        for number in range(self._rows):
+        for number in range(start, min(stop, self._rows)):
             at = self._index + number * ROW_BYTES
             row = self._read(at, ROW_BYTES)
             # Of a file that was cut short the index may have no rest.
@@ -296,6 +308,16 @@ class SegmentReader:
                 trusted = not self.damaged
                 uid, index = struct.unpack_from("<QQ", row) if trusted else (0, 0)
                 found.append(SegmentDamage(uid, index, at, "an entry or its row does not match its checksum"))
-        if self.damaged and not found:
-            found.append(SegmentDamage(0, 0, self._index + self._rows * ROW_BYTES, "the index's checksum is wrong"))
+        return found
+
+    def contents(self) -> list[tuple[int, Entry]]:
+        """(uid, entry) of everything, as `write_segment` takes it. Raises `Corrupt`."""
+        found = []
+        for uid, group in self.groups.items():
+            low = group.first
+            while low <= group.last and (entries := self.entries(uid, low, group.last, 1 << 24)):
+                found += [(uid, entry) for entry in entries]
+                low = entries[-1].index + 1
+        if len(found) != self._rows:
+            raise Corrupt(self.path, self._index, f"{self._rows} entries", len(found))
         return found
