@@ -119,8 +119,15 @@ async def snapshots(scrub: Scrub) -> None:
 def _load(system: System, uid: int) -> tuple[int, LogyardError | None]:
     """In a thread: bytes of a snapshot, and what is wrong with it."""
     books, before = system.storage.books, -1
-    while books.meta.get(meta_rows.snapshot_key(uid)) is not None:
-        row = books.snapshot(uid)
+    while True:
+        try:
+            value = books.meta.get(meta_rows.snapshot_key(uid))
+        except Corrupt:
+            # In both copies: the walk over rows has said so, or does the next time.
+            return 0, None
+        if value is None:
+            return 0, None
+        row = meta_rows.SnapshotRow.unpack(meta_rows.snapshot_key(uid), value)
         try:
             snapshot = books.load_snapshot(row)
             return len(row.data) + sum(map(len, snapshot.sections.values())), None
@@ -129,7 +136,6 @@ def _load(system: System, uid: int) -> tuple[int, LogyardError | None]:
             if row.index == before:
                 return len(row.data), error
             before = row.index
-    return 0, None
 
 
 async def generations(scrub: Scrub) -> None:
