@@ -1,0 +1,76 @@
+"""What is done to bytes of files, and where the bytes of each kind lie on a node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from logyard.engine.log.segment import HEAD, HEAD_BYTES
+from logyard.engine.log.wal_files import wal_epochs, wal_name
+
+PAGE = 4096
+
+
+class Place(NamedTuple):
+    """An offset of a file that carries what is to be damaged."""
+
+    path: Path
+    offset: int
+
+
+def find(paths: list[Path], token: bytes) -> list[Place]:
+    """Where a token lies; all of its places."""
+    found = []
+    for path in paths:
+        image = path.read_bytes() if path.exists() else b""
+        at = image.find(token)
+        while at >= 0:
+            found.append(Place(path, at))
+            at = image.find(token, at + 1)
+    return found
+
+
+def wal_files(data: Path) -> list[Path]:
+    """Of a node, oldest first."""
+    return [data / "wal" / wal_name(epoch) for epoch in wal_epochs(os.listdir(data / "wal"))]
+
+
+def segments(data: Path) -> list[Path]:
+    """Of a node, oldest first."""
+    return sorted((data / "segments").glob("*.seg"))
+
+
+def generations(data: Path) -> list[Path]:
+    """Of a node, oldest first."""
+    return sorted((data / "payloads").glob("gen-*[0-9]/data.mdb"))
+
+
+def environments(data: Path) -> list[Path]:
+    """The two copies of a node's meta store."""
+    return [data / "meta" / name / "data.mdb" for name in ("a", "b")]
+
+
+def index_of(path: Path) -> int:
+    """Where a segment's index begins."""
+    fields = HEAD.unpack(path.read_bytes()[: HEAD_BYTES - 8])
+    return int(fields[6])
+
+
+def spoil(place: Place, fault: str) -> None:
+    """A bit, a block, or all from there on."""
+    path, offset = place
+    if fault == "truncation":
+        os.truncate(path, offset)
+        return
+    with path.open("r+b") as file:
+        if fault == "bit flip":
+            file.seek(offset)
+            byte = file.read(1)[0]
+            file.seek(offset)
+            file.write(bytes([byte ^ 4]))
+        else:
+            assert fault == "zeroed block", fault
+            start = offset // PAGE * PAGE
+            file.seek(start)
+            file.write(bytes(min(PAGE, path.stat().st_size - start)))
