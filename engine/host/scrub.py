@@ -105,9 +105,9 @@ class Scrub:
             try:
                 await self._pass()
                 wait = float(every)
-            except (LogyardError, OSError) as error:
+            except Exception as error:  # who only looks ends nothing else, whatever damaged bytes provoke
                 self.error = f"{type(error).__name__}: {error}"
-                log.error("the scrub ended early: %s", self.error)
+                log.exception("the scrub ended early: %s", self.error)
                 wait = min(RETRY_S, every or math.inf)
             self._kind = ""
             self.passes += 1

@@ -7,7 +7,6 @@ one; that file is the same byte for byte. Called by `scrub`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from ..errors import Corrupt, LogyardError
 from ..log.segment import SegmentReader, write_segment
 from ..log.wal_files import wal_name
 from .member import Member, SegmentRun
-from .scrub import always
+from .scrub import always, is_alone, never
 
 if TYPE_CHECKING:
     from .homes import SealedFile
@@ -41,7 +40,7 @@ async def _segment(scrub: Scrub, number: int) -> None:
     system = scrub.system
     path = str(system.storage.segments.path(number))
     try:
-        reader, size = await trio.to_thread.run_sync(_open, system.disk, path)
+        reader, size = await trio.to_thread.run_sync(_open, system.disk, path, number)
     except FileNotFoundError:
         if number in system.storage.segments.users:
             await _hurt(scrub, number, None, "it is gone")
@@ -63,7 +62,7 @@ async def _segment(scrub: Scrub, number: int) -> None:
         reader.close()
 
 
-def _open(disk: Disk, path: str) -> tuple[SegmentReader, int]:
+def _open(disk: Disk, path: str, number: int) -> tuple[SegmentReader, int]:
     """In a thread: a reader that has nothing in memory, and the file's bytes."""
     fd = disk.open_file(path)
     try:
@@ -71,7 +70,7 @@ def _open(disk: Disk, path: str) -> tuple[SegmentReader, int]:
         disk.forget_pages(fd, 0, size)
     finally:
         disk.close(fd)
-    return SegmentReader(disk, path), size
+    return SegmentReader(disk, path, number), size
 
 
 async def _hurt(scrub: Scrub, number: int, reader: SegmentReader | None, reason: str) -> None:
@@ -80,27 +79,49 @@ async def _hurt(scrub: Scrub, number: int, reader: SegmentReader | None, reason:
     system = scrub.system
     storage = system.storage
     text = f"segment {number}: {reason}"
-    wounds: list[tuple[Member, SegmentRun, list[int]]] = []
+    hurt: list[tuple[Member, int]] = []
     async with storage.janitor_lock:
         if number not in storage.segments.users:
             return
-        if await trio.to_thread.run_sync(_write_anew, system, number, reader):
-            storage.segments.renew(number)
+        anew = await trio.to_thread.run_sync(_write_anew, system, number, reader)
+        # Who reads next meets what the file says now.
+        storage.segments.renew(number)
+        if anew:
             scrub.found("segment", "", f"{text}; written anew from its rows", always)
             return
         for uid in sorted(storage.segments.users[number]):
             member = system.members.get(uid)
             for run in list(member.segments) if member is not None else []:
-                if member is not None and run.segment == number:
-                    bad = await trio.to_thread.run_sync(_unreadable, reader, uid, run)
-                    wounds.append((member, run, bad))
-    for member, run, bad in wounds:
-        base = member.raft.log.snapshot_index
-        covered = bad[: bisect_left(bad, base + 1)]
-        if covered:
-            scrub.lose("segment", member.uid, covered, f"whose places are in segment {number}")
-        if len(covered) < len(bad) and run in member.segments:
-            scrub.mend("segment", member, Corrupt(text, 0, f"entry {bad[len(covered)]}", "damage"))
+                if member is None or run.segment != number:
+                    continue
+                bad = await trio.to_thread.run_sync(_unreadable, reader, uid, run)
+                # What a snapshot covers, and is at home elsewhere or dead, nobody looks for here.
+                base = member.raft.log.snapshot_index
+                needed = [one for one in bad if one > base or _is_place(system, member, number, one)]
+                if needed and needed[-1] <= base:
+                    _lose_places(scrub, member, run, text)
+                elif needed:
+                    hurt.append((member, needed[-1]))
+    for member, index in hurt:
+        scrub.mend("segment", member, Corrupt(text, 0, f"entry {index}", "damage"))
+
+
+def _is_place(system: System, member: Member, number: int, index: int) -> bool:
+    """Whether a segment is what says where living payload of an entry lies."""
+    live = member.liveness.live_within((index, 0), (index + 1, 0))
+    return bool(live) and number in system.storage.files and system.store.home(member.uid, index) is None
+
+
+def _lose_places(scrub: Scrub, member: Member, run: SegmentRun, text: str) -> None:
+    """As at a start: the places of all that the snapshot covers of a run are lost, and the run is the rest of it."""
+    system, uid = scrub.system, member.uid
+    first, last = run.first, min(run.last, member.snapshot_index)
+    what = f"places of payloads of entries {first} to {last}, {text}"
+    if is_alone(system, member):
+        scrub.found("segment", member.spec.name, f"{what}; no other node has this group", never)
+        return
+    system.storage.homes.recount(member)
+    scrub.found("segment", member.spec.name, what, lambda: not system.store.lost(uid, first, last))
 
 
 def _write_anew(system: System, number: int, reader: SegmentReader | None) -> bool:
@@ -135,10 +156,12 @@ def _unreadable(reader: SegmentReader | None, uid: int, run: SegmentRun) -> list
             else:
                 step = 1
             continue
-        if not found:
-            # Of a sparse run; where the index is damaged nobody knows what was there.
-            bad += range(index, min(run.last, index + step - 1) + 1) if reader.damaged else ()
-        index, step = min(run.last, index + step - 1) + 1, SCAN_ENTRIES
+        stop = min(run.last, index + step - 1)
+        if reader.damaged:
+            # The log has no gaps but those of a sparse run, which nobody can tell from damage now.
+            there = {entry.index for entry in found}
+            bad += [one for one in range(index, stop + 1) if one not in there]
+        index, step = stop + 1, SCAN_ENTRIES
     return bad
 
 
@@ -176,6 +199,7 @@ class _Walk:
 
     def __init__(self, system: System, number: int) -> None:
         self._disk = system.disk
+        self._number = number
         self._path = str(system.path / "wal" / wal_name(number))
         self._segment_path = str(system.storage.segments.path(number))
         self._segment: SegmentReader | None = None
@@ -185,7 +209,7 @@ class _Walk:
     def open(self) -> bool:
         """False where there is nothing to read, or no segment to read it by: that is found elsewhere."""
         try:
-            self._segment = SegmentReader(self._disk, self._segment_path)
+            self._segment = SegmentReader(self._disk, self._segment_path, self._number)
             self._fd = self._disk.open_file(self._path)
             self._disk.forget_pages(self._fd, 0, 0)
         except (OSError, LogyardError):

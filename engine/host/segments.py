@@ -52,7 +52,7 @@ class Segments:
         if reader is None:
             path = str(self.path(number))
             try:
-                reader = self._readers[number] = SegmentReader(self.system.disk, path)
+                reader = self._readers[number] = SegmentReader(self.system.disk, path, number)
             except OSError as error:
                 raise Corrupt(path, 0, "a segment", error.strerror) from error
         return reader

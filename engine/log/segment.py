@@ -118,16 +118,17 @@ def _place(row: tuple[int, Entry]) -> tuple[int, int]:
 
 
 class SegmentReader:
-    """An open segment. The constructor reads the index's groups; rows and entries are read when they are asked for.
+    """An open segment, `number` unless that is 0. The constructor reads the index's groups; rows and entries are read
+    when they are asked for.
 
-    Raises `Corrupt` when neither head nor foot verify, `WrongIdentity` for a newer format. When the index does not
-    verify as a whole, `damaged` is set, every row is checked by its own checksum at each read, and the runs come from
-    the rows that hold.
+    Raises `Corrupt` when neither head nor foot verify, or it is another segment, `WrongIdentity` for a newer format.
+    When the index does not verify as a whole, `damaged` is set, every row is checked by its own checksum at each read,
+    and the runs come from the rows that hold.
     """
 
     __slots__ = ("id", "path", "groups", "damaged", "_disk", "_fd", "_rows", "_index", "_good")
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, number: int = 0) -> None:
         self._disk = disk
         self.path = path
         self._fd = disk.open_file(path)
@@ -135,6 +136,8 @@ class SegmentReader:
             size = disk.size(self._fd)
             fields = self._fields(size)
             self.id, self._rows, groups, self._index, check = fields
+            if number not in (0, self.id):
+                raise Corrupt(path, 0, f"segment {number}", self.id)
             self.groups: dict[int, Group] = {}
             self._good: list[tuple[int, int, int]] | None = None
             region = self._read(self._index, size - HEAD_BYTES - self._index)

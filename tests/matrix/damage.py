@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from logyard.engine.log.segment import HEAD, HEAD_BYTES
+from logyard.engine.log.record import ENTRY_RECORD, RECORD
+from logyard.engine.log.segment import HEAD, HEAD_BYTES, ROW, ROW_BYTES
 from logyard.engine.log.wal_files import wal_epochs, wal_name
 
 PAGE = 4096
@@ -55,6 +56,36 @@ def index_of(path: Path) -> int:
     """Where a segment's index begins."""
     fields = HEAD.unpack(path.read_bytes()[: HEAD_BYTES - 8])
     return int(fields[6])
+
+
+def segment_entries(paths: list[Path], uid: int) -> list[Place]:
+    """The middles of a group's entries in segments."""
+    found = []
+    for path in paths:
+        image, start = path.read_bytes(), index_of(path)
+        if image[-HEAD_BYTES:] != image[:HEAD_BYTES]:
+            # Hit before: what stands there is no index.
+            continue
+        rows = int(HEAD.unpack(image[: HEAD_BYTES - 8])[4])
+        for at in range(start, start + rows * ROW_BYTES, ROW_BYTES):
+            owner, _, _, offset, *_, length, _, _, _ = ROW.unpack_from(image, at)
+            if owner == uid:
+                found.append(Place(path, offset + length // 2))
+    return found
+
+
+def wal_records(path: Path, uid: int) -> list[Place]:
+    """The middles of a group's entries, without their payloads, in a WAL file."""
+    image, owner = path.read_bytes(), uid.to_bytes(8, "little")
+    found, at = [], image.find(owner)
+    while at >= 0:
+        start = at - 8
+        if start >= 0 and len(image) >= start + RECORD.size:
+            kind, _, _, length, _, value, payload, _ = RECORD.unpack_from(image, start)
+            if kind == ENTRY_RECORD and not value and 0 < length < PAGE and payload:
+                found.append(Place(path, start + RECORD.size + length // 2))
+        at = image.find(owner, at + 1)
+    return found
 
 
 def spoil(place: Place, fault: str) -> None:

@@ -17,7 +17,7 @@ from tests.crash.trace import available
 from . import damage, strace
 from .cells import INJECTED, Cell, Result
 from .damage import Place
-from .stage import LIMITS, Stage, connect, wait
+from .stage import LIMITS, Ended, Stage, connect, wait
 
 PROVOKE_S = 15.0
 NO_PROCESS_S = 3.0
@@ -62,7 +62,7 @@ class Trial:
             self.clean()
             result.acknowledged = len(stage.acknowledged)
             stage.drop()
-        except (AssertionError, ClusterFailed, LogyardError, OSError) as error:
+        except (AssertionError, ClusterFailed, Ended, LogyardError, OSError) as error:
             traceback.print_exc(file=sys.stderr)
             result.problems.append(f"{type(error).__name__}: {error}"[:2000])
         result.seconds = time.monotonic() - began
@@ -83,34 +83,33 @@ class Trial:
 
     # Bytes
 
-    def token(self, kind: str, last: bool) -> bytes:
-        """Bytes that the damaged place carries: of an old record, of one in a sealed file, or of the last ones."""
-        stage = self.stage
-        rows = sorted(stage.acknowledged)
-        at = rows[-3] if last else rows[5] if kind == "generation" else rows[40 + self.draw.randrange(100)]
-        metadata, payload = stage.acknowledged[at]
-        return metadata if kind == "segment" or (kind == "wal" and last) else payload[1000:1100]
-
     def places(self, live: bool) -> list[Place]:
         """Where to hit this kind on the victim."""
         stage, kind = self.stage, self.cell.kind
-        data = stage.data
+        data, uid = stage.data, int(stage.yard.describe(stage.name)["uid"])
+        rows = sorted(stage.acknowledged)
+        if kind == "wal" and live:
+            # A payload at home in a sealed file.
+            payload = stage.acknowledged[rows[40 + self.draw.randrange(100)]][1]
+            return damage.find(damage.wal_files(data), payload[1000:1100])[:1]
         if kind == "wal":
-            return damage.find(damage.wal_files(data), self.token(kind, last=not live))[:1]
+            # An entry in the file that is replayed.
+            return damage.wal_records(damage.wal_files(data)[-1], uid)[-2:-1]
         if kind == "segment":
-            return damage.find(damage.segments(data), self.token(kind, last=False))[:1]
+            found = damage.segment_entries(damage.segments(data), uid)
+            return [found[len(found) // 2 + self.draw.randrange(5)]]
         if kind == "segment index":
-            (first, *_) = damage.find(damage.segments(data), self.token("segment", last=False))
-            index = damage.index_of(first.path)
-            return [Place(first.path, index + self.draw.randrange(0, first.path.stat().st_size - index - 8))]
+            path = damage.segment_entries(damage.segments(data), uid)[-1].path
+            index = damage.index_of(path)
+            return [Place(path, index + self.draw.randrange(0, path.stat().st_size - index - 8))]
         if kind == "generation":
-            return damage.find(damage.generations(data), self.token(kind, last=False))[:1]
+            payload = stage.acknowledged[rows[5]][1]
+            return damage.find(damage.generations(data), payload[1000:1100])[-1:]
         if kind == "snapshot":
             # In both copies, or a copy would make the other good; in the newest chunk, as old pages lie there too.
             token = b"key 120 "
             found = damage.find(damage.environments(data), token)
             return [place for place in found if self.is_chunk(place)]
-        uid = int(stage.yard.describe(stage.name)["uid"])
         found = damage.find(damage.environments(data)[:1], b"s" + uid.to_bytes(8, "big"))
         return [Place(place.path, place.offset + 9 + 16 + 2) for place in found]
 
@@ -172,6 +171,15 @@ class Trial:
         if self.stage.ended() is not None:
             self.stage.kill()
             self.begin("then")
+
+    def whole(self) -> None:
+        """All members are up to date again; a victim that ends meanwhile is started."""
+        try:
+            self.stage.settle()
+        except Ended:
+            self.step(f"the node ended with {self.stage.ended()}")
+            self.revive()
+            self.stage.settle()
 
     def begin(self, when: str) -> None:
         """Start the victim, which may refuse: then it is replaced, as the manual says."""
@@ -300,13 +308,11 @@ class Trial:
         said = {
             code: count - before.get(code, 0) for code, count in stage.refused.items() if count > before.get(code, 0)
         }
+        self.step(f"running: refused {said or 'nothing'}")
         if stage.ended() is not None:
-            self.step(f"running: the node ended with {stage.ended()}")
-        else:
-            refused = f", refused: {said}" if said else ", nothing refused"
-            self.step(f"running: the node stays{refused}, goes on afterwards")
+            self.step(f"the node ended with {stage.ended()}")
         self.revive()
-        stage.settle()
+        self.whole()
         wait(lambda: stage.write(4, timeout=5.0) == 4, "writes go on")
         self.judge()
         stage.kill()

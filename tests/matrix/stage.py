@@ -28,8 +28,8 @@ BATCH = 4
 OLD, MORE, LAST = 24, 220, 8
 """Records that go to a generation, that fill a WAL file so that it is sealed, and in the open one."""
 PATIENCE_S = 40.0
-STARTS = 4
-"""A start that dies in a damaged environment is tried again: the journals need two deaths to set it aside."""
+STARTS = 6
+"""A start that dies in a damaged environment is tried again: the journals need two deaths to set each aside."""
 
 
 def wait(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
@@ -44,6 +44,10 @@ def wait(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S
             last = error
         pause(0.05)
     raise AssertionError(f"never happened: {what} {last}")
+
+
+class Ended(Exception):
+    """The victim's process ended by itself."""
 
 
 class Stage:
@@ -151,9 +155,11 @@ class Stage:
         return [process.pid, *map(int, listed.stdout.split())]
 
     def settle(self) -> None:
-        """Until every member runs, is up to date, and nothing waits for repair."""
+        """Until every member runs, is up to date, and nothing waits for repair. Raises `Ended`."""
 
         def whole() -> bool:
+            if self.ended() is not None:
+                raise Ended
             rows = self.yard.statuses().values()
             good = all(
                 "error" not in row and not row["damage"]["mending"] and not row["damage"]["lost"]
@@ -238,19 +244,16 @@ class Stage:
     def stored(self) -> None:
         """Until the victim has applied everything, and its last batch is sealed."""
         wait(lambda: not settled(self.yard, [self.name]), "the victim has applied all")
-        seen: list[tuple[int, float]] = []
+        seen = [(-1, 0.0)]
 
         def still() -> bool:
             batches = self.status()["wal"]["batches"]
-            if not seen or seen[-1][0] != batches:
+            if seen[-1][0] != batches:
                 seen.append((batches, time.monotonic()))
             # An idle log is sealed by an empty batch after 100 ms; probes of an idle disk come later.
-            return len(seen) > 1 and time.monotonic() - seen[-1][1] > 0.25
+            return time.monotonic() - seen[-1][1] > 0.3
 
-        try:
-            wait(still, "the last batch is sealed")
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {seen}") from error
+        wait(still, "the last batch is sealed")
 
     def drop(self) -> None:
         """The cell's log is not needed any more."""

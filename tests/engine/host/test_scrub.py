@@ -15,11 +15,11 @@ import trio.testing
 from logyard.engine.disk import Disk
 from logyard.engine.host.scrub import GIVE_WAY_MAX_S, Scrub
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
-from logyard.engine.log.segment import HEAD_BYTES
+from logyard.engine.log.segment import HEAD, HEAD_BYTES, ROW_BYTES
 
 from .cluster import Cluster, cluster, plain, until
 from .test_mending import hurt_segments, mended, metadata
-from .test_repair import all_read, filled, hurt_file, hurt_generations
+from .test_repair import all_read, filled, hurt_file, hurt_generations, in_files
 
 
 async def scrubbed(c: Cluster, number: int) -> dict[str, Any]:
@@ -291,3 +291,40 @@ async def test_the_rate_and_giving_way(autojump_clock: trio.testing.MockClock) -
     await scrub.read("wal", 1000)
     assert trio.current_time() - began == pytest.approx(2 + GIVE_WAY_MAX_S, abs=0.5)
     assert scrub.counts["wal"].bytes == 2000
+
+
+@pytest.mark.parametrize("covered", [False, True], ids=["log", "snapshot"])
+@pytest.mark.parametrize("how", ["cut index", "another segment"])
+@pytest.mark.parametrize("when", ["running", "at a start"])
+async def test_a_segment_that_lacks_entries(tmp_path: Path, how: str, covered: bool, when: str) -> None:
+    """Rows cut off its index, or all of them another segment's: no entry of it reads as if it had never been there."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        await c.roll(3)
+        bodies += await c.fill(1, 6, 9000)
+        await c.applied()
+        await in_files(c)
+        await c.roll(3)
+        if covered:
+            await c.nodes[3].snapshot()
+        first, second = sorted((c.path / "node-3" / "segments").glob("*.seg"))
+        if when == "at a start":
+            await c.crash(3)
+        if how == "cut index":
+            image = second.read_bytes()
+            index = HEAD.unpack(image[: HEAD_BYTES - 8])[6]
+            os.truncate(second, index + 2 * ROW_BYTES + 5)
+        else:
+            second.write_bytes(first.read_bytes())
+        if when == "at a start":
+            await c.start(3)
+            system = c.system(3)
+            await until(lambda: system.damages.mended or system.refill.refilled, "it is met at the start")
+        status = await scrubbed(c, 3)
+        assert (when == "running") == bool(status["last"]["segment"]["found"]) and not status["left"], status
+        await until(lambda: not c.system(3).store.lost_ranges())
+        await c.applied()
+        c.partition(3)
+        await all_read(c, 3, bodies)
+        c.network.heal()
+        assert not (await scrubbed(c, 3))["findings"]

@@ -287,3 +287,40 @@ def test_the_names_of_environments_are_durable_at_each_start(tmp_path: Path) -> 
         store.close()
         synced = [call.target for call in disk.calls if call.name == "sync_directory"]
         assert {str(tmp_path / "meta" / name) for name in ("a", "b")} <= set(synced)
+
+
+def test_a_damaged_page_of_a_running_store_is_read_from_its_twin(tmp_path: Path) -> None:
+    store = opened(tmp_path / "meta")
+    rows = [GroupRow(number, f"g{number}", "log") for number in range(1, 400)]
+    store.commit([row.put() for row in rows])
+    data = tmp_path / "meta" / "a" / "data.mdb"
+    image = data.read_bytes()
+    with data.open("r+b") as file:
+        for page in range(2, len(image) // 4096):
+            if image[page * 4096 + 10] & 3:
+                file.seek(page * 4096)
+                file.write(bytes(4096))
+    assert store.get(group_key(7)) == rows[6].put()[1] and store.get(group_key(1000)) is None
+    assert store.keys(GroupRow.PREFIX) == [row.put()[0] for row in rows]
+    assert list(group_rows(store)) == rows
+    with pytest.raises(Corrupt, match="environment"):
+        store.verify(b"", 100)
+    store.close()
+    store = opened(tmp_path / "meta")
+    assert list(group_rows(store)) == rows and not store.lost
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_copy_that_was_cut_is_set_aside_and_touched_by_nobody(tmp_path: Path, name: str) -> None:
+    """Reading behind the end of a mapped file kills the process."""
+    store = opened(tmp_path / "meta")
+    rows = [GroupRow(number, f"g{number}", "log") for number in range(1, 2000)]
+    store.commit([row.put() for row in rows])
+    store.close()
+    data = tmp_path / "meta" / name / "data.mdb"
+    os.truncate(data, data.stat().st_size // 2 // 4096 * 4096)
+    store = opened(tmp_path / "meta")
+    assert list(group_rows(store)) == rows and not store.lost and store.repaired
+    assert (tmp_path / "meta" / f"{name}.bad-0").exists()
+    store.close()
