@@ -81,13 +81,11 @@ class MetaStore:
         self.lost: list[bytes] = []
         """Keys that verify in neither environment: their groups need repair."""
 
-    def open(self, cluster: str = "", node: int = 0) -> None:
+    def open(self, cluster: str = "", node: int = 0, began: bool = False) -> None:
         """Open or create; compare and repair. `cluster` and `node` are written to a new store, and must match an old
-        one's.
+        one's; empty `cluster` and `node` 0 take what there is. `began`: there must be one, in either copy.
 
-        Empty `cluster` and `node` 0 take what there is. Raises `WrongIdentity` for another node or a newer format,
-        before any row is touched.
-        """
+        Raises `WrongIdentity` for another node or a newer format, before any row is touched; `Corrupt`."""
         disk = self._disk
         disk.make_directory(self._directory)
         self._writable = False
@@ -113,6 +111,10 @@ class MetaStore:
             disk.unlink(self._journal(name))
         disk.sync_directory(self._directory)
         self._reconcile()
+        if began and not self._commit:
+            # The node would begin anew over what its files hold, and forget what it promised.
+            want = "one of two copies of the meta store; this node has to be replaced"
+            raise Corrupt(self._directory, 0, want, "neither")
         stored = self.get(IDENTITY)
         if stored is None:
             self.identity = Identity(cluster, node, FORMAT)
@@ -136,6 +138,8 @@ class MetaStore:
         try:
             environment = self._open(path, readonly=True)
             try:
+                if _is_cut(environment, path):
+                    return
                 with environment.begin() as transaction:
                     raw = transaction.get(IDENTITY)
             finally:
@@ -187,10 +191,8 @@ class MetaStore:
         environment = lmdb.open(path, map_size=self._map_bytes, max_dbs=0, readahead=False, readonly=True)
         try:
             environment.reader_check()
-            pages, size = environment.info()["last_pgno"] + 1, os.path.getsize(os.path.join(path, "data.mdb"))
-            if size < pages * environment.stat()["psize"]:
-                # Touching what is not there would kill the process.
-                raise OSError(errno.EIO, f"it has {size} bytes of {pages} pages: it was cut")
+            if _is_cut(environment, path):
+                raise OSError(errno.EIO, "it was cut")
             with environment.begin() as transaction:
                 deque(transaction.cursor(), maxlen=0)
         except BaseException:
@@ -410,6 +412,12 @@ class MetaStore:
         """Rows, commit number and bytes on disk of each environment, for status and metrics."""
         sizes = [os.path.getsize(path) for path in self.files()]
         return {"rows": int(self._environments[0].stat()["entries"]), "commit": self._commit, "bytes": sizes}
+
+
+def _is_cut(environment: lmdb.Environment, path: str) -> bool:
+    """Whether a file is shorter than it says: touching what is not there would kill the process."""
+    pages = environment.info()["last_pgno"] + 1
+    return os.path.getsize(os.path.join(path, "data.mdb")) < int(pages * environment.stat()["psize"])
 
 
 def read_environment(path: str) -> tuple[dict[bytes, bytes], int]:

@@ -47,6 +47,12 @@ def generations(data: Path) -> list[Path]:
     return sorted((data / "payloads").glob("gen-*[0-9]/data.mdb"))
 
 
+def next_generations(data: Path) -> list[Path]:
+    """Those that jobs will write to."""
+    newest = int(generations(data)[-1].parent.name.removeprefix("gen-"))
+    return [data / "payloads" / f"gen-{number:010d}" / "data.mdb" for number in range(newest, newest + 8)]
+
+
 def environments(data: Path) -> list[Path]:
     """The two copies of a node's meta store."""
     return [data / "meta" / name / "data.mdb" for name in ("a", "b")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import sys
@@ -57,7 +58,7 @@ class Trial:
             else:
                 self.spoiled()
             stage.write(LAST_WORDS)
-            stage.settle()
+            self.whole()
             self.judge()
             self.clean()
             result.acknowledged = len(stage.acknowledged)
@@ -141,10 +142,10 @@ class Trial:
         self.tell("running", found)
         self.revive()
         stage.write(LAST_WORDS)
-        stage.settle()
+        self.whole()
         self.judge()
-        stage.fill()
-        stage.yard.snapshot([stage.name], stage.victim)
+        self.surely(stage.fill)
+        self.surely(lambda: stage.yard.snapshot([stage.name], stage.victim))
         stage.write(LAST_WORDS)
         stage.stored()
         stage.kill()
@@ -173,13 +174,19 @@ class Trial:
             self.begin("then")
 
     def whole(self) -> None:
-        """All members are up to date again; a victim that ends meanwhile is started."""
+        """All members are up to date again."""
+        self.surely(self.stage.settle)
+
+    def surely(self, call: Callable[[], object]) -> None:
+        """Do it; a victim that ends meanwhile is started, and it is done again."""
         try:
-            self.stage.settle()
-        except Ended:
-            self.step(f"the node ended with {self.stage.ended()}")
+            call()
+        except (Ended, LogyardError):
+            if self.stage.ended() is None:
+                raise
+            self.step(f"then the node ended with {self.stage.ended()}")
             self.revive()
-            self.stage.settle()
+            call()
 
     def begin(self, when: str) -> None:
         """Start the victim, which may refuse: then it is replaced, as the manual says."""
@@ -187,7 +194,7 @@ class Trial:
         try:
             codes = stage.start()
         except ClusterFailed as error:
-            self.step(f"{when}: it refuses to start ({str(error).splitlines()[-1][-160:]}), and is replaced")
+            self.step(f"{when}: it does not start ({str(error).splitlines()[0]}), and is replaced")
             stage.replace()
             return
         if self.refused_by_others():
@@ -208,10 +215,12 @@ class Trial:
         def decided() -> bool:
             if stage.ended() is not None:
                 return True
+            # It may end while it is asked.
             links = [row for row in stage.status()["peers"] if row["live"]]
             return len(links) == len(stage.cluster.nodes) - 1
 
-        wait(decided, "the victim is live, or ended")
+        with contextlib.suppress(Ended):
+            wait(decided, "the victim is live, or ended")
         return stage.ended() is not None
 
     # An older state of a file
@@ -276,7 +285,7 @@ class Trial:
                 self.judge()
         self.result.hits += failing.hits
         self.revive()
-        stage.settle()
+        self.whole()
         self.judge()
         stage.kill()
         self.begin("stopped")
@@ -291,7 +300,7 @@ class Trial:
         paths = {
             "wal": [stage.data / "wal" / f"{number:016x}.wal" for number in numbers],
             "segment": new, "segment index": new, "snapshot": damage.environments(stage.data),
-            "meta": damage.environments(stage.data)[:1], "generation": damage.generations(stage.data)[-1:],
+            "meta": damage.environments(stage.data)[:1], "generation": damage.next_generations(stage.data),
         }[kind]  # fmt: skip
         if kind == "wal" and error == "ENOSPC":
             # Where the log's space comes from: what is written later was reserved.
@@ -308,7 +317,8 @@ class Trial:
         said = {
             code: count - before.get(code, 0) for code, count in stage.refused.items() if count > before.get(code, 0)
         }
-        self.step(f"running: refused {said or 'nothing'}")
+        text = ", ".join(f"{count} appends with {code}" for code, count in said.items())
+        self.step(f"running: {failing.hits} calls failed, refused: {text or 'nothing'}")
         if stage.ended() is not None:
             self.step(f"the node ended with {stage.ended()}")
         self.revive()

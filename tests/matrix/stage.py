@@ -116,7 +116,9 @@ class Stage:
     # Nodes
 
     def status(self) -> dict[str, Any]:
-        """The victim's."""
+        """The victim's. Raises `Ended`."""
+        if self.ended() is not None:
+            raise Ended
         found: dict[str, Any] = self.yard.status(self.victim)
         return found
 
@@ -143,8 +145,9 @@ class Stage:
                 self.cluster.wait_ready(self.victim)
                 return codes
             except ClusterFailed:
-                codes.append(process.wait())
-                if len(codes) == STARTS:
+                code = process.poll()
+                codes += [] if code is None else [code]
+                if code is None or code > 0 or len(codes) == STARTS:
                     raise
 
     def pids(self) -> list[int]:

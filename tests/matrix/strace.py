@@ -14,6 +14,7 @@ READS = "pread64,preadv,preadv2,read"
 WRITES = "pwrite64,pwritev,pwritev2,write,writev"
 SYNCS = "fsync,fdatasync"
 ATTACH_S = 20.0
+DETACH_S = 3.0
 
 
 def words(calls: str, error: str, paths: Sequence[Path], output: Path) -> list[str]:
@@ -62,4 +63,9 @@ class Failing:
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
-        self._process.wait(ATTACH_S)
+        try:
+            self._process.wait(DETACH_S)
+        except subprocess.TimeoutExpired:
+            # It can miss that a process of several threads has ended; the kernel lets go of what it held.
+            self._process.kill()
+            self._process.wait()

@@ -319,8 +319,30 @@ def test_a_copy_that_was_cut_is_set_aside_and_touched_by_nobody(tmp_path: Path, 
     store.commit([row.put() for row in rows])
     store.close()
     data = tmp_path / "meta" / name / "data.mdb"
-    os.truncate(data, data.stat().st_size // 2 // 4096 * 4096)
+    # What is left are the two pages that say how long it is.
+    os.truncate(data, 2 * 4096)
     store = opened(tmp_path / "meta")
     assert list(group_rows(store)) == rows and not store.lost and store.repaired
     assert (tmp_path / "meta" / f"{name}.bad-0").exists()
+    store.close()
+
+
+def test_without_either_copy_nothing_begins_anew(tmp_path: Path) -> None:
+    store = opened(tmp_path / "meta")
+    row = GroupRow(7, "orders", "log")
+    store.commit([row.put()])
+    store.close()
+    copies = [tmp_path / "meta" / name / "data.mdb" for name in "ab"]
+    good = [path.read_bytes() for path in copies]
+    for path in copies:
+        path.write_bytes(path.read_bytes()[: 2 * 4096])
+    for _ in range(3):
+        store = MetaStore(Disk(), str(tmp_path / "meta"), 64 << 20)
+        with pytest.raises(Corrupt, match="has to be replaced"):
+            store.open("test", 1, began=True)
+        store.close()
+    # With one of them back all is there.
+    copies[1].write_bytes(good[1])
+    store = opened(tmp_path / "meta")
+    assert list(group_rows(store)) == [row]
     store.close()
