@@ -43,11 +43,10 @@ def main() -> int:
 
 def show(found: list[Result], seed: int, as_json: bool) -> None:
     """Print what came out."""
+    for line in table(found):
+        print(line, file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps(summary(found, seed)))
-        return
-    for line in table(found):
-        print(line)
 
 
 def summary(found: list[Result], seed: int) -> dict[str, object]:
@@ -63,11 +62,16 @@ def summary(found: list[Result], seed: int) -> dict[str, object]:
 
 
 def table(found: list[Result]) -> list[str]:
-    """For docs/reliability.md."""
-    lines = ["| file | fault | on | outcome |", "| --- | --- | --- | --- |"]
+    """For docs/reliability.md: a row for each file and fault, one for both roles where they ended alike."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for one in found:
         text = "; ".join(one.steps) + (f" ({one.reason})" if one.reason else "")
-        lines.append(f"| {one.cell.kind} | {one.cell.fault} | {one.cell.role} | {text} |")
+        rows.setdefault(one.cell[:2], {})[one.cell.role] = text.replace("|", "/") + ("" if one.passed else " FAILED")
+    lines = ["| file | fault | on | outcome |", "| --- | --- | --- | --- |"]
+    for (kind, fault), texts in rows.items():
+        alike = len(texts) == 2 and len(set(texts.values())) == 1
+        for role, text in list(texts.items())[: 1 if alike else None]:
+            lines.append(f"| {kind} | {fault} | {'both' if alike else role} | {text} |")
     return lines
 
 

@@ -37,8 +37,8 @@ class Trial:
         self.trace = directory / "strace.txt"
 
     def step(self, text: str) -> None:
-        """What was seen."""
-        self.result.steps.append(text)
+        """What was seen; where the cluster lies says nothing."""
+        self.result.steps.append(text.replace(f"{self.stage.cluster.directory}/", ""))
 
     def run(self, name: str) -> Result:
         """All of it; what goes wrong is a problem of the cell."""
