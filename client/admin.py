@@ -201,6 +201,11 @@ class AsyncVerbs(ABC):
         """Seal, migrate and compact the payloads of one node or of every one; answers by node."""
         return await self._done("compact", node)
 
+    async def scrub(self, node: int | None = None, *, start: bool = False) -> dict[int, Any]:
+        """What the scrub of one node or of every one does, answers by node; `start`: begin a whole pass first, which
+        has ended when `passes` is at least `wanted`."""
+        return await self._done("scrub", node, start=start)
+
     async def add_member(self, name: str, node: int) -> None:
         """Make `node` a member of the group."""
         await self.run(members_call(name, [("add", node)]))
@@ -357,6 +362,10 @@ class SyncVerbs(ABC):
     def compact(self, node: int | None = None) -> dict[int, Any]:
         """See `AsyncVerbs.compact`."""
         return self._done("compact", node)
+
+    def scrub(self, node: int | None = None, *, start: bool = False) -> dict[int, Any]:
+        """See `AsyncVerbs.scrub`."""
+        return self._done("scrub", node, start=start)
 
     def add_member(self, name: str, node: int) -> None:
         """See `AsyncVerbs.add_member`."""

@@ -238,6 +238,10 @@ class SystemConfig:
         "What is being read is kept so long at most: a stuck reader holds up no space, a slower one hears gone.",
     )
 
+    # What lies on the disk is read again now and then, and repaired.
+    scrub_every_s: int = _limit(604_800, 0, 31_536_000, "From the end of one scrub to the next; 0: only when asked.")
+    scrub_bytes_per_s: int = _limit(32 * MIB, 64 * KIB, 64 * GIB, "How fast it reads at most; it gives way to clients.")
+
     # Snapshots.
     snapshot_entries: int = _limit(10_000, 16, 1 << 40, "Entries of a group since its last snapshot that make one due.")
     snapshot_piece_bytes: int = _limit(

@@ -292,6 +292,10 @@ class Disk:
         finally:
             self.close(fd)
 
+    def forget_pages(self, fd: int, offset: int, length: int) -> None:
+        """Clean pages of a file that nobody has mapped leave memory: the next read is the disk's."""
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+
     def lock_directory(self, path: str) -> int:
         """Take the lock of a data directory (see `lock.lock_directory`). Raises `DirectoryInUse`."""
         return lock_directory(path)

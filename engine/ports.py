@@ -247,6 +247,23 @@ class StorePort(Protocol):
         """Allocated bytes of all generations."""
         ...
 
+    def data_file(self, generation: int) -> str:
+        """Where a generation's bytes lie."""
+        ...
+
+    async def verify(self, generation: int) -> tuple[Sequence[tuple[int, int]], str]:
+        """Read all of a generation beside what runs: (uid, index) of entries at home there that are damaged or gone,
+        and why nothing of it can be trusted ("": it can). Of one that goes meanwhile: nothing."""
+        ...
+
+    def at_home(self, generation: int) -> Sequence[tuple[int, int, int]]:
+        """(uid, first, last) of what is at home there."""
+        ...
+
+    def fail(self, generation: int, reason: str) -> None:
+        """Serve nothing more of a generation: what is at home there is lost."""
+        ...
+
 
 class WriterPort(Protocol):
     """A process of its own for segment and payload jobs (storage.md, "The writer process"). Without one they run in

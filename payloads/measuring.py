@@ -30,11 +30,13 @@ class Counts(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A full scan's result: the slots of each run by group, whole entries, and what does not verify or is not whole."""
+    """A full scan's result: the slots of each run by group, whole entries, what does not verify or is not whole, and
+    (run, uid, index) of the entries with a row that does not verify; of the generation's own rows (0, 0, 0)."""
 
     runs: dict[int, Columns]
     entries: int
     damage: list[str]
+    bad: set[tuple[int, int, int]]
 
     @property
     def total(self) -> int:
@@ -45,7 +47,7 @@ class Measured(NamedTuple):
 class Measuring:
     """Feed it every row in key order."""
 
-    __slots__ = ("path", "_form", "_runs", "_entries", "_damage", "_open", "_wanted", "_slots")
+    __slots__ = ("path", "_form", "_runs", "_entries", "_damage", "_bad", "_open", "_wanted", "_slots")
 
     def __init__(self, path: str, form: int) -> None:
         self.path = path
@@ -53,6 +55,7 @@ class Measuring:
         self._runs: dict[int, Columns] = {}
         self._entries = 0
         self._damage: list[str] = []
+        self._bad: set[tuple[int, int, int]] = set()
         self._open: tuple[int, int, int] | None = None
         self._wanted: set[tuple[int, int]] = set()
         self._slots: list[tuple[int, int]] = []
@@ -81,6 +84,7 @@ class Measuring:
                     self._wanted.discard((unit, piece))
         except PayloadCorrupt as error:
             self._damage.append(str(error))
+            self._bad.add((run, uid, index) if run != layout.OWN else (0, 0, 0))
 
     def _close(self) -> None:
         """The open entry is complete, or it is not."""
@@ -99,7 +103,7 @@ class Measuring:
     def finish(self) -> Measured:
         """After the last row."""
         self._close()
-        return Measured(self._runs, self._entries, self._damage)
+        return Measured(self._runs, self._entries, self._damage, self._bad)
 
 
 def check_file(path: str) -> None:

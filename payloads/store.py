@@ -57,10 +57,8 @@ class GenerationInfo(NamedTuple):
 class PayloadStore:
     """The constructor does no I/O; `open` reads, `restore` takes what `checkpoint` gave."""
 
-    __slots__ = (
-        "directory", "config", "shelf", "_journal", "_disk", "_lock", "_placement", "_totals",
-        "_pins", "_running", "_probe",
-    )  # fmt: skip
+    __slots__ = ("directory", "config", "shelf", "_journal", "_disk", "_lock", "_placement", "_totals", "_pins",
+                 "_running", "_probe")  # fmt: skip
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class PayloadStore:
         maps = GenerationConfig(config.generation_bytes, config.transaction_bytes)
         self.shelf = Shelf(self.directory, maps, disk, journal=self._journal, writer=not config.remote_writer)
         self._lock = threading.RLock()
-        self._placement = Placement(self.shelf, config.ledger_slots, self._fail)
+        self._placement = Placement(self.shelf, config.ledger_slots, self.fail)
         self._totals: dict[int, int] = {}
         self._pins: dict[int, int] = {}
         self._running = Running()
@@ -103,7 +101,7 @@ class PayloadStore:
             try:
                 statistics = self.shelf.get(number).statistics()
             except (GenerationFailed, PayloadCorrupt) as error:
-                self._fail(number, error)
+                self.fail(number, error)
                 continue
             self._totals[number] = statistics.total
             self._placement.note(number, statistics.run)
@@ -117,7 +115,7 @@ class PayloadStore:
         for number in take_suspects(os.path.join(self.directory, IN_USE_WRITER)):
             path = self.shelf.path(number)
             if os.path.isdir(path) and not self._probe(path, number):
-                self._fail(number, GenerationFailed(path, "it killed the writer process"))
+                self.fail(number, GenerationFailed(path, "it killed the writer process"))
                 self.shelf.set_aside(number)
                 aside.append(number)
         return aside
@@ -189,10 +187,10 @@ class PayloadStore:
         try:
             return self.shelf.get(number)
         except GenerationFailed as error:
-            self._fail(number, error)
+            self.fail(number, error)
             raise
 
-    def _fail(self, number: int, error: Exception) -> None:
+    def fail(self, number: int, error: Exception) -> None:
         """Serve nothing more of a generation, and name what it held."""
         path = self.shelf.path(number)
         failure = error if isinstance(error, GenerationFailed) else GenerationFailed(path, str(error))
@@ -201,6 +199,11 @@ class PayloadStore:
                 self.shelf.fail(number, failure)
             self._placement.lose(self._placement.leave(number))
             self._placement.copies.drop(number)
+
+    def homes_in(self, generation: int) -> list[tuple[int, Home]]:
+        """(uid, home) of all that is at home in a generation."""
+        with self._lock:
+            return self._placement.homes.in_generation(generation)
 
     def pin(self, generation: int) -> None:
         """Keep a generation's bytes while somebody reads or transfers them."""
@@ -317,11 +320,8 @@ class PayloadStore:
         return max([newest, self._placement.newest, *self.shelf.set_aside_numbers()]) + 1
 
     def adopt(self, report: MigrateReport) -> None:
-        """Switch the references to what a job wrote; then commit `changes`, and only then let the WAL file or
-        generation go.
-
-        Older copies of the same indexes are dead from here on; in the new copy is dead what died while the job ran.
-        """
+        """Switch the references to what a job wrote; then commit `changes`, and only then let its source go. Older
+        copies of the same indexes are dead from here on; in the new copy is dead what died while the job ran."""
         with self._lock:
             job = self._running.job
             assert job is not None and job.job == report.job, "not the running job's report"
@@ -443,8 +443,7 @@ class PayloadStore:
     def restore(self, saved: bytes | Iterable[tuple[bytes, bytes]]) -> None:
         """Take a `checkpoint`, or the rows that `changes` gave. Call after `open`, then replay the marks since.
 
-        Homes whose generation is gone (dropped after that, or set aside) are in `lost`. Raises `PayloadCorrupt`.
-        """
+        Homes whose generation is gone (dropped after that, or set aside) are in `lost`. Raises `PayloadCorrupt`."""
         with self._lock:
             assert not len(self._placement.homes), "restore comes first"
             self._placement.restore(saved, set(self.shelf.numbers()) - set(self.shelf.failed()))

@@ -17,7 +17,9 @@ import click
 
 from . import status_watch
 from .cli_logs import opened, servers_option
-from .cli_output import EXIT_FAILED, Output, json_option, plain
+from .cli_output import EXIT_FAILED, Output, bytes_text, json_option, plain
+
+SCRUB_LOOK_S = 0.1
 
 
 @click.command()
@@ -66,6 +68,49 @@ def compact(servers: list[str], output: Output) -> None:
     with opened(servers) as yard:
         found = yard.compact()
     output.result({"ok": True, "nodes": found}, f"compacted on nodes {', '.join(map(str, found))}")
+
+
+@click.command()
+@click.option("--node", type=click.IntRange(min=1), help="Only this node.")
+@click.option("--last", is_flag=True, help="Begin none: show the one that runs, or the last one.")
+@servers_option
+@json_option
+def scrub(node: int | None, last: bool, servers: list[str], output: Output) -> None:
+    """Let every node read all that lies on its disk now, and repair what is damaged. Exit 1 if something is left.
+
+    Nodes do so by themselves, every scrub_every_s, at scrub_bytes_per_s.
+
+    \b
+    Example:
+      logyard scrub --node 2
+    """
+    with opened(servers) as yard:
+        found = yard.scrub(node, start=not last)
+        wanted = {each: (row["wanted"], row["epoch"]) for each, row in found.items()}
+        pause = threading.Event().wait
+        while any(row["passes"] < wanted[each][0] for each, row in found.items()):
+            pause(SCRUB_LOOK_S)
+            for each, row in yard.scrub(node).items():
+                if row["epoch"] != wanted[each][1]:
+                    raise click.ClickException(f"node {each} was started again meanwhile: its scrub did not end")
+                found[each] = row
+    rows = [
+        (each, kind, bytes_text(one["bytes"]), one["found"], one["repaired"], one["found"] - one["repaired"])
+        for each, row in sorted(found.items())
+        for kind, one in row["last"].items()
+    ]
+    output.table("scrub", ("node", "kind", "read", "damaged", "repaired", "left"), rows)
+    for each, row in sorted(found.items()):
+        for one in row["findings"]:
+            group = f"group {one['group']}: " if one["group"] else ""
+            output.say(f"node {each}: {group}{one['text']}: {'repaired' if one['repaired'] else 'NOT repaired'}")
+        if row["error"]:
+            output.say(f"node {each}: it ended early: {row['error']}")
+    sound = all(not row["left"] and not row["error"] for row in found.values())
+    text = "nothing is left damaged" if sound else "something is damaged, or was not read"
+    output.result({"ok": sound, "nodes": found}, text)
+    if not sound:
+        raise click.exceptions.Exit(EXIT_FAILED)
 
 
 @click.command()
@@ -194,4 +239,4 @@ def age_text(since_ms: int) -> str:
 
 def commands() -> list[click.Command]:
     """The verbs of this module."""
-    return [snapshot, truncate, compact, transfer, status, leaders]
+    return [snapshot, truncate, compact, scrub, transfer, status, leaders]

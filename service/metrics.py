@@ -64,6 +64,11 @@ def by_peer(key: str, table: str = "peers") -> Read:
     return lambda status: [((str(row["node"]),), float(row[key])) for row in status[table]]
 
 
+def of_scrub(key: str) -> Read:
+    """One column of the scrub's kinds."""
+    return lambda status: [((kind,), float(row[key])) for kind, row in sorted(status["scrub"]["kinds"].items())]
+
+
 def live_bytes(status: Mapping[str, Any]) -> Samples:
     """Live payload bytes by home."""
     yield ("wal",), float(status["wal_bytes_live"])
@@ -137,6 +142,13 @@ METRICS = (
     Metric("repaired_entries", "counter", "Entries whose damaged or lost payload came back from a peer.",
            field("repaired_entries")),
     Metric("repairs_failed", "counter", "Damaged or lost payloads that no peer had.", field("repairs_failed")),
+    Metric("scrubbed_bytes", "counter", "Bytes that the scrub read.", of_scrub("bytes"), ("kind",)),
+    Metric("scrub_found", "counter", "Damages that it met.", of_scrub("found"), ("kind",)),
+    Metric("scrub_repaired", "counter", "Of them, those that were whole again when its pass ended.",
+           of_scrub("repaired"), ("kind",)),
+    Metric("scrub_left", "gauge", "Damages of the last pass that are not repaired.", field("scrub", "left")),
+    Metric("scrub_finished_seconds", "gauge", "When its last pass ended, since 1970; 0: never.",
+           field("scrub", "finished_ms", scale=1e-3)),
     Metric("snapshot_bytes", "gauge", "Bytes of the newest snapshot of every group.", field("snapshot_bytes")),
     Metric("migrated_files", "counter", "Sealed WAL files emptied into generations.", field("migrated_files")),
     Metric("migrated_bytes", "counter", "Live payload bytes copied by that.", field("migrated_bytes")),

@@ -213,6 +213,11 @@ class Node(LogVerbs):
         """Migrate every live payload to generations, rewrite sparse ones, give dead space back."""
         return await self.system.storage.compact()
 
+    def scrub(self, start: bool) -> dict[str, Any]:
+        """Ask for a whole pass from here on, or just look: `wanted` is the number of `passes` by which it has ended."""
+        scrub = self.system.scrub
+        return {"wanted": scrub.ask() if start else 0, "epoch": self.system.epoch, **scrub.status()}
+
     async def transfer(self, name: str, to: int) -> None:
         """Move leadership."""
         await self.system.transfer(name, to)

@@ -7,6 +7,8 @@ process, there: then this process opens generations for reading only. Wired by `
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,9 +22,10 @@ from logyard.engine.log.payload_source import FileSource
 from logyard.engine.ports import SourceEntry
 from logyard.engine.ranges import union
 from logyard.engine.types import Buffer
+from logyard.payloads import verify
 from logyard.payloads.checkpoints import Home
 from logyard.payloads.compaction import MigrateReport, RewriteJob, choose_rewrite
-from logyard.payloads.errors import PayloadCorrupt, PayloadError, PayloadMissing, StoreFull
+from logyard.payloads.errors import GenerationFailed, PayloadCorrupt, PayloadError, PayloadMissing, StoreFull
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.payloads.reference import PayloadRange, Position
@@ -250,6 +253,35 @@ class StoreAdapter:
     def disk_bytes(self) -> int:
         """Allocated bytes."""
         return self._store.disk_bytes()
+
+    def data_file(self, generation: int) -> str:
+        """LMDB's name for it."""
+        return os.path.join(self._store.shelf.path(generation), "data.mdb")
+
+    async def verify(self, generation: int) -> tuple[Sequence[tuple[int, int]], str]:
+        """In a process of its own, which may die of it."""
+        store = self._store
+        path = store.shelf.path(generation)
+        command = verify.command(path, generation, {home.run for _, home in store.homes_in(generation)})
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(part) for part in sys.path)}
+        done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False, env=environment)
+        if generation not in store.shelf.numbers():
+            return [], ""
+        found = verify.Verified.of_process(done.returncode, done.stdout)
+        homes = [(uid, index, run, store.home(uid, index)) for run, uid, index in found.entries]
+        return [
+            (uid, index)
+            for uid, index, run, home in homes
+            if home is not None and (home.generation, home.run) == (generation, run)
+        ], found.reason
+
+    def at_home(self, generation: int) -> Sequence[tuple[int, int, int]]:
+        """All groups'."""
+        return [(uid, home.first, home.last) for uid, home in self._store.homes_in(generation)]
+
+    def fail(self, generation: int, reason: str) -> None:
+        """As if it could not be opened."""
+        self._store.fail(generation, GenerationFailed(self._store.shelf.path(generation), reason))
 
 
 def _pause(seconds: float) -> None:

@@ -131,6 +131,9 @@ class SystemPort(ScanPort, HasKv, Protocol):
     async def compact(self) -> object:
         """Give dead payload space back."""
 
+    def scrub(self, start: bool) -> object:
+        """Begin a scrub, or look at one."""
+
     async def transfer(self, name: str, to: int) -> object:
         """Hand over leadership."""
 
@@ -305,6 +308,10 @@ async def _compact(system: SystemPort, asked: Asked) -> object:
     return await system.compact()
 
 
+async def _scrub(system: SystemPort, asked: Asked) -> object:
+    return system.scrub(asked.flag("start", False))
+
+
 async def _members(system: SystemPort, asked: Asked) -> object:
     name, changes = asked.text("name"), asked.changes("changes")
     if changes is not None:
@@ -367,6 +374,7 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "query": _query,
         "snapshot": _snapshot,
         "compact": _compact,
+        "scrub": _scrub,
         "members": _members,
         "transfer": _transfer,
         "status": _status,

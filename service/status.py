@@ -111,6 +111,7 @@ def node_status(system: System) -> dict[str, Any]:
         "pins_expired": storage.homes.expired,
         "repaired_entries": system.repair.fetched,
         "repairs_failed": system.repair.failed,
+        "scrub": system.scrub.status(),
         "peers": [one._asdict() for one in system.peers.status()],
     }
 

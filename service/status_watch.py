@@ -67,6 +67,11 @@ def troubles(found: Statuses) -> list[str]:
             lines[f"node {node}: its disk is slow ({disk['sync_ms']:g} ms a sync), others lead where they can"] = None
         if space.get("full"):
             lines[f"node {node}: its disk is full ({space.get('reason', '')}), writes wait"] = None
+        scrub = row.get("scrub", {})
+        if scrub.get("running"):
+            lines[f"node {node}: scrub at {scrub['running']}, {size_text(scrub['pass_bytes'])} read"] = None
+        if scrub.get("left"):
+            lines[f"node {node}: {scrub['left']} damages are not repaired, `logyard scrub --last` names them"] = None
         for peer in row.get("peers", ()):
             if peer.get("outdated"):
                 lines[f"node {peer['node']} is refused: {peer['outdated']}"] = None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..entry import Entry, records_in, units_of
-from ..errors import LogyardError
+from ..errors import Corrupt, LogyardError
 from ..machine import Position
 from ..ports import HomePort, LivenessPort
 from .member import Member, SegmentRun
@@ -197,6 +197,8 @@ class Homes:
         while position <= run.last:
             entries = reader.entries(member.uid, position, run.last, 1 << 24)
             if not entries:
+                if reader.damaged:
+                    raise Corrupt(reader.path, 0, f"entry {position} of group {member.uid:016x}", "no row of it")
                 break
             for entry in entries:
                 if entry.body_bytes and not entry.tombstone:

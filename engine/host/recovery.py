@@ -21,6 +21,7 @@ from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.recovered import Collector, Recovered
 from ..log.wal import Wal, WalConfig, WalItem
+from ..log.wal_files import wal_epochs
 from ..log.wal_replay import Damage, ReplayResult, replay
 from ..raft.core import LEADER, Raft
 from ..raft.membership import Configuration
@@ -79,7 +80,8 @@ def _open(system: System) -> None:
         disk.make_directory(str(path / name))
     storage.books.meta = meta = MetaStore(disk, str(path / "meta"))
     storage.closing.append(meta.close)
-    meta.open(system.cluster_id, system.node_id)
+    # The log's first file is made after the first commit.
+    meta.open(system.cluster_id, system.node_id, bool(wal_epochs(disk.list_directory(str(path / "wal")))))
     lived = life.begin(system, meta)
     storage.closing.append(system.store.close)
     system.store.open()

@@ -35,6 +35,8 @@ CHUNK = b"c"
 """Prefix of large sections' chunks: name, uid."""
 INTENT = b"i"
 """Prefix of the uids of groups that a snapshot is on its way to: what is there of it already (`receiving`)."""
+SCRUB = b"\x00scrub"
+"""When the last scrub ended, ms since 1970."""
 EPOCH = b"e"
 """The node's epoch: raised and synced before its first frame of each start."""
 

@@ -52,10 +52,20 @@ class Segments:
         if reader is None:
             path = str(self.path(number))
             try:
-                reader = self._readers[number] = SegmentReader(self.system.disk, path)
+                reader = self._readers[number] = SegmentReader(self.system.disk, path, number)
             except OSError as error:
                 raise Corrupt(path, 0, "a segment", error.strerror) from error
         return reader
+
+    def opened(self, number: int) -> SegmentReader | None:
+        """The reader in use, if there is one."""
+        return self._readers.get(number)
+
+    def renew(self, number: int) -> None:
+        """The file was written anew: who reads next opens it again."""
+        reader = self._readers.pop(number, None)
+        if reader is not None:
+            reader.close()
 
     async def write(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
         """(first, last, term of the last, payload bytes) of each group in the file."""

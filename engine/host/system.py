@@ -55,6 +55,7 @@ from .receiving import Receiving
 from .refill import Refill
 from .repair import Repair
 from .scheduler import Scheduler
+from .scrub import Scrub
 from .sender import Sender
 from .serving import Serving
 from .snapshots import Snapshots
@@ -133,6 +134,7 @@ class System:
         self.repair = Repair(self)
         self.refill = Refill(self)
         self.damages = Damages(self)
+        self.scrub = Scrub(self)
         self.pulse = Pulse(self)
         self.slow_disk = SlowDisk(self)
         self.hibernation = Hibernation(self)
@@ -190,6 +192,7 @@ class System:
                 if self.config.hibernate_after_ms:
                     nursery.start_soon(self.hibernation.run)
                 nursery.start_soon(self.storage.run)
+                nursery.start_soon(self.scrub.run)
                 recovery.start_groups(self)
                 task_status.started()
                 await self.ended.wait()

@@ -13,25 +13,25 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, takewhile
+from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 import msgpack
-from xxhash import xxh3_64_intdigest
 
 from ..disk import Disk, is_full
 from ..errors import Corrupt, LogyardError, NoSpace, WalFailed, WrongIdentity
+from .meta_copies import HEADER_BYTES, Fixes, commit_of, holds, judge, seal
 from .meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
 
-__all__ = ["FileRow", "GroupRow", "Identity", "MetaStore", "SnapshotRow", "StateRow"]
+__all__ = ["HEADER_BYTES", "FileRow", "GroupRow", "Identity", "MetaStore", "SnapshotRow", "StateRow"]
+
+T = TypeVar("T")
 
 FORMAT = 1
 IDENTITY = b"\x00identity"
 COMMIT = b"\x00commit"
-HEADER_BYTES = 16
-"""In front of every value: checksum and commit number, eight bytes each, little-endian."""
 FULL_BELOW_BYTES = 1 << 20
 """With less free space an I/O error of LMDB is taken for that of a full disk."""
 SCAN_ROWS = 1024
@@ -39,21 +39,6 @@ MAP_BYTES = 16 << 30
 """Address space, not disk: a map is never grown while it is open."""
 NAMES = ("a", "b")
 JOURNAL = "scanning"
-
-
-def _seal(key: bytes, value: bytes, commit: int) -> bytes:
-    body = commit.to_bytes(8, "little") + value
-    return xxh3_64_intdigest(body, xxh3_64_intdigest(key)).to_bytes(8, "little") + body
-
-
-def _holds(key: bytes, raw: bytes) -> bool:
-    if len(raw) < HEADER_BYTES:
-        return False
-    return xxh3_64_intdigest(raw[8:], xxh3_64_intdigest(key)) == int.from_bytes(raw[:8], "little")
-
-
-def _commit_of(raw: bytes) -> int:
-    return int.from_bytes(raw[8:HEADER_BYTES], "little")
 
 
 class Identity(NamedTuple):
@@ -64,13 +49,21 @@ class Identity(NamedTuple):
     format: int
 
 
+class Verified(NamedTuple):
+    """Where to go on (None: that was the end), bytes read, (row, environment) written over with the twin's, and rows
+    that verify in neither."""
+
+    next: bytes | None
+    size: int
+    mended: list[tuple[bytes, str]]
+    lost: list[bytes]
+
+
 class MetaStore:
     """Keys and values are bytes; typed rows stand in `meta_rows`. `open` comes first."""
 
-    __slots__ = (
-        "_disk", "_directory", "_environments", "_writable", "_commit", "_lock", "_map_bytes", "_owed", "identity",
-        "repaired", "lost",
-    )  # fmt: skip
+    __slots__ = ("_disk", "_directory", "_environments", "_writable", "_commit", "_lock", "_map_bytes", "_owed",
+                 "identity", "repaired", "lost")  # fmt: skip
 
     def __init__(self, disk: Disk, directory: str, map_bytes: int = MAP_BYTES) -> None:
         self._disk = disk
@@ -88,13 +81,11 @@ class MetaStore:
         self.lost: list[bytes] = []
         """Keys that verify in neither environment: their groups need repair."""
 
-    def open(self, cluster: str = "", node: int = 0) -> None:
+    def open(self, cluster: str = "", node: int = 0, began: bool = False) -> None:
         """Open or create; compare and repair. `cluster` and `node` are written to a new store, and must match an old
-        one's.
+        one's; empty `cluster` and `node` 0 take what there is. `began`: there must be one, in either copy.
 
-        Empty `cluster` and `node` 0 take what there is. Raises `WrongIdentity` for another node or a newer format,
-        before any row is touched.
-        """
+        Raises `WrongIdentity` for another node or a newer format, before any row is touched; `Corrupt`."""
         disk = self._disk
         disk.make_directory(self._directory)
         self._writable = False
@@ -120,6 +111,10 @@ class MetaStore:
             disk.unlink(self._journal(name))
         disk.sync_directory(self._directory)
         self._reconcile()
+        if began and not self._commit:
+            # The node would begin anew over what its files hold, and forget what it promised.
+            want = "one of two copies of the meta store; this node has to be replaced"
+            raise Corrupt(self._directory, 0, want, "neither")
         stored = self.get(IDENTITY)
         if stored is None:
             self.identity = Identity(cluster, node, FORMAT)
@@ -143,13 +138,15 @@ class MetaStore:
         try:
             environment = self._open(path, readonly=True)
             try:
+                if _is_cut(environment, path):
+                    return
                 with environment.begin() as transaction:
                     raw = transaction.get(IDENTITY)
             finally:
                 environment.close()
         except lmdb.Error:
             return
-        if raw is None or not _holds(IDENTITY, raw):
+        if raw is None or not holds(IDENTITY, raw):
             return
         found = Identity(*msgpack.unpackb(raw[HEADER_BYTES:])[:3])
         wanted = ""
@@ -194,6 +191,8 @@ class MetaStore:
         environment = lmdb.open(path, map_size=self._map_bytes, max_dbs=0, readahead=False, readonly=True)
         try:
             environment.reader_check()
+            if _is_cut(environment, path):
+                raise OSError(errno.EIO, "it was cut")
             with environment.begin() as transaction:
                 deque(transaction.cursor(), maxlen=0)
         except BaseException:
@@ -214,31 +213,31 @@ class MetaStore:
     def _reconcile(self) -> None:
         """Give both environments the better copy of each row, in one commit each. Both are read in key order, side by
         side, so that this takes no memory."""
-        fixes: tuple[list[tuple[bytes, bytes | None]], list[tuple[bytes, bytes | None]]] = ([], [])
+        fixes: Fixes = ([], [])
         with self._environments[0].begin() as first, self._environments[1].begin() as second:
             newest = [0, 0]
             for side, transaction in enumerate((first, second)):
                 raw = transaction.get(COMMIT)
-                if raw is not None and _holds(COMMIT, raw):
-                    newest[side] = _commit_of(raw)
+                if raw is not None and holds(COMMIT, raw):
+                    newest[side] = commit_of(raw)
             self._commit = max(newest)
             rows, others = iter(first.cursor()), iter(second.cursor())
             one, two = next(rows, None), next(others, None)
             while one is not None or two is not None:
                 if one == two:
                     assert one is not None
-                    if not _holds(*one):
+                    if not holds(*one):
                         self.lost.append(one[0])
                     one, two = next(rows, None), next(others, None)
                 elif two is None or (one is not None and one[0] < two[0]):
                     assert one is not None
-                    self._judge(one[0], one[1], None, newest, fixes)
+                    self._fix(one[0], one[1], None, newest, fixes)
                     one = next(rows, None)
                 elif one is None or two[0] < one[0]:
-                    self._judge(two[0], None, two[1], newest, fixes)
+                    self._fix(two[0], None, two[1], newest, fixes)
                     two = next(others, None)
                 else:
-                    self._judge(one[0], one[1], two[1], newest, fixes)
+                    self._fix(one[0], one[1], two[1], newest, fixes)
                     one, two = next(rows, None), next(others, None)
         for number, changes in enumerate(fixes):
             if changes:
@@ -246,29 +245,12 @@ class MetaStore:
                 self.repaired += len(changes)
                 self._apply(self._environments[number], changes)
 
-    def _judge(
-        self,
-        key: bytes,
-        one: bytes | None,
-        two: bytes | None,
-        newest: list[int],
-        fixes: tuple[list[tuple[bytes, bytes | None]], list[tuple[bytes, bytes | None]]],
-    ) -> None:
-        """The copies differ: which one is right? A missing row was deleted only if its side is newer as a whole."""
-        sides = (one, two)
-        good = [raw is not None and _holds(key, raw) for raw in sides]
-        if not any(good):
+    def _fix(self, key: bytes, one: bytes | None, two: bytes | None, newest: list[int], fixes: Fixes) -> None:
+        judged = judge(key, one, two, newest)
+        if judged is None:
             self.lost.append(key)
-            return
-        if all(good):
-            winner = 0 if _commit_of(sides[0] or b"") >= _commit_of(sides[1] or b"") else 1
         else:
-            winner = 0 if good[0] else 1
-            loser = 1 - winner
-            if sides[loser] is None and newest[loser] > newest[winner]:
-                fixes[winner].append((key, None))
-                return
-        fixes[1 - winner].append((key, sides[winner]))
+            fixes[judged[0]].append((key, judged[1]))
 
     def _apply(self, environment: lmdb.Environment, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
         """One durable transaction. Raises `NoSpace` when the disk or the map is full; nothing of it is then kept; and
@@ -303,9 +285,9 @@ class MetaStore:
                 raise LogyardError("the meta store is closed")
             number = self._commit + 1
             changes: dict[bytes, bytes | None] = {
-                key: None if value is None else _seal(key, value, number) for key, value in puts
+                key: None if value is None else seal(key, value, number) for key, value in puts
             }
-            changes[COMMIT] = _seal(COMMIT, b"", number)
+            changes[COMMIT] = seal(COMMIT, b"", number)
             self._open_for_writing()
             first, second = self._environments
             self._apply(first, sorted(changes.items()))
@@ -314,51 +296,105 @@ class MetaStore:
             self._apply(second, sorted(self._owed.items()))
             self._owed.clear()
 
+    def verify(self, start: bytes, count: int) -> Verified:
+        """Compare both copies of about `count` rows from key `start` on, and write the better one over the other.
+        BLOCKING; commits wait. Raises as `commit`, and `Corrupt` where an environment can't be read."""
+        with self._lock:
+            if not self._environments:
+                raise LogyardError("the meta store is closed")
+            sides: list[dict[bytes, bytes]] = []
+            try:
+                for environment in self._environments:
+                    with environment.begin() as transaction, transaction.cursor() as cursor:
+                        sides.append(dict(islice(cursor, count)) if cursor.set_range(start) else {})
+            except lmdb.Error as error:
+                raise Corrupt(self._directory, 0, "an environment that can be read", error) from error
+            one, two = sides
+            # Up to the first of the two ends, both copies were read.
+            ends = [max(side) for side in sides if len(side) == count]
+            end = min(ends, default=None)
+            keys = sorted(key for key in one.keys() | two.keys() if end is None or key <= end)
+            size = sum(len(key) + len(side.get(key, b"")) for key in keys for side in sides)
+            fixes: Fixes = ([], [])
+            lost: list[bytes] = []
+            for key in keys:
+                good = one.get(key)
+                if key in self._owed or (good is not None and good == two.get(key) and holds(key, good)):
+                    continue
+                judged = judge(key, good, two.get(key), (self._commit, self._commit))
+                if judged is None:
+                    lost.append(key)
+                else:
+                    fixes[judged[0]].append((key, judged[1]))
+            for number, changes in enumerate(fixes):
+                if changes:
+                    self._open_for_writing()
+                    self.repaired += len(changes)
+                    self._apply(self._environments[number], changes)
+            mended = [(key, NAMES[number]) for number, changes in enumerate(fixes) for key, _ in changes]
+            return Verified(None if end is None else end + b"\0", size, mended, lost)
+
     def get(self, key: bytes) -> bytes | None:
         """A row's value, or None. Raises `Corrupt` when neither copy verifies."""
-        bad = False
+        bad, failed = False, 0
         for environment in self._environments:
-            with environment.begin() as transaction:
-                raw = transaction.get(key)
-            if raw is None:
-                if not bad:
-                    return None
+            try:
+                with environment.begin() as transaction:
+                    raw = transaction.get(key)
+            except lmdb.Error:
+                # A damaged page: the twin is all there is.
+                failed += 1
                 continue
-            if _holds(key, raw):
+            if raw is None and not bad:
+                return None
+            if raw is not None and holds(key, raw):
                 return bytes(raw[HEADER_BYTES:])
-            bad = True
-        if bad:
+            bad = bad or raw is not None
+        if bad or failed:
             raise Corrupt(self._directory, 0, f"row {key!r}", "two bad copies")
         return None
 
     def keys(self, prefix: bytes) -> list[bytes]:
-        """The keys that start with `prefix`, in order; their rows are not read."""
-        found: list[bytes] = []
-        with self._environments[0].begin() as transaction, transaction.cursor() as cursor:
-            if cursor.set_range(prefix):
-                for key in cursor.iternext(keys=True, values=False):
-                    if not key.startswith(prefix):
-                        break
-                    found.append(bytes(key))
-        return found
+        """The keys that start with `prefix`, in order; their rows are not read. Raises `Corrupt`."""
+
+        def read(cursor: lmdb.Cursor[bytes]) -> list[bytes]:
+            there = cursor.set_range(prefix)
+            return list(takewhile(lambda key: key.startswith(prefix), cursor.iternext(True, False))) if there else []
+
+        return self._either(read)
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Rows whose keys start with `prefix`, in key order; rows lost in both copies are left out (`lost` names them).
+        Raises `Corrupt`.
 
         They are read in portions: no read transaction outlives one, which would let the file grow.
         """
         start: bytes | None = prefix
         while start is not None:
-            found: list[tuple[bytes, bytes]] = []
-            with self._environments[0].begin() as transaction, transaction.cursor() as cursor:
-                if cursor.set_range(start):
-                    found = [pair for pair in islice(cursor, SCAN_ROWS) if pair[0].startswith(prefix)]
+            at = start
+
+            def read(cursor: lmdb.Cursor[bytes], at: bytes = at) -> list[tuple[bytes, bytes]]:
+                rows = islice(cursor, SCAN_ROWS) if cursor.set_range(at) else ()
+                return [pair for pair in rows if pair[0].startswith(prefix)]
+
+            found = self._either(read)
             start = found[-1][0] + b"\0" if len(found) == SCAN_ROWS else None
             yield from self._verified(found)
 
+    def _either(self, read: Callable[[lmdb.Cursor[bytes]], list[T]]) -> list[T]:
+        """What the first environment says, or, where a page of it is damaged, its twin."""
+        failed: object = "nothing is open"
+        for environment in self._environments:
+            try:
+                with environment.begin() as transaction, transaction.cursor() as cursor:
+                    return read(cursor)
+            except lmdb.Error as error:
+                failed = error
+        raise Corrupt(self._directory, 0, "an environment that can be read", failed)
+
     def _verified(self, found: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         for key, raw in found:
-            if _holds(key, raw):
+            if holds(key, raw):
                 yield key, raw[HEADER_BYTES:]
                 continue
             try:
@@ -368,10 +404,20 @@ class MetaStore:
             if value is not None:
                 yield key, value
 
+    def files(self) -> list[str]:
+        """The environments' data files."""
+        return [os.path.join(self._directory, name, "data.mdb") for name in NAMES]
+
     def info(self) -> dict[str, Any]:
         """Rows, commit number and bytes on disk of each environment, for status and metrics."""
-        sizes = [os.path.getsize(os.path.join(self._directory, name, "data.mdb")) for name in NAMES]
+        sizes = [os.path.getsize(path) for path in self.files()]
         return {"rows": int(self._environments[0].stat()["entries"]), "commit": self._commit, "bytes": sizes}
+
+
+def _is_cut(environment: lmdb.Environment, path: str) -> bool:
+    """Whether a file is shorter than it says: touching what is not there would kill the process."""
+    pages = environment.info()["last_pgno"] + 1
+    return os.path.getsize(os.path.join(path, "data.mdb")) < int(pages * environment.stat()["psize"])
 
 
 def read_environment(path: str) -> tuple[dict[bytes, bytes], int]:

@@ -74,7 +74,7 @@ class FileReader:
         for group in source.groups:
             self._live.setdefault(group.uid, []).extend(group.live)
         try:
-            self._segment = SegmentReader(disk, source.segment)
+            self._segment = SegmentReader(disk, source.segment, source.file)
         except OSError as error:
             raise Corrupt(source.segment, 0, "a segment", error.strerror) from error
         try:

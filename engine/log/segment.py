@@ -118,16 +118,17 @@ def _place(row: tuple[int, Entry]) -> tuple[int, int]:
 
 
 class SegmentReader:
-    """An open segment. The constructor reads the index's groups; rows and entries are read when they are asked for.
+    """An open segment, `number` unless that is 0. The constructor reads the index's groups; rows and entries are read
+    when they are asked for.
 
-    Raises `Corrupt` when neither head nor foot verify, `WrongIdentity` for a newer format. When the index does not
-    verify as a whole, `damaged` is set, every row is checked by its own checksum at each read, and the runs come from
-    the rows that hold.
+    Raises `Corrupt` when neither head nor foot verify, or it is another segment, `WrongIdentity` for a newer format.
+    When the index does not verify as a whole, `damaged` is set, every row is checked by its own checksum at each read,
+    and the runs come from the rows that hold.
     """
 
     __slots__ = ("id", "path", "groups", "damaged", "_disk", "_fd", "_rows", "_index", "_good")
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, number: int = 0) -> None:
         self._disk = disk
         self.path = path
         self._fd = disk.open_file(path)
@@ -135,6 +136,8 @@ class SegmentReader:
             size = disk.size(self._fd)
             fields = self._fields(size)
             self.id, self._rows, groups, self._index, check = fields
+            if number not in (0, self.id):
+                raise Corrupt(path, 0, f"segment {number}", self.id)
             self.groups: dict[int, Group] = {}
             self._good: list[tuple[int, int, int]] | None = None
             region = self._read(self._index, size - HEAD_BYTES - self._index)
@@ -285,10 +288,22 @@ class SegmentReader:
                 found.append((index, term))
         return found
 
+    @property
+    def rows(self) -> int:
+        """Rows of its index."""
+        return self._rows
+
     def verify(self) -> list[SegmentDamage]:
         """Read and check everything; what is returned is to be fetched from a peer."""
+        found = self.verify_rows(0, self._rows)
+        if self.damaged and not found:
+            found.append(SegmentDamage(0, 0, self._index + self._rows * ROW_BYTES, "the index's checksum is wrong"))
+        return found
+
+    def verify_rows(self, start: int, stop: int) -> list[SegmentDamage]:
+        """Check rows `start` to `stop`, and the entries that they point to."""
         found: list[SegmentDamage] = []
-        for number in range(self._rows):
+        for number in range(start, min(stop, self._rows)):
             at = self._index + number * ROW_BYTES
             row = self._read(at, ROW_BYTES)
             # Of a file that was cut short the index may have no rest.
@@ -296,6 +311,16 @@ class SegmentReader:
                 trusted = not self.damaged
                 uid, index = struct.unpack_from("<QQ", row) if trusted else (0, 0)
                 found.append(SegmentDamage(uid, index, at, "an entry or its row does not match its checksum"))
-        if self.damaged and not found:
-            found.append(SegmentDamage(0, 0, self._index + self._rows * ROW_BYTES, "the index's checksum is wrong"))
+        return found
+
+    def contents(self) -> list[tuple[int, Entry]]:
+        """(uid, entry) of everything, as `write_segment` takes it. Raises `Corrupt`."""
+        found = []
+        for uid, group in self.groups.items():
+            low = group.first
+            while low <= group.last and (entries := self.entries(uid, low, group.last, 1 << 24)):
+                found += [(uid, entry) for entry in entries]
+                low = entries[-1].index + 1
+        if len(found) != self._rows:
+            raise Corrupt(self.path, self._index, f"{self._rows} entries", len(found))
         return found

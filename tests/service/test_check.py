@@ -25,8 +25,8 @@ from logyard.engine.disk import Disk
 from logyard.engine.errors import DirectoryInUse, LogyardError, WrongIdentity
 from logyard.engine.host.damaged import Damaged
 from logyard.engine.host.rows import DAMAGED, STORE
-from logyard.engine.log import meta as meta_store
 from logyard.engine.log.meta import HEADER_BYTES, IDENTITY, MetaStore
+from logyard.engine.log.meta_copies import seal
 from logyard.engine.log.meta_rows import KEY, snapshot_key, state_key, state_rows
 from logyard.engine.log.record import BATCH_BYTES, BLOCK, DATA_START, FILE, HEADER_MAGIC
 from logyard.engine.log.segment import HEAD, HEAD_BYTES
@@ -272,7 +272,7 @@ def newer_meta(path: Path) -> None:
         assert raw is not None
         values = msgpack.unpackb(raw[HEADER_BYTES:])
         values[2] += 1
-        txn.put(IDENTITY, meta_store._seal(IDENTITY, msgpack.packb(values), 9))
+        txn.put(IDENTITY, seal(IDENTITY, msgpack.packb(values), 9))
 
 
 @pytest.mark.parametrize("make", [newer_wal, newer_segment, newer_meta])

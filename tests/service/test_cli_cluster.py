@@ -64,6 +64,44 @@ def alive(pid: int) -> bool:
         return False
 
 
+def rot(cluster: LocalCluster, node: int, body: bytes) -> None:
+    """Flip a bit of a payload in a running node's generations."""
+    hurt = 0
+    for path in (cluster.nodes[node].data / "payloads").glob("gen-*/data.mdb"):
+        at = path.read_bytes().find(body)
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + 100)
+                file.write(bytes([body[100] ^ 1]))
+            hurt += 1
+    assert hurt == 1
+
+
+def test_scrub_repairs_what_others_have_and_names_what_is_left(
+    ask: Callable[..., dict[str, Any]], cluster: LocalCluster
+) -> None:
+    body = random.Random(5).randbytes(3000)
+    ask("create", "shared")
+    ask("append", "shared", text=base64.b64encode(body))
+    ask("compact")
+    rows = ask("scrub")["nodes"]
+    assert set(rows) == {"1", "2", "3"} and not any(row["findings"] for row in rows.values())
+    rot(cluster, 2, base64.b64encode(body))
+    found = ask("scrub", "--node", "2")["nodes"]["2"]
+    assert found["last"]["generation"]["repaired"] == 1 and found["findings"][0]["group"] == "shared"
+    ask("create", "lonely", "--members", "2")
+    lonely = random.Random(6).randbytes(3000)
+    ask("append", "lonely", text=base64.b64encode(lonely))
+    ask("compact")
+    rot(cluster, 2, base64.b64encode(lonely))
+    (left,) = ask("scrub", "--node", "2", code=1)["nodes"]["2"]["findings"]
+    assert left["group"] == "lonely" and not left["repaired"]
+    assert ask("status")["nodes"][1]["scrub"]["left"] == 1
+    assert ask("scrub", "--node", "2", "--last", code=1)["nodes"]["2"]["findings"] == [left]
+    ask("delete", "lonely")
+    assert not ask("scrub")["nodes"]["2"]["findings"]
+
+
 def test_a_log_keeps_what_it_is_told_and_is_read_from_a_time_on(ask: Callable[..., dict[str, Any]]) -> None:
     ask("create", "kept")
     ask("append", "kept", text="".join(f"{number}\n" for number in range(8)))

@@ -443,7 +443,7 @@ async def test_a_generation_that_fails_while_running_is_refilled(tmp_path: Path)
         system = c.system(3)
         (generation,) = system.store.generations()
         store = system.store._store  # type: ignore[attr-defined]
-        store._fail(generation.id, GenerationFailed("a generation", "a page can't be read"))
+        store.fail(generation.id, GenerationFailed("a generation", "a page can't be read"))
         assert system.store.lost(c.member(3).uid, 1, 12)
         await until(lambda: not system.store.lost_ranges(), "refilled")
         c.partition(3)

@@ -287,3 +287,62 @@ def test_the_names_of_environments_are_durable_at_each_start(tmp_path: Path) -> 
         store.close()
         synced = [call.target for call in disk.calls if call.name == "sync_directory"]
         assert {str(tmp_path / "meta" / name) for name in ("a", "b")} <= set(synced)
+
+
+def test_a_damaged_page_of_a_running_store_is_read_from_its_twin(tmp_path: Path) -> None:
+    store = opened(tmp_path / "meta")
+    rows = [GroupRow(number, f"g{number}", "log") for number in range(1, 400)]
+    store.commit([row.put() for row in rows])
+    data = tmp_path / "meta" / "a" / "data.mdb"
+    image = data.read_bytes()
+    with data.open("r+b") as file:
+        for page in range(2, len(image) // 4096):
+            if image[page * 4096 + 10] & 3:
+                file.seek(page * 4096)
+                file.write(bytes(4096))
+    assert store.get(group_key(7)) == rows[6].put()[1] and store.get(group_key(1000)) is None
+    assert store.keys(GroupRow.PREFIX) == [row.put()[0] for row in rows]
+    assert list(group_rows(store)) == rows
+    with pytest.raises(Corrupt, match="environment"):
+        store.verify(b"", 100)
+    store.close()
+    store = opened(tmp_path / "meta")
+    assert list(group_rows(store)) == rows and not store.lost
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_copy_that_was_cut_is_set_aside_and_touched_by_nobody(tmp_path: Path, name: str) -> None:
+    """Reading behind the end of a mapped file kills the process."""
+    store = opened(tmp_path / "meta")
+    rows = [GroupRow(number, f"g{number}", "log") for number in range(1, 2000)]
+    store.commit([row.put() for row in rows])
+    store.close()
+    data = tmp_path / "meta" / name / "data.mdb"
+    # What is left are the two pages that say how long it is.
+    os.truncate(data, 2 * 4096)
+    store = opened(tmp_path / "meta")
+    assert list(group_rows(store)) == rows and not store.lost and store.repaired
+    assert (tmp_path / "meta" / f"{name}.bad-0").exists()
+    store.close()
+
+
+def test_without_either_copy_nothing_begins_anew(tmp_path: Path) -> None:
+    store = opened(tmp_path / "meta")
+    row = GroupRow(7, "orders", "log")
+    store.commit([row.put()])
+    store.close()
+    copies = [tmp_path / "meta" / name / "data.mdb" for name in "ab"]
+    good = [path.read_bytes() for path in copies]
+    for path in copies:
+        path.write_bytes(path.read_bytes()[: 2 * 4096])
+    for _ in range(3):
+        store = MetaStore(Disk(), str(tmp_path / "meta"), 64 << 20)
+        with pytest.raises(Corrupt, match="has to be replaced"):
+            store.open("test", 1, began=True)
+        store.close()
+    # With one of them back all is there.
+    copies[1].write_bytes(good[1])
+    store = opened(tmp_path / "meta")
+    assert list(group_rows(store)) == [row]
+    store.close()

@@ -1,0 +1,330 @@
+"""The scrub: damage that nobody has met yet is found in every kind of file, and repaired; nothing else is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from logyard.engine.disk import Disk
+from logyard.engine.host.scrub import GIVE_WAY_MAX_S, Scrub
+from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
+from logyard.engine.log.segment import HEAD, HEAD_BYTES, ROW_BYTES
+
+from .cluster import Cluster, cluster, plain, until
+from .test_mending import hurt_segments, mended, metadata
+from .test_repair import all_read, filled, hurt_file, hurt_generations, in_files
+
+
+async def scrubbed(c: Cluster, number: int) -> dict[str, Any]:
+    """A whole pass of a node, from here on; its status."""
+    scrub = c.system(number).scrub
+    wanted = scrub.ask()
+    await until(lambda: scrub.passes >= wanted, "the scrub ends")
+    assert not scrub.error
+    return scrub.status()
+
+
+async def test_a_sound_directory_is_read_and_nothing_is_found(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        bodies = await filled(c)
+        await c.nodes[1].compact()
+        await c.fill(1, 4, 20_000)
+        await c.roll(1)
+        await c.nodes[1].snapshot()
+        status = await scrubbed(c, 1)
+        assert not status["findings"] and status["finished_ms"]
+        assert all(one["bytes"] for one in status["last"].values()), status["last"]
+        assert status["last"]["generation"]["bytes"] >= sum(map(len, bodies))
+
+
+@pytest.mark.parametrize("number", [1, 3], ids=["leader", "follower"])
+@pytest.mark.parametrize("place", ["wal", "generation"])
+async def test_damaged_payloads_come_from_peers(tmp_path: Path, place: str, number: int) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        if place == "generation":
+            await c.nodes[number].compact()
+            assert hurt_generations(c, number, bodies[2:5]) == 3
+        else:
+            await c.roll(number)
+            assert hurt_file(c, number, bodies[2:5]) == 3
+        status = await scrubbed(c, number)
+        assert status["last"][place]["found"] == status["last"][place]["repaired"] == 1, status
+        assert not status["left"]
+        # Its own again: nobody has to be asked.
+        c.partition(number)
+        fetched = c.system(number).repair.fetched
+        await all_read(c, number, bodies)
+        assert c.system(number).repair.fetched == fetched
+        c.network.heal()
+        status = await scrubbed(c, number)
+        assert not status["findings"]
+
+
+def segment_of(c: Cluster, number: int) -> Path:
+    (path,) = (c.path / f"node-{number}" / "segments").glob("*.seg")
+    return path
+
+
+async def test_a_segment_whose_index_is_damaged_is_written_anew(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        bodies = await filled(c)
+        await c.roll(3)
+        path = segment_of(c, 3)
+        good = path.read_bytes()
+        # The groups, behind the rows, and one end of the fields.
+        path.write_bytes(good[: -HEAD_BYTES - 8] + bytes(8 + HEAD_BYTES))
+        status = await scrubbed(c, 3)
+        assert status["last"]["segment"]["found"] == status["last"]["segment"]["repaired"] == 1
+        assert path.read_bytes() == good
+        assert not (await scrubbed(c, 3))["findings"]
+        # Nothing of it is left, but a reader that was open before knows it.
+        c.system(3).storage.segments.reader(1)
+        path.unlink()
+        assert not (await scrubbed(c, 3))["left"]
+        assert path.read_bytes() == good and c.member(3).raft.mend is None
+        await c.restart(3)
+        await c.applied()
+        await all_read(c, 3, bodies)
+
+
+@pytest.mark.parametrize("number", [1, 3], ids=["leader", "follower"])
+async def test_a_group_whose_entry_in_a_segment_is_damaged_is_mended_and_no_other(tmp_path: Path, number: int) -> None:
+    async with cluster(tmp_path) as c:
+        await c.create("other")
+        bodies = await filled(c)
+        await c.lead(1, "other")
+        others = await c.fill(1, 4, 2000, "other")
+        await c.applied("other")
+        data = metadata(c, number, 5)
+        other = c.member(number, "other")
+        await c.roll(number)
+        hurt_segments(c, number, data)
+        status = await scrubbed(c, number)
+        assert [one["group"] for one in status["findings"]] == ["log"] and not status["left"], status["findings"]
+        await mended(c, number)
+        assert c.member(number, "other") is other and other.raft.mend is None
+        await all_read(c, number, bodies)
+        assert [body for _, body in await c.read(number, name="other")] == others
+        assert not (await scrubbed(c, number))["findings"]
+
+
+async def test_places_of_payloads_that_a_snapshot_covers_are_refilled(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        data = metadata(c, 3, 5)
+        await c.roll(3)
+        await c.nodes[3].snapshot()
+        hurt_segments(c, 3, data)
+        member = c.member(3)
+        status = await scrubbed(c, 3)
+        assert status["last"]["segment"]["repaired"] == 1 and not status["left"], status["findings"]
+        assert c.member(3) is member
+        c.partition(3)
+        await all_read(c, 3, bodies)
+
+
+@pytest.mark.parametrize("prefix", [GroupRow.PREFIX, StateRow.PREFIX, SnapshotRow.PREFIX])
+@pytest.mark.parametrize("copies", [("a",), ("b",), ("a", "b")], ids="".join)
+async def test_damaged_rows_of_the_meta_store(tmp_path: Path, prefix: bytes, copies: tuple[str, ...]) -> None:
+    async with cluster(tmp_path) as c:
+        bodies = await filled(c)
+        await c.roll(3)
+        await c.nodes[3].snapshot()
+        uid = c.member(3).uid
+        assert overwrite_rows(c, 3, prefix + KEY.pack(uid), copies) == len(copies)
+        status = await scrubbed(c, 3)
+        assert status["findings"] and {one["group"] for one in status["findings"]} == {"log"}
+        assert not status["left"], status["findings"]
+        was_mended = c.system(3).damages.mended
+        assert was_mended == (prefix == SnapshotRow.PREFIX and len(copies) == 2)
+        assert not (await scrubbed(c, 3))["findings"]
+        await c.restart(3)
+        await c.applied()
+        assert not c.system(3).storage.books.meta.repaired and c.system(3).damages.mended == 0
+        await all_read(c, 3, bodies)
+
+
+def overwrite_rows(c: Cluster, number: int, key: bytes, copies: tuple[str, ...]) -> int:
+    """Spoil a row's value where it lies in the files that a running node has mapped; in how many of them."""
+    found = 0
+    for name in copies:
+        path = c.path / f"node-{number}" / "meta" / name / "data.mdb"
+        image, at, hurt = path.read_bytes(), -1, 0
+        with path.open("r+b") as file:
+            while (at := image.find(key, at + 1)) >= 0:
+                # Behind the key: checksum and commit, then the value, if it is not on a page of its own.
+                file.seek(at + len(key) + 3)
+                file.write(bytes([image[at + len(key) + 3] ^ 8]))
+                hurt += 1
+        found += hurt > 0
+    return found
+
+
+async def test_a_generation_that_can_not_be_read_is_refilled_as_a_whole(tmp_path: Path) -> None:
+    disk = UnreadableDisk()
+    async with cluster(tmp_path, payload_cache_bytes=0, disks={3: disk}) as c:
+        bodies = await filled(c)
+        await c.nodes[3].compact()
+        disk.unreadable = "gen-"
+        status = await scrubbed(c, 3)
+        disk.unreadable = ""
+        assert status["last"]["generation"]["repaired"] == 1 and not status["left"], status["findings"]
+        assert disk.refused
+        c.partition(3)
+        await all_read(c, 3, bodies)
+
+
+class UnreadableDisk(Disk):
+    """Files with `unreadable` in their path give EIO."""
+
+    __slots__ = ("refused", "unreadable")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unreadable = ""
+        self.refused = 0
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        if self.unreadable and self.unreadable in os.readlink(f"/proc/self/fd/{fd}"):
+            self.refused += 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(fd, length, offset)
+
+
+async def test_a_generation_with_a_damaged_tree_kills_another_process(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        await c.nodes[3].compact()
+        (path,) = (c.path / "node-3" / "payloads").glob("gen-*/data.mdb")
+        image = path.read_bytes()
+        with path.open("r+b") as file:
+            for page in range(2, len(image) // 4096):
+                # Every page that is part of a tree: its head says so.
+                if image[page * 4096 + 10] & 3:
+                    file.seek(page * 4096 + 12)
+                    file.write(b"\xff" * 64)
+        status = await scrubbed(c, 3)
+        assert status["last"]["generation"]["repaired"] and not status["left"], status["findings"]
+        c.partition(3)
+        await all_read(c, 3, bodies)
+
+
+async def test_what_nobody_else_has_is_named_and_kept(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 12, 20_000)
+        await c.nodes[1].compact()
+        assert hurt_generations(c, 1, bodies[2:3]) == 1
+        bodies += await c.fill(1, 12, 20_000)
+        await c.roll(1)
+        assert hurt_file(c, 1, bodies[20:21]) == 1
+        status = await scrubbed(c, 1)
+        assert status["left"] == 2 and {one["kind"] for one in status["findings"]} == {"generation", "wal"}
+        for index in {*range(24)} - {2, 20}:
+            assert plain((await c.read(1, index, 1))[0][1]) == bodies[index]
+
+
+async def test_what_comes_and_goes_under_the_walk_is_no_damage(tmp_path: Path) -> None:
+    """Passes one after the other beside all that moves, replaces and removes files."""
+    async with cluster(tmp_path, scrub_bytes_per_s=1 << 30, wal_stock_files=2, migrate_dead_ratio=0.1) as c:
+        await c.lead(1)
+        rounds = 0
+        done = False
+
+        async def churn() -> None:
+            nonlocal rounds
+            while not done:
+                await c.fill(1, 30, 9000)
+                await c.nodes[1].truncate("log", max(0, c.log(1).end - 20))
+                await c.nodes[1].snapshot()
+                await c.roll(1)
+                await c.nodes[1].compact()
+                await c.system(1).storage.migration.collect(1.0)
+                rounds += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(churn)
+            for _ in range(12):
+                status = await scrubbed(c, 1)
+                assert not status["findings"], status["findings"]
+                assert status["pass_bytes"]
+            await until(lambda: rounds >= 3, "files come and go")
+            done = True
+
+
+async def test_a_pass_comes_by_itself_and_a_restart_knows_when_the_last_one_was(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, scrub_every_s=1) as c:
+        await until(lambda: c.system(1).scrub.passes >= 2, "passes come by themselves")
+        scrub = c.system(1).scrub
+        await until(lambda: not scrub.status()["running"])
+        before = scrub.finished_ms
+        await c.restart(1)
+        await until(lambda: c.system(1).scrub.finished_ms >= before)
+
+
+async def test_it_is_off_and_can_be_asked(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, scrub_every_s=0) as c:
+        first, second = c.system(1).scrub.ask(), c.system(1).scrub.ask()
+        assert first == second == 1
+        assert (await scrubbed(c, 1))["passes"]
+
+
+async def test_the_rate_and_giving_way(autojump_clock: trio.testing.MockClock) -> None:
+    """A second for each second's bytes; longer while the node is busy, and not for ever."""
+    system: Any = SimpleNamespace(
+        config=SimpleNamespace(scrub_bytes_per_s=1000), slow_disk=SimpleNamespace(slow=False),
+        budget=SimpleNamespace(full=False), storage=SimpleNamespace(backlog_files=0),
+    )  # fmt: skip
+    scrub = Scrub(system)
+    began = trio.current_time()
+    for _ in range(5):
+        await scrub.read("wal", 200)
+    assert trio.current_time() - began == pytest.approx(1.0)
+    system.slow_disk.slow = True
+    await scrub.read("wal", 1000)
+    assert trio.current_time() - began == pytest.approx(2 + GIVE_WAY_MAX_S, abs=0.5)
+    assert scrub.counts["wal"].bytes == 2000
+
+
+@pytest.mark.parametrize("covered", [False, True], ids=["log", "snapshot"])
+@pytest.mark.parametrize("how", ["cut index", "another segment"])
+@pytest.mark.parametrize("when", ["running", "at a start"])
+async def test_a_segment_that_lacks_entries(tmp_path: Path, how: str, covered: bool, when: str) -> None:
+    """Rows cut off its index, or all of them another segment's: no entry of it reads as if it had never been there."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        await c.roll(3)
+        bodies += await c.fill(1, 6, 9000)
+        await c.applied()
+        await in_files(c)
+        await c.roll(3)
+        if covered:
+            await c.nodes[3].snapshot()
+        first, second = sorted((c.path / "node-3" / "segments").glob("*.seg"))
+        if when == "at a start":
+            await c.crash(3)
+        if how == "cut index":
+            image = second.read_bytes()
+            index = HEAD.unpack(image[: HEAD_BYTES - 8])[6]
+            os.truncate(second, index + 2 * ROW_BYTES + 5)
+        else:
+            second.write_bytes(first.read_bytes())
+        if when == "at a start":
+            await c.start(3)
+            system = c.system(3)
+            await until(lambda: system.damages.mended or system.refill.refilled, "it is met at the start")
+        status = await scrubbed(c, 3)
+        assert (when == "running") == bool(status["last"]["segment"]["found"]) and not status["left"], status
+        await until(lambda: not c.system(3).store.lost_ranges())
+        await c.applied()
+        c.partition(3)
+        await all_read(c, 3, bodies)
+        c.network.heal()
+        assert not (await scrubbed(c, 3))["findings"]
