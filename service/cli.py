@@ -20,6 +20,7 @@ from logyard.pipeline.directory.places import data_directories
 from . import (
     cli_admin,
     cli_bench,
+    cli_etcd,
     cli_kv,
     cli_logs,
     cli_members,
@@ -186,6 +187,7 @@ register(cli_tls.commands)
 register(cli_spark.commands)
 register(cli_queue.commands)
 register(cli_kv.commands)
+register(cli_etcd.commands)
 
 
 def main() -> None:
