@@ -34,7 +34,7 @@ from .serving import create_group, serve
 TAKE_OVER_S = 15.0
 """A node whose launcher was killed needs a moment to stop."""
 WATCH_S = 0.5
-LAST_RESORT_S = 20.0
+ABANDON_S = 5.0
 """After the signal: a client that reads nothing holds its connection, and must not hold the process."""
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
@@ -123,14 +123,14 @@ async def start_node(node: LocalCluster) -> None:
 
 async def _run(flags: Flags) -> None:
     if flags.servers:
-        await _serve(flags, flags.servers, 0)
+        await _serve(flags, flags.servers, None)
         return
     node = node_of(flags)
     with node:
         await start_node(node)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_node, node)
-            await _serve(flags, node.addresses, next(iter(node.nodes)))
+            await _serve(flags, node.addresses, node)
             nursery.cancel_scope.cancel()
 
 
@@ -141,16 +141,17 @@ async def _watch_node(node: LocalCluster) -> None:
             raise ClusterFailed(f"the node ended with code {code}:\n{node.nodes[number].log_tail()}")
 
 
-async def _serve(flags: Flags, servers: Sequence[str], number: int) -> None:
+async def _serve(flags: Flags, servers: Sequence[str], node: LocalCluster | None) -> None:
     stopped = trio.Event()
+    number = next(iter(node.nodes)) if node is not None else 0
     async with connect(servers) as yard, trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_on_signal, stopped)
         named = tuple([Member(name, (flags.cluster[name],)) for name in flags.names]) if flags.cluster else ()
         limits = Limits(flags.request_bytes, flags.txn_operations, flags.progress_s)
         gateway = Gateway(
             yard.kv(flags.group), yard.kv(MEMBERS), name=flags.name, token=flags.token, node=number, named=named,
             limits=limits,
         )  # fmt: skip
+        nursery.start_soon(_stop_on_signal, stopped, gateway, node)
         with trio.CancelScope() as starting:
             nursery.start_soon(_cancel_when, stopped, starting)
             await create_group(yard, flags.group, flags.is_new)
@@ -173,10 +174,22 @@ async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _stop_on_signal(stopped: trio.Event) -> None:
+async def _stop_on_signal(stopped: trio.Event, gateway: Gateway, node: LocalCluster | None) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
+            if not stopped.is_set():
+                # A thread: what holds the loop then is not known.
+                timer = threading.Timer(ABANDON_S, _abandon, [gateway, node])
+                timer.daemon = True
+                timer.start()
             stopped.set()
-            timer = threading.Timer(LAST_RESORT_S, os._exit, [1])
-            timer.daemon = True
-            timer.start()
+
+
+def _abandon(gateway: Gateway, node: LocalCluster | None) -> None:
+    """The connections did not end: stop the node in order, and go."""
+    if gateway.ended.is_set():
+        return
+    log.warning("a client that reads nothing is cut")
+    if node is not None:
+        node.stop()
+    os._exit(0)

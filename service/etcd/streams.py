@@ -18,7 +18,7 @@ from logyard.service.daemon import leaves
 
 from . import leases
 from .watching import Watching
-from .words import INVALID, TOO_LARGE, GatewayError, Message, malformed, message, packed
+from .words import INVALID, TOO_LARGE, GatewayError, Message, malformed, message, not_json, packed
 
 if TYPE_CHECKING:
     from .app import Gateway
@@ -63,10 +63,10 @@ class Messages:
                 value, at = self._decoder.raw_decode(text, at)
             except json.JSONDecodeError as error:
                 if last:
-                    raise malformed(f"invalid JSON: {error}") from None
+                    raise not_json(error) from None
                 break
             except (ValueError, RecursionError) as error:
-                raise malformed(f"invalid JSON: {error}") from None
+                raise not_json(error) from None
             found.append(message(value))
         self._text = text[at:].encode()
         return found

@@ -83,6 +83,13 @@ def malformed(what: str) -> GatewayError:
     return GatewayError(INVALID, what)
 
 
+def not_json(error: Exception) -> GatewayError:
+    """What the parser could not read."""
+    return malformed(
+        f"invalid JSON at character {error.pos}" if isinstance(error, json.JSONDecodeError) else "invalid JSON"
+    )
+
+
 def decoded(data: bytes) -> Message:
     """The message of a request's body; an empty one has no fields."""
     if not data.strip():
@@ -90,7 +97,7 @@ def decoded(data: bytes) -> Message:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise malformed(f"invalid JSON: {error}") from None
+        raise not_json(error) from None
     return message(found)
 
 

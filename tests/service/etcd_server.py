@@ -18,20 +18,14 @@ from urllib.parse import urlsplit
 WAIT_S = 60.0
 
 
-class EtcdServer:
-    """A process that serves. `lines`: what it wrote to standard error, once it has ended."""
+class Asking:
+    """Calls to the gateway at a URL."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, errors: Path) -> None:
-        self.process = process
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.errors = errors
         parts = urlsplit(url)
         assert parts.hostname and parts.port
         self.host, self.port = parts.hostname, parts.port
-
-    @property
-    def lines(self) -> str:
-        return self.errors.read_text()
 
     def call(self, path: str, **fields: Any) -> dict[str, Any]:
         """An answer that is good; bytes are sent as base64."""
@@ -72,6 +66,23 @@ class EtcdServer:
         """A stream with one watch."""
         return self.stream("/v3/watch", {"create_request": {"key": key, **fields}})
 
+
+class EtcdServer(Asking):
+    """A process that serves."""
+
+    def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        assert line.startswith("ready url="), errors.read_text()
+        super().__init__(line.split()[1].removeprefix("url="))
+        self.process = process
+        self.errors = errors
+
+    @property
+    def lines(self) -> str:
+        """What it wrote to standard error."""
+        return self.errors.read_text()
+
     def stop(self) -> int:
         """End it cleanly; its exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -87,23 +98,19 @@ def data(found: str) -> bytes:
 
 
 @contextmanager
-def etcd_server(
-    directory: Path, *flags: str, environment: dict[str, str] | None = None, port: int = 0
-) -> Iterator[EtcdServer]:
-    """Start one and wait until it says that it serves."""
-    command = [sys.executable, "-m", "logyard.service.cli", "etcd", "--data-dir", str(directory / "data")]
-    command += [f"--listen-client-urls=http://127.0.0.1:{port}", *flags]
+def spawned(
+    directory: Path, *flags: str, environment: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process, ended at the end; `directory` keeps its data and what it writes to standard error."""
+    directory.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "logyard.service.cli", "etcd", "--data-dir", str(directory / "data"), *flags]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("ETCD_")}
-    errors = directory / "errors.txt"
-    with errors.open("ab") as written:
+    with (directory / "errors.txt").open("ab") as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=written, env={**clean, **(environment or {})}
+            command, stdout=subprocess.PIPE, stderr=errors, env={**clean, **(environment or {})}
         )  # fmt: skip
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline().decode()
-        assert line.startswith("ready url="), errors.read_text()
-        yield EtcdServer(process, line.split()[1].removeprefix("url="), errors)
+        yield process
     finally:
         if process.poll() is None:
             process.terminate()
@@ -113,3 +120,10 @@ def etcd_server(
                 process.kill()
         if process.stdout is not None:
             process.stdout.close()
+
+
+@contextmanager
+def etcd_server(directory: Path, *flags: str, environment: dict[str, str] | None = None) -> Iterator[EtcdServer]:
+    """Start one on a free port and wait until it says that it serves."""
+    with spawned(directory, "--listen-client-urls=http://127.0.0.1:0", *flags, environment=environment) as process:
+        yield EtcdServer(process, directory / "errors.txt")
