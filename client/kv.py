@@ -108,12 +108,12 @@ class KV:
         """Keys from `key` up to, but without, `end`, or all that begin with `key`; all of it as of one revision."""
         key, end = range_of(key, end, prefix)
         get = Get(key, end, revision, limit, sort, descending, keys_only, False, bounds)
-        return await self._run(kv_requests.read(get), timeout, consistency, node)
+        return await self.run(kv_requests.read(get), timeout, consistency, node)
 
     async def count(self, key: bytes = b"", end: bytes | None = None, *, prefix: bool = False) -> int:
         """How many keys there are of a range."""
         key, end = range_of(key, end, prefix)
-        return (await self._run(kv_requests.read(Get(key, end, count_only=True)))).count
+        return (await self.run(kv_requests.read(Get(key, end, count_only=True)))).count
 
     # Writes
 
@@ -128,7 +128,7 @@ class KV:
         timeout: float | None = None,
     ) -> PutResult:
         """Set a key; None keeps the value that it has (and changes its lease)."""
-        found = await self._run(kv_requests.write(Put(key, value, lease, previous, keep_lease)), timeout)
+        found = await self.run(kv_requests.write(Put(key, value, lease, previous, keep_lease)), timeout)
         return cast(PutResult, found)
 
     async def delete(
@@ -142,7 +142,7 @@ class KV:
     ) -> DeleteResult:
         """Delete a key, or a range of keys, at one revision."""
         key, end = range_of(key, end, prefix)
-        return cast(DeleteResult, await self._run(kv_requests.write(Delete(key, end, previous)), timeout))
+        return cast(DeleteResult, await self.run(kv_requests.write(Delete(key, end, previous)), timeout))
 
     async def txn(
         self,
@@ -153,37 +153,37 @@ class KV:
         timeout: float | None = None,
     ) -> TxnResult:
         """Do `then` if all compares hold, else `otherwise`: all of it or nothing, at one revision."""
-        return cast(TxnResult, await self._run(kv_requests.write(Txn(compares, then, otherwise)), timeout))
+        return cast(TxnResult, await self.run(kv_requests.write(Txn(compares, then, otherwise)), timeout))
 
     async def compact(self, revision: int) -> int:
         """Forget the history before `revision`; the revision there is now."""
-        return await self._run(kv_requests.compact(revision))
+        return await self.run(kv_requests.compact(revision))
 
     # Leases
 
     async def grant(self, ttl: float, *, lease: int = 0) -> Lease:
         """A lease of `ttl` seconds; `lease`: its number, by default a new one."""
-        return await self._run(kv_requests.grant(ttl, lease))
+        return await self.run(kv_requests.grant(ttl, lease))
 
     async def keep_alive(self, lease: int) -> float:
         """Begin a lease's time anew; the seconds that it has."""
-        return await self._run(kv_requests.keep(lease))
+        return await self.run(kv_requests.keep(lease))
 
     async def revoke(self, lease: int) -> int:
         """End a lease; how many keys went with it."""
-        return await self._run(kv_requests.revoke(lease))
+        return await self.run(kv_requests.revoke(lease))
 
     async def time_to_live(self, lease: int, *, keys: bool = False) -> Lease:
         """What is left of a lease, and with `keys` what is attached to it."""
-        return await self._run(kv_requests.time_to_live(lease, keys))
+        return await self.run(kv_requests.time_to_live(lease, keys))
 
     async def leases(self) -> tuple[int, ...]:
         """The numbers of all leases."""
-        return await self._run(kv_requests.leases())
+        return await self.run(kv_requests.leases())
 
     async def status(self) -> Mapping[str, int]:
         """Revision, compacted revision, keys, leases, history."""
-        return await self._run(kv_requests.status())
+        return await self.run(kv_requests.status())
 
     # Watches
 
@@ -214,13 +214,14 @@ class KV:
 
     # How it is asked
 
-    async def _run(
+    async def run(
         self,
         steps: Steps[T],
         timeout: float | None = None,
         consistency: str = "linearizable",
         node: int | None = None,
     ) -> T:
+        """What `kv_requests` wants to ask, step by step; its result."""
         if node is not None:
             consistency = "local"
         timeout = self.yard.timeout if timeout is None else timeout

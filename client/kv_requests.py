@@ -101,9 +101,11 @@ def only(packed: bytes, bodies: Bodies) -> KeyValue | None:
     return found
 
 
-def read(get: Get) -> Steps[GetResult]:
-    """A range; a long one page after page, all as of one revision."""
+def read(get: Get, bytes_max: int = 0) -> Steps[GetResult]:
+    """A range; a long one page after page, all as of one revision. `bytes_max`: keys and values that are read in all;
+    raises ``too_large`` beyond that, 0: whatever there is."""
     paged = get.sort == "key" and not get.count_only and bool(get.end)
+    size = 0
     kvs: list[KeyValue] = []
     first: GetResult | None = None
     while True:
@@ -115,6 +117,10 @@ def read(get: Get) -> Steps[GetResult]:
         assert isinstance(page, GetResult)
         first = first or page
         kvs += page.kvs
+        if bytes_max:
+            size += sum([len(one.key) + len(one.value) for one in page.kvs])
+            if size > bytes_max:
+                raise LogyardError(f"the answer is larger than {bytes_max} bytes", code="too_large")
         if not paged or not page.more or (get.limit and len(kvs) >= get.limit) or not page.kvs:
             return GetResult(first.revision, tuple(kvs), page.more, first.count)
         last = page.kvs[-1].key
@@ -125,6 +131,12 @@ def read(get: Get) -> Steps[GetResult]:
 def numbers(*order: int) -> Steps[list[Any]]:
     """A command of numbers; the fields of its answer."""
     return answer_of((yield Command(encode_numbers(*order))))
+
+
+def question(*order: int) -> Steps[list[Any]]:
+    """A question of numbers; the fields of its answer."""
+    packed, _ = yield Question(encode_numbers(*order))
+    return answer_of(packed)
 
 
 def compact(revision: int) -> Steps[int]:

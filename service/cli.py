@@ -20,7 +20,9 @@ from logyard.pipeline.directory.places import data_directories
 from . import (
     cli_admin,
     cli_bench,
+    cli_etcd,
     cli_kv,
+    cli_lease,
     cli_logs,
     cli_members,
     cli_queue,
@@ -186,6 +188,8 @@ register(cli_tls.commands)
 register(cli_spark.commands)
 register(cli_queue.commands)
 register(cli_kv.commands)
+cli_kv.kv_group.add_command(cli_lease.lease_group)
+register(cli_etcd.commands)
 
 
 def main() -> None:

@@ -33,6 +33,8 @@ PAYLOAD_BYTES_MAX = 8 << 20
 """Of one push; what is beyond that is named only: its client asks for it."""
 SCAN_REVISIONS = 5000
 """History looked at in one turn for those who come from behind."""
+FIRST_REVISION = 2
+"""What the first change makes; an empty group has revision 1."""
 WATCHES_MAX = 100_000
 """Of one listener."""
 
@@ -74,7 +76,7 @@ class Stream:
         if len(self.tracks.place) + len(found) > WATCHES_MAX:
             raise BadRequest(f"one connection has at most {WATCHES_MAX} watches of a group")
         for watch, revision in found:
-            self.tracks.add(watch, revision or state.revision + 1)
+            self.tracks.add(watch, max(revision, FIRST_REVISION) if revision else state.revision + 1)
             self.fresh.append(watch.number)
         self.stir()
 
@@ -210,7 +212,7 @@ async def events(
     """What one watch sees from revision `start` on, for who asks again and again; waits for something to see."""
     track = Track()
     track.add(watch)
-    at = start or machine_of(member).state.revision + 1
+    at = max(start, FIRST_REVISION) if start else machine_of(member).state.revision + 1
     with trio.move_on_after(wait_s):
         while True:
             state = machine_of(member).state

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import click
 import pytest
 
+from logyard.service.cli_etcd import EtcdCommand
+
 from .source_tree import PACKAGES, ROOT
 
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```\s*$", re.DOTALL | re.MULTILINE)
@@ -123,6 +125,8 @@ def unknown_words(line: str, root: click.Command) -> list[str]:
             options = {
                 option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]
             }
+            if isinstance(command, EtcdCommand):
+                options |= command.options
             if word.split("=")[0] not in options | {"--help"}:
                 unknown.append(f"{' '.join(path)} has no option {word}")
     return unknown
@@ -152,6 +156,8 @@ def test_a_wrong_command_line_is_noticed() -> None:
     assert unknown_words("logyard status --json # fine", root) == []
     assert unknown_words("logyard stauts", root) == ["logyard has no command stauts"]
     assert unknown_words("logyard status --yaml", root) == ["logyard status has no option --yaml"]
+    assert unknown_words("logyard etcd --name=a", cli()) == []
+    assert unknown_words("logyard etcd --nane a", cli()) == ["logyard etcd has no option --nane"]
 
 
 def test_every_make_target_in_the_docs_exists() -> None:

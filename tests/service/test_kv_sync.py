@@ -105,6 +105,41 @@ async def test_the_verbs_of_the_command_line(tmp_path: Path) -> None:
         assert (await ask_json("get", "settings", "a", "--revision", "2", code=1))["error"]["code"] == "compacted"
 
 
+async def test_the_verbs_of_leases(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, doors, yard):
+        servers = ",".join(doors.addresses.values())
+
+        async def ask(*words: str, code: int = 0) -> str:
+            def run() -> str:
+                done = CliRunner().invoke(cli, ["kv", *words, "--servers", servers])
+                assert done.exit_code == code, done.output
+                return done.stdout
+
+            return await trio.to_thread.run_sync(run)
+
+        assert await ask("lease", "grant", "kv", "600") == "1\t600\n"
+        assert await ask("lease", "grant", "kv", "1.5", "--id", "7") == "7\t1.5\n"
+        await ask("lease", "grant", "kv", "9", "--id", "7", code=1)
+        await ask("lease", "grant", "kv", "0", code=2)
+        for key in ("a\tb", "c"):
+            await ask("put", "kv", key, "1", "--lease", "1")
+        number, granted, left = (await ask("lease", "ttl", "kv", "1")).split()
+        assert (number, granted) == ("1", "600") and 0 < float(left) <= 600
+        assert (await ask("lease", "ttl", "kv", "1", "--keys")).splitlines()[1:] == ["a\\tb", "c"]
+        shown = json.loads(await ask("lease", "ttl", "kv", "1", "--keys", "--json"))
+        assert shown["ttl"] == 600 and shown["keys"] == [{"key": "a\tb"}, {"key": "c"}]
+        assert await ask("lease", "keepalive", "kv", "1") == "1\t600\n"
+        assert "1" in (await ask("lease", "list", "kv")).split()
+        assert json.loads(await ask("lease", "revoke", "kv", "1", "--json"))["deleted"] == 2
+        assert "no lease" in json.loads(await ask("lease", "ttl", "kv", "1", "--json", code=1))["error"]["message"]
+        await ask("lease", "keepalive", "kv", "7", "--follow", "--json", code=2)
+        await ask("lease", "grant", "kv", "3", "--id", "8")
+        async with trio.open_nursery() as nursery:
+            # It ends with the lease, whichever of the two comes first.
+            nursery.start_soon(partial(ask, "lease", "keepalive", "kv", "8", "--follow", code=1))
+            await yard.kv("kv").revoke(8)
+
+
 def test_bytes_as_one_field_of_a_line() -> None:
     assert printable(b"a\tb\nc") == "a\\tb\\nc" and printable(b"") == "" and printable(b"a\\b") == "a\\\\b"
     assert printable(b"\xff\x00\t") == "\\xff\\x00\\t"

@@ -35,6 +35,16 @@ def seen(some: list[Changes]) -> list[tuple[int, list[tuple[bytes, bytes | None]
     ]
 
 
+async def test_a_watch_may_begin_with_the_revision_of_an_empty_group(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        async with kv.watch(b"a", start=1) as early:
+            await kv.put(b"a", b"one")
+            assert seen(await following(early, 1)) == [(2, [(b"a", b"one")])]
+        async with kv.watch(b"a", start=1) as late:
+            assert seen(await following(late, 1)) == [(2, [(b"a", b"one")])]
+
+
 async def test_a_watch_sees_whole_revisions_from_where_it_begins(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, _, yard):
         kv = yard.kv("kv")

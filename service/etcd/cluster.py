@@ -1,0 +1,109 @@
+"""The rest of the gateway: members, maintenance, version, health. Used by `app`.
+
+Each gateway writes what it is reached by into a group of its own (`MEMBERS`), so that every one knows all; nothing of
+that is in the revisions of the keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logyard.client.kv import KV
+from logyard.client.kv_wire import KeyValue
+
+from .leases import revision_of
+from .words import UNIMPLEMENTED, GatewayError, Message, choice_of
+
+if TYPE_CHECKING:
+    from .app import Gateway
+
+SERVER_VERSION = "3.5.16"
+"""The etcd whose paths and answers these are; clients choose their path by it."""
+CLUSTER_VERSION = "3.5.0"
+MEMBERS = "etcd-members"
+
+
+class Member(NamedTuple):
+    """A gateway: its name, and the URLs that peers and clients know it by."""
+
+    name: str
+    peer_urls: tuple[str, ...] = ()
+    client_urls: tuple[str, ...] = ()
+
+
+def number_of(*words: str) -> int:
+    """A 64-bit number for a cluster or a member, the same on every node."""
+    return int.from_bytes(hashlib.sha256("\0".join(words).encode()).digest()[:8], "big") >> 1 | 1
+
+
+async def announce(kv: KV, member: Member) -> None:
+    """Let the others know, unless they do."""
+    said = json.dumps([member.peer_urls, member.client_urls]).encode()
+    found = await kv.get(member.name.encode())
+    if found is None or found.value != said:
+        await kv.put(member.name.encode(), said)
+
+
+async def known(kv: KV) -> list[Member]:
+    """All that have announced themselves, in order of their names."""
+    return [_member(one) for one in (await kv.range(prefix=True)).kvs]
+
+
+def _member(one: KeyValue) -> Member:
+    peers, clients = json.loads(one.value)
+    return Member(one.key.decode(), tuple(peers), tuple(clients))
+
+
+async def member_list(gateway: Gateway, asked: Message) -> dict[str, Any]:
+    """Every member, as it has announced itself, and those that the command line names."""
+    found = {one.name: one for one in gateway.named}
+    for one in await known(gateway.members):
+        if not found.get(one.name, Member("")).client_urls:
+            found[one.name] = one
+    rows: list[dict[str, Any]] = []
+    for name in sorted(found):
+        one = found[name]
+        row: dict[str, Any] = {"ID": str(number_of(gateway.token, name)), "name": name}
+        lists: Mapping[str, Sequence[str]] = {"peerURLs": one.peer_urls, "clientURLs": one.client_urls}
+        rows.append(row | {key: list(urls) for key, urls in lists.items() if urls})
+    return {"header": gateway.header.at(0), "members": rows}
+
+
+async def status(gateway: Gateway, asked: Message) -> dict[str, Any]:
+    """Size, leader and log of the group below."""
+    numbers = await gateway.kv.status()
+    found = await gateway.describe()
+    index, applied, leader = found.get("last", 0), found.get("applied", 0), found.get("leader", 0)
+    size = str(numbers["history_bytes"])
+    fields = {
+        "dbSize": size, "leader": str(gateway.id_of(leader)) if leader else "", "raftIndex": str(index or ""),
+        "raftTerm": str(gateway.header.term or ""), "raftAppliedIndex": str(applied or ""), "dbSizeInUse": size,
+    }  # fmt: skip
+    kept = {name: value for name, value in fields.items() if value not in ("", "0")}
+    return {"header": gateway.header.at(numbers["revision"]), "version": SERVER_VERSION, **kept}
+
+
+async def alarm(gateway: Gateway, asked: Message) -> dict[str, Any]:
+    """There are none: a full disk says so with every write, and nothing has to be lifted afterwards."""
+    if choice_of("action", asked.fields.get("action"), ("GET", "ACTIVATE", "DEACTIVATE")) == 1:
+        raise GatewayError(UNIMPLEMENTED, "logyard: alarms are not set by hand")
+    return {"header": gateway.header.at(await revision_of(gateway))}
+
+
+async def defragment(gateway: Gateway, asked: Message) -> dict[str, Any]:
+    """Rewrite what is mostly dead, on every node."""
+    await gateway.kv.yard.compact()
+    return {"header": gateway.header.at(await revision_of(gateway))}
+
+
+async def auth_status(gateway: Gateway, asked: Message) -> dict[str, Any]:
+    """Never enabled."""
+    return {"header": gateway.header.at(await revision_of(gateway))}
+
+
+async def not_enabled(gateway: Gateway, asked: Message) -> dict[str, Any]:
+    """Who asks for a token gets etcd's answer of a server without users."""
+    raise GatewayError(9, "etcdserver: authentication is not enabled")

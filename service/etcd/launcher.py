@@ -1,0 +1,195 @@
+"""What `logyard etcd` runs: a node in a process of its own, and the gateway in this one.
+
+The node ends with this process, also if it is killed (`local_cluster`). When the gateway serves, standard output gets
+``ready url=URL pid=N`` and the log, on standard error, etcd's line. SIGTERM and SIGINT stop it cleanly: streams end,
+then the node. Exit codes: 0 stopped, 1 refused to start or the node died, 2 bad flags.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import trio
+
+from logyard.client.aio import connect
+from logyard.client.errors import BadRequest, LogyardError
+from logyard.service.daemon import leaves
+from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode, format_config, free_ports
+
+from .app import Gateway, Limits
+from .cluster import MEMBERS, Member, number_of
+from .compaction import keep_compacted
+from .flags import Flags, native_place, parse_flags, place_of
+from .serving import create_group, serve
+
+TAKE_OVER_S = 15.0
+"""A node whose launcher was killed needs a moment to stop."""
+WATCH_S = 0.5
+ABANDON_S = 5.0
+"""After the signal: a client that reads nothing holds its connection, and must not hold the process."""
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+
+log = logging.getLogger("logyard.etcd")
+
+
+class Lines(logging.Formatter):
+    """A line of JSON each, with the fields that etcd's have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        level = {"warning": "warn", "critical": "fatal"}.get(record.levelname.lower(), record.levelname.lower())
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        said = {"level": level, "ts": when, "logger": record.name, "msg": record.getMessage()}
+        if record.exc_info:
+            said["error"] = self.formatException(record.exc_info)
+        return json.dumps(said)
+
+
+def start_log(level: str) -> None:
+    """Log to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Lines())
+    logging.basicConfig(level=LEVELS.get(level, logging.CRITICAL), handlers=[handler], force=True)
+
+
+def run_etcd(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Serve until stopped; returns the exit code."""
+    try:
+        flags = parse_flags(arguments, environ)
+    except BadRequest as error:
+        print(f"logyard etcd: {error}", file=sys.stderr)
+        return 2
+    start_log(flags.level)
+    for warning in flags.warnings:
+        log.warning("%s", warning)
+    try:
+        trio.run(_run, flags)
+    except BaseException as error:
+        found = leaves(error)
+        if all(isinstance(one, KeyboardInterrupt) for one in found):
+            return 0
+        if not isinstance(found[0], (LogyardError, ClusterFailed, OSError)):
+            raise
+        print(f"logyard etcd: {found[0]}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def node_of(flags: Flags) -> LocalCluster:
+    """This node, its configuration written from the flags. The native ports of one without peers are any free ones."""
+    directory = Path(flags.data_dir).resolve()
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    names = flags.names
+    nodes: list[LocalNode] = []
+    for number, name in enumerate(names, 1):
+        if flags.cluster:
+            peer = flags.peer_url if name == flags.name else flags.cluster[name]
+            client, place = str(native_place(flags.cluster[name])), str(place_of(peer))
+        else:
+            client, place = (f"127.0.0.1:{port}" for port in free_ports(2))
+        nodes.append(LocalNode(number, directory, client, place))
+    mine = nodes[names.index(flags.name)]
+    token = re.sub(r"[^A-Za-z0-9._-]", "_", flags.token)[:100] or "etcd"
+    if token != flags.token:
+        token += f"-{number_of(flags.token):x}"
+    mine.config_path.write_text(format_config(mine, nodes, token, flags.limits), encoding="utf-8")
+    found = LocalCluster(directory, 1)
+    found.nodes = {mine.node_id: mine}
+    return found
+
+
+async def start_node(node: LocalCluster) -> None:
+    """Start it; if the one that ran here before is about to stop, wait for that."""
+    deadline = trio.current_time() + TAKE_OVER_S
+    while True:
+        try:
+            # Not cancelled: what is started has to be known, or nobody stops it.
+            await trio.to_thread.run_sync(node.start)
+            return
+        except ClusterFailed as error:
+            if "in use by" not in str(error) or trio.current_time() > deadline:
+                raise
+        await trio.sleep(WATCH_S)
+
+
+async def _run(flags: Flags) -> None:
+    if flags.servers:
+        await _serve(flags, flags.servers, None)
+        return
+    node = node_of(flags)
+    with node:
+        await start_node(node)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_watch_node, node)
+            await _serve(flags, node.addresses, node)
+            nursery.cancel_scope.cancel()
+
+
+async def _watch_node(node: LocalCluster) -> None:
+    while True:
+        await trio.sleep(WATCH_S)
+        for number, code in node.exited().items():
+            raise ClusterFailed(f"the node ended with code {code}:\n{node.nodes[number].log_tail()}")
+
+
+async def _serve(flags: Flags, servers: Sequence[str], node: LocalCluster | None) -> None:
+    stopped = trio.Event()
+    number = next(iter(node.nodes)) if node is not None else 0
+    async with connect(servers) as yard, trio.open_nursery() as nursery:
+        named = tuple([Member(name, (flags.cluster[name],)) for name in flags.names]) if flags.cluster else ()
+        limits = Limits(flags.request_bytes, flags.txn_operations, flags.progress_s)
+        gateway = Gateway(
+            yard.kv(flags.group), yard.kv(MEMBERS), name=flags.name, token=flags.token, node=number, named=named,
+            limits=limits,
+        )  # fmt: skip
+        nursery.start_soon(_stop_on_signal, stopped, gateway, node)
+        with trio.CancelScope() as starting:
+            nursery.start_soon(_cancel_when, stopped, starting)
+            await create_group(yard, flags.group, flags.is_new)
+        if stopped.is_set():
+            nursery.cancel_scope.cancel()
+            return
+        peer = flags.cluster.get(flags.name, flags.peer_url)
+        member = Member(flags.name, (peer,) if peer else (), flags.advertised)
+        urls = await nursery.start(serve, gateway, flags.binds, member, stopped.wait)
+        if flags.retention:
+            nursery.start_soon(keep_compacted, gateway, flags.retention, flags.by_revision)
+        log.info("ready to serve client requests")
+        print(f"ready url={urls[0]} pid={os.getpid()}", flush=True)
+        await gateway.ended.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+async def _stop_on_signal(stopped: trio.Event, gateway: Gateway, node: LocalCluster | None) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            if not stopped.is_set():
+                # A thread: what holds the loop then is not known.
+                timer = threading.Timer(ABANDON_S, _abandon, [gateway, node])
+                timer.daemon = True
+                timer.start()
+            stopped.set()
+
+
+def _abandon(gateway: Gateway, node: LocalCluster | None) -> None:
+    """The connections did not end: stop the node in order, and go."""
+    if gateway.ended.is_set():
+        return
+    log.warning("a client that reads nothing is cut")
+    if node is not None:
+        node.stop()
+    os._exit(0)

@@ -1,0 +1,194 @@
+"""The streaming paths of the gateway: a request's messages as they come, an answer of JSON messages, one a chunk.
+
+A stream ends when its client goes, when the gateway stops (cleanly, with the last chunk), or with an error as its last
+message. Used by `app` for watch and keepalive.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+from starlette.types import Receive, Scope, Send
+
+from logyard.service.daemon import leaves
+
+from . import leases
+from .watching import Watching
+from .words import INVALID, TOO_LARGE, GatewayError, Message, malformed, message, not_json, packed
+
+if TYPE_CHECKING:
+    from .app import Gateway
+
+NAMES = {2: "Unknown", 3: "InvalidArgument", 5: "NotFound", 8: "ResourceExhausted", 9: "FailedPrecondition",
+         11: "OutOfRange", 12: "Unimplemented", 14: "Unavailable"}  # fmt: skip
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class Gone(Exception):
+    """The client closed its connection."""
+
+
+class Messages:
+    """JSON values out of the pieces of a body, whatever stands between them."""
+
+    __slots__ = ("_text", "_limit", "_decoder")
+
+    def __init__(self, limit: int) -> None:
+        self._text = b""
+        self._limit = limit
+        self._decoder = json.JSONDecoder()
+
+    def feed(self, data: bytes, last: bool) -> list[Message]:
+        """The messages that are complete now. Raises `GatewayError` for what is none, or too long."""
+        self._text += data
+        if len(self._text) > self._limit:
+            raise GatewayError(INVALID, TOO_LARGE)
+        found: list[Message] = []
+        try:
+            text = self._text.decode()
+        except UnicodeDecodeError as error:
+            if last or error.end < len(self._text):
+                raise malformed("invalid JSON: no UTF-8") from None
+            return found
+        at = 0
+        while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]  # it always matches
+            if text[at] != "{":
+                raise malformed("invalid JSON: a message is an object")
+            try:
+                value, at = self._decoder.raw_decode(text, at)
+            except json.JSONDecodeError as error:
+                if last:
+                    raise not_json(error) from None
+                break
+            except (ValueError, RecursionError) as error:
+                raise not_json(error) from None
+            found.append(message(value))
+        self._text = text[at:].encode()
+        return found
+
+
+class Answer:
+    """The chunks of an answer; it begins with the first one, and what fails before that is answered with a status."""
+
+    __slots__ = ("_send", "begun", "_lock")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+        self._lock = trio.Lock()
+
+    async def result(self, fields: dict[str, Any]) -> None:
+        """One message."""
+        await self.chunk(packed({"result": fields}) + b"\n")
+
+    async def chunk(self, data: bytes) -> None:
+        """One chunk: whole messages, each by one task at a time."""
+        async with self._lock:
+            await self.begin(200, ())
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        """The head, once."""
+        if not self.begun:
+            self.begun = True
+            head = [(b"content-type", b"application/json"), *headers]
+            await self._send({"type": "http.response.start", "status": status, "headers": head})
+
+    async def end(self) -> None:
+        """The last chunk."""
+        await self.begin(200, ())
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: GatewayError) -> None:
+        """Say why it is over."""
+        if self.begun:
+            said = {"grpc_code": error.code, "http_code": error.status, "message": error.message,
+                    "http_status": NAMES.get(error.code, "Unknown")}  # fmt: skip
+            await self.chunk(packed({"error": said}) + b"\n")
+            await self.end()
+            return
+        length = (b"content-length", str(len(error.body)).encode())
+        await self.begin(error.status, (length, (b"connection", b"close")))
+        await self._send({"type": "http.response.body", "body": error.body, "more_body": False})
+
+
+Asked = trio.MemoryReceiveChannel[Message]
+Streaming = Callable[["Gateway", Asked, Answer], Awaitable[None]]
+
+
+async def keepalive(gateway: Gateway, asked: Asked, answer: Answer) -> None:
+    """An answer a message; ends with the request."""
+    async for one in asked:
+        await answer.result(await leases.keepalive(gateway, one))
+
+
+async def watch(gateway: Gateway, asked: Asked, answer: Answer) -> None:
+    """Watches that come and go with the messages; goes on when the request has ended, as etcd's does."""
+    async with trio.open_nursery() as nursery:
+        watching = Watching(gateway, answer.chunk, nursery)
+        try:
+            async for one in asked:
+                await watching.take(one)
+            await trio.sleep_forever()
+        finally:
+            watching.close()
+
+
+async def _read(receive: Receive, limit: int, into: trio.MemorySendChannel[Message]) -> None:
+    """A task: the messages of a request, then nothing until its client goes. Raises `GatewayError`, `Gone`."""
+    parser = Messages(limit)
+    last = False
+    while not last:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise Gone
+        last = not event.get("more_body", False)
+        for one in parser.feed(event.get("body", b""), last):
+            await into.send(one)
+    # Not when it fails: what reads would end as if all was well.
+    into.close()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise Gone
+
+
+class Stream:
+    """An ASGI application for one streaming path."""
+
+    __slots__ = ("gateway", "handler", "failure")
+
+    def __init__(self, gateway: Gateway, handler: Streaming, failure: Callable[[Exception], GatewayError]) -> None:
+        self.gateway = gateway
+        self.handler = handler
+        self.failure = failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one stream."""
+        answer = Answer(send)
+        error = None
+        try:
+            with self.gateway.under_way():
+                await self._run(receive, answer)
+        except Exception as found:
+            error = next((one for one in leaves(found) if isinstance(one, Gone)), leaves(found)[0])
+        if error is None:
+            await answer.end()
+        elif isinstance(error, Exception) and not isinstance(error, Gone):
+            await answer.fail(self.failure(error))
+
+    async def _run(self, receive: Receive, answer: Answer) -> None:
+        async with trio.open_nursery() as nursery:
+            into, asked = trio.open_memory_channel[Message](0)
+            nursery.start_soon(self._stop, nursery.cancel_scope)
+            nursery.start_soon(_read, receive, self.gateway.limits.body_bytes, into)
+            await self.handler(self.gateway, asked, answer)
+            nursery.cancel_scope.cancel()
+
+    async def _stop(self, scope: trio.CancelScope) -> None:
+        await self.gateway.stopping.wait()
+        scope.cancel()

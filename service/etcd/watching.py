@@ -1,0 +1,234 @@
+"""The watches of one stream of the gateway: created and cancelled by its messages, each told what it sees.
+
+Every change is one JSON message in one HTTP chunk: all events of a revision, in order, none twice, also over a leader
+change (`client.kv_watch`). A client that reads slowly costs a bounded number of bytes. Used by `streams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from logyard.client.errors import LogyardError
+from logyard.client.kv_wire import FROM_KEY, Changes, Compacted
+
+from .leases import revision_of
+from .words import Message, choice_of, event, packed
+
+if TYPE_CHECKING:
+    from .app import Gateway
+
+FILTERS = ("NOPUT", "NODELETE")
+WATCHES_MAX = 100_000
+"""Of all streams; a node has the same bound for one client."""
+DUPLICATE = "mvcc: duplicate watch ID provided on the WatchStream"
+NO_WATCH = -1
+
+
+class Wanted(NamedTuple):
+    """What a create_request asks for."""
+
+    key: bytes
+    end: bytes
+    start: int
+    previous: bool
+    puts: bool
+    deletes: bool
+    notify: bool
+    fragment: bool
+
+
+def wanted_of(asked: Message) -> Wanted:
+    """Read a create_request: without a key it is of all keys from the first one on."""
+    filters = [choice_of("filters", one, FILTERS) for one in asked.rows("filters")]
+    return Wanted(
+        asked.data("key") or FROM_KEY, asked.data("range_end"), max(0, asked.number("start_revision")),
+        asked.flag("prev_kv"), 0 not in filters, 1 not in filters, asked.flag("progress_notify"),
+        asked.flag("fragment"),
+    )  # fmt: skip
+
+
+class Watching:
+    """See the module. `chunk` sends one message; `reached` is how far each watch was told."""
+
+    __slots__ = (
+        "gateway",
+        "chunk",
+        "nursery",
+        "scopes",
+        "reached",
+        "_asked",
+        "_next",
+        "_notifying",
+        "_notified",
+        "_silent",
+    )
+
+    def __init__(self, gateway: Gateway, chunk: Callable[[bytes], Awaitable[None]], nursery: trio.Nursery) -> None:
+        self.gateway = gateway
+        self.chunk = chunk
+        self.nursery = nursery
+        self.scopes: dict[int, trio.CancelScope] = {}
+        self.reached: dict[int, int] = {}
+        # The revision that every watch has to reach before a request for progress is answered.
+        self._asked = 0
+        self._next = 0
+        # Watches that want to be told how far they are; those that saw nothing since it was last done.
+        self._notifying = False
+        self._notified: set[int] = set()
+        self._silent: set[int] = set()
+
+    async def take(self, asked: Message) -> None:
+        """One message of the client. Raises `GatewayError`."""
+        create, cancel = asked.message("create_request"), asked.message("cancel_request")
+        if create is not None:
+            await self._create(create.number("watch_id"), wanted_of(create))
+        elif cancel is not None:
+            await self._cancel(cancel.number("watch_id"))
+        elif asked.message("progress_request") is not None:
+            self._asked = await revision_of(self.gateway)
+            await self._progress()
+
+    def close(self) -> None:
+        """The stream is over."""
+        self.gateway.watches -= len(self.scopes)
+        self.scopes = {}
+
+    async def _create(self, number: int, wanted: Wanted) -> None:
+        reason = ""
+        if number < 0 or (number and number in self.scopes):
+            reason = DUPLICATE
+        elif self.gateway.watches >= WATCHES_MAX:
+            reason = f"logyard: {WATCHES_MAX} watches are open"
+        if reason:
+            revision = await revision_of(self.gateway)
+            await self._say(NO_WATCH, revision, created=True, canceled=True, cancel_reason=reason)
+            return
+        if not number:
+            while self._next in self.scopes:
+                self._next += 1
+            number = self._next
+            self._next += 1
+        self.gateway.watches += 1
+        scope = self.scopes[number] = trio.CancelScope()
+        self.reached[number] = 0
+        known = trio.Event()
+        self.nursery.start_soon(self._follow, number, wanted, scope, known)
+        await known.wait()
+
+    async def _cancel(self, number: int) -> None:
+        scope = self._forget(number)
+        if scope is not None:
+            scope.cancel()
+            await self._say(number, await revision_of(self.gateway), canceled=True)
+            await self._progress()
+
+    def _forget(self, number: int) -> trio.CancelScope | None:
+        scope = self.scopes.pop(number, None)
+        if scope is not None:
+            del self.reached[number]
+            self._notified.discard(number)
+            self.gateway.watches -= 1
+        return scope
+
+    async def _follow(self, number: int, wanted: Wanted, scope: trio.CancelScope, known: trio.Event) -> None:
+        """A task: one watch. `known`: its client was told of it."""
+        watch = self.gateway.kv.watch(
+            wanted.key, wanted.end, start=wanted.start, previous=wanted.previous, puts=wanted.puts,
+            deletes=wanted.deletes, progress=True,
+        )  # fmt: skip
+        with scope:
+            try:
+                async with watch as changes:
+                    first = await changes.created()
+                    revision = await revision_of(self.gateway) if wanted.start else first - 1
+                    await self._say(number, revision, created=True)
+                    self.reached[number] = first - 1
+                    known.set()
+                    if wanted.notify:
+                        self._notify(number)
+                    async for one in changes:
+                        if one.events:
+                            self._silent.discard(number)
+                            await self._events(number, one, wanted)
+                        self.reached[number] = one.revision
+                        if self._asked:
+                            await self._progress()
+            except LogyardError as error:
+                self._forget(number)
+                await self._over(number, error)
+            finally:
+                known.set()
+
+    def _notify(self, number: int) -> None:
+        if not self._notifying:
+            self._notifying = True
+            self.nursery.start_soon(self._keep_notified)
+        self._notified.add(number)
+
+    async def _keep_notified(self) -> None:
+        """A task: tell the watches that want it how far they are, when they have been silent for a while."""
+        while True:
+            self._silent = set(self._notified)
+            await trio.sleep(self.gateway.limits.progress_s)
+            for number in sorted(self._silent):
+                if number in self.reached:
+                    await self._say(number, self.reached[number])
+
+    async def _over(self, number: int, error: LogyardError) -> None:
+        revision = await revision_of(self.gateway)
+        if isinstance(error, Compacted):
+            await self._say(number, revision, canceled=True, compact_revision=str(error.revision))
+        else:
+            await self._say(number, revision, canceled=True, cancel_reason=f"etcdserver: {error.message}")
+
+    async def _progress(self) -> None:
+        if self._asked and all(one >= self._asked for one in self.reached.values()):
+            revision, self._asked = self._asked, 0
+            await self._say(NO_WATCH, revision)
+
+    async def _say(self, number: int, revision: int, **fields: Any) -> None:
+        await self.chunk(self._head(number, revision, fields) + b"}}\n")
+
+    def _head(self, number: int, revision: int, fields: dict[str, Any]) -> bytes:
+        """A message, open at its end."""
+        said: dict[str, Any] = {"header": self.gateway.header.at(revision)}
+        if number:
+            said["watch_id"] = str(number)
+        return b'{"result":' + packed(said | fields)[:-1]
+
+    async def _events(self, number: int, changes: Changes, wanted: Wanted) -> None:
+        gateway = self.gateway
+        newest, previous, events = gateway.encoded
+        if newest is not changes or previous is not wanted.previous:
+            events = b"[" + b",".join(_rows(changes, wanted)) + b"]"
+            gateway.encoded = (changes, wanted.previous, events)
+        limit = gateway.limits.request_bytes
+        if wanted.fragment and len(events) > limit and len(changes.events) > 1:
+            *parts, events = _parts(_rows(changes, wanted), limit)
+            head = self._head(number, changes.revision, {"fragment": True})
+            for part in parts:
+                await self.chunk(head + b',"events":' + part + b"}}\n")
+        await self.chunk(self._head(number, changes.revision, {}) + b',"events":' + events + b"}}\n")
+
+
+def _rows(changes: Changes, wanted: Wanted) -> list[bytes]:
+    # Watches of one key share what they see, and one of them may have asked for more.
+    some = changes.events if wanted.previous else [one._replace(previous=None) for one in changes.events]
+    return [packed(event(one, changes.revision)) for one in some]
+
+
+def _parts(rows: Sequence[bytes], limit: int) -> list[bytes]:
+    """Rows in arrays that are no longer than a limit, where one row alone is not."""
+    found: list[bytes] = []
+    some: list[bytes] = []
+    size = 0
+    for row in rows:
+        if some and size + len(row) > limit:
+            found.append(b"[" + b",".join(some) + b"]")
+            some, size = [], 0
+        some.append(row)
+        size += len(row) + 1
+    return [*found, b"[" + b",".join(some) + b"]"]

@@ -1,0 +1,210 @@
+"""`logyard etcd` as a process: etcd's flags, a restart after a kill, several nodes, a cluster that is there already."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trio
+
+from logyard.client.aio import Yard
+from logyard.client.errors import BadRequest
+from logyard.service.etcd.app import Gateway, Limits
+from logyard.service.etcd.cluster import MEMBERS, Member
+from logyard.service.etcd.flags import Flags, native_place, parse_flags
+from logyard.service.etcd.serving import create_group, serve
+
+from .etcd_server import Asking, EtcdServer, data, etcd_server, spawned
+from .test_kv import served
+
+T = TypeVar("T")
+
+
+def flags(*words: str, **environ: str) -> Flags:
+    return parse_flags(words, environ)
+
+
+def test_flags_are_read_as_etcd_reads_them() -> None:
+    found = flags(
+        "--name=infra1", "-data-dir", "/x", "--listen-client-urls", "http://localhost:1,http://[::1]:2",
+        "--initial-cluster", "infra1=http://127.0.0.1:2380,infra0=http://127.0.0.1:12380",
+        "--initial-cluster-state=existing", "--auto-compaction-retention=1h30m", "--snapshot-count=1",
+        "--heartbeat-interval", "50", "--election-timeout", "500", "--log-level=debug", "--initial-cluster-token=",
+    )  # fmt: skip
+    assert (found.name, found.data_dir, found.is_new, found.level) == ("infra1", "/x", False, "debug")
+    assert found.binds == ["127.0.0.1:1", "[::1]:2"] and found.token == "etcd-cluster"
+    assert found.names == ["infra0", "infra1"] and found.peer_url == "http://127.0.0.1:2380"
+    assert str(native_place(found.peer_url)) == "127.0.0.1:3380" and native_place("http://[::1]:65000").port == 64000
+    assert found.retention == 5400 and not found.by_revision and not found.warnings
+    assert found.limits == {"snapshot_entries": 16, "liveness_interval_ms": 50, "liveness_timeout_ms": 500}
+    by_revision = flags("--auto-compaction-mode=revision", "--auto-compaction-retention=1000")
+    assert by_revision.by_revision and by_revision.retention == 1000
+    assert flags("--auto-compaction-retention=2").retention == 7200
+    assert flags().data_dir == "default.etcd" and flags().binds == ["127.0.0.1:2379"]
+
+
+def test_the_environment_counts_and_a_flag_wins() -> None:
+    found = flags("--name", "flag", ETCD_NAME="variable", ETCD_MAX_TXN_OPS="7", HOME="/", ETCD_SOMETHING="else")
+    assert found.name == "flag" and found.txn_operations == 7
+    assert found.warnings == ("--something is unknown and is ignored",)
+
+
+def test_what_means_nothing_is_warned_about() -> None:
+    found = flags("--enable-v2", "--quota-backend-bytes=1", "--nonsense", "word", "--logger=zap", "stray")
+    assert found.warnings == (
+        "'stray' is no flag and is ignored",
+        "--enable-v2 means nothing here and is ignored",
+        "--nonsense is unknown and is ignored",
+        "--quota-backend-bytes means nothing here and is ignored",
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--listen-client-urls=http://0.0.0.0:2379",), ("--listen-client-urls=https://127.0.0.1:2379",),
+        ("--listen-peer-urls=http://10.0.0.1:2380",), ("--listen-client-urls=127.0.0.1",), ("--cert-file=x",),
+        ("--client-cert-auth",), ("--config-file", "x"), ("--force-new-cluster",), ("--name",), ("--max-txn-ops=0",),
+        ("--initial-cluster=a=http://127.0.0.1:1",), ("--initial-cluster=default",), ("--log-level=loud",),
+        ("--initial-cluster-state=old",), ("--auto-compaction-retention=soon",), ("--auto-compaction-mode=never",),
+        ("--initial-cluster=default=http://127.0.0.1:1,default=http://127.0.0.1:2",),
+        ("--auto-compaction-mode=revision", "--auto-compaction-retention=1h"),
+        ("--listen-client-urls=http://127.0.0.1:99999",),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(BadRequest):
+        flags(*words)
+
+
+def test_bad_flags_end_it_with_2(tmp_path: Path) -> None:
+    with spawned(tmp_path, "--listen-client-urls=http://0.0.0.0:2379") as process:
+        assert process.wait(60) == 2
+    assert "loopback" in (tmp_path / "errors.txt").read_text()
+
+
+def test_it_comes_back_after_a_kill_with_what_it_had(tmp_path: Path) -> None:
+    with etcd_server(tmp_path, "--unsafe-no-fsync", environment={"ETCD_NAME": "one"}) as server:
+        assert '"ready to serve client requests"' in server.lines and "--unsafe-no-fsync means nothing" in server.lines
+        put = server.call("/v3/kv/put", key=b"a", value=b"kept")
+        assert server.call("/v3/cluster/member/list")["members"][0]["name"] == "one"
+        with server.watch(b"a") as answers:
+            assert next(answers)["result"]["created"] is True
+            server.process.send_signal(signal.SIGKILL)
+            server.process.wait(60)
+            with pytest.raises(Exception):  # noqa: B017  # whatever http.client calls a cut
+                next(answers)
+                raise AssertionError("the stream had an end")
+    with etcd_server(tmp_path, environment={"ETCD_NAME": "one"}) as server:
+        found = server.call("/v3/kv/range", key=b"a")
+        assert data(found["kvs"][0]["value"]) == b"kept"
+        assert found["header"]["cluster_id"] == put["header"]["cluster_id"]
+        with server.watch(b"a") as answers:
+            assert next(answers)["result"]["created"] is True
+            assert server.stop() == 0
+            assert list(answers) == [], "a stream ends with its last chunk"
+
+
+def test_a_client_that_reads_nothing_does_not_hold_the_process(tmp_path: Path) -> None:
+    with etcd_server(tmp_path) as server, socket.create_connection((server.host, server.port)) as idle:
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = json.dumps({"create_request": {"key": "YQ=="}}).encode()
+        idle.sendall(b"POST /v3/watch HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        assert b"200" in idle.recv(100)
+        for _ in range(12):
+            server.call("/v3/kv/put", key=b"a", value=bytes(1_000_000))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        assert "reads nothing" in server.lines
+
+
+def free_peers(count: int) -> list[int]:
+    """Peer ports that are free, with those of the nodes' own clients, below the range that the system gives out."""
+    first = 10_000 + os.getpid() * 7 % 15_000
+    for base in range(first, 30_000):
+        ports = [base + number for number in range(count)]
+        with ExitStack() as held:
+            try:
+                for port in (*ports, *(native_place(f"http://127.0.0.1:{port}").port for port in ports)):
+                    held.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return ports
+    raise AssertionError("no ports")
+
+
+def test_three_nodes_make_one_cluster(tmp_path: Path) -> None:
+    names = ("a", "b", "c")
+    urls = [f"http://127.0.0.1:{port}" for port in free_peers(3)]
+    cluster = "--initial-cluster=" + ",".join(f"{name}={url}" for name, url in zip(names, urls, strict=True))
+    with ExitStack() as running:
+        started = {
+            name: running.enter_context(
+                spawned(tmp_path / name, f"--name={name}", cluster, "--listen-client-urls=http://127.0.0.1:0")
+            )
+            for name in names
+        }
+        servers = {name: EtcdServer(process, tmp_path / name / "errors.txt") for name, process in started.items()}
+        servers["a"].call("/v3/kv/put", key=b"k", value=b"1")
+        found = [server.call("/v3/kv/range", key=b"k") for server in servers.values()]
+        assert {data(one["kvs"][0]["value"]) for one in found} == {b"1"}
+        assert len({one["header"]["cluster_id"] for one in found}) == 1
+        assert len({one["header"]["member_id"] for one in found}) == 3
+        status = servers["b"].call("/v3/maintenance/status")
+        members = servers["c"].call("/v3/cluster/member/list")["members"]
+        assert [(one["name"], one["peerURLs"]) for one in members] == [
+            (name, [url]) for name, url in zip(names, urls, strict=True)
+        ]
+        (leader,) = [one["name"] for one in members if one["ID"] == status["leader"]]
+        left = [server for name, server in servers.items() if name != leader]
+        with left[0].watch(b"k", start_revision=1) as answers:
+            assert next(answers)["result"]["created"] is True
+            servers[leader].process.send_signal(signal.SIGKILL)
+            left[1].call("/v3/kv/put", key=b"k", value=b"2")
+            seen = [data(next(answers)["result"]["events"][0]["kv"]["value"]) for _ in range(2)]
+        assert seen == [b"1", b"2"]
+
+
+@asynccontextmanager
+async def gateway(yard: Yard, **limits: int) -> AsyncIterator[Asking]:
+    """A gateway in this process, in front of the group "kv"."""
+    made = Gateway(yard.kv("kv"), yard.kv(MEMBERS), limits=Limits(**limits))
+    stop = trio.Event()
+    await create_group(yard, "kv", True)
+    async with trio.open_nursery() as nursery:
+        urls = await nursery.start(partial(serve, made, ["127.0.0.1:0"], Member("default"), stop.wait))
+        yield Asking(urls[0])
+        stop.set()
+
+
+async def blocking(call: Callable[..., T], *arguments: Any, **fields: Any) -> T:
+    return await trio.to_thread.run_sync(partial(call, *arguments, **fields))
+
+
+async def test_writes_and_watches_go_on_over_a_leader_change(tmp_path: Path) -> None:
+    async with served(tmp_path, 3) as (run, _, yard), gateway(yard) as asking:
+        with ExitStack() as open_:
+            answers = await blocking(open_.enter_context, asking.watch(b"k"))
+            assert (await blocking(next, answers))["result"]["created"] is True
+            lease = (await blocking(asking.call, "/v3/lease/grant", TTL=600))["ID"]
+            for number in range(12):
+                await blocking(asking.call, "/v3/kv/put", key=b"k", value=b"%d" % number, lease=lease)
+                if number % 4 == 2:
+                    leader = next(one for one in run.ids if run.member(one, "kv").raft.leader == one)
+                    await yard.transfer("kv", leader % 3 + 1)
+            seen = [await blocking(next, answers) for _ in range(12)]
+        found = [event["kv"] for one in seen for event in one["result"]["events"]]
+        assert [data(one["value"]) for one in found] == [b"%d" % number for number in range(12)]
+        assert [one["version"] for one in found] == [str(number) for number in range(1, 13)], "none was put twice"
+        left = await blocking(asking.call, "/v3/lease/timetolive", ID=lease, keys=True)
+        assert [data(one) for one in left["keys"]] == [b"k"] and int(left["TTL"]) > 0
+        assert int(left["header"]["revision"]) == int(seen[-1]["result"]["header"]["revision"])
