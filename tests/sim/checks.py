@@ -72,6 +72,7 @@ class Checker:
         self.damaged: set[int] = set()
         self.elections = 0
         self.commits = 0
+        self.on_elected: Callable[[int, int], None] = lambda number, uid: None
 
     # After every event
 
@@ -119,6 +120,11 @@ class Checker:
             self._broken(
                 number, uid, f"applied {applied}, commit {commit}, last {raft.log.last_index} are out of order"
             )
+        if commit > last.commit and term == last.term and raft.role == LEADER == last.role:
+            # Paper 5.4.2: what earlier leaders left is committed with an entry of the own term, never by counting.
+            found = raft.log.term(commit)
+            if found not in (term, None):
+                self._broken(number, uid, f"leads term {term}, and committed {commit} of term {found} by counting")
         if raft.log.stable < last.stable:
             told = self.told.get((number, uid))
             if told is not None and told.stable[0] > raft.log.stable:
@@ -145,6 +151,7 @@ class Checker:
             found = raft.log.term(newest)
             if found != truth.committed[newest][0]:
                 self._broken(number, uid, f"leads term {raft.term} without entry {newest}, which is committed")
+        self.on_elected(number, uid)
 
     def _committed(self, number: int, uid: int, raft: Any, truth: _Truth, last: _Seen) -> None:
         log = raft.log

@@ -80,6 +80,8 @@ class Workload:
         self.operations = 0
         self.acknowledged = 0
         self.hits: Counter[str] = Counter()
+        # Reads that wait for a node to go on: its number, the group's name, until when.
+        self.waiting: set[tuple[int, str, float]] = set()
         self.stopping = False
         self.begun = 0
         # Swarm: how many records go in a frame, how large they are, how likely a frame is sent twice or its reply lost.
@@ -131,13 +133,28 @@ class Workload:
                 self.fault(f"{group.name}: offset {offset} was given to records {group.records[offset]} and {tag}")
         group.acked_end = max(group.acked_end, first + count)
         self.acknowledged += count
+        self.ask_leaders(group)
 
     # Reads
 
+    def ask_leaders(self, group: Group) -> None:
+        """When more than one node believes that it leads: what was just acknowledged is read from all of them."""
+        led = [number for number in self.cluster.up if self.cluster.leads(number, group.name)]
+        if len(led) > 1:
+            for number in led:
+                self.read(group, number, "linearizable")
+
     def read(self, group: Group, number: int, consistency: str) -> None:
-        """A read of some records from a node, checked against the model."""
+        """A read of some records from a node, checked against the model. A node that stands still is asked in the
+        moment in which it goes on."""
         host = self.cluster.hosts.get(number)
-        if host is None or not host.ready or host.life is None or host.life.paused_until > self.loop.now:
+        if host is None or not host.ready or host.life is None:
+            return
+        until = host.life.paused_until
+        if until > self.loop.now:
+            if (number, group.name, until) not in self.waiting:
+                self.waiting.add((number, group.name, until))
+                self.loop.at(until, None, self.read, group, number, consistency)
             return
         self.operations += 1
         least = max(group.acked_end, group.read_end) if consistency == "linearizable" else 0

@@ -25,13 +25,15 @@ class DiskFaults(Ground):
         self._cut(0.5, 1.0, True)
 
     def lost_names(self) -> None:
-        self._cut(1.0, 0.5, False)
+        self._cut(1.0, 0.5, False, names_change=True)
 
-    def _cut(self, chance: float, names: float, garbage: bool) -> None:
+    def _cut(self, chance: float, names: float, garbage: bool, names_change: bool = False) -> None:
         """In the middle of a write, so that something is not synced: at a step of the disk."""
         host = self.some()
         if host is None or host.life is None:
             return
+        if names_change:
+            self._roll(host.number)
         disk = host.life.disk
         disk.crash_in = self.draw.randrange(1, 25)
         disk.crash_kind = "power"

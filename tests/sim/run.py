@@ -123,6 +123,10 @@ class Run:
                     self._whole()
                 except Stop:
                     pass
+                except Exception as error:
+                    # An event that is no task's: a frame, a timer, an answer.
+                    where = "".join(traceback.format_exception(error)[-9:])
+                    result.violations.append(f"t={self.loop.now:.3f} {type(error).__name__}: {error}\n{where}")
                 finally:
                     self.loop.on_event = lambda life: None
                     self.cluster.stop_all()
@@ -142,11 +146,18 @@ class Run:
         cluster.on_ready = self._started
         cluster.on_gone = self._gone
         cluster.network.on_send = checker.listen
+        checker.on_elected = self._elected
 
     def _started(self, host: Host) -> None:
         if not host.other:
             self.checker.started(host)
             self.nemesis.noticed(host)
+
+    def _elected(self, number: int, uid: int) -> None:
+        """Somebody asks a new leader at once, before it knows what is committed, and one that was."""
+        group = self.checker.groups.get(uid)
+        if group is not None:
+            self.loop.soon(None, self.work.read, group, number, "linearizable")
 
     def _gone(self, host: Host) -> None:
         self.checker.seen[host.number] = {}
