@@ -56,9 +56,9 @@ class Ground:
         up = self.cluster.up
         return self.cluster.hosts[self.draw.choice(up)] if up else None
 
-    def leader(self) -> tuple[Group, int] | None:
-        """A group and the node that leads it."""
-        groups = list(self.work.groups)
+    def leader(self, kind: type[Group] = Group) -> tuple[Any, int] | None:
+        """A group of a kind, and the node that leads it."""
+        groups = [group for group in self.work.groups if isinstance(group, kind)]
         self.draw.shuffle(groups)
         for group in groups:
             for number in self.cluster.up:
