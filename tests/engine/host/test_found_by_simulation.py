@@ -215,3 +215,26 @@ async def test_new_damage_among_records_that_older_damage_spared_is_noticed(tmp_
         c.network.heal()
         await mended(c, 3)
         assert [body for _, body in await c.read(3)] == bodies
+
+
+async def test_a_read_before_an_anchor_whose_entry_is_damaged_is_repaired(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 2, SIZE)
+        # An entry without payload: whether all records are there is counted up to the next anchor.
+        await c.lead(2)
+        bodies += await c.fill(2, 2, SIZE)
+        while len(c.log(3).anchors) < 3:
+            bodies += await c.fill(2, 1, SIZE)
+            await c.applied()
+        bodies += await c.fill(2, 2, SIZE)
+        await stable(c, 3)
+        index = next(index for offset, index in c.log(3).anchors if offset > 2)
+        damaged = metadata(c, 3, index)
+        await c.roll(3)
+        await c.nodes[3].compact()
+        await c.crash(3)
+        assert sum(flip(path, damaged) for path in (c.path / "node-3" / "payloads").glob("gen-*/data.mdb")) == 1
+        await c.start(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies
