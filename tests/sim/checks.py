@@ -195,6 +195,10 @@ class Checker:
 
     def _durable(self, number: int, uid: int, raft: Any, index: int, term: int) -> None:
         """A majority of the voters has it on their disks, as far as their own books say."""
+        group = self.groups.get(uid)
+        if group is not None and (group.uid != uid or not group.created) and group.recreate:
+            # It is being deleted: some have forgotten it already.
+            return
         holders = set()
         for other in self.cluster.hosts:
             system = self.cluster.system(other)

@@ -238,3 +238,28 @@ async def test_a_read_before_an_anchor_whose_entry_is_damaged_is_repaired(tmp_pa
         await c.start(3)
         await c.applied()
         assert [body for _, body in await c.read(3)] == bodies
+
+
+async def test_a_snapshots_payloads_come_from_who_became_a_member_after_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 4, group="", payload_cache_bytes=0) as c:
+        await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()), "all are live")
+        await c.create(members=[1, 2])
+        await c.lead(1)
+        bodies = await c.fill(1, 6, SIZE)
+        await until(lambda: c.member(1).raft.log.stable == c.member(1).raft.applied == c.member(1).raft.log.last_index)
+        damaged = metadata(c, 1, c.member(1).raft.log.last_index - 2)
+        await c.roll(1)
+        await c.nodes[1].compact()
+        await c.crash(1)
+        assert sum(flip(path, damaged) for path in (c.path / "node-1" / "payloads").glob("gen-*/data.mdb")) == 1
+        await c.start(1)
+        await c.lead(1)
+        await c.nodes[1].snapshot(["log"])
+        assert c.member(1).raft.log.first_index > 6
+        assert (await c.nodes[1].change_members("log", "add", 3))["voters"]
+        await until(lambda: c.replica(3, "log") is not None and c.log(3).end == len(bodies), "node 3 has it all")
+        await c.crash(2)
+        # The snapshot's members are node 1, which lost a row, and node 2, which is away.
+        await c.nodes[1].change_members("log", "add", 4)
+        await until(lambda: c.replica(4, "log") is not None and c.log(4).end == len(bodies), "node 4 has it all")
+        assert [body for _, body in await c.read(4)] == bodies
