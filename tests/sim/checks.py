@@ -195,8 +195,8 @@ class Checker:
 
     def _durable(self, number: int, uid: int, raft: Any, index: int, term: int) -> None:
         """A majority of the voters has it on their disks, as far as their own books say."""
-        group = self.groups.get(uid)
-        if group is not None and (group.uid != uid or not group.created) and group.recreate:
+        systems = [system for other in self.cluster.up if (system := self.cluster.system(other)) is not None]
+        if any(uid in system.directory.deleted for system in systems):
             # It is being deleted: some have forgotten it already.
             return
         holders = set()

@@ -40,7 +40,8 @@ class Ground:
         self.reviving: set[int] = set()
         # Nodes with another file system than theirs for a while: theirs.
         self.true_files: dict[int, FileSystem] = {}
-        self.old_files: dict[int, FileSystem] = {}
+        # Copies of directories, with the batches that each had.
+        self.old_files: dict[int, tuple[FileSystem, int]] = {}
 
     def after(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> None:
         """Later in this round, if it is still on."""
