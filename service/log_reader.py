@@ -175,6 +175,7 @@ class Walk:
     ) -> None:
         self.name = member.spec.name
         self.machine = machine
+        self._system, self._member = system, member
         self.offset, self.position = machine.anchor(offset) if at is None else at
         self.index = self.position.index
         self.gap = False
@@ -221,9 +222,8 @@ class Walk:
             ((index, offset) for offset, index in self.machine.anchors if index > self.index),
             (self._last + 1, self._end),
         )
-        for located in self._entries:
-            if located.index >= index:
-                break
+        # Not the anchor's own entry: if that is damaged, it is not of what is counted here.
+        for located in self._system.reader.payload_entries(self._member, self.index + 1, index - 1):
             self.index = located.index
             holes = self.machine.holes_of(located.index)
             _, self.offset = slices(frames_of(located.data), self.offset, 0, holes)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SCAN_ENTRIES = 256
+MARKS_MAX = 512
+"""With more damage in the WAL than that, nothing of a group's log is kept rather than all of it told apart."""
 ROUNDS = 1 << 16
 """Damages that one life of a node can number."""
 
@@ -58,7 +60,10 @@ class Damages:
         meta = self.system.storage.books.meta
         for key, value in meta.scan(rows.DAMAGED):
             self.known[int.from_bytes(key[1:], "big")] = Damaged.unpack(value)
-        return {uid: Cut(one.through, one.whole) for uid, one in self.known.items()}
+        return {
+            uid: Cut(one.through, one.whole, None if one.seen is None else frozenset(one.seen))
+            for uid, one in self.known.items()
+        }
 
     def judge(self, result: ReplayResult, hard_states: Mapping[int, object]) -> dict[int, Damaged]:
         """All groups that are damaged now: by their rows, by what replay met, by rows that are lost. Those mended for
@@ -67,9 +72,11 @@ class Damages:
         self.through = through = result.next_batch - 1
         found = {uid: one for uid, one in self.known.items() if not one.sound}
         named: dict[int, str] = {}
+        marks: dict[int, set[int]] = {}
         anonymous = ""
         for one in result.damage:
             text = f"WAL file {one.file} is damaged at byte {one.offset}: {one.reason}"
+            marks.setdefault(one.uid, set()).add(one.mark)
             if one.uid:
                 named.setdefault(one.uid, text)
             else:
@@ -81,8 +88,10 @@ class Damages:
         for uid, text in named.items():
             before = found.get(uid)
             terms = uid not in result.sure or (before is not None and before.terms)
+            seen = tuple(sorted(marks.get(0, set()) | marks.get(uid, set())))
             # What is behind an older damage would be left out together with it the next time.
-            found[uid] = Damaged(text, terms, through, uid in self.known)
+            whole = uid in self.known or len(seen) > MARKS_MAX
+            found[uid] = Damaged(text, terms, through, whole, seen=None if whole else seen)
         for uid, kinds in self._lost_rows().items():
             before = found.get(uid)
             # A checkpoint that is lost had the newest hard state unless the WAL has one.

@@ -22,13 +22,15 @@ KINDS = (b"g", b"s", b"n", rows.STORE, rows.CHUNK, rows.DAMAGED, rows.DEPARTED)
 
 class Damaged(NamedTuple):
     """The row: why; whether the term or vote may be lost; the last WAL batch it is about; whether nothing of the group
-    up to there is its log; whether the member has been mended since."""
+    up to there is its log; whether the member has been mended since; the marks of what was damaged up to there (None:
+    all there is), rising."""
 
     reason: str
     terms: bool
     through: int
     whole: bool
     sound: bool = False
+    seen: tuple[int, ...] | None = None
 
     def pack(self) -> bytes:
         """The row's value."""
@@ -38,7 +40,8 @@ class Damaged(NamedTuple):
     def unpack(cls, value: bytes) -> Damaged:
         """From a row. One of a version that knew no repair is a text; nothing is known of such a group."""
         try:
-            return cls(*msgpack.unpackb(value))
+            found = cls(*msgpack.unpackb(value))
+            return found if found.seen is None else found._replace(seen=tuple(found.seen))
         except Exception:
             return cls(value.decode("utf-8", "replace"), True, 0, True)
 

@@ -188,7 +188,9 @@ class Receiving:
         if wanted or manifest.chunks or uid in self.intents:
             intent = await self._intend(uid, manifest)
         configuration = Configuration.decode(snapshot.configuration)
-        sources = Sources((*offer.askers, *others(self.system, configuration)))
+        # Who became a member after the snapshot is asked last: nobody here knows of it yet.
+        later = sorted(self.system.live - {self.system.node_id})
+        sources = Sources((*offer.askers, *others(self.system, configuration), *later))
         await self._pull_chunks(member, offer, sources)
         await self._pull_payloads(member, offer, intent, sources, wanted)
         meta = self.system.storage.books.meta

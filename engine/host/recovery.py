@@ -99,7 +99,9 @@ def _open(system: System) -> None:
     if lived and flushed + 1 not in replayed:
         result.damage.append(Damage(0, flushed + 1, 0, "the file is missing, and with it what groups had written last"))
         # Nobody can tell which of the batches that later rows speak of were in it.
-        result.cleared = {uid for uid, cut in cuts.items() if cut.through >= result.first_batch > 0}
+        marks = [one.mark for one in result.damage if one.uid == 0]
+        first = result.first_batch
+        result.cleared = {uid for uid, cut in cuts.items() if first and all(cut.covers(first, mark) for mark in marks)}
     storage.wal = Wal(disk, str(path / "wal"), WalConfig.of(system.config), result)
     storage.closing.append(storage.wal.close)
     storage.segments.spoiled = result.spoiled

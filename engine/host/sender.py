@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..entry import Entry
+from ..entry import Entry, units_of
 from ..errors import Corrupt, Gone, LogyardError
 from ..raft import election
 from ..raft.core import LEADER
@@ -183,13 +183,26 @@ class Sender:
             and located.index == entry.index
             and (located.home is not None or self.system.storage.homes.holds(located.entry))
         ):
-            copy.bodies = (await self.system.reader.whole(member, [located]))[0]
-            return copy
+            try:
+                copy.bodies = (await self.system.reader.whole(member, [located]))[0]
+                return copy
+            except Corrupt as error:
+                # Of what is released nobody may have a copy: it travels as a tombstone, or, as a part of an entry
+                # that lives, not at all.
+                if not member.is_dead(entry):
+                    if self._lives(member, entry):
+                        raise
+                    raise Gone(f"released payloads of entry {entry.index} are damaged here") from error
         if member.is_dead(entry) and member.resolves and member.last_release:
             copy.tombstone = member.last_release
             copy.bodies = ()
             return copy
         raise LogyardError(f"the payload of entry {entry.index} is neither stored nor released on this node")
+
+    def _lives(self, member: Member, entry: Entry) -> bool:
+        """Whether something of every unit lives, so that a peer gives what is damaged."""
+        units = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(entry.data)]
+        return len(member.liveness.live_units(entry.index, units)) == len(units)
 
     async def _locate(self, member: Member, index: int) -> Located | None:
         """Where an entry's payload is; a damaged row that should say so comes from a peer first."""

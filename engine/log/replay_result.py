@@ -5,7 +5,10 @@ Invariant: whatever was acknowledged and is not in here is named by a `Damage`.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from ..entry import Entry
 from .record import FileHead
@@ -20,13 +23,23 @@ class Damage(NamedTuple):
     offset: int
     reason: str
 
+    @property
+    def mark(self) -> int:
+        """A number that this damage alone has, in every replay that meets it."""
+        return int(xxh3_64_intdigest(f"{self.file}:{self.offset}:{self.reason}".encode()))
+
 
 class Cut(NamedTuple):
-    """The host's word for one group: its damage up to and with batch `through` is known. `whole`: nothing up to there
-    is its log any more."""
+    """The host's word for one group: its damage up to and with batch `through` is known, namely what has one of the
+    marks `seen` (None: all of it). `whole`: nothing up to there is its log any more."""
 
     through: int
     whole: bool
+    seen: Container[int] | None = None
+
+    def covers(self, batch: int, mark: int) -> bool:
+        """Whether damage that is met in a batch is known."""
+        return batch <= self.through and (self.whole or self.seen is None or mark in self.seen)
 
 
 class Current(NamedTuple):

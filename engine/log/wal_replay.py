@@ -146,8 +146,8 @@ class _Replay:
         self.hurt: set[int] = set()
         self.shut: set[int] = {uid for uid, cut in cuts.items() if cut.whole}
         self.number = 0
-        # Ranges of batch numbers, both ends included, that nobody can attribute.
-        self.holes: list[tuple[int, int]] = []
+        # Ranges of batch numbers, both ends included, that nobody can attribute, and the mark of each one's damage.
+        self.holes: list[tuple[int, int, int]] = []
         self.entries: list[tuple[int, Entry]] = []
         self.scan: FileScan
 
@@ -176,14 +176,14 @@ class _Replay:
                 if last:
                     # As many numbers as it can have used are skipped.
                     lost = self._blocks(epoch)
-                    self.holes.append((max(expected, 1), expected + lost))
+                    self._hole(max(expected, 1), expected + lost)
                     result.next_batch = expected = expected + lost + 1
                 continue
             if copies == 1:
                 result.healed.append(Damage(0, epoch, 0, "one copy of the file's head is damaged"))
             if expected and head.first_batch > expected:
                 self._unknown(epoch - 1, 0, f"batches {expected} to {head.first_batch - 1} are missing")
-                self.holes.append((expected, head.first_batch - 1))
+                self._hole(expected, head.first_batch - 1)
             expected = self._file(head, following, last)
         self._conclude()
 
@@ -247,10 +247,11 @@ class _Replay:
         result.spoiled |= {damage.file for damage in result.damage}
         if any(damage.uid == 0 for damage in result.damage):
             # Damage without a hole has no number: then nobody is cleared.
-            newest = max((through for _, through in self.holes), default=result.next_batch - 1)
+            newest = max((through for _, through, _ in self.holes), default=result.next_batch - 1)
             result.unknown_through = newest
+            marks = [damage.mark for damage in result.damage if damage.uid == 0]
             result.cleared = {uid for uid, batch in self.batch.items() if batch > newest} | {
-                uid for uid, cut in self.cuts.items() if cut.through >= newest
+                uid for uid, cut in self.cuts.items() if all(cut.covers(newest, mark) for mark in marks)
             }
             result.cleared -= self.hurt
             # Suspects of this run stay suspects of the next one: their next row will point into the hole.
@@ -264,15 +265,20 @@ class _Replay:
     def _hurt(self, uid: int, offset: int, reason: str) -> None:
         self.shut.add(uid)
         self.result.spoiled.add(self.scan.head.epoch)
-        if self.number <= self._through(uid):
+        damage = Damage(uid, self.scan.head.epoch, offset, reason)
+        if self._is_known(uid, self.number, damage.mark):
             return
-        self.result.damage.append(Damage(uid, self.scan.head.epoch, offset, reason))
+        self.result.damage.append(damage)
         self.result.sure.discard(uid)
         self.hurt.add(uid)
 
     def _through(self, uid: int) -> int:
         cut = self.cuts.get(uid)
         return cut.through if cut is not None else 0
+
+    def _is_known(self, uid: int, batch: int, mark: int) -> bool:
+        cut = self.cuts.get(uid)
+        return cut is not None and cut.covers(batch, mark)
 
     def _unknown(self, epoch: int, offset: int, reason: str) -> None:
         self.result.damage.append(Damage(0, epoch, offset, reason))
@@ -293,7 +299,11 @@ class _Replay:
 
     def _missing(self, first: int, through: int, offset: int) -> None:
         self._unknown(self.scan.head.epoch, offset, f"batches {first} to {through} have neither header nor trailer")
-        self.holes.append((first, through))
+        self._hole(first, through)
+
+    def _hole(self, first: int, through: int) -> None:
+        """The damage that was noted last is of these batches."""
+        self.holes.append((first, through, self.result.damage[-1].mark))
 
     # Batches
 
@@ -320,7 +330,7 @@ class _Replay:
             at = BATCH_BYTES + frame.rows * ROW_BYTES
             if not self._records(frame, metadata, 0, at, frame.records):
                 self._unknown(self.scan.head.epoch, frame.start, "both directories and a record of a batch are damaged")
-                self.holes.append((frame.number, frame.number))
+                self._hole(frame.number, frame.number)
             return
         for uid, previous, _, offset, records in ROW.iter_unpack(directory):
             self._row(uid, previous, frame)
@@ -328,9 +338,14 @@ class _Replay:
 
     def _row(self, uid: int, previous: int, frame: BatchFrame) -> None:
         """Does the group's row step over a hole, or come out of one?"""
-        for first, through in self.holes:
-            if first <= previous <= through and uid not in self.hurt and previous > self._through(uid):
-                self._hurt(uid, frame.start, f"batch {previous} held records of this group and is lost")
+        for first, through, mark in self.holes:
+            if first <= previous <= through and uid not in self.hurt:
+                if not self._is_known(uid, previous, mark):
+                    self._hurt(uid, frame.start, f"batch {previous} held records of this group and is lost")
+                elif frame.number <= self._through(uid):
+                    # What follows was left out when that was met first, and is again.
+                    self.shut.add(uid)
+                    self.result.spoiled.add(self.scan.head.epoch)
         self.batch[uid] = frame.number
 
     def _records(self, frame: BatchFrame, metadata: bytes, uid: int, at: int, count: int) -> bool:

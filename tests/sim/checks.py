@@ -14,10 +14,24 @@ from typing import Any
 from logyard.engine.host.member import RUNNING, STOPPED, Member
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import APPEND_REPLY, PREVOTE, PREVOTE_REPLY, VOTE, VOTE_REPLY, Message
+from logyard.machines.kv import KV
+from logyard.machines.log import AppendLog
+from logyard.machines.queue import Queue
 
 from .clients import Group
 from .cluster import Cluster, Host
 from .loop import Life
+
+
+def brief(machine: Any) -> tuple[int, ...]:
+    """A few numbers of a machine's state: equal states have equal ones, and most different ones do not."""
+    if isinstance(machine, AppendLog):
+        return machine.start, machine.end
+    if isinstance(machine, KV):
+        return machine.state.revision, machine.state.compacted, len(machine.state.live)
+    assert isinstance(machine, Queue)
+    state = machine.state
+    return state.next_number, state.ready, len(state.consumers), state.dead.messages
 
 
 class _Seen:
@@ -72,6 +86,7 @@ class Checker:
         self.damaged: set[int] = set()
         self.elections = 0
         self.commits = 0
+        self.on_elected: Callable[[int, int], None] = lambda number, uid: None
 
     # After every event
 
@@ -119,6 +134,11 @@ class Checker:
             self._broken(
                 number, uid, f"applied {applied}, commit {commit}, last {raft.log.last_index} are out of order"
             )
+        if commit > last.commit and term == last.term and raft.role == LEADER == last.role:
+            # Paper 5.4.2: what earlier leaders left is committed with an entry of the own term, never by counting.
+            found = raft.log.term(commit)
+            if found not in (term, None):
+                self._broken(number, uid, f"leads term {term}, and committed {commit} of term {found} by counting")
         if raft.log.stable < last.stable:
             told = self.told.get((number, uid))
             if told is not None and told.stable[0] > raft.log.stable:
@@ -145,6 +165,7 @@ class Checker:
             found = raft.log.term(newest)
             if found != truth.committed[newest][0]:
                 self._broken(number, uid, f"leads term {raft.term} without entry {newest}, which is committed")
+        self.on_elected(number, uid)
 
     def _committed(self, number: int, uid: int, raft: Any, truth: _Truth, last: _Seen) -> None:
         log = raft.log
@@ -174,6 +195,10 @@ class Checker:
 
     def _durable(self, number: int, uid: int, raft: Any, index: int, term: int) -> None:
         """A majority of the voters has it on their disks, as far as their own books say."""
+        systems = [system for other in self.cluster.up if (system := self.cluster.system(other)) is not None]
+        if any(uid in system.directory.deleted for system in systems):
+            # It is being deleted: some have forgotten it already.
+            return
         holders = set()
         for other in self.cluster.hosts:
             system = self.cluster.system(other)
@@ -195,7 +220,7 @@ class Checker:
 
     def _applied(self, number: int, uid: int, member: Member, truth: _Truth) -> None:
         machine: Any = member.machine
-        state = (machine.start, machine.end)
+        state = brief(machine)
         applied = member.raft.applied
         known = truth.states.setdefault(applied, state)
         if known != state and member.state == RUNNING:
@@ -203,8 +228,10 @@ class Checker:
         group = self.groups.get(uid)
         raft = member.raft
         leads = raft.role == LEADER and applied >= raft.lead_index and applied == raft.commit
-        if group is not None and leads and machine.end < group.acked_end and max(truth.leaders) == raft.term:
-            self._broken(number, uid, f"it leads, and has {machine.end} of {group.acked_end} acknowledged records")
+        if group is not None and leads and max(truth.leaders) == raft.term:
+            missing = group.lacks(machine)
+            if missing:
+                self._broken(number, uid, f"it leads, and has {missing}")
 
     # Promises
 

@@ -1,21 +1,18 @@
-"""Clients of append logs with sessions, and what they were told: the model that everything is checked against.
+"""Groups, their clients with sessions, and what these were told: the model that everything is checked against.
 
-A client keeps a few frames under way; what is not answered is sent again, to another node or twice, in any order. Every
-answered record is at its offset exactly once; what is not answered is in the log once or not at all. A linearizable
-read sees at least what was acknowledged, or read, before it began. Driven by `run`.
+A client keeps a few frames under way; what is not answered is sent again, to another node or twice, in any order. What
+the frames of a kind of machine hold, and what must be true of it, is in `clients_log`, `clients_kv` and
+`clients_queue`. Driven by `run`.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from logyard.client.records import Page
-from logyard.client.wire import encode_frame
 from logyard.engine.errors import LogyardError, decode_error
-from logyard.machines.command import APPEND, APPEND_REPLY
 
 from .cluster import Cluster
 from .loop import Timer
@@ -28,58 +25,78 @@ REFUSED = frozenset({"not_leader", "unknown", "busy", "group_stopped", "no_space
 
 
 class Group:
-    """A group as its clients know it. `records` is the log they were told of: offset -> the record's tag."""
+    """A group as its clients know it. `machine`: the kind."""
 
-    def __init__(self, name: str) -> None:
+    machine = "log"
+
+    def __init__(self, work: Workload, name: str) -> None:
+        self.work = work
         self.name = name
         self.uid = 0
-        self.records: dict[int, int] = {}
-        self.start = 0
-        self.acked_end = 0
-        self.read_end = 0
-        self.machine = "log"
         # A boom was sent and not skipped yet.
         self.poisoned = False
         self.created = False
         # It may have been deleted, and is to be made again.
         self.recreate = False
 
+    def reset(self) -> None:
+        """It was made anew: nothing of what was there is there."""
+
+    def read(self, number: int, consistency: str) -> None:
+        """Ask a node, and check the answer."""
+
+    def lacks(self, machine: Any) -> str:
+        """What a leader's machine does not have of what was acknowledged, or nothing."""
+        return ""
+
+    def pending(self) -> list[str]:
+        """What has to come before a round is over."""
+        return []
+
+    def judge(self) -> None:
+        """At the end of a run: the whole history. Calls `work.fault`."""
+
 
 class Frame:
-    """Some records under one sequence number. `tags` of consecutive numbers, `data` as on the wire."""
+    """One command under one sequence number: `data` as on the wire, `what` is its client's."""
 
-    __slots__ = ("first", "count", "data", "sequence", "session", "sends", "timer", "boom")
+    __slots__ = ("what", "data", "sequence", "session", "sends", "timer")
 
-    def __init__(self, first: int, count: int, data: memoryview, session: int, sequence: int) -> None:
-        self.first = first
-        self.count = count
+    def __init__(self, what: Any, data: memoryview, session: int, sequence: int) -> None:
+        self.what = what
         self.data = data
         self.session = session
         self.sequence = sequence
         self.sends = 0
         self.timer: Timer | None = None
-        self.boom = False
 
 
 class Workload:
     """All clients and groups. `fault(text)` is called when a promise was broken."""
 
     def __init__(
-        self, cluster: Cluster, draw: random.Random, groups: int, rate: float, fault: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        draw: random.Random,
+        kinds: Sequence[Callable[[Workload, str], Group]],
+        rate: float,
+        fault: Callable[[str], None],
     ) -> None:
         self.cluster = cluster
         self.loop = cluster.loop
         self.draw = draw
         self.fault = fault
         self.rate = rate
-        self.groups = [Group(f"g{number}") for number in range(groups)]
-        self.clients = [Client(self, number, group) for number, group in enumerate(self.groups, 1)]
+        self.clients: list[Client] = []
+        self.groups = [kind(self, f"g{number}") for number, kind in enumerate(kinds)]
         self.tags = 0
         self.sizes: dict[int, int] = {}
         self.sessions = 1000
         self.operations = 0
         self.acknowledged = 0
         self.hits: Counter[str] = Counter()
+        # Reads that wait for a node to go on: its number, the group's name, until when.
+        self.waiting: set[tuple[int, str, float]] = set()
         self.stopping = False
         self.begun = 0
         # Swarm: how many records go in a frame, how large they are, how likely a frame is sent twice or its reply lost.
@@ -121,76 +138,40 @@ class Workload:
         """What was sent and not answered."""
         return [frame for client in self.clients for frame in client.pending.values()]
 
-    def acked(self, group: Group, frame: Frame, first: int, count: int) -> None:
-        """An append was answered."""
-        if count != frame.count:
-            self.fault(f"{group.name}: an append of {frame.count} records was answered with {count}")
-        for at in range(count):
-            tag, offset = frame.first + at, first + at
-            if group.records.setdefault(offset, tag) != tag:
-                self.fault(f"{group.name}: offset {offset} was given to records {group.records[offset]} and {tag}")
-        group.acked_end = max(group.acked_end, first + count)
-        self.acknowledged += count
+    def join(self, client: Client) -> int:
+        """A client takes part; its number."""
+        self.clients.append(client)
+        return len(self.clients)
 
-    # Reads
+    def ask_leaders(self, group: Group) -> None:
+        """When more than one node believes that it leads: what was just acknowledged is read from all of them."""
+        led = [number for number in self.cluster.up if self.cluster.leads(number, group.name)]
+        if len(led) > 1:
+            for number in led:
+                self.read(group, number, "linearizable")
 
     def read(self, group: Group, number: int, consistency: str) -> None:
-        """A read of some records from a node, checked against the model."""
+        """Ask a node of a group. One that stands still is asked in the moment in which it goes on."""
         host = self.cluster.hosts.get(number)
-        if host is None or not host.ready or host.life is None or host.life.paused_until > self.loop.now:
+        if host is None or not host.ready or host.life is None:
             return
-        self.operations += 1
-        least = max(group.acked_end, group.read_end) if consistency == "linearizable" else 0
-        start, uid = group.start, group.uid
-
-        def done(result: Any, error: BaseException | None) -> None:
-            if error is None:
-                if uid == group.uid:
-                    self._look(group, result, least, start, number)
-            elif not isinstance(error, LogyardError):
-                self.cluster.on_bug(f"a read of {group.name} from node {number}", error)
-            elif error.code in ("corrupt", "error", "bad_request"):
-                self.hits[f"read.{error.code}"] += 1
-
-        self.cluster.spawn(number, self._poll(group, number, consistency), "read", done)
-
-    async def _poll(self, group: Group, number: int, consistency: str) -> Any:
-        node = self.cluster.node(number)
-        bounds = await node.bounds(group.name, consistency)
-        if bounds["end"] <= bounds["start"]:
-            return bounds, None
-        low = max(bounds["start"], bounds["end"] - 400)
-        offset = self.draw.randrange(low, bounds["end"])
-        header, blocks = await node.poll(group.name, offset, 20, 1 << 20, 0.0, True, "local")
-        page = Page(b"".join(blocks), header["start"], header["end"], header["node"], offset, 20)
-        return bounds, [(record.offset, record.payload) for record in page]
-
-    def _look(self, group: Group, result: Any, least: int, start: int, number: int) -> None:
-        bounds, records = result
-        if least and bounds["end"] < least:
-            self.fault(f"{group.name}: a linearizable read at node {number} saw {bounds['end']}, {least} was known")
-        if least:
-            group.read_end = max(group.read_end, bounds["end"])
-        self.compare(group, records or (), number)
-
-    def compare(self, group: Group, records: Any, number: int) -> None:
-        """Records as a node gives them."""
-        for offset, payload in records:
-            tag = int(bytes(payload).partition(b";")[0])
-            if self.body(tag) != payload:
-                self.fault(f"{group.name}: record {offset} at node {number} has wrong bytes")
-            known = group.records.get(offset)
-            if known is not None and known != tag:
-                self.fault(f"{group.name}: record {offset} at node {number} is {tag}, acknowledged was {known}")
+        until = host.life.paused_until
+        if until <= self.loop.now:
+            group.read(number, consistency)
+        elif (number, group.name, until) not in self.waiting:
+            self.waiting.add((number, group.name, until))
+            self.loop.at(until, None, self.read, group, number, consistency)
 
 
 class Client:
-    """One session at a time on one group."""
+    """One session at a time on one group. `talks`: it says something of its own accord."""
 
-    def __init__(self, workload: Workload, number: int, group: Group) -> None:
+    talks = True
+
+    def __init__(self, workload: Workload, group: Group) -> None:
         self.work = workload
-        self.number = number
         self.group = group
+        self.number = workload.join(self)
         self.session = 0
         self.sequence = 0
         self.opening = False
@@ -201,33 +182,43 @@ class Client:
         work = self.work
         if work.stopping or begun != work.begun:
             return
-        per_client = work.rate / len(work.clients)
-        work.loop.at(work.loop.now + work.burst / per_client * work.draw.uniform(0.5, 1.5), None, self.talk, begun)
-        if not self.group.created:
-            return
-        if not self.session:
+        said = work.burst // 2
+        if self.group.created and not self.session:
             self.open()
-            return
-        frames = work.draw.choice((1, 1, 1, 2, 3))
-        for _ in range(frames):
-            if len(self.pending) and self.sequence - min(self.pending) >= WINDOW:
-                return
-            count = max(1, work.burst // frames)
-            self.sequence += 1
-            first = work.invent(count)
-            records = [(b"", work.body(tag)) for tag in range(first, first + count)]
-            data = b"".join(encode_frame(records, command=APPEND, session=self.session, sequence=self.sequence))
-            frame = Frame(first, count, memoryview(data), self.session, self.sequence)
-            self.pending[self.sequence] = frame
-            work.operations += count
-            self.send(frame)
-        if work.draw.random() < 0.4:
-            # Also of a leader that was: it must not answer.
-            for number in work.cluster.up:
-                if work.cluster.leads(number, self.group.name):
-                    work.read(self.group, number, "linearizable")
-        if work.draw.random() < 0.1 and work.cluster.up:
-            work.read(self.group, work.draw.choice(work.cluster.up), "local")
+        elif self.group.created and not self.full:
+            said = self.say(work.burst)
+        per_client = work.rate / sum(client.talks for client in work.clients)
+        work.loop.at(work.loop.now + said / per_client * work.draw.uniform(0.5, 1.5), None, self.talk, begun)
+
+    def say(self, burst: int) -> int:
+        """About so many operations; how many it was."""
+        return burst
+
+    def answered(self, frame: Frame, data: bytes) -> None:
+        """A frame's reply."""
+
+    def began(self) -> None:
+        """There is a session."""
+
+    def forget(self) -> None:
+        """The group was made anew: whatever this client had there is gone."""
+        for frame in self.pending.values():
+            if frame.timer is not None:
+                frame.timer.cancel()
+        self.session, self.pending = 0, {}
+
+    def lost(self, frames: Sequence[Frame]) -> None:
+        """The session is over: these were applied, or never will be."""
+
+    @property
+    def full(self) -> bool:
+        """As many frames as may be are under way."""
+        return bool(self.pending) and self.sequence - min(self.pending) >= WINDOW
+
+    def put(self, what: Any, data: bytes) -> None:
+        """A new frame, whose sequence `data` has."""
+        frame = self.pending[self.sequence] = Frame(what, memoryview(data), self.session, self.sequence)
+        self.send(frame)
 
     def open(self) -> None:
         """A session, on whatever node seems to lead."""
@@ -245,6 +236,7 @@ class Client:
             self.opening = False
             if error is None and not self.session:
                 self.session, self.sequence, self.pending = session, 0, {}
+                self.began()
             elif error is not None and not isinstance(error, LogyardError):
                 work.cluster.on_bug("opening a session", error)
 
@@ -320,10 +312,7 @@ class Client:
         del self.pending[frame.sequence]
         if frame.timer is not None:
             frame.timer.cancel()
-        if len(data) != APPEND_REPLY.size:
-            self.work.fault(f"{self.group.name}: an append was answered with {data!r}")
-            return
-        self.work.acked(self.group, frame, *APPEND_REPLY.unpack(data))
+        self.answered(frame, data)
 
     def _refused(self, frame: Frame, error: LogyardError) -> None:
         work = self.work
@@ -333,7 +322,8 @@ class Client:
             for one in self.pending.values():
                 if one.timer is not None:
                     one.timer.cancel()
-            self.session, self.pending = 0, {}
+            lost, self.session, self.pending = list(self.pending.values()), 0, {}
+            self.lost(lost)
         elif error.code not in REFUSED:
             work.fault(f"{self.group.name}: a frame was refused with {error.code}: {error}")
         else:

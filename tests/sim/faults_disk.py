@@ -25,13 +25,15 @@ class DiskFaults(Ground):
         self._cut(0.5, 1.0, True)
 
     def lost_names(self) -> None:
-        self._cut(1.0, 0.5, False)
+        self._cut(1.0, 0.5, False, names_change=True)
 
-    def _cut(self, chance: float, names: float, garbage: bool) -> None:
+    def _cut(self, chance: float, names: float, garbage: bool, names_change: bool = False) -> None:
         """In the middle of a write, so that something is not synced: at a step of the disk."""
         host = self.some()
         if host is None or host.life is None:
             return
+        if names_change:
+            self._roll(host.number)
         disk = host.life.disk
         disk.crash_in = self.draw.randrange(1, 25)
         disk.crash_kind = "power"
@@ -84,33 +86,39 @@ class DiskFaults(Ground):
 
     def old_copy(self) -> None:
         """A node starts on an old copy of its directory."""
-        for number, files in sorted(self.old_files.items()):
-            if self._is_known(number):
+        for number, (files, written) in sorted(self.old_files.items()):
+            if self._is_known(number, written):
                 self._other_files("D12.old_copy", (number, files))
                 return
         host = self.some()
-        if host is not None:
+        if host is not None and host.system is not None and not host.other:
+            written = host.system.wal.position[0]
             self.cluster.crash(host.number)
-            self.old_files[host.number] = deepcopy(host.files)
+            self.old_files[host.number] = deepcopy(host.files), written
             self.revive_later(host, 0.3)
             self.after(2.5, self.old_copy)
 
-    def _is_known(self, number: int) -> bool:
-        """Whether every other node has met this process, and stored that: what nobody saw nobody can tell."""
+    def _is_known(self, number: int, written: int = 0) -> bool:
+        """Whether every other node has met this process, stored that, and knows of more than `written` batches: what
+        nobody saw nobody can tell."""
         own = self.cluster.system(number)
         if own is None or len(self.cluster.up) < len(self.cluster.hosts):
             return False
         for other in self.cluster.up:
             known = self.cluster.system(other).acquaintances  # type: ignore[union-attr]
             if other != number and (
-                number in known.fresh or number not in known.known or known.known[number].start != own.origin.start
+                number in known.fresh
+                or number not in known.known
+                or known.known[number].start != own.origin.start
+                or (written and known.known[number].written <= written)
             ):
                 return False
         return True
 
     def _other_files(self, kind: str, other: tuple[int, FileSystem] | None) -> None:
         host = self.cluster.hosts[other[0]] if other is not None else self.some()
-        if host is None or host.number in self.true_files or not self._is_known(host.number):
+        if host is None or self.true_files or not self._is_known(host.number):
+            # One at a time: two that forgot may believe each other.
             return
         self.cluster.crash(host.number)
         self.true_files[host.number] = host.files

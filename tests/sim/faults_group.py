@@ -8,6 +8,7 @@ from logyard.client.wire import encode_frame
 from logyard.engine.errors import LogyardError
 from logyard.engine.raft.core import LEADER
 
+from .clients_log import LogGroup
 from .ground import Ground
 
 BOOM = b"boom"
@@ -96,7 +97,7 @@ class GroupFaults(Ground):
 
     def truncate(self) -> None:
         """Not a fault: what is released dies."""
-        found = self.leader()
+        found = self.leader(LogGroup)
         if found is not None:
             group, number = found
             if group.acked_end > group.start:
@@ -106,7 +107,7 @@ class GroupFaults(Ground):
 
     def poison(self) -> None:
         """A command that the machine fails at: this group stops, the others go on."""
-        found = self.leader()
+        found = self.leader(LogGroup)
         if found is None or found[0].poisoned:
             return
         group, number = found

@@ -135,6 +135,9 @@ class RotFaults(Ground):
         for rows in found:
             # Own rows of the generation begin with run 0; the index ends at byte 24.
             keys = [key for key in rows.keys if key[:8] != bytes(8) and key[23] % count == host.number - 1]
+            # Few rows are pieces of large payloads: every other time it is one of these.
+            pieces = [key for key in keys if key[32:36] != bytes(4)] if self.draw.random() < 0.5 else []
+            keys = pieces or keys
             if keys:
                 self._spoil_row(rows, self.draw.choice(keys))
                 return True

@@ -40,7 +40,8 @@ class Ground:
         self.reviving: set[int] = set()
         # Nodes with another file system than theirs for a while: theirs.
         self.true_files: dict[int, FileSystem] = {}
-        self.old_files: dict[int, FileSystem] = {}
+        # Copies of directories, with the batches that each had.
+        self.old_files: dict[int, tuple[FileSystem, int]] = {}
 
     def after(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> None:
         """Later in this round, if it is still on."""
@@ -56,9 +57,9 @@ class Ground:
         up = self.cluster.up
         return self.cluster.hosts[self.draw.choice(up)] if up else None
 
-    def leader(self) -> tuple[Group, int] | None:
-        """A group and the node that leads it."""
-        groups = list(self.work.groups)
+    def leader(self, kind: type[Group] = Group) -> tuple[Any, int] | None:
+        """A group of a kind, and the node that leads it."""
+        groups = [group for group in self.work.groups if isinstance(group, kind)]
         self.draw.shuffle(groups)
         for group in groups:
             for number in self.cluster.up:

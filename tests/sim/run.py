@@ -20,6 +20,9 @@ from logyard.engine.errors import LogyardError, WalFailed
 
 from .checks import Checker
 from .clients import Workload
+from .clients_kv import KvGroup
+from .clients_log import LogGroup, pairs_of
+from .clients_queue import QueueGroup
 from .cluster import Cluster, Host
 from .kinds import CLIENTS, KINDS, VERBS, forced_of, verbs_for
 from .loop import Doomed, Loop, Stop
@@ -27,6 +30,7 @@ from .machine import machines
 from .nemesis import Nemesis
 from .patches import installed
 
+KINDS_OF_GROUPS = (LogGroup, LogGroup, KvGroup, QueueGroup)
 NODES = 4
 VOTERS = 3
 RATE = 65.0
@@ -89,7 +93,8 @@ class Run:
         self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines)
         self.result = Result(seed)
         draw = random.Random(self.draw.getrandbits(64))
-        self.work = Workload(self.cluster, draw, groups, RATE, self.fault)
+        kinds = [KINDS_OF_GROUPS[number % len(KINDS_OF_GROUPS)] for number in range(groups)]
+        self.work = Workload(self.cluster, draw, kinds, RATE, self.fault)
         self.checker = Checker(self.cluster, self.fault)
         self.nemesis = Nemesis(self.cluster, self.work, self.checker, random.Random(self.draw.getrandbits(64)))
         self.reading = 0
@@ -123,6 +128,10 @@ class Run:
                     self._whole()
                 except Stop:
                     pass
+                except Exception as error:
+                    # An event that is no task's: a frame, a timer, an answer.
+                    where = "".join(traceback.format_exception(error)[-9:])
+                    result.violations.append(f"t={self.loop.now:.3f} {type(error).__name__}: {error}\n{where}")
                 finally:
                     self.loop.on_event = lambda life: None
                     self.cluster.stop_all()
@@ -142,11 +151,18 @@ class Run:
         cluster.on_ready = self._started
         cluster.on_gone = self._gone
         cluster.network.on_send = checker.listen
+        checker.on_elected = self._elected
 
     def _started(self, host: Host) -> None:
         if not host.other:
             self.checker.started(host)
             self.nemesis.noticed(host)
+
+    def _elected(self, number: int, uid: int) -> None:
+        """Somebody asks a new leader at once, before it knows what is committed, and one that was."""
+        group = self.checker.groups.get(uid)
+        if group is not None:
+            self.loop.soon(None, self.work.read, group, number, "linearizable")
 
     def _gone(self, host: Host) -> None:
         self.checker.seen[host.number] = {}
@@ -165,6 +181,8 @@ class Run:
             self.safety()
             self.liveness()
             self.result.rounds += 1
+        for group in self.work.groups:
+            group.judge()
 
     def _goes_on(self) -> bool:
         """Whether a run of a minute or more takes longer, as faults that it is to try have hit nothing so far."""
@@ -193,17 +211,17 @@ class Run:
 
         if not by:
             return
-        spec = {"name": group.name, "members": members, "machine": "log"}
+        spec = {"name": group.name, "members": members, "machine": group.machine}
         cluster.spawn(by[0], cluster.node(by[0]).create_groups([spec]), "create", done)
 
     def _made(self, group: Any, uid: int) -> None:
         if group.uid != uid:
             group.uid = uid
-            group.records, group.start, group.acked_end, group.read_end = {}, 0, 0, 0
             group.poisoned = False
+            group.reset()
             for client in self.work.clients:
                 if client.group is group:
-                    client.session, client.pending = 0, {}
+                    client.forget()
         self.checker.groups[uid] = group
         group.created = True
 
@@ -283,6 +301,8 @@ class Run:
                 held = [self.cluster.replica(number, group.name) for number in self.cluster.up]
                 if any(member is not None and member.halt is not None for member in held):
                     reasons.append(f"{group.name} is halted")
+            if self.work.stopping:
+                reasons += group.pending()
         for client in self.work.clients:
             old = [one for one in client.pending.values() if one.sends > 3]
             if old or (self.work.stopping and client.pending):
@@ -295,6 +315,8 @@ class Run:
     def _read_all(self) -> None:
         """Every node gives what was acknowledged, each record once."""
         for group in self.work.groups:
+            if not isinstance(group, LogGroup):
+                continue
             led = [number for number in self.cluster.up if self.cluster.leads(number, group.name)]
             leader = self.cluster.replica(led[0], group.name) if led else None
             for number in sorted(leader.raft.configuration.nodes()) if leader is not None else ():
@@ -331,8 +353,8 @@ class Run:
             self.cluster.spawn(number, self._read(number, group), "read", done)
 
     def _compare(self, group: Any, number: int, start: int, end: int, records: Any) -> None:
-        self.work.compare(group, records, number)
-        tags = [int(bytes(payload).partition(b";")[0]) for _, payload in records]
+        group.compare(records, number)
+        tags = [int(bytes(payload[:20]).partition(b";")[0]) for _, payload in records if payload is not None]
         if len(set(tags)) < len(tags):
             self.fault(f"{group.name}: node {number} has a record twice")
         there = {offset for offset, _ in records}
@@ -352,7 +374,7 @@ class Run:
         while offset < end:
             header, blocks = await node.poll(group.name, offset, 1000, 1 << 20, 0.0, True, "local")
             page = Page(b"".join(blocks), header["start"], header["end"], header["node"], offset, 1000)
-            records += [(record.offset, record.payload) for record in page]
+            records += pairs_of(page)
             offset = page.next
         return start, end, records
 

@@ -9,12 +9,13 @@ import pytest
 from logyard.client.wire import encode_frame
 from logyard.engine.errors import Corrupt
 from logyard.engine.host.member import DROP
+from logyard.engine.log.record import BLOCK
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
 from logyard.machines.command import APPEND
 
-from .cluster import cluster, until
-from .test_mending import SIZE, flip, hurt_segments, hurt_wal, metadata, stable
+from .cluster import Cluster, cluster, until
+from .test_mending import SIZE, flip, hurt_segments, hurt_wal, mended, metadata, stable
 from .test_repair import hurt_file
 
 
@@ -156,3 +157,109 @@ async def test_a_read_that_meets_a_damaged_entry_without_payload_has_the_log_men
         await c.applied()
         await until(lambda: c.member(3).raft.mend is None, "it is mended")
         assert [body for _, body in await c.read(3)] == bodies
+
+
+async def test_a_leader_whose_released_payloads_are_damaged_brings_a_follower_up(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        await c.fill(1, 3, SIZE)
+        await stable(c, 3)
+        await c.crash(3)
+        bodies = await c.fill(1, 6, SIZE, tag=b"r")
+        await c.nodes[1].truncate("log", 7)
+        await c.applied()
+        # Nobody else has what was released either: the bytes are of no use to anybody.
+        await c.crash(1)
+        assert hurt_file(c, 1, bodies[:2]) == 2
+        await c.start(1)
+        await c.lead(1)
+        await c.start(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3, 7)] == bodies[4:]
+
+
+def lose_batch(c: Cluster, number: int, data: bytes) -> None:
+    """Zeros where a WAL batch of one block was: neither its header nor its trailer is left."""
+    (path,) = [path for path in (c.path / f"node-{number}" / "wal").iterdir() if data in path.read_bytes()]
+    at = path.read_bytes().index(data) // BLOCK * BLOCK
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes(BLOCK))
+
+
+async def test_new_damage_among_records_that_older_damage_spared_is_noticed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.create("other")
+        await c.lead(1)
+        await c.lead(1, "other")
+        bodies = await c.fill(1, 6, SIZE)
+        await stable(c, 3)
+        spared = metadata(c, 3, c.member(3).raft.log.last_index - 2)
+        for _ in range(3):
+            await c.fill(1, 1, 20, "other")
+            await stable(c, 3, "other")
+        nobodys = metadata(c, 3, c.member(3, "other").raft.log.last_index - 1, "other")
+        await c.crash(3)
+        # Nobody can tell whose records were in it: both groups ask the others, one of them for nothing.
+        lose_batch(c, 3, nobodys)
+        await c.start(3)
+        await mended(c, 3)
+        await mended(c, 3, "other")
+        await stable(c, 3)
+        await c.crash(3)
+        hurt_wal(c, 3, spared)
+        c.partition(3)
+        await c.start(3)
+        raft = c.member(3).raft
+        assert raft.mend is not None, f"it takes part with {raft.log.last_index} entries"
+        c.network.heal()
+        await mended(c, 3)
+        assert [body for _, body in await c.read(3)] == bodies
+
+
+async def test_a_read_before_an_anchor_whose_entry_is_damaged_is_repaired(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 2, SIZE)
+        # An entry without payload: whether all records are there is counted up to the next anchor.
+        await c.lead(2)
+        bodies += await c.fill(2, 2, SIZE)
+        while len(c.log(3).anchors) < 3:
+            bodies += await c.fill(2, 1, SIZE)
+            await c.applied()
+        bodies += await c.fill(2, 2, SIZE)
+        await stable(c, 3)
+        index = next(index for offset, index in c.log(3).anchors if offset > 2)
+        damaged = metadata(c, 3, index)
+        await c.roll(3)
+        await c.nodes[3].compact()
+        await c.crash(3)
+        assert sum(flip(path, damaged) for path in (c.path / "node-3" / "payloads").glob("gen-*/data.mdb")) == 1
+        await c.start(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies
+
+
+async def test_a_snapshots_payloads_come_from_who_became_a_member_after_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 4, group="", payload_cache_bytes=0) as c:
+        await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()), "all are live")
+        await c.create(members=[1, 2])
+        await c.lead(1)
+        bodies = await c.fill(1, 6, SIZE)
+        await until(lambda: c.member(1).raft.log.stable == c.member(1).raft.applied == c.member(1).raft.log.last_index)
+        damaged = metadata(c, 1, c.member(1).raft.log.last_index - 2)
+        await c.roll(1)
+        await c.nodes[1].compact()
+        await c.crash(1)
+        assert sum(flip(path, damaged) for path in (c.path / "node-1" / "payloads").glob("gen-*/data.mdb")) == 1
+        await c.start(1)
+        await c.lead(1)
+        await c.nodes[1].snapshot(["log"])
+        assert c.member(1).raft.log.first_index > 6
+        assert (await c.nodes[1].change_members("log", "add", 3))["voters"]
+        await until(lambda: c.replica(3, "log") is not None and c.log(3).end == len(bodies), "node 3 has it all")
+        await c.crash(2)
+        # The snapshot's members are node 1, which lost a row, and node 2, which is away.
+        await c.nodes[1].change_members("log", "add", 4)
+        await until(lambda: c.replica(4, "log") is not None and c.log(4).end == len(bodies), "node 4 has it all")
+        assert [body for _, body in await c.read(4)] == bodies

@@ -1,0 +1,72 @@
+"""What a planted bug is: product code with one thing in it replaced. Used by the lists of bugs and by `planted`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from .disk import SimDisk
+
+Swap = tuple[Any, str, Callable[[Any], Any]]
+"""Where, which name, and what the old one becomes."""
+
+
+class Bug(NamedTuple):
+    """`rule`: what it breaks. `swaps`: the override."""
+
+    name: str
+    rule: str
+    swaps: Sequence[Swap]
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """Product code with this bug in it."""
+    undo = []
+    for owner, name, make in bug.swaps:
+        before = owner.__dict__[name]
+        undo.append((owner, name, before))
+        swapped = make(before)
+        swapped.original = before
+        setattr(owner, name, swapped)
+    try:
+        yield
+    finally:
+        for owner, name, before in reversed(undo):
+            setattr(owner, name, before)
+
+
+@contextmanager
+def unplanted(bug: Bug) -> Iterator[None]:
+    """Within `planted`: the product as it is."""
+    inside = [(owner, name, owner.__dict__[name]) for owner, name, _ in bug.swaps]
+    for owner, name, swapped in inside:
+        setattr(owner, name, swapped.original if hasattr(swapped, "original") else swapped)
+    try:
+        yield
+    finally:
+        for owner, name, swapped in inside:
+            setattr(owner, name, swapped)
+
+
+def nothing(old: Any) -> Any:
+    """A step that is left out."""
+    return lambda *arguments, **named: None
+
+
+def without(method: str) -> Callable[[Any], Any]:
+    """A call during which the disk leaves out one kind of sync."""
+
+    def make(old: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            before = SimDisk.__dict__[method]
+            setattr(SimDisk, method, lambda self, target: None)
+            try:
+                return old(*arguments, **named)
+            finally:
+                setattr(SimDisk, method, before)
+
+        return call
+
+    return make

@@ -1,0 +1,137 @@
+"""Bugs in what stands on disks: the WAL, segments, the books, payloads. Planted by `planted`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from logyard.engine import identity
+from logyard.engine.disk import Disk
+from logyard.engine.host import damage, recovery, storage
+from logyard.engine.host.durability import Durability
+from logyard.engine.host.migration import Migration
+from logyard.engine.log import meta, segment_writer, wal, wal_files, wal_scan
+from logyard.payloads import layout
+
+from .bugs import Bug, nothing, without
+
+
+class _Through:
+    """A disk with another `datasync`."""
+
+    def __init__(self, disk: Disk, datasync: Callable[[int], None]) -> None:
+        self._disk = disk
+        self.datasync = datasync
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+
+def _retries_a_failed_sync(old: Any) -> Any:
+    def put(self: Any, plan: Any) -> None:
+        disk = self.disk
+        real = disk.datasync
+
+        def datasync(fd: int) -> None:
+            try:
+                real(fd)
+            except OSError:
+                real(fd)
+
+        self.disk = _Through(disk, datasync)
+        try:
+            old(self, plan)
+        finally:
+            self.disk = disk
+
+    return put
+
+
+def _drops_hard_states(old: Any) -> Any:
+    def add(self: Any, item: Any) -> None:
+        if item.hard_state is not None and not item.entries:
+            item.hard_state = None
+        old(self, item)
+
+    return add
+
+
+def _ignores_damage(old: Any) -> Any:
+    def replay(*arguments: Any, **named: Any) -> Any:
+        result = old(*arguments, **named)
+        result.damage.clear()
+        return result
+
+    return replay
+
+
+def _recycles_early(old: Any) -> Any:
+    async def seal(self: Any, sealed: Any) -> None:
+        await old(self, sealed)
+        file = self.homes.files.get(sealed.file)
+        if file is not None:
+            self.recycle(sealed.file)
+
+    return seal
+
+
+def _serves_unchecked(old: Any) -> Any:
+    def parse(path: str, key: bytes, value: Any) -> Any:
+        try:
+            return old(path, key, value)
+        except Exception:
+            return layout.PIECE_ROW.unpack_from(value)[1], value[layout.PIECE_ROW.size :]
+
+    return parse
+
+
+BUGS = (
+    Bug("wal_without_sync", "what is acknowledged is durable", [(wal.Wal, "_put", without("datasync"))]),
+    Bug(
+        "wal_name_without_sync",
+        "a file in use has a durable name",
+        [(wal_files.WalFiles, "start", without("sync_directory"))],
+    ),
+    Bug(
+        "meta_name_without_sync",
+        "a store's file has a durable name",
+        [(meta.MetaStore, "_scan", without("sync_directory"))],
+    ),
+    Bug(
+        "segment_without_sync",
+        "a segment is durable before its WAL file goes",
+        [(segment_writer, "write_segment", without("datasync"))],
+    ),
+    Bug(
+        "segment_name_without_sync",
+        "a segment's name is durable before its WAL file goes",
+        [(segment_writer, "write_segment", without("sync_directory"))],
+    ),
+    Bug("retried_sync", "a failed sync is never tried again", [(wal.Wal, "_put", _retries_a_failed_sync)]),
+    Bug(
+        "torn_batch_taken",
+        "the last batch counts when all of it is there",
+        [(wal_scan.FileScan, "whole", lambda old: lambda self, frame: True)],
+    ),
+    Bug(
+        "whole_batch_cut",
+        "only a torn batch is cut",
+        [(wal_scan.FileScan, "whole", lambda old: lambda self, frame: False)],
+    ),
+    Bug("hard_state_dropped", "term and vote are durable", [(Durability, "add", _drops_hard_states)]),
+    Bug(
+        "hard_state_not_checkpointed",
+        "a file goes when the store has what it says",
+        [(storage.Storage, "hard_state_written", nothing)],
+    ),
+    Bug("damage_taken_for_torn", "a damaged record is mended, not cut", [(recovery, "replay", _ignores_damage)]),
+    Bug("mend_forgotten", "who lost records acknowledges nothing before it is mended", [(damage, "Mend", nothing)]),
+    Bug("recycled_before_migration", "a home goes when it is empty", [(storage.Storage, "_seal", _recycles_early)]),
+    Bug(
+        "uncommitted_migrated",
+        "a generation holds only what is committed",
+        [(Migration, "_may_go", lambda old: lambda self, file: True)],
+    ),
+    Bug("rotten_piece_served", "no payload is served unchecked", [(layout, "parse_piece", _serves_unchecked)]),
+    Bug("old_directory_believed", "who forgot takes no part", [(identity, "difference", lambda old: lambda *_: "")]),
+)

@@ -1,0 +1,88 @@
+"""Bugs in replicated state: releases, sessions, snapshots, deletions. Planted by `planted`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from logyard.engine.host import effects, replica, sessions, snapshots, storage
+from logyard.machines.log import AppendLog
+from logyard.payloads.liveness import Liveness
+from logyard.payloads.reference import Position
+
+from .bugs import Bug, nothing
+
+KEPT = 8
+"""Replies that a window cut too short keeps."""
+
+
+def _releases_too_far(old: Any) -> Any:
+    def release(system: Any, member: Any, index: int, first: Any, end: Any) -> None:
+        old(system, member, index, first, Position(end[0] + 1, 0))
+
+    return release
+
+
+def _encodes_no_replies(old: Any) -> Any:
+    def encode(self: Any) -> bytes:
+        kept = {number: one.replies for number, one in self.by_id.items()}
+        for one in self.by_id.values():
+            one.replies = {}
+        try:
+            return bytes(old(self))
+        finally:
+            for number, one in self.by_id.items():
+                one.replies = kept[number]
+
+    return encode
+
+
+def _cuts_the_window(old: Any) -> Any:
+    def take(self: Any, session: int, sequence: int) -> Any:
+        found = old(self, session, sequence)
+        one = self.by_id.get(session)
+        for number in [] if one is None else [number for number in one.replies if number <= one.highest - KEPT]:
+            self._drop(one, number)
+        return found
+
+    return take
+
+
+def _forgets_who_lives(old: Any) -> Any:
+    def head(self: Any, member: Any, machine: Any) -> Any:
+        snapshot = old(self, member, machine)
+        return snapshot._replace(live=Liveness().encode_live_set(snapshot.index))
+
+    return head
+
+
+def _restores_less(old: Any) -> Any:
+    def restore(self: Any, sections: Any) -> None:
+        old(self, sections)
+        self.start = max(0, self.start - 1)
+
+    return restore
+
+
+def _stores_nothing(old: Any) -> Any:
+    async def forget(self: Any, members: Any, build: Any) -> None:
+        """The rows stay."""
+
+    return forget
+
+
+BUGS = (
+    Bug("released_too_far", "what lives is kept", [(effects, "release", _releases_too_far)]),
+    Bug("sequence_taken_twice", "a session's frame is applied once", [(sessions.Sessions, "known", nothing)]),
+    Bug("window_cut_short", "replies are kept for a whole window", [(sessions.Sessions, "take", _cuts_the_window)]),
+    Bug(
+        "replies_not_in_snapshots",
+        "sessions are part of the state",
+        [(sessions.Sessions, "encode", _encodes_no_replies)],
+    ),
+    Bug("sessions_not_restored", "sessions come back with a snapshot", [(replica, "sessions_of", nothing)]),
+    Bug(
+        "snapshot_without_live_set", "a snapshot knows what lives", [(snapshots.Snapshots, "_head", _forgets_who_lives)]
+    ),
+    Bug("truncation_not_restored", "a snapshot is the whole state", [(AppendLog, "restore", _restores_less)]),
+    Bug("deletion_not_stored", "a deleted group stays deleted", [(storage.Storage, "forget", _stores_nothing)]),
+)
