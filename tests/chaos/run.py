@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 import time
@@ -136,6 +137,7 @@ class Run:
             complaint = judge.until(self.healthy)
             if complaint:
                 result.violations.append(f"stuck after {kind}: {complaint}")
+                self.note("stuck.json")
                 return
             self.torment.never.wait(CALM_S)
             result.healthy_s += time.monotonic() - begun
@@ -149,6 +151,17 @@ class Run:
             self.cluster.forget(self.cluster.nodes[node])
             self.cluster.restart(node)
         return judge.settled(self.yard)
+
+    def note(self, name: str) -> None:
+        """Write down how every member sees its group, for whoever looks for the reason."""
+        found: dict[str, dict[int, Any]] = {}
+        for group in NAMES:
+            for node in self.cluster.nodes:
+                try:
+                    found.setdefault(group, {})[node] = self.yard.describe(group, node=node)
+                except LogyardError as error:
+                    found.setdefault(group, {})[node] = str(error)
+        (self.cluster.directory / name).write_text(json.dumps(found, indent=1, default=str), "utf-8")
 
     def finish(self, directory: Path) -> None:
         """Load ends; everything is judged."""
@@ -169,6 +182,7 @@ class Run:
         result.violations += journal.violations
         if complaint := judge.until(self.healthy):
             result.violations.append(f"stuck at the end: {complaint}")
+            self.note("stuck.json")
             return
         journal.violations.clear()
         verdict = judge.Verdict(self.yard, journal, self.kv.revisions, self.torment.rotten)
