@@ -17,6 +17,7 @@ LONGEST = 4096
 RSS_MB = 2048
 SLACK_S = 60.0
 DONE = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
+FAILED = ("AssertionError: ", "==", "nothing")
 COVERED = re.compile(r"cov: (\d+)")
 
 
@@ -44,7 +45,8 @@ def run(name: str, seconds: float, seed: int, directory: Path) -> Guided:
     said = done.stdout + done.stderr
     inputs = sum(map(int, DONE.findall(said)))
     edges = max(map(int, COVERED.findall(said)), default=0)
-    return Guided(inputs, edges, f"{name}: exit {done.returncode}: {said[-1500:]}" if done.returncode else "")
+    why = [line for line in said.splitlines() if line.startswith(FAILED)] or [said[-1500:]]
+    return Guided(inputs, edges, f"{name}: exit {done.returncode}: {why[0][:1500]}" if done.returncode else "")
 
 
 def main(name: str, seconds: str, seed: str, directory: str) -> None:
