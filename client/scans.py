@@ -105,7 +105,8 @@ def seek_call(nodes: Sequence[int], times: Iterable[tuple[str, int, int]]) -> Ca
 class AuditStep(NamedTuple):
     """A step of an audit of one node's copy: entries up to `next` (0: all) were looked at, `units` of `bytes` that live
     were read and hashed, `dead` bytes are there that do not. `offset` goes into the next step. `digest` adds up over
-    steps; equal for members that have applied the same. `problems` spells out some of what is counted."""
+    steps; equal for members that have applied the same. `problems` spells out some of what is counted.
+    `offset`, `start` and `end` are an append log's, 0 for other machines."""
 
     next: int
     offset: int
@@ -124,7 +125,7 @@ class AuditStep(NamedTuple):
 
 
 def audit_call(node: int, name: str, uid: int, index: int, offset: int, max_bytes: int) -> Call[AuditStep]:
-    """A step of an audit of the member of log `name` on `node`, from entry `index` on (0: the first)."""
+    """A step of an audit of the member of group `name` on `node`, from entry `index` on (0: the first)."""
 
     def decode(value: Any) -> AuditStep:
         try:

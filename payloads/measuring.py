@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from . import layout
 from .errors import GenerationFailed, GenerationUnfinished, PayloadCorrupt
+from .free_pages import EMPTY, BadPage, free_pages
 from .layout import KEY
 from .ledger import ENTRY_SLOT, Columns
 
@@ -19,6 +20,8 @@ _META = struct.Struct("<IIQQ48s48sQQ")
 """LMDB 0.9's meta page after its 16-byte page header: magic, version, address, map bytes, two trees, last page,
 transaction."""
 _MAGIC = 0xBEEFC0DE
+_ABSENT_MAX = 1 << 20
+"""Pages that are looked for among the free ones."""
 
 
 class Counts(NamedTuple):
@@ -107,29 +110,57 @@ class Measuring:
 
 
 def check_file(path: str) -> None:
-    """Refuse a data file that is shorter than its own meta page says: touching the rest of the map would kill the
-    process (SIGBUS)."""
+    """Refuse a data file that was cut: touching the map behind its end would kill the process (SIGBUS). It may be
+    shorter than its own meta page says by pages that are free: those are never touched."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise GenerationFailed(path, f"it cannot be opened: {error}") from error
     try:
-        size = os.fstat(fd).st_size
-        metas = []
-        for page in (0, 1):
-            body = os.pread(fd, _META.size, page * layout.PAGE + layout.PAGE_HEAD)
-            if len(body) == _META.size:
-                magic, version, _, _, _, _, last_page, transaction = _META.unpack(body)
-                if magic == _MAGIC:
-                    metas.append((transaction, last_page) if version == 1 else (0, 0))
+        metas = _metas(fd)
+        while True:
+            # Behind the meta pages: a writer makes the file longer first.
+            size = os.fstat(fd).st_size
+            problem = _cut(fd, size, metas)
+            before, metas = metas, _metas(fd)
+            # What a writer changed meanwhile says nothing about the file.
+            if not problem or metas == before:
+                break
     except OSError as error:
         raise GenerationFailed(path, f"it cannot be read: {error}") from error
     finally:
         os.close(fd)
     if size < 2 * layout.PAGE:
         raise GenerationUnfinished(path, "its creation did not finish")
+    if problem:
+        raise GenerationFailed(path, problem)
+
+
+def _metas(fd: int) -> list[tuple[int, int, int]]:
+    """(transaction, last page, root of the free pages) of each meta page."""
+    metas = []
+    for page in (0, 1):
+        body = os.pread(fd, _META.size, page * layout.PAGE + layout.PAGE_HEAD)
+        if len(body) == _META.size:
+            magic, version, _, _, free, _, last_page, transaction = _META.unpack(body)
+            if magic == _MAGIC:
+                root = int.from_bytes(free[-8:], "little")
+                metas.append((transaction, last_page, root) if version == 1 else (0, 0, EMPTY))
+    return metas
+
+
+def _cut(fd: int, size: int, metas: list[tuple[int, int, int]]) -> str:
+    """What is wrong with a file of so many bytes."""
     if not metas:
-        raise GenerationFailed(path, "neither of its meta pages is one")
-    last_page = max(metas)[1]
-    if size < (last_page + 1) * layout.PAGE:
-        raise GenerationFailed(path, f"it has {size} bytes and says {(last_page + 1) * layout.PAGE}: it was cut")
+        return "neither of its meta pages is one"
+    _, last_page, root = max(metas)
+    first, problem = size // layout.PAGE, f"it has {size} bytes and says {(last_page + 1) * layout.PAGE}: it was cut"
+    if first > last_page:
+        return ""
+    if last_page - first >= _ABSENT_MAX:
+        return problem
+    try:
+        free = free_pages(fd, root)
+    except BadPage:
+        return problem
+    return "" if all(page in free for page in range(first, last_page + 1)) else problem

@@ -1,7 +1,8 @@
-"""An audit of one log's own copy on this node: every live unit read from disk and hashed, never mended from a peer.
+"""An audit of one group's own copy on this node: every live unit read from disk and hashed, never mended from a peer.
 
-In steps of bounded bytes; between two of them the log may grow and be truncated. A unit counts as live by the group's
-liveness, and what the machine needs is compared with it. Called by `service.node`.
+In steps of bounded bytes; between two of them the group may go on. A unit counts as live by the group's liveness, and
+what the machine needs is compared with it. Of an append log the offsets are counted, too, so that a lost entry shows by
+itself. Called by `service.node`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from logyard.machines.log import AppendLog
 from logyard.machines.slices import slices
 from logyard.payloads.layout import StoredEntry
 
-from .log_reader import append_log
 from .log_scan import member_of
 
 BATCH_BYTES = 4 << 20
@@ -36,9 +36,9 @@ async def audit(system: System, name: str, uid: int, index: int, offset: int, ma
     """One step from entry `index` (0: the first one) on; see `client.scans.AuditStep`. Raises `UnknownGroup`, `Gone`
     for a member that is below its payload floor, `GroupStopped`."""
     member = member_of(system, name, uid)
-    machine = append_log(member)
+    machine = member.machine if isinstance(member.machine, AppendLog) else None
     if not member.resolves:
-        raise Gone(f"log {name!r} on node {system.node_id} has not caught up with a release yet; audit it again later")
+        raise Gone(f"{name!r} on node {system.node_id} has not caught up with a release yet; audit it again later")
     one = Audit(system, member, machine, offset)
     if not index:
         one.compare()
@@ -49,7 +49,7 @@ async def audit(system: System, name: str, uid: int, index: int, offset: int, ma
 class Audit:
     """One step over one member."""
 
-    def __init__(self, system: System, member: Member, machine: AppendLog, offset: int) -> None:
+    def __init__(self, system: System, member: Member, machine: AppendLog | None, offset: int) -> None:
         self.system = system
         self.member = member
         self.machine = machine
@@ -57,7 +57,7 @@ class Audit:
         self.fields: dict[str, Any] = {
             "next": 0, "offset": offset, "entries": 0, "units": 0, "bytes": 0, "dead": 0, "missing": 0, "corrupt": 0,
             "mismatches": 0, "digest": bytes(16), "problems": [], "applied": member.raft.applied,
-            "start": machine.start, "end": machine.end,
+            "start": 0 if machine is None else machine.start, "end": 0 if machine is None else machine.end,
         }  # fmt: skip
         self._digest = 0
         self._blind = False
@@ -79,10 +79,15 @@ class Audit:
         """Walk, check, and say where to go on."""
         batch: list[tuple[Located, Unit]] = []
         size = last = 0
-        marks = [(at, offset) for offset, at in self.machine.anchors if at > max(index - 1, self._start())]
+        machine = self.machine
+        marks: list[tuple[int, int]] = []
+        if machine is not None:
+            start = machine.start_position.index
+            marks = [(at, offset) for offset, at in machine.anchors if at > max(index - 1, start)]
         for located, present in self._entries(index):
             last = located.index
-            self._count(located, marks)
+            if machine is not None:
+                self._count(machine, located, marks)
             units = units_of(located.data)
             places = [(unit.number, unit.first_ordinal, unit.records) for unit in units]
             live = self.member.liveness.live_units(last, places)
@@ -100,14 +105,11 @@ class Audit:
                     self.fields["next"] = last + 1
                     break
         await self._check(batch)
-        still = self.machine.end == self.fields["end"] and not self._blind
-        if not self.fields["next"] and still and self.offset != self.machine.end:
-            self.problem("missing", f"the entries on this node end at offset {self.offset}, not {self.machine.end}")
+        still = machine is not None and machine.end == self.fields["end"] and not self._blind
+        if machine is not None and still and not self.fields["next"] and self.offset != machine.end:
+            self.problem("missing", f"the entries on this node end at offset {self.offset}, not {machine.end}")
         self.fields["offset"] = self.offset
         self.fields["digest"] = self._digest.to_bytes(16, "big")
-
-    def _start(self) -> int:
-        return self.machine.start_position.index
 
     def _entries(self, index: int) -> Iterator[tuple[Located, set[int] | None]]:
         """Entries with payload up to what was applied at the beginning, and the units that are stored of each (None:
@@ -148,10 +150,9 @@ class Audit:
                 # It has some records that nobody can count now.
                 self._blind = True
 
-    def _count(self, located: Located, marks: list[tuple[int, int]]) -> None:
+    def _count(self, machine: AppendLog, located: Located, marks: list[tuple[int, int]]) -> None:
         """Count offsets as a reader would: a lost entry shows where the count does not meet an anchor."""
-        machine, start = self.machine, self.machine.start_position
-        index = located.index
+        start, index = machine.start_position, located.index
         if machine.keys is not None:
             for one in machine.keys.slices(index, frames_of(located.data)):
                 self.offset = one.offset + one.records

@@ -37,7 +37,7 @@ STEPS = (
     Step("sim", ("-m", "tests.sim", "--seed", "100000", "--seeds", "600", "--minutes", "1")),
     Step("sim-planted", ("-m", "tests.sim.planted", "--cpu", "60", "--seed", "100000")),
     Step("crash", ("-m", "tests.crash", "--states", "6000", "--wal-states", "14000", "--seed", "300")),
-    Step("fuzz", ("-m", "tests.fuzz", "--seconds", "60", "--golden", "--seed", "7")),
+    Step("fuzz", ("-m", "tests.fuzz", "--seconds", "60", "--golden", "--atheris", "--seed", "7")),
     Step("matrix", ("-m", "tests.matrix", "--seed", "1")),
     Step("powercut", ("-m", "tests.powercut", "--cycles", "150")),
     Step("chaos-1", ("-m", "tests.chaos", "--minutes", "7", "--seed", "3")),

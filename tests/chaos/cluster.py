@@ -20,6 +20,12 @@ LIMITS = {
 }
 """Small files, so that rolling, migration and compaction happen within seconds."""
 
+MACHINES = """[machines]
+registers = "tests.chaos.register:Registers"
+hashed-kv = "tests.chaos.hashed:HashedKV"
+hashed-queue = "tests.chaos.hashed:HashedQueue"
+"""
+
 
 class ChaosCluster(LocalCluster):
     """A `LocalCluster` that can be tormented. Leave it as a context: then everything is let go and stopped."""
@@ -45,7 +51,7 @@ class ChaosCluster(LocalCluster):
                     line = f'"{other}" = "{found.peer_address}"'
                     assert head.count(line) == 1
                     head = head.replace(line, f'"{other}" = "127.0.0.1:{ports[one, other]}"')
-            tail = tail.replace("[limits]", '[machines]\nregisters = "tests.chaos.register:Registers"\n\n[limits]')
+            tail = tail.replace("[limits]", f"{MACHINES}\n[limits]")
             node.config_path.write_text(head + clients + tail, "utf-8")
         dials = {number: int(node.peer_address.rpartition(":")[2]) for number, node in self.nodes.items()}
         pairs = [(one, other, port, dials[other]) for (one, other), port in ports.items()]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from logyard.client.scans import audit_call
 from logyard.client.sync import Yard
 from tests.linearizability.check import Outcome, check
 
-from .load import LOGS, NAMES, REGISTERS, RING, Journal, number_of
+from .kv_load import Revisions
+from .load import KVS, LOGS, NAMES, QUEUES, REGISTERS, RING, Journal, number_of
 
 SETTLE_S = 60.0
 PAUSE_S = 0.1
@@ -65,19 +66,23 @@ def settled(yard: Yard, names: Iterable[str] = NAMES) -> str:
     return until(applied, 20)
 
 
-def linearizable(journal: Journal, path: Path) -> Outcome:
-    """The registers' history, also written to `path`."""
-    lines = [json.dumps(row) for row in journal.rows]
+def linearizable(journal: Journal, model: str, path: Path) -> Outcome:
+    """One model's history, also written to `path`."""
+    lines = [json.dumps(row) for row in journal.rows[model]]
     path.write_text("\n".join(lines) + "\n", "utf-8")
-    return check(lines, "register")
+    return check(lines, model)
 
 
 class Verdict:
     """Findings of the final examination."""
 
-    def __init__(self, yard: Yard, journal: Journal) -> None:
+    def __init__(self, yard: Yard, journal: Journal, revisions: Mapping[str, Revisions], rotten: int = 0) -> None:
         self.yard = yard
+        self.revisions = revisions
         self.journal = journal
+        # The node whose bytes were spoilt, and how many units there nobody has read since.
+        self.rotten = rotten
+        self.unread = 0
         self.lost: list[str] = []
         self.violations: list[str] = []
 
@@ -90,17 +95,39 @@ class Verdict:
                 if found != first:
                     self.violations.append(f"{name}: node {node} has another content than the first node")
             self.judge_log(name, *first)
-        for name in REGISTERS:
-            states = {
-                node: self.yard.log(name).query(b"", node=node, consistency="local") for node in self.yard.nodes()
-            }
-            if len(set(states.values())) != 1:
+        for name in KVS:
+            self.judge_kv(self.revisions[name])
+        for name in (*REGISTERS, *KVS, *QUEUES):
+            # What follows up on the last commands (history that shrinks, a timer) may still be under way somewhere.
+            if until(lambda name=name: self.unequal(name), SETTLE_S):  # type: ignore[misc]
                 self.violations.append(f"{name}: the members' states differ")
         self.audit()
         for node, status in self.yard.statuses().items():
             for key in ("liveness_mismatches", "stopped", "halted"):
                 if status[key]:
                     self.violations.append(f"node {node}: {key} = {status[key]}")
+
+    def unequal(self, name: str) -> str:
+        """Whether the members' states differ."""
+        log = self.yard.log(name)
+        states = {log.query(b"", node=node, consistency="local") for node in self.yard.nodes()}
+        return "" if len(states) == 1 else "they differ"
+
+    def judge_kv(self, seen: Revisions) -> None:
+        """Every member has the keys that the watched changes add up to, at those revisions, with the right bytes."""
+        expected = seen.replayed()
+        kv = self.yard.kv(seen.name)
+        for node in self.yard.nodes():
+            found: dict[str, tuple[int, int]] = {}
+            for one in kv.range(b"", prefix=True, node=node).kvs:
+                number = seen.served(one)
+                found[one.key.decode()] = number or 0, one.mod_revision
+            if expected is None:
+                self.violations.append(f"{seen.name}: watchers saw only {len(seen.whole)} revisions")
+                return
+            if found != expected:
+                different = sorted(key for key, _ in found.items() ^ expected.items())
+                self.violations.append(f"{seen.name} on node {node}: not what watchers saw: {different[:10]}")
 
     def content(self, name: str, node: int) -> tuple[int, dict[int, int | None]]:
         """A member's whole log: its start, and the id at each offset."""
@@ -141,7 +168,7 @@ class Verdict:
 
     def audit(self) -> None:
         """Every live byte of every member, read from its own disk: counts and hashes must agree."""
-        for name in (*LOGS, RING):
+        for name in NAMES:
             uid = self.yard.describe(name)["uid"]
             rows = {node: self.audited(name, uid, node) for node in self.yard.nodes()}
             if len({tuple(sorted(row.items())) for row in rows.values()}) != 1:
@@ -156,7 +183,10 @@ class Verdict:
             sums["units"] += step.units
             sums["bytes"] += step.bytes
             sums["digest"] = (sums["digest"] + step.digest) % (1 << 128)
-            if step.missing or step.corrupt or step.mismatches:
+            if node == self.rotten and name not in (*LOGS, RING) and not step.missing and not step.mismatches:
+                # Clients read all of a log; of other groups' payloads nobody has a reason to read every one.
+                self.unread += step.corrupt
+            elif step.missing or step.corrupt or step.mismatches:
                 self.violations.append(
                     f"{name} on node {node}: {step.missing} missing, {step.corrupt} corrupt,"
                     f" {step.mismatches} mismatches: {'; '.join(step.problems)}"
@@ -166,9 +196,11 @@ class Verdict:
             index, offset = step.next, step.offset
 
     def shrink(self) -> dict[int, int]:
-        """Empty the logs; what every node's payloads take then."""
+        """Empty the logs and the KV groups (the queues are empty); what every node's payloads take then."""
         for name in (*LOGS, RING):
             self.yard.log(name).truncate(self.yard.log(name).latest()[1])
+        for name in KVS:
+            self.yard.kv(name).compact(self.yard.kv(name).delete(b"", prefix=True).revision)
 
         def small() -> str:
             self.yard.snapshot()

@@ -1,8 +1,8 @@
 """Clients under whose load the faults happen, and what each of them was told: the histories that are judged.
 
-Registers: each operation is a line of `tests.linearizability`. Logs: every record has an id of its own; what was
-acknowledged, refused or left open is kept by id, and what any reader saw, by offset. An error other than ``unknown``
-and ``session_expired`` is a promise that the command did not happen, and is judged as one.
+Registers and keys (`kv_load`): each operation is a line of `tests.linearizability`. Logs: every record has an id of its
+own; what was acknowledged, refused or left open is kept by id, and what any reader saw, by offset. An error other than
+``unknown`` and ``session_expired`` is a promise that the command did not happen, and is judged as one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ REGISTERS = ("r0", "r1", "r2", "r3")
 LOGS = ("l0", "l1", "l2")
 RING = "ring"
 """A log that is truncated all the time: its space must come back."""
-NAMES = (*REGISTERS, *LOGS, RING)
+KVS = ("k0",)
+QUEUES = ("q0",)
+NAMES = (*REGISTERS, *LOGS, RING, *KVS, *QUEUES)
 KEYS = 8
 TIMEOUT_S = 4.0
 SIZES = (0, 10, 200, 2000, 9000, 70_000)
@@ -38,7 +40,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.rows: list[dict[str, Any]] = []
+        self.rows: dict[str, list[dict[str, Any]]] = {"register": [], "kv": []}
         self.acknowledged: dict[tuple[str, int], int] = {}
         self.refused: set[int] = set()
         self.seen: dict[tuple[str, int], int] = {}
@@ -46,13 +48,18 @@ class Journal:
         self.done = 0
         self.errors: dict[str, int] = {}
 
-    def row(self, process: int, kind: str, f: str, key: str, value: object) -> None:
-        """A line of the registers' history."""
+    def row(self, process: int, kind: str, f: str, key: str, value: object, model: str = "register") -> None:
+        """A line of the history of registers, or of keys."""
         with self.lock:
-            self.rows.append(
+            self.rows[model].append(
                 {"process": process, "type": kind, "f": f, "key": key, "value": value, "time": time.monotonic_ns()}
             )
             self.done += kind == "ok"
+
+    def count(self) -> None:
+        """One more operation was done."""
+        with self.lock:
+            self.done += 1
 
     def appended(self, log: str, offset: int, number: int) -> None:
         """A record was acknowledged at an offset."""
@@ -70,7 +77,9 @@ class Journal:
     def refusal(self, error: LogyardError) -> None:
         """Count an error by its code."""
         with self.lock:
-            self.errors[error.code] = self.errors.get(error.code, 0) + 1
+            # Errors without a code of their own are told apart by their words.
+            code = error.code if error.code != "error" else f"error: {error.message[:80]}"
+            self.errors[code] = self.errors.get(code, 0) + 1
 
     def violation(self, text: str) -> None:
         """Something that must never be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 import time
@@ -18,12 +19,17 @@ from logyard.service.local_cluster import ClusterFailed
 from . import judge
 from .cluster import ChaosCluster
 from .faults import BREAKING, Torment
-from .load import LOGS, NAMES, REGISTERS, RING, Client, Journal, LogClient, RegisterClient, RingClient
+from .kv_load import KvLoad
+from .load import KVS, LOGS, NAMES, QUEUES, REGISTERS, RING, Client, Journal, LogClient, RegisterClient, RingClient
+from .queue_load import OPTIONS, QueueLoad
+from .trio_load import FINISH_S
 
 RATE_MIN = 100.0
 CALM_S = 0.5
 REGISTER_CLIENTS = 6
 LOG_CLIENTS = 3
+KV_CLIENTS_FROM, QUEUE_CLIENTS_FROM = 100, 200
+"""Numbers of clients; one thread has many."""
 
 
 class Result:
@@ -42,6 +48,9 @@ class Result:
         self.seconds = self.healthy_s = 0.0
         self.healthy = 0
         self.disk: dict[int, int] = {}
+        self.histories: dict[str, int] = {}
+        self.watched = self.unread_damage = 0
+        self.queues: dict[str, dict[str, int]] = {}
 
     @property
     def rate(self) -> float:
@@ -62,6 +71,8 @@ class Result:
             "missed": dict(self.missed), "lost": len(self.lost), "undecided": self.undecided,
             "violations": [*self.violations, *self.lost[:20]], "rate": round(self.rate, 1), "seed": self.seed,
             "seconds": round(self.seconds, 1), "errors": self.errors, "disk_bytes": self.disk, "passed": self.passed,
+            "histories": self.histories, "watched": self.watched, "unread_damage": self.unread_damage,
+            "queues": self.queues,
         }  # fmt: skip
 
 
@@ -80,11 +91,21 @@ class Run:
             kind(number, cluster.addresses, self.journal, self.stop, seed) for number, kind in enumerate(kinds, 1)
         ]
 
+        self.kv = KvLoad(KV_CLIENTS_FROM, cluster.addresses, self.journal, self.stop, seed)
+        self.queue = QueueLoad(QUEUE_CLIENTS_FROM, cluster.addresses, self.journal, self.stop, seed)
+
+    @property
+    def threads(self) -> list[Client | KvLoad | QueueLoad]:
+        """All that makes load."""
+        return [*self.clients, self.kv, self.queue]
+
     def create(self) -> None:
         """The groups, on all nodes."""
         members = tuple(self.cluster.nodes)
         self.yard.create_many(REGISTERS, members=members, machine="registers")
         self.yard.create_many((*LOGS, RING), members=members)
+        self.yard.create_many(KVS, members=members, machine="hashed-kv")
+        self.yard.create_many(QUEUES, members=members, machine="hashed-queue", **OPTIONS)
 
     def schedule(self, only: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], int]]]:
         """All kinds in a drawn order, again and again."""
@@ -116,6 +137,7 @@ class Run:
             complaint = judge.until(self.healthy)
             if complaint:
                 result.violations.append(f"stuck after {kind}: {complaint}")
+                self.note("stuck.json")
                 return
             self.torment.never.wait(CALM_S)
             result.healthy_s += time.monotonic() - begun
@@ -130,36 +152,66 @@ class Run:
             self.cluster.restart(node)
         return judge.settled(self.yard)
 
+    def note(self, name: str) -> None:
+        """Write down how every member sees its group, for whoever looks for the reason."""
+        found: dict[str, dict[int, Any]] = {}
+        for group in NAMES:
+            for node in self.cluster.nodes:
+                try:
+                    found.setdefault(group, {})[node] = self.yard.describe(group, node=node)
+                except LogyardError as error:
+                    found.setdefault(group, {})[node] = str(error)
+        (self.cluster.directory / name).write_text(json.dumps(found, indent=1, default=str), "utf-8")
+
     def finish(self, directory: Path) -> None:
         """Load ends; everything is judged."""
         result, journal = self.result, self.journal
         self.stop.set()
-        for client in self.clients:
-            client.join(60)
+        for client in self.threads:
+            client.join(60 + 2 * FINISH_S)
             if client.is_alive():
                 result.violations.append(f"{client.name} does not end")
             if client.failure is not None:
                 trace = "".join(traceback.format_exception(client.failure)[-3:])
                 result.violations.append(f"{client.name} failed: {trace}")
-        outcome = judge.linearizable(journal, directory / "registers.jsonl")
-        result.operations = outcome.operations + len(journal.acknowledged) + len(journal.refused)
-        result.acknowledged, result.errors = journal.done, dict(journal.errors)
-        if outcome.valid is None:
-            result.undecided += 1
-        elif not outcome.valid:
-            result.violations.append(f"not linearizable: {outcome.key}: {outcome.reason}")
+        self.judge_histories(directory)
+        for told in self.queue.told.values():
+            if told.stats:
+                result.lost += told.judge()
+            result.queues[told.name] = {**told.stats, "confirmed": len(told.confirmed), "again": told.again}
         result.violations += journal.violations
         if complaint := judge.until(self.healthy):
             result.violations.append(f"stuck at the end: {complaint}")
+            self.note("stuck.json")
             return
-        verdict = judge.Verdict(self.yard, journal)
+        journal.violations.clear()
+        verdict = judge.Verdict(self.yard, journal, self.kv.revisions, self.torment.rotten)
         try:
             verdict.examine()
             result.disk = verdict.shrink()
         except LogyardError as error:
             result.violations.append(f"the examination failed: {error.code}: {error}")
         result.lost += verdict.lost
-        result.violations += verdict.violations
+        result.unread_damage = verdict.unread
+        result.violations += [*verdict.violations, *journal.violations]
+
+    def judge_histories(self, directory: Path) -> None:
+        """Registers and keys, as the checker sees them."""
+        result, journal = self.result, self.journal
+        result.operations = len(journal.acknowledged) + len(journal.refused)
+        for model in journal.rows:
+            outcome = judge.linearizable(journal, model, directory / f"{model}.jsonl")
+            result.operations += outcome.operations
+            result.histories[model] = outcome.operations
+            if outcome.valid is None:
+                result.undecided += 1
+            elif not outcome.valid:
+                result.violations.append(f"not linearizable: {outcome.key}: {outcome.reason}")
+        for seen in self.kv.revisions.values():
+            result.watched += len(seen.whole)
+        for told in self.queue.told.values():
+            result.operations += len(told.ids) + len(told.refused)
+        result.acknowledged, result.errors = journal.done, dict(journal.errors)
 
 
 def run(directory: Path, minutes: float, seed: int, only: tuple[str, ...] = ()) -> Result:
@@ -171,7 +223,9 @@ def run(directory: Path, minutes: float, seed: int, only: tuple[str, ...] = ()) 
         one = Run(cluster, seed)
         with one.yard:
             one.create()
-            for client in one.clients:
+            one.kv.prepare()
+            one.queue.prepare()
+            for client in one.threads:
                 client.start()
             try:
                 one.storm(minutes * 60, only)

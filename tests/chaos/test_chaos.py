@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -11,14 +12,20 @@ import msgpack
 import pytest
 
 from logyard.client.errors import Busy, Unknown
+from logyard.client.kv_wire import Changes, Event, KeyValue, Put
+from logyard.client.kv_wire import encode as encode_operation
+from logyard.client.queue_wire import Message
 from logyard.client.sync import Yard
 from logyard.engine.errors import LogyardError
 from logyard.engine.machine import Context, PayloadRef, Position, Release
 from logyard.service.local_cluster import free_ports
 
+from .hashed import HASH, HashedKV, HashedQueue
 from .judge import Verdict, linearizable, until
+from .kv_load import Revisions
 from .load import Journal, body, number_of
 from .proxy import Proxy
+from .queue_load import Told
 from .register import CAS, DIFFERENT, OK, WRITE, Registers, encode
 from .run import Result, run
 
@@ -30,6 +37,7 @@ def test_a_short_storm(tmp_path: Path) -> None:
     found = run(tmp_path, 0.1, 5, KINDS)
     assert (found.lost, found.violations, found.undecided) == ([], [], 0)
     assert found.acknowledged > 100 and found.faults.total() > 0
+    assert found.histories["kv"] and found.watched and found.queues["q0"]["acknowledged"]
     row = found.row()
     assert {"operations", "faults", "lost", "undecided", "violations"} <= row.keys() and json.dumps(row)
 
@@ -48,7 +56,7 @@ def test_a_run_fails_for_silence_losses_and_slowness() -> None:
 
 
 def judged(journal: Journal, start: int, found: dict[int, int | None]) -> Verdict:
-    verdict = Verdict(cast(Yard, None), journal)
+    verdict = Verdict(cast(Yard, None), journal, {})
     verdict.judge_log("l0", start, found)
     return verdict
 
@@ -81,11 +89,112 @@ def test_the_registers_history_is_judged(tmp_path: Path) -> None:
     journal.row(1, "ok", "write", "r0/1", 5)
     journal.row(2, "invoke", "read", "r0/1", None)
     journal.row(2, "ok", "read", "r0/1", 5)
-    assert linearizable(journal, tmp_path / "history").valid is True and journal.done == 2
+    assert linearizable(journal, "register", tmp_path / "history").valid is True and journal.done == 2
     journal.row(2, "invoke", "read", "r0/1", None)
     journal.row(2, "ok", "read", "r0/1", None)
-    outcome = linearizable(journal, tmp_path / "history")
+    outcome = linearizable(journal, "register", tmp_path / "history")
     assert outcome.valid is False and len((tmp_path / "history").read_text().splitlines()) == 6
+
+
+def message(number: int, id: int, reason: str = "") -> Message:
+    return Message(1, id, number.to_bytes(8, "big"), body(number), 0, 0, reason)
+
+
+def test_the_judge_of_a_queue() -> None:
+    def told() -> Told:
+        one = Told("q", Journal())
+        one.publish(1, [11, 12])
+        one.settle(message(11, 1), one.deliver(message(11, 1), False))
+        return one
+
+    counts = dict.fromkeys(("dropped", "expired", "purged", "cancelled"), 0)
+    whole = told()
+    whole.settle(message(12, 2), whole.deliver(message(12, 2, "rejected"), True))
+    whole.stats = {**counts, "published": 2, "acknowledged": 2}
+    assert whole.judge() == [] and whole.journal.violations == [] and whole.ahead == 0
+    whole.stats = {**counts, "published": 3, "acknowledged": 2}
+    assert whole.judge() == [] and len(whole.journal.violations) == 2
+    lost = told()
+    lost.stats = {**counts, "published": 2, "acknowledged": 1}
+    assert "message 2 was confirmed and never came" in lost.judge()[0]
+
+    def complaint(act: Callable[[Told], object]) -> str:
+        one = told()
+        act(one)
+        return "; ".join(one.journal.violations)
+
+    def unwanted(one: Told, number: int) -> None:
+        one.refused.add(13)
+        one.cancelled.add(2)
+        one.deliver(message(number, number - 10), False)
+
+    assert "came again" in complaint(lambda one: one.settle(message(11, 1), one.deliver(message(11, 1), False)))
+    assert complaint(lambda one: one.deliver(message(11, 1), False)) == "", "delivered twice only"
+    assert "was refused" in complaint(lambda one: unwanted(one, 13))
+    assert "was cancelled" in complaint(lambda one: unwanted(one, 12))
+    assert "wrong bytes" in complaint(lambda one: one.deliver(Message(1, 2, b"", b"x" * 20, 0, 0, ""), False))
+    assert "11 is message 1 and message 9" in complaint(lambda one: one.deliver(message(11, 9), False))
+    assert "is not 14" in complaint(lambda one: one.deliver(message(14, 2), False))
+    assert "reason" in complaint(lambda one: one.deliver(message(12, 2, "expired"), True))
+
+
+def test_the_judge_of_revisions() -> None:
+    def change(revision: int, key: bytes, number: int | None) -> Changes:
+        kv = None if number is None else KeyValue(key, body(number), 2, revision, 1, 0)
+        return Changes(revision, (Event(key, kv),))
+
+    def complaint(act: Callable[[Revisions], object]) -> str:
+        seen = Revisions("k", Journal())
+        seen.tell(2, "a", 5)
+        assert seen.watched(change(2, b"a", 5), 2) == 3 and seen.watched(change(3, b"a", None), 3) == 4
+        act(seen)
+        return "; ".join(seen.journal.violations)
+
+    def missed(seen: Revisions) -> None:
+        seen.tell(4, "b", 9)
+        seen.watched(change(4, b"c", 9), 4)
+
+    assert complaint(lambda seen: seen.tell(3, "a", None)) == ""
+    assert "watchers saw no such change" in complaint(lambda seen: seen.tell(3, "a", 7))
+    assert "waited for revision 4 and got 5" in complaint(lambda seen: seen.watched(change(5, b"b", 8), 4))
+    assert "different revisions 2" in complaint(lambda seen: seen.watched(change(2, b"a", 6), 2))
+    assert "did not see it" in complaint(missed)
+    wrong = KeyValue(b"b", b"\0" * 8, 2, 4, 1, 0)
+    assert "wrong bytes" in complaint(lambda seen: seen.served(wrong))
+    seen = Revisions("k", Journal())
+    for revision, key, number in ((2, b"a", 5), (3, b"b", 6), (4, b"a", None), (5, b"b", 7)):
+        seen.watched(change(revision, key, number), revision)
+    assert seen.replayed() == {"b": (7, 5)}
+    del seen.whole[3]
+    assert seen.replayed() is None
+
+
+def test_the_keys_history_is_judged(tmp_path: Path) -> None:
+    journal = Journal()
+    for kind, f, value in (("invoke", "cas", [None, 4]), ("ok", "cas", [None, 4]), ("invoke", "get", None)):
+        journal.row(1, kind, f, "k0/1", value, "kv")
+    journal.row(1, "ok", "get", "k0/1", 4, "kv")
+    assert linearizable(journal, "kv", tmp_path / "history").valid is True
+    for kind in ("invoke", "ok"):
+        journal.row(1, kind, "delete", "k0/1", None, "kv")
+    journal.row(2, "invoke", "get", "k0/1", None, "kv")
+    journal.row(2, "ok", "get", "k0/1", 4, "kv")
+    assert linearizable(journal, "kv", tmp_path / "history").valid is False
+
+
+async def test_the_machines_say_a_hash_of_their_state() -> None:
+    def context(index: int) -> Context:
+        return Context(7, index, 1, 0, 1)
+
+    one, other = HashedKV(), HashedKV()
+    assert one.query(HASH) == other.query(HASH)
+    one.apply(context(1), encode_operation(Put(b"a", b"1"))[0], ())
+    before = one.query(HASH)
+    assert before != other.query(HASH)
+    other.restore(one.snapshot())
+    assert other.query(HASH) == before
+    queue = HashedQueue(delivery_limit=3)
+    assert queue.options.delivery_limit == 3 and len(queue.query(HASH)) == 32
 
 
 def test_waiting_tells_the_last_complaint() -> None:

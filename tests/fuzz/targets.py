@@ -130,7 +130,7 @@ def client_targets() -> list[Target]:
         Target("client data", wire.decode_data, (data,), theirs),
         Target("client replies", wire.decode_replies, (replies,), theirs),
         Target("client error", lambda found: error_of(wire.unpack(found)), (refusal,), theirs),
-        Target("client blocks", blocks, (block_sample(),), (BlockError,)),
+        Target("client blocks", blocks, (block_sample(),), (BlockError, ClientError)),
         Target("compressed", compressed, (bytes(head) + b"|" + bytes(inner),), (ClientError,)),
     ]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from . import golden
+from . import golden, guided
+from .__main__ import find_by_coverage
 from .targets import Target, attempt, mutate, targets
 
 TARGETS = targets()
@@ -35,6 +37,20 @@ def test_spoilt_golden_files_are_detected_and_never_served(tmp_path: Path, name:
     cuts = range(0, len(data), 97 if name == "wal" else 1)
     tried, _, wrong = golden.sweep(name, data, judge, range(0, 8 * len(data), step), cuts)
     assert wrong == [] and tried > 1500
+
+
+@pytest.mark.skipif(bool(guided.reason_against()), reason=guided.reason_against() or "-")
+def test_coverage_leads_to_inputs(tmp_path: Path) -> None:
+    found = guided.run("writer header", 1, 1, tmp_path / "corpus")
+    assert found.wrong == "" and found.inputs > 0 and found.edges > 0
+    assert "nothing is called so" in guided.run("nonsense", 1, 1, tmp_path / "none").wrong
+
+
+def test_without_atheris_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    row: dict[str, Any] = {"violations": [], "tried": 0}
+    find_by_coverage(1, 1, row)
+    assert "atheris" in row["not_run"]["atheris"] and not row["violations"]
 
 
 def test_the_judges_know_what_is_not_what_was_written(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ NEVER = math.inf
 """The end of an operation that may take effect at any later time."""
 FUNCTIONS = {
     "register": frozenset({"read", "write", "cas"}),
-    "kv": frozenset({"put", "append", "get", "delete"}),
+    "kv": frozenset({"put", "append", "get", "delete", "cas"}),
     "queue": frozenset({"enqueue", "dequeue"}),
 }
 

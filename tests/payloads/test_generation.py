@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import lmdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -352,6 +353,49 @@ def test_a_cut_file_is_refused_before_it_is_mapped(tmp_path: Path) -> None:
     os.truncate(path / "data.mdb", 100)
     with pytest.raises(GenerationUnfinished):
         Generation(str(path), 1, SMALL).open_reader()
+
+
+def shorten(path: Path) -> None:
+    """Take pages at the end of a generation's file and free them again, until LMDB leaves them unwritten."""
+    with lmdb.open(str(path), map_size=SMALL.map_bytes) as env:
+        for size in range(1, 200):
+            with env.begin(write=True) as txn:
+                for number in range(size):
+                    txn.put(b"\xffgone%d" % number, bytes(9000))
+                for number in range(size):
+                    txn.delete(b"\xffgone%d" % number)
+            if (path / "data.mdb").stat().st_size < (env.info()["last_pgno"] + 1) * 4096:
+                return
+    raise AssertionError("the file is as long as it says")
+
+
+def test_a_file_that_lacks_free_pages_only_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "gen-1"
+    found = Generation(str(path), 1, SMALL)
+    found.create(0, Door().sync_directory)
+    entries = [made(1, index, [200_000]) for index in range(1, 6)]
+    found.write_entries(1, rows_of(entries), 1)
+    found.close()
+    shorten(path)
+    for _ in range(2):
+        again = Generation(str(path), 1, SMALL)
+        again.open_reader()
+        assert again.measure().damage == []
+        for entry in entries:
+            check(again, 1, entry)
+        again.close()
+    again = Generation(str(path), 1, SMALL)
+    again.open_writer()
+    more = made(1, 6, [200_000])
+    again.write_entries(2, [more.row()], 2)
+    check(again, 2, more)
+    again.close()
+    shorten(path)
+    # Without the last page that is written, whatever that is, and without most of them.
+    for size in ((path / "data.mdb").stat().st_size - 4096, 40_960):
+        os.truncate(path / "data.mdb", size)
+        with pytest.raises(GenerationFailed, match="it was cut"):
+            Generation(str(path), 1, SMALL).open_reader()
 
 
 def test_a_newer_format_and_a_foreign_number_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,10 @@ MAKE = {
 }
 
 
+LEAST = {"ext4": 0, "xfs": 320 << 20}
+"""What mkfs insists on; what is too much for a full image is taken by a file."""
+
+
 def reason_against(kind: str) -> str:
     """Why power cuts of that file system can't be tried here; empty where they can."""
     if os.geteuid() != 0:
@@ -39,25 +43,37 @@ def command(*words: str) -> None:
 
 
 class Image:
-    """One file system. `path` is where it is mounted. Use as a context."""
+    """One file system. `path` is where it is mounted, `file` another image than its own. Use as a context."""
 
-    def __init__(self, directory: Path, kind: str, size: int) -> None:
+    def __init__(self, directory: Path, kind: str, size: int, file: Path | None = None) -> None:
         self.kind = kind
-        self.file = directory / f"{kind}.image"
+        self.file = file or directory / f"{kind}.image"
+        self.own = file is None
         self.path = directory / f"{kind}.mounted"
-        self.size = size
+        self.size = max(size, LEAST[kind])
 
     def __enter__(self) -> Image:
         self.path.mkdir(exist_ok=True)
-        with self.file.open("wb") as file:
-            file.truncate(self.size)
+        if self.own:
+            with self.file.open("wb") as file:
+                file.truncate(self.size)
         command(*MAKE[self.kind], str(self.file))
         self.mount()
         return self
 
+    def shrink(self, free: int) -> None:
+        """Leave about so many bytes."""
+        found = os.statvfs(self.path)
+        fd = os.open(self.path / "taken", os.O_CREAT | os.O_WRONLY)
+        try:
+            os.posix_fallocate(fd, 0, max(1, found.f_bavail * found.f_frsize - free))
+        finally:
+            os.close(fd)
+
     def __exit__(self, *found: object) -> None:
         subprocess.run(["umount", "-l", str(self.path)], capture_output=True)
-        self.file.unlink()
+        if self.own:
+            self.file.unlink()
 
     def mount(self) -> None:
         """Mount it: the file system's own recovery runs."""
@@ -71,7 +87,11 @@ class Image:
         finally:
             os.close(fd)
 
+    def unmount(self) -> None:
+        """Everything is written, as far as it can be."""
+        command("umount", str(self.path))
+
     def remount(self) -> None:
         """After a cut, when nobody has it open any more."""
-        command("umount", str(self.path))
+        self.unmount()
         self.mount()

@@ -13,90 +13,21 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
-
-import trio
+from typing import Any
 
 from tests.crash.trace import available
-from tests.crash.verify import Expected, examine
-from tests.crash.workload import Script
 
+from . import blocks
+from .failing import failing_blocks
 from .image import MAKE, Image, reason_against
+from .life import Counts, check, child, live, tally, told
 
 IMAGE_BYTES = 192 << 20
 FULL_BYTES = 24 << 20
-STEPS = 100_000
 LIFE_S = (0.1, 0.8)
 STILL_S = 3.0
 LIFE_S_MAX = 60
-
-
-@dataclass
-class Counts:
-    """What was done and found. `not_run`: kinds that can't be tried here, and why."""
-
-    cycles: int = 0
-    acknowledged: int = 0
-    lost: int = 0
-    by_kind: dict[str, int] = field(default_factory=dict)
-    violations: list[str] = field(default_factory=list)
-    not_run: dict[str, str] = field(default_factory=dict)
-
-
-def child(what: Callable[[], object]) -> int:
-    """A process of its own for `what`: its id. It never returns here."""
-    sys.stdout.flush()
-    process = os.fork()
-    if process:
-        return process
-    _leave(what)
-
-
-def _leave(what: Callable[[], object]) -> NoReturn:
-    code = 1
-    try:
-        what()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def live(path: Path, marks: Path, errors: Path, seed: int, greedy: bool) -> None:
-    """In a child: use a node until something ends it; `greedy`: and free nothing."""
-    log = os.open(errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.dup2(log, 2)
-    script = Script(path, seed, os.open(marks, os.O_CREAT | os.O_WRONLY | os.O_APPEND))
-    script.greedy = greedy
-    trio.run(script.life, STEPS)
-
-
-def check(path: Path, want: Expected, report: Path, room: bool) -> None:
-    """In a child: recover twice, and say what is wrong. `room`: there is some to append a record in between."""
-    extra: dict[str, int] = {}
-    wrong: list[str] = []
-    for again in (not room, True):
-        try:
-            wrong += trio.run(examine, path, want, again, extra)
-        except BaseException as error:
-            inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-            wrong.append(f"recovery {again + 1}: {type(inner).__name__}: {inner}")
-            break
-    report.write_text(json.dumps(wrong), "utf-8")
-
-
-def told(marks: Path) -> tuple[Expected, int]:
-    """What the node said before the cut; how many records it acknowledged."""
-    want, count = Expected(), 0
-    for line in marks.read_bytes().splitlines() if marks.exists() else ():
-        want.take(line)
-        count += b'"done": "append"' in line
-    return want, count
 
 
 class Cycle:
@@ -164,15 +95,6 @@ def failing_sync(path: Path, outside: Path, number: int, seed: int, counts: Coun
     shutil.rmtree(path)
 
 
-def tally(counts: Counts, kind: str, acknowledged: int, wrong: list[str], which: str) -> None:
-    """Count a cycle."""
-    counts.cycles += 1
-    counts.by_kind[kind] = counts.by_kind.get(kind, 0) + 1
-    counts.acknowledged += acknowledged
-    counts.lost += sum("was acknowledged" in what or what.endswith("is not there") for what in wrong)
-    counts.violations += [f"{kind}, {which}: {what}" for what in wrong[:3]]
-
-
 def run(cycles: int, seed: int) -> Counts:
     """`cycles` of each file system that is there, and a few full images. BLOCKING."""
     counts = Counts()
@@ -188,8 +110,14 @@ def run(cycles: int, seed: int) -> Counts:
                     shutil.rmtree(cycle.path)
             for number in range(max(1, cycles // 20)):
                 with Image(Path(name), kind, FULL_BYTES) as image:
+                    if image.size > FULL_BYTES:
+                        image.shrink(FULL_BYTES)
                     Cycle(image, Path(outside), number, seed).run(counts, f"{kind} full", cut=False)
-        counts.not_run["eio of a block"] = "there is no FUSE library here to fail single blocks with"
+        if why := blocks.reason_against() or reason_against("ext4"):
+            counts.not_run["eio of a block"] = why
+        else:
+            for number in range(max(1, cycles // 10)):
+                failing_blocks(Path(name), Path(outside), number, seed, counts)
         if available():
             for number in range(max(1, cycles // 10)):
                 failing_sync(Path(name) / f"eio-{number}", Path(outside), number, seed, counts)

@@ -9,8 +9,11 @@ import pytest
 
 from tests.crash.trace import available
 
+from . import blocks
+from .failing import failing_blocks
 from .image import MAKE, reason_against
-from .run import Counts, failing_sync, row, run
+from .life import Counts
+from .run import failing_sync, row, run
 
 
 @pytest.mark.skipif(bool(reason_against("ext4")), reason=reason_against("ext4") or "-")
@@ -28,8 +31,20 @@ def test_nothing_acknowledged_is_lost_by_a_failed_sync(tmp_path: Path) -> None:
     assert found.by_kind == {"eio of a sync": 2} and (found.lost, found.violations) == (0, [])
 
 
+NO_BLOCKS = blocks.reason_against() or reason_against("ext4")
+
+
+@pytest.mark.skipif(bool(NO_BLOCKS), reason=NO_BLOCKS or "-")
+def test_nothing_acknowledged_is_lost_by_blocks_that_fail(tmp_path: Path) -> None:
+    found = Counts()
+    failing_blocks(tmp_path, tmp_path, 1, 4, found)
+    assert found.by_kind == {"eio of a block, write": 1, "eio of a block, read": 1}
+    assert (found.lost, found.violations) == (0, []) and found.acknowledged > 10
+
+
 def test_what_can_not_be_tried_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     found: Counts = run(cycles=1, seed=1)
     assert {kind: found.not_run[kind] for kind in MAKE} == dict.fromkeys(MAKE, "needs root")
+    assert found.not_run["eio of a block"] == "needs root"
     assert not found.by_kind.keys() & set(MAKE) and row(found)["not_run"] == found.not_run

@@ -15,6 +15,7 @@ import trio
 from logyard.client import errors, kv_wire
 from logyard.client.aio import Yard, connect
 from logyard.client.kv_wire import Compacted, Compare, Delete, Get, Put, PutResult, TxnResult
+from logyard.client.scans import audit_call
 from logyard.machines import kv_command
 from logyard.machines.kv import KV
 from logyard.machines.kv_digest import digest
@@ -230,6 +231,24 @@ async def test_stale_reads_are_answered_by_any_member(tmp_path: Path) -> None:
         new = await kv.get(b"a")
         assert new is not None and new.value == b"new"
         run.partition()
+
+
+async def test_an_audit_reads_what_lives_of_any_machine(tmp_path: Path) -> None:
+    async with served(tmp_path, 3) as (run, _, yard):
+        kv = yard.kv("kv")
+        for number in range(6):
+            await kv.put(b"key%d" % (number % 4), bytes([number]) * 5000)
+        await kv.compact((await kv.status())["revision"])
+        for number in run.ids:
+            history = machine(run, number).overview
+            await until(lambda history=history: history()["revision"] == 7 and not history()["history"], "it is purged")
+        uid = run.member(1, "kv").uid
+        rows = [await yard.run(audit_call(number, "kv", uid, 0, 0, 1 << 20)) for number in run.ids]
+        assert [(row.start, row.end, row.problems) for row in rows] == [(0, 0, ())] * 3
+        assert len({(row.units, row.bytes, row.digest) for row in rows}) == 1 and 20_000 <= rows[0].bytes < 25_000
+        await kv.put(b"key0", b"x" * 5000)
+        (again,) = [await yard.run(audit_call(await run.leader("kv"), "kv", uid, 0, 0, 1 << 20))]
+        assert 25_000 <= again.bytes < 30_000 and again.digest != rows[0].digest
 
 
 async def test_a_restart_and_a_snapshot_keep_everything(tmp_path: Path) -> None:
