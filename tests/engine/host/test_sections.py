@@ -229,6 +229,8 @@ async def test_a_damaged_chunk_is_mended_by_the_others(tmp_path: Path) -> None:
         await c.lead(1)
         await put(c, 1, "big", 1, 2 * MIB)
         await c.applied()
+        raft = c.member(3).raft
+        await until(lambda: raft.log.stable == raft.log.last_index, "what is applied is durable here, too")
         await c.nodes[3].snapshot()
         await c.nodes[3].compact()
         (key, _) = sorted(c.system(3).storage.books.meta.keys(rows.CHUNK))
