@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
+from outcome import Value
 
 from .admin import Call, plain
 from .errors import LogyardError
@@ -73,7 +74,9 @@ class Watch:
     """An iterator of `Changes`, one a revision. `next`: the revision that comes next, 0 while the server has not said.
     Raises `Compacted` when what comes next is gone, and what else ends it."""
 
-    __slots__ = ("number", "flow", "next", "failure", "paused", "asks", "_kept", "_bytes", "_stream", "_lot")
+    __slots__ = (
+        "number", "flow", "next", "failure", "paused", "asks", "_kept", "_bytes", "_stream", "_reader", "_others",
+    )  # fmt: skip
 
     def __init__(self, stream: Stream, number: int, flow: Flow) -> None:
         self.number = number
@@ -86,7 +89,10 @@ class Watch:
         self._kept: deque[tuple[int, Changes]] = deque()
         self._bytes = 0
         self._stream = stream
-        self._lot = trio.lowlevel.ParkingLot()
+        # The task that waits for the next changes gets them handed over: a thousand are woken by one event, and
+        # what a parking lot takes counts. Whoever else waits for something to happen looks again.
+        self._reader: trio.lowlevel.Task | None = None
+        self._others = trio.lowlevel.ParkingLot()
 
     def __aiter__(self) -> Watch:
         return self
@@ -101,35 +107,50 @@ class Watch:
             elif self.paused:
                 self.paused = False
                 self._stream.want(self)
+            elif self._reader is None:
+                self._reader = trio.lowlevel.current_task()
+                found: Changes | None = await trio.lowlevel.wait_task_rescheduled(self._abort)
+                if found is not None:
+                    return found
             else:
-                await self._lot.park()
+                await self._others.park()
         size, changes = self._kept.popleft()
         self._bytes -= size
         return changes
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._reader = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     async def created(self) -> int:
         """Wait until it is known which revision is the first one to be seen; that revision."""
         while not self.next:
             if self.failure is not None:
                 raise self.failure.again()
-            await self._lot.park()
+            await self._others.park()
         return self.next
 
-    def stir(self) -> None:
-        """Something changed: who waits looks again."""
-        self._lot.unpark_all()
+    def _wake(self, changes: Changes | None) -> bool:
+        """Let the reader go on, with what it waits for or to look again; whether there is one."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            trio.lowlevel.reschedule(reader, Value(changes))
+        if self._others:
+            self._others.unpark_all()
+        return reader is not None
 
     def fail(self, error: LogyardError) -> None:
         """It is over, after what came before."""
         self.failure = error
-        self.stir()
+        self._wake(None)
 
     def put(self, changes: Changes, size: int) -> None:
-        """Keep changes for the reader."""
+        """Give changes to the reader, or keep them for it."""
         self.next = changes.revision + 1
-        self._kept.append((size, changes))
-        self._bytes += size
-        self.stir()
+        # Who waits has seen all that is kept.
+        if not self._wake(changes):
+            self._kept.append((size, changes))
+            self._bytes += size
 
     def take(self, changes: Changes, size: int, whole: bool) -> bool:
         """Changes from the server; False when the watch is paused from now on: there is no room, or they did not come
@@ -139,7 +160,7 @@ class Watch:
         if not whole or (self._kept and self._bytes + size > BUFFER_BYTES):
             self.paused, self.asks = True, not whole
             self.next = max(self.next, changes.revision)
-            self.stir()
+            self._wake(None)
             return False
         self.put(changes, size)
         return True
@@ -150,11 +171,15 @@ class Watch:
             return
         self.next = following
         if self.flow.progress and self.failure is None:
+            progress = Changes(following - 1, ())
+            if self._wake(progress):
+                return
             if self._kept and not self._kept[-1][1].events:
                 self._bytes -= self._kept.pop()[0]
-            self._kept.append((OVERHEAD, Changes(following - 1, ())))
+            self._kept.append((OVERHEAD, progress))
             self._bytes += OVERHEAD
-        self.stir()
+        elif self._others:
+            self._others.unpark_all()
 
 
 class Stream:
