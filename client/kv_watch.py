@@ -341,13 +341,20 @@ class Stream:
         for one in header["revisions"]:
             decoder = Decoder(bodies)
             found = decoder.changes(one)
-            last, size = None, 0
+            last, size, more = None, 0, False
+            less: dict[tuple[bool, bool], Changes] = {}
             for number, changes in found.items():
                 watch = self.watches.get(number)
                 if watch is None or number not in self._live:
                     continue
                 if changes is not last:
-                    last, size = changes, OVERHEAD + sum([_size(event) for event in changes.events])
+                    last, size, less = changes, OVERHEAD + sum([_size(event) for event in changes.events]), {}
+                    more = any([event.previous is not None for event in changes.events])
+                flow = watch.flow
+                if not flow.values or (more and not flow.previous):
+                    # Watches share what is sent; some of them asked for less than others.
+                    key = (flow.previous, flow.values)
+                    changes = less[key] = less.get(key) or _less(changes, *key)
                 if not watch.take(changes, size, whole=not decoder.missing):
                     self._stop(number)
         self._low = max(self._low, header["low"])
@@ -376,6 +383,17 @@ class Stream:
                 found = Decoder(bodies).changes(one)
             for changes in found.values():
                 watch.put(changes, OVERHEAD + sum([_size(event) for event in changes.events]))
+
+
+def _less(changes: Changes, previous: bool, values: bool) -> Changes:
+    events = []
+    for key, kv, was in changes.events:
+        shown, before = kv, was if previous else None
+        if not values:
+            shown = kv and kv._replace(value=b"")
+            before = before and before._replace(value=b"")
+        events.append(Event(key, shown, before))
+    return Changes(changes.revision, tuple(events))
 
 
 def _size(event: Event) -> int:

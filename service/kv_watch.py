@@ -52,7 +52,7 @@ class WatchSink(Protocol):
 class Stream:
     """One listener and its watches. `stirred`: somebody changed them."""
 
-    __slots__ = ("name", "tracks", "stirred", "member", "fresh", "closed")
+    __slots__ = ("name", "tracks", "stirred", "member", "fresh", "closed", "told")
 
     def __init__(self, name: str, member: Member) -> None:
         self.name = name
@@ -62,6 +62,8 @@ class Stream:
         self.member = member
         # Watches that were not told yet where they begin.
         self.fresh: list[int] = []
+        # When its client last heard how far it is.
+        self.told = trio.current_time()
 
     def add(self, rows: Sequence[Any]) -> None:
         """Watches ``[number, key, end, revision or 0: from now on, flags]``. Raises `BadRequest`."""
@@ -148,7 +150,7 @@ class Watches:
                 await self.system.wait(member, lambda: stream.stirred or _newer(member, at))
                 woken = True
             if not woken:
-                sink.push({"kind": "alive", "next": 0 if at is None else at, "revision": state.revision}, ())
+                self._tell(stream, at, state.revision, sink)
             return
         above = stream.tracks.above(at)
         end = min(state.revision + 1, at + SCAN_REVISIONS, above if above is not None else at + SCAN_REVISIONS)
@@ -156,9 +158,17 @@ class Watches:
         stream.tracks.move(at, found.next)
         if found.revisions:
             low = stream.tracks.lowest() or 0
+            stream.told = trio.current_time()
             sink.push(*await filled(self.system, member, found, {"kind": "events", "low": low}))
         else:
+            if trio.current_time() - stream.told >= ALIVE_S:
+                # Others write all the time: who sees nothing of it has to know from where to resume.
+                self._tell(stream, stream.tracks.lowest(), state.revision, sink)
             await trio.lowlevel.checkpoint()
+
+    def _tell(self, stream: Stream, at: int | None, revision: int, sink: WatchSink) -> None:
+        stream.told = trio.current_time()
+        sink.push({"kind": "alive", "next": 0 if at is None else at, "revision": revision}, ())
 
     def _greet(self, stream: Stream, revision: int, sink: WatchSink) -> None:
         fresh, stream.fresh = stream.fresh, []

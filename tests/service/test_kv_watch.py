@@ -45,6 +45,44 @@ async def test_a_watch_may_begin_with_the_revision_of_an_empty_group(tmp_path: P
             assert seen(await following(late, 1)) == [(2, [(b"a", b"one")])]
 
 
+async def test_a_watch_of_what_nobody_writes_knows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        async with kv.watch(b"quiet", progress=True) as watch, trio.open_nursery() as nursery:
+            start = await watch.created()
+            # Never silent for as long as it takes to be told in a pause.
+            monkeypatch.setattr(kv_watch, "ALIVE_S", 0.2)
+
+            async def write() -> None:
+                while True:
+                    await kv.put(b"busy", b"")
+
+            nursery.start_soon(write)
+            with trio.fail_after(20):
+                async for changes in watch:
+                    assert not changes.events
+                    if changes.revision > start:
+                        break
+            nursery.cancel_scope.cancel()
+
+
+async def test_watches_of_one_key_see_what_each_asked_for(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        await kv.put(b"a", b"one")
+        async with (
+            kv.watch(b"a", previous=True) as more, kv.watch(b"a") as plain, kv.watch(b"a", values=False) as less
+        ):  # fmt: skip
+            for watch in (more, plain, less):
+                await watch.created()
+            await kv.put(b"a", b"two")
+            found = [(await following(watch, 1))[0].events[0] for watch in (more, plain, less)]
+        assert [None if one.previous is None else one.previous.value for one in found] == [b"one", None, None]
+        assert [one.kv.value for one in found if one.kv] == [b"two", b"two", b""]
+
+
 async def test_a_watch_sees_whole_revisions_from_where_it_begins(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, _, yard):
         kv = yard.kv("kv")
