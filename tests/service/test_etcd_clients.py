@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ import pytest
 
 from logyard.client.kvstore import KVStore
 from logyard.service.local_cluster import free_ports
+from tests.source_tree import ROOT
 
-from .etcd_server import Asking, EtcdServer, etcd_server
+from .etcd_server import Asking, EtcdServer, data, etcd_server
 from .test_kvstore import story
 
 WAIT_S = 60.0
@@ -107,6 +109,23 @@ def test_curl(server: EtcdServer) -> None:
         assert json.loads(process.stdout.readline())["result"]["created"] is True
         run("/v3/kv/deleterange", '{"key": "Y3VybA=="}')
         assert json.loads(process.stdout.readline())["result"]["events"][0]["type"] == "DELETE"
+        process.terminate()
+
+
+def test_the_guide(server: EtcdServer) -> None:
+    """The curl lines of docs/guides/etcd.md, as they stand there but for the port."""
+    if shutil.which("curl") is None:
+        pytest.skip("no curl")
+    guide = (ROOT / "docs/guides/etcd.md").read_text()
+    lines = [line for line in guide.splitlines() if line.startswith("curl ")]
+    put, get, watch = (line.replace("http://127.0.0.1:2379", server.url) for line in lines)
+    with subprocess.Popen(shlex.split(watch), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["result"]["created"] is True
+        subprocess.run(shlex.split(put), capture_output=True, check=True)
+        seen = json.loads(process.stdout.readline())["result"]["events"][0]["kv"]
+        found = subprocess.run(shlex.split(get), capture_output=True, check=True).stdout
+        assert json.loads(found)["kvs"] == [seen] and data(seen["value"]) == b"blue"
         process.terminate()
 
 
