@@ -34,7 +34,7 @@ from .serving import create_group, serve
 TAKE_OVER_S = 15.0
 """A node whose launcher was killed needs a moment to stop."""
 WATCH_S = 0.5
-ABANDON_S = 5.0
+ABANDON_S = 3.0
 """After the signal: a client that reads nothing holds its connection, and must not hold the process."""
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
@@ -154,7 +154,8 @@ async def _serve(flags: Flags, servers: Sequence[str], node: LocalCluster | None
         nursery.start_soon(_stop_on_signal, stopped, gateway, node)
         with trio.CancelScope() as starting:
             nursery.start_soon(_cancel_when, stopped, starting)
-            await create_group(yard, flags.group, flags.is_new)
+            # The first name of a new cluster makes them; a cluster that is there, whoever comes first.
+            await create_group(yard, flags.group, flags.is_new and number in (0, 1))
         if stopped.is_set():
             nursery.cancel_scope.cancel()
             return

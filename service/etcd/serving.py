@@ -11,7 +11,7 @@ from hypercorn.config import Config
 from hypercorn.trio import serve as serve_http
 
 from logyard.client.aio import Yard
-from logyard.client.errors import LogyardError
+from logyard.client.errors import BadRequest, GroupExists, LogyardError
 
 from .app import TERM_S, Gateway, make_app
 from .cluster import MEMBERS, Member, announce
@@ -40,19 +40,28 @@ def hypercorn_config(binds: Sequence[str]) -> Config:
 
 
 async def create_group(yard: Yard, name: str, create: bool) -> None:
-    """Make the KV groups when they are not there, or wait until another node has; tries until the cluster can."""
-    while True:
-        try:
-            if create:
-                await yard.create_many([name, MEMBERS], machine="kv")
-            for one in (name, MEMBERS):
+    """Make the KV groups when they are not there, or wait until somebody else has; tries until the cluster can. As a
+    rule one gateway may `create`: what two make at once under one name is taken back, and tried again."""
+    for one in (name, MEMBERS):
+        while True:
+            try:
+                if create:
+                    await _create(yard, one)
                 await yard.kv(one).status()
-            return
-        except LogyardError as error:
-            if error.code in ("group_exists", "bad_request"):
+                break
+            except BadRequest:
                 raise
-            log.info("the group is not made yet: %s", error)
-            await trio.sleep(RETRY_S)
+            except LogyardError as error:
+                log.info("the group %s is not there yet: %s", one, error)
+                await trio.sleep(RETRY_S * (1 + yard.chance.random()))
+
+
+async def _create(yard: Yard, name: str) -> None:
+    try:
+        await yard.create(name, machine="kv")
+    except GroupExists as error:
+        # By another definition: its members were changed since, say. Whether it is a KV group is seen next.
+        log.debug("%s", error)
 
 
 async def keep_term(gateway: Gateway, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -99,6 +108,7 @@ async def serve(
         async with trio.open_nursery() as http:
             urls = await http.start(run)
             said = member._replace(client_urls=member.client_urls or tuple(urls))
+            gateway.named = tuple([said if one.name == said.name else one for one in gateway.named]) or (said,)
             nursery.start_soon(keep_announced, gateway, said)
             task_status.started(urls)
         gateway.ended.set()

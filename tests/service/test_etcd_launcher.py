@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import tomllib
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -125,6 +126,28 @@ def test_a_client_that_reads_nothing_does_not_hold_the_process(tmp_path: Path) -
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
         assert "reads nothing" in server.lines
+
+
+def test_another_gateway_in_front_of_the_same_cluster(tmp_path: Path) -> None:
+    with etcd_server(tmp_path, "--auto-compaction-retention=500ms") as first:
+        native = tomllib.loads((tmp_path / "data/node.toml").read_text())["node"]["client_listen"]
+        flags_ = ("--servers", native, "--group=etcd", "--name=second")
+        with etcd_server(tmp_path / "second", *flags_) as second:
+            old = int(first.call("/v3/kv/put", key=b"a", value=b"1")["header"]["revision"])
+            assert data(second.call("/v3/kv/range", key=b"a")["kvs"][0]["value"]) == b"1"
+            # Until what was there half a second ago is all that is kept.
+            status = 200
+            while status == 200:
+                first.call("/v3/kv/put", key=b"a", value=b"2")
+                status, answer = second.ask("/v3/kv/range", {"key": b"a", "revision": old})
+            assert (status, answer["code"]) == (400, 11)
+            members: list[dict[str, Any]] = []
+            while len(members) < 2:
+                members = second.call("/v3/cluster/member/list")["members"]
+            assert [(one["name"], one["clientURLs"]) for one in members] == [
+                ("default", [first.url]), ("second", [second.url])]  # fmt: skip
+            assert second.stop() == 0
+        assert first.call("/v3/kv/range", key=b"a")["count"] == "1"
 
 
 def free_peers(count: int) -> list[int]:
