@@ -254,7 +254,13 @@ class Trial:
             stage.yard.compact(stage.victim)
         stage.stored()
         stage.kill()
-        targets = remembered if kind not in ("segment", "segment index") else damage.segments(stage.data)[-1:]
+        targets = remembered
+        if kind in ("segment", "segment index"):
+            # They never change: an older one stands under a newer one's name.
+            targets = damage.segments(stage.data)[-1:]
+        elif kind == "generation":
+            payload = stage.acknowledged[sorted(stage.acknowledged)[-30]][1]
+            targets = [damage.find(damage.generations(stage.data), payload[1000:1100])[-1].path]
         for number, path in enumerate(targets):
             old = (self.old / str(number)).read_bytes()
             new = path.read_bytes()
