@@ -330,6 +330,7 @@ class Trial:
         self.revive()
         self.whole()
         wait(lambda: stage.write(4, timeout=5.0) == 4, "writes go on")
+        self.whole()
         self.judge()
         stage.kill()
         self.begin("stopped")
