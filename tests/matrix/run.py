@@ -323,7 +323,7 @@ class Trial:
         said = {
             code: count - before.get(code, 0) for code, count in stage.refused.items() if count > before.get(code, 0)
         }
-        text = ", ".join(f"{count} appends with {code}" for code, count in said.items())
+        text = ", ".join(f"{count} with {code}" for code, count in said.items())
         self.step(f"running: {failing.hits} calls failed, refused: {text or 'nothing'}")
         if stage.ended() is not None:
             self.step(f"the node ended with {stage.ended()}")
