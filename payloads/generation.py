@@ -71,9 +71,14 @@ class Generation:
         self._open(writable=True, lock=True)
         key = layout.own_key(layout.HEADER)
         body = _HEADER.pack(self.form, 0, self.number, self.config.map_bytes, base_run)
-        with self._writing() as txn:
-            txn.put(key, layout.wrap(key, body))
-            Statistics(0, 0, 0, base_run, 0).put(txn)
+        try:
+            with self._writing() as txn:
+                txn.put(key, layout.wrap(key, body))
+                Statistics(0, 0, 0, base_run, 0).put(txn)
+        except lmdb.Error as error:
+            # Whoever tries again opens it anew, and a path is open once in a process.
+            self.close()
+            raise self._failure(error) from error
         sync_directory(self.path)
         sync_directory(os.path.dirname(self.path))
 

@@ -138,7 +138,7 @@ class MetaStore:
         try:
             environment = self._open(path, readonly=True)
             try:
-                if _is_cut(environment, path):
+                if self._is_cut(environment, path):
                     return
                 with environment.begin() as transaction:
                     raw = transaction.get(IDENTITY)
@@ -158,6 +158,14 @@ class MetaStore:
             for name in NAMES:
                 self._disk.unlink(self._journal(name))
             raise WrongIdentity(f"{self._directory} {wanted}")
+
+    def _is_cut(self, environment: lmdb.Environment, path: str) -> bool:
+        """Whether a file is shorter than it says: touching what is not there would kill the process."""
+        fd = self._disk.open_file(os.path.join(path, "data.mdb"))
+        try:
+            return self._disk.size(fd) < (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+        finally:
+            self._disk.close(fd)
 
     def _journal(self, name: str) -> str:
         return os.path.join(self._directory, f"{JOURNAL}-{name}")
@@ -191,7 +199,7 @@ class MetaStore:
         environment = lmdb.open(path, map_size=self._map_bytes, max_dbs=0, readahead=False, readonly=True)
         try:
             environment.reader_check()
-            if _is_cut(environment, path):
+            if self._is_cut(environment, path):
                 raise OSError(errno.EIO, "it was cut")
             with environment.begin() as transaction:
                 deque(transaction.cursor(), maxlen=0)
@@ -412,12 +420,6 @@ class MetaStore:
         """Rows, commit number and bytes on disk of each environment, for status and metrics."""
         sizes = [os.path.getsize(path) for path in self.files()]
         return {"rows": int(self._environments[0].stat()["entries"]), "commit": self._commit, "bytes": sizes}
-
-
-def _is_cut(environment: lmdb.Environment, path: str) -> bool:
-    """Whether a file is shorter than it says: touching what is not there would kill the process."""
-    pages = environment.info()["last_pgno"] + 1
-    return os.path.getsize(os.path.join(path, "data.mdb")) < int(pages * environment.stat()["psize"])
 
 
 def read_environment(path: str) -> tuple[dict[bytes, bytes], int]:

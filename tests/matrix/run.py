@@ -254,7 +254,13 @@ class Trial:
             stage.yard.compact(stage.victim)
         stage.stored()
         stage.kill()
-        targets = remembered if kind not in ("segment", "segment index") else damage.segments(stage.data)[-1:]
+        targets = remembered
+        if kind in ("segment", "segment index"):
+            # They never change: an older one stands under a newer one's name.
+            targets = damage.segments(stage.data)[-1:]
+        elif kind == "generation":
+            payload = stage.acknowledged[sorted(stage.acknowledged)[-30]][1]
+            targets = [damage.find(damage.generations(stage.data), payload[1000:1100])[-1].path]
         for number, path in enumerate(targets):
             old = (self.old / str(number)).read_bytes()
             new = path.read_bytes()
@@ -317,13 +323,14 @@ class Trial:
         said = {
             code: count - before.get(code, 0) for code, count in stage.refused.items() if count > before.get(code, 0)
         }
-        text = ", ".join(f"{count} appends with {code}" for code, count in said.items())
+        text = ", ".join(f"{count} with {code}" for code, count in said.items())
         self.step(f"running: {failing.hits} calls failed, refused: {text or 'nothing'}")
         if stage.ended() is not None:
             self.step(f"the node ended with {stage.ended()}")
         self.revive()
         self.whole()
         wait(lambda: stage.write(4, timeout=5.0) == 4, "writes go on")
+        self.whole()
         self.judge()
         stage.kill()
         self.begin("stopped")

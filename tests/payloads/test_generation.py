@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logyard.payloads import layout
-from logyard.payloads.errors import FormatNewer, GenerationFailed, GenerationUnfinished, PayloadCorrupt, PayloadMissing
+from logyard.payloads.errors import (
+    FormatNewer,
+    GenerationFailed,
+    GenerationUnfinished,
+    PayloadCorrupt,
+    PayloadMissing,
+    StoreFull,
+)
 from logyard.payloads.generation import Generation
 from logyard.payloads.layout import SourceRow
+from logyard.payloads.writing import Statistics
 
 from .support import MIB, SMALL, Door, Made, made
 
@@ -40,6 +48,26 @@ def check(generation: Generation, run: int, entry: Made) -> None:
         assert (pack is not None) == small
         assert pack is None or pack == body
         assert generation.read_unit(run, entry.uid, entry.index, number) == body
+
+
+def test_a_creation_that_the_disk_refuses_is_typed_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise lmdb.DiskError("no space left")
+
+    kept = []
+    for _ in range(2):
+        # Whoever failed may still be referred to.
+        kept.append(Generation(str(tmp_path / "gen-1"), 1, SMALL))
+        with monkeypatch.context() as broken:
+            broken.setattr(Statistics, "put", refuse)
+            with pytest.raises(StoreFull):
+                kept[-1].create(0, Door().sync_directory)
+    found = Generation(str(tmp_path / "gen-1"), 1, SMALL)
+    found.create(0, Door().sync_directory)
+    assert found.write_entries(1, [made(5, 1, [100]).row()], 1).entries == 1
+    found.close()
 
 
 def test_round_trip(generation: Generation) -> None:

@@ -98,8 +98,9 @@ def test_scrub_repairs_what_others_have_and_names_what_is_left(
     assert left["group"] == "lonely" and not left["repaired"]
     assert ask("status")["nodes"][1]["scrub"]["left"] == 1
     assert ask("scrub", "--node", "2", "--last", code=1)["nodes"]["2"]["findings"] == [left]
-    ask("delete", "lonely")
+    ask("delete", "lonely", "--yes")
     assert not ask("scrub")["nodes"]["2"]["findings"]
+    ask("delete", "shared", "--yes")
 
 
 def test_a_log_keeps_what_it_is_told_and_is_read_from_a_time_on(ask: Callable[..., dict[str, Any]]) -> None:
