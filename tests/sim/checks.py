@@ -37,13 +37,15 @@ def brief(machine: Any) -> tuple[int, ...]:
 class _Seen:
     """What was last seen of one replica in one life."""
 
-    __slots__ = ("term", "vote", "commit", "applied", "role", "stable", "checked", "configuration", "raft")
+    __slots__ = ("term", "vote", "commit", "applied", "role", "stable", "checked", "configuration", "raft", "now")
 
     def __init__(self, raft: Any) -> None:
         self.raft = raft
         self.term = self.vote = self.commit = self.applied = self.role = self.stable = -1
         self.checked = 0
         self.configuration = -1
+        # All of it, to see at once that nothing changed.
+        self.now: tuple[int, ...] = ()
 
 
 class _Told:
@@ -105,16 +107,12 @@ class Checker:
             last = seen.get(uid)
             if last is None or last.raft is not raft:
                 last = seen[uid] = _Seen(raft)
-            if (
-                raft.term != last.term
-                or raft.role != last.role
-                or raft.commit != last.commit
-                or raft.applied != last.applied
-                or raft.vote != last.vote
-                or raft.log.stable < last.stable
-            ):
+            stable = raft.log.stable
+            now = (raft.term, raft.role, raft.commit, raft.applied, raft.vote)
+            if now != last.now or stable < last.stable:
                 self._changed(number, uid, member, last)
-            last.stable = raft.log.stable
+                last.now = now
+            last.stable = stable
 
     def _changed(self, number: int, uid: int, member: Member, last: _Seen) -> None:
         raft = member.raft
