@@ -185,7 +185,8 @@ class Checker:
         if commit > truth.newest and commit in known:
             truth.newest = commit
             self._durable(number, uid, raft, commit, known[commit][0])
-        if raft.configuration_index <= commit and raft.configuration_index != last.configuration:
+        # Index 0 is no entry: a member that begins with nothing has the newest configuration known to it there.
+        if 0 < raft.configuration_index <= commit and raft.configuration_index != last.configuration:
             last.configuration = raft.configuration_index
             known_as = truth.configurations.setdefault(raft.configuration_index, raft.configuration)
             if known_as != raft.configuration:
