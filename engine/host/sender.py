@@ -169,8 +169,13 @@ class Sender:
         return ready
 
     async def _snapshot(self, member: Member) -> None:
+        storage = self.system.storage
         try:
             await self.system.snapshots.take([member])
+            async with storage.janitor_lock:
+                # The log goes as far as it is in segments: who waits for that can't wait until a WAL file is full.
+                if member.flushed < member.compactable and not member.raft.stopped:
+                    await storage.roll()
         except LogyardError as error:
             log.warning("group %s: no snapshot for a follower: %s", member.spec.name, error)
 

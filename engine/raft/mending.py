@@ -63,18 +63,22 @@ def say(raft: Raft, *nodes: int) -> None:
     """Tell the leader, or who may be it, that this member is damaged, and how far it has come."""
     mend = raft.mend
     assert mend is not None
-    raft.acked = held = _held(raft)
     if not nodes:
         known = raft.leader and raft.leader in raft.live
         nodes = (raft.leader,) if known else tuple(sorted(raft.configuration.nodes()))
     for node in nodes:
         if node != raft.node:
-            raft.send(
-                Message(
-                    DAMAGED, raft.uid, node, raft.node, raft.term, held, raft.log.last_index, raft.commit, mend.round,
-                    False, None, 0, raft.validated,
-                )
-            )  # fmt: skip
+            _say(raft, node, mend.round)
+
+
+def _say(raft: Raft, node: int, round_: int) -> None:
+    raft.acked = held = _held(raft)
+    raft.send(
+        Message(
+            DAMAGED, raft.uid, node, raft.node, raft.term, held, raft.log.last_index, raft.commit, round_, False, None,
+            0, raft.validated,
+        )
+    )  # fmt: skip
 
 
 def came_on(raft: Raft) -> None:
@@ -106,6 +110,9 @@ def on_mend(raft: Raft, m: Message) -> None:
         # It did not hear that this member is sound again.
         if _held(raft) >= m.index:
             _tell_sound(raft, m.context)
+        else:
+            # An old word of its damage came late: what it lacks since comes only to who says how far it is.
+            _say(raft, m.sender, m.context)
     elif m.context == mend.round:
         mend.fence, mend.fence_term = m.index, m.term
         mend.tries = 0

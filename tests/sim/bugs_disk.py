@@ -109,11 +109,6 @@ BUGS = (
     ),
     Bug("retried_sync", "a failed sync is never tried again", [(wal.Wal, "_put", _retries_a_failed_sync)]),
     Bug(
-        "torn_batch_taken",
-        "the last batch counts when all of it is there",
-        [(wal_scan.FileScan, "whole", lambda old: lambda self, frame: True)],
-    ),
-    Bug(
         "whole_batch_cut",
         "only a torn batch is cut",
         [(wal_scan.FileScan, "whole", lambda old: lambda self, frame: False)],

@@ -104,7 +104,7 @@ def _believes_anything(old: Any) -> Any:
 
 def _majority_of_one_less(old: Any) -> Any:
     def outcome(configuration: Any, votes: Any) -> int:
-        return quorum.WON if sum(votes.values()) * 2 >= len(configuration.voters) else old(configuration, votes)
+        return quorum.WON if sum(votes.values()) * 2 >= len(configuration.voters) - 1 else old(configuration, votes)
 
     return outcome
 
@@ -156,16 +156,11 @@ def _counts_own_unstable(old: Any) -> Any:
     return advance_commit
 
 
-def _longer_wins(old: Any) -> Any:
-    return lambda raft, message: message.index >= raft.log.last_index
-
-
 BUGS = (
     Bug("vote_told_before_durable", "votes are durable before they are told", [(core.Raft, "ready", _told_early)]),
     Bug("votes_twice", "one vote a term", [(election, "on_vote", _votes_again)]),
     Bug("vote_for_shorter_log", "a leader has all that is committed", [(election, "_up_to_date", _believes_anything)]),
-    Bug("vote_for_longer_log", "the later term of a log wins", [(election, "_up_to_date", _longer_wins)]),
-    Bug("elected_by_half", "a leader has a majority", [(election, "vote_outcome", _majority_of_one_less)]),
+    Bug("elected_by_less", "a leader has a majority", [(election, "vote_outcome", _majority_of_one_less)]),
     Bug("refusal_counted", "a refusal is no vote", [(election, "on_vote_reply", _counts_refusals)]),
     Bug(
         "counts_prior_terms",

@@ -37,13 +37,15 @@ def brief(machine: Any) -> tuple[int, ...]:
 class _Seen:
     """What was last seen of one replica in one life."""
 
-    __slots__ = ("term", "vote", "commit", "applied", "role", "stable", "checked", "configuration", "raft")
+    __slots__ = ("term", "vote", "commit", "applied", "role", "stable", "checked", "configuration", "raft", "now")
 
     def __init__(self, raft: Any) -> None:
         self.raft = raft
         self.term = self.vote = self.commit = self.applied = self.role = self.stable = -1
         self.checked = 0
         self.configuration = -1
+        # All of it, to see at once that nothing changed.
+        self.now: tuple[int, ...] = ()
 
 
 class _Told:
@@ -105,16 +107,12 @@ class Checker:
             last = seen.get(uid)
             if last is None or last.raft is not raft:
                 last = seen[uid] = _Seen(raft)
-            if (
-                raft.term != last.term
-                or raft.role != last.role
-                or raft.commit != last.commit
-                or raft.applied != last.applied
-                or raft.vote != last.vote
-                or raft.log.stable < last.stable
-            ):
+            stable = raft.log.stable
+            now = (raft.term, raft.role, raft.commit, raft.applied, raft.vote)
+            if now != last.now or stable < last.stable:
                 self._changed(number, uid, member, last)
-            last.stable = raft.log.stable
+                last.now = now
+            last.stable = stable
 
     def _changed(self, number: int, uid: int, member: Member, last: _Seen) -> None:
         raft = member.raft
@@ -187,7 +185,8 @@ class Checker:
         if commit > truth.newest and commit in known:
             truth.newest = commit
             self._durable(number, uid, raft, commit, known[commit][0])
-        if raft.configuration_index <= commit and raft.configuration_index != last.configuration:
+        # Index 0 is no entry: a member that begins with nothing has the newest configuration known to it there.
+        if 0 < raft.configuration_index <= commit and raft.configuration_index != last.configuration:
             last.configuration = raft.configuration_index
             known_as = truth.configurations.setdefault(raft.configuration_index, raft.configuration)
             if known_as != raft.configuration:

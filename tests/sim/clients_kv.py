@@ -24,7 +24,7 @@ KEYS = 8
 CLIENTS = 2
 DELETED = 0.05
 """Deletions, of the last key only: a key's history without them is decided at once."""
-WATCH_S = 1.0
+WATCH_S = 2.0
 NEWEST = 3000
 """Operations of a key that are judged together."""
 CONFIGURATIONS = 20_000
@@ -102,7 +102,7 @@ class KvGroup(Group):
         if consistency != "linearizable":
             return
         uid, process = self.uid, -number
-        asked = {key: self.invoke(process, "get", key) for key in self.work.draw.sample(sorted(self.keys), 3)}
+        asked = {key: self.invoke(process, "get", key) for key in self.keys}
 
         def done(result: Any, error: BaseException | None) -> None:
             if error is None:
@@ -148,7 +148,8 @@ class KvClient(Client):
         what: list[tuple[Operation, bytes, int | None]] = []
         commands: list[bytes] = []
         records: list[tuple[bytes, Any]] = []
-        for key in work.draw.sample(sorted(group.keys), min(KEYS, max(1, burst // 4))):
+        keys = sorted(group.keys)
+        for key in work.draw.choices(keys, k=max(1, burst // 2)):
             if key == b"k%d" % (KEYS - 1) and work.draw.random() < DELETED * KEYS:
                 command, bodies = kw.encode(kw.Delete(key))
                 what.append((group.invoke(self.number, "delete", key), key, None))

@@ -20,7 +20,7 @@ from .clients import Client, Frame, Group, Workload
 PREFETCH = 64
 REQUEUED = 0.04
 REJECTED = 0.02
-LISTEN_S = 0.4
+LISTEN_S = 0.8
 """Until a consumer whose listening ended tries again."""
 RESEND_S = 3.0
 """A consumer that hears nothing for so long asks for what it holds once more."""
@@ -81,7 +81,7 @@ class Publisher(Client):
 
     def say(self, burst: int) -> int:
         work = self.work
-        count = max(1, burst // 2)
+        count = max(1, burst)
         self.sequence += 1
         first = work.invent(count)
         tags = range(first, first + count)

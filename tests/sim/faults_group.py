@@ -85,7 +85,8 @@ class GroupFaults(Ground):
         voters = member.raft.configuration.voters
         spare = [one for one in self.cluster.hosts if one not in voters]
         node = self.cluster.node(number)
-        if len(voters) > 2 and self.draw.random() < 0.5:
+        # Damage may have been done and not be found yet: then three have to be left.
+        if len(voters) > (3 if self.victim else 2) and self.draw.random() < 0.5:
             self.ask(number, node.change_members(group.name, "remove", self.draw.choice(voters)), "M1.remove")
         elif spare:
             self.ask(number, node.change_members(group.name, "add", self.draw.choice(spare)), "M1.add")

@@ -230,8 +230,9 @@ class SimNetwork(MemoryNetwork):
         self._last[lane] = when
         link = self._link.get((min(pair), max(pair)), 0)
         if weather.corrupt and draw.random() < weather.corrupt:
-            data = self._damage(data)
-        loop.at(when, None, self._arrive, lane, data, link)
+            loop.at(when, None, self._arrive, lane, self._damage(data), link, True)
+        else:
+            loop.at(when, None, self._arrive, lane, data, link)
         if weather.replay and data[4:5] and draw.random() < weather.replay:
             loop.at(when + draw.random() ** 3 * 5.0, None, self._again, pair, data)
         if draw.random() < 0.02:
@@ -262,23 +263,26 @@ class SimNetwork(MemoryNetwork):
         changed[at : at + 4] = b"\xff\xff\xff\x7f"
         return bytes(changed)
 
-    def _arrive(self, lane: Lane, data: bytes, link: int) -> None:
+    def _arrive(self, lane: Lane, data: bytes, link: int, damaged: bool = False) -> None:
         a, b, number = lane
         node: Any = self.nodes.get(b)
         if node is None or a not in node.up or self._link.get((min(a, b), max(a, b)), 0) != link:
             return
         life = node.life
         if life.paused_until > self.loop.now:
-            self.loop.at(life.paused_until, None, self._arrive, lane, data, link)
+            self.loop.at(life.paused_until, None, self._arrive, lane, data, link, damaged)
             return
         self.frames += 1
         self.hash.update(data)
-        self.loop.perform(life, self._receive, (node, a, number, data))
+        self.loop.perform(life, self._receive, (node, a, number, data, damaged))
 
-    def _receive(self, node: Any, sender: int, lane: int, data: bytes) -> None:
+    def _receive(self, node: Any, sender: int, lane: int, data: bytes, damaged: bool) -> None:
         try:
             # A stream would wait for more, or take what comes next for the rest: both end in a reset.
-            if len(data) < HEADER_BYTES or len(data) != parse_header(data[:HEADER_BYTES], lane, self.config).total:
+            whole = not damaged or (
+                len(data) >= HEADER_BYTES and len(data) == parse_header(data[:HEADER_BYTES], lane, self.config).total
+            )
+            if not whole:
                 raise LogyardError("the frame is cut")
             node.receive(sender, lane, data)
         except LogyardError:

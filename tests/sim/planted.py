@@ -1,8 +1,8 @@
 """Planted bugs: one override of product code each, which the simulator has to find from seeds it never saw.
 
 `python -m tests.sim.planted [--bug NAME] [--seed S] [--cpu SECONDS] [--json]` tries fresh seeds until a check speaks.
-Each bug names the rule that it breaks (`bugs_raft`, `bugs_disk`, `bugs_state`); `test_planted` replays the seeds that
-are recorded in `planted.json`.
+Each bug names the rule that it breaks (`bugs_raft`, `bugs_disk`, `bugs_state`, `bugs_machines`); `test_planted` replays
+the seeds that are recorded in `planted.json`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from . import bugs_disk, bugs_raft, bugs_state
+from . import bugs_disk, bugs_machines, bugs_raft, bugs_state
 from .bugs import Bug, planted, unplanted
 from .run import Result, Run
 
 MINUTES = 1.0
 RECORDED = Path(__file__).with_name("planted.json")
-BUGS = (*bugs_raft.BUGS, *bugs_disk.BUGS, *bugs_state.BUGS)
+BUGS = (*bugs_raft.BUGS, *bugs_disk.BUGS, *bugs_state.BUGS, *bugs_machines.BUGS)
 
 
 @cache

@@ -33,7 +33,7 @@ from .patches import installed
 KINDS_OF_GROUPS = (LogGroup, LogGroup, KvGroup, QueueGroup)
 NODES = 4
 VOTERS = 3
-RATE = 65.0
+RATE = 60.0
 """Client operations a simulated second."""
 START_S = 2.0
 SAFETY_S = (6.0, 9.0)

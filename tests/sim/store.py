@@ -216,11 +216,11 @@ class Environment:
         return 0
 
     def stat(self) -> dict[str, int]:
-        # Pages of no size: no file here is shorter than it says.
-        return {"entries": len(self.rows.values), "psize": 0}
+        return {"entries": len(self.rows.values), "psize": PAGE}
 
     def info(self) -> dict[str, int]:
-        return {"last_pgno": self.rows.pages}
+        # Of the file, as the last commit left it.
+        return {"last_pgno": len(self._file.seen) // PAGE - 1}
 
     def __enter__(self) -> Environment:
         return self

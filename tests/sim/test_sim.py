@@ -19,7 +19,10 @@ import trio
 from logyard.engine.host import system
 
 from .__main__ import parse
+from .clients_kv import KvGroup
+from .clients_queue import QueueGroup
 from .kinds import KINDS, VERBS, forced_of
+from .loop import Stop
 from .minimise import minimise
 from .run import Result, Run
 
@@ -60,6 +63,32 @@ def test_a_run_without_faults_meets_none() -> None:
     result = Run(4, 0.2, allowed=frozenset()).go()
     assert not result.violations and not result.faults - Counter({kind: 1 << 30 for kind in KINDS if kind[0] == "Q"})
     assert result.acknowledged > 100 and result.elections >= 4
+
+
+def test_every_kind_of_machine_is_driven_and_judged() -> None:
+    run = Run(5, 0.4, allowed=frozenset({"kill", "isolate"}))
+    result = run.go()
+    assert not result.violations, result.violations
+    found = {type(group): group for group in run.work.groups}
+    kv, queue = found[KvGroup], found[QueueGroup]
+    assert isinstance(kv, KvGroup) and isinstance(queue, QueueGroup)
+    assert len(kv.changes) > 20 and kv.changes.items() <= kv.seen.items() and len(kv.seen) == kv.next - 2
+    assert len(queue.confirmed) > 20 and queue.confirmed.items() <= queue.delivered.items()
+    assert result.notes["kv.decided"] == len(kv.keys) and not result.notes["kv.undecided"]
+
+
+def test_a_kv_history_that_is_not_linearizable_is_noticed() -> None:
+    run = Run(6, 0.1, allowed=frozenset())
+    group = next(group for group in run.work.groups if isinstance(group, KvGroup))
+    put, get = group.invoke(1, "put", b"k0", 7), group.invoke(2, "get", b"k1")
+    group.ended(put)
+    group.ended(get, None)
+    group.judge()
+    late = group.invoke(2, "get", b"k0")
+    group.ended(late, None)
+    with pytest.raises(Stop):
+        group.judge()
+    assert "not linearizable" in run.result.violations[0]
 
 
 def test_the_recorded_seeds_are_clean() -> None:

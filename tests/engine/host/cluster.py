@@ -236,6 +236,8 @@ class Cluster:
 
     async def fill(self, number: int, count: int, size: int, name: str = "log", tag: bytes = b"r") -> list[bytes]:
         """`count` records of `size` bytes each, one entry a record; what was written."""
+        raft = self.member(number, name).raft
+        await until(lambda: raft.applied >= raft.lead_index, "the leader has applied what others left")
         bodies = []
         raft = self.member(number, name).raft
         await until(lambda: raft.applied == raft.log.last_index, f"{name} on {number} has applied what it has")

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from logyard.client.wire import encode_frame
-from logyard.engine.errors import Corrupt
-from logyard.engine.host.member import DROP
+from logyard.engine.entry import Entry
+from logyard.engine.errors import Corrupt, Gone
+from logyard.engine.host.member import DROP, Member
+from logyard.engine.host.sender import Sender
 from logyard.engine.log.record import BLOCK
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
@@ -263,3 +265,29 @@ async def test_a_snapshots_payloads_come_from_who_became_a_member_after_it(tmp_p
         await c.nodes[1].change_members("log", "add", 4)
         await until(lambda: c.replica(4, "log") is not None and c.log(4).end == len(bodies), "node 4 has it all")
         assert [body for _, body in await c.read(4)] == bodies
+
+
+async def test_a_snapshot_that_has_to_take_the_logs_place_does_so_before_the_wal_file_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 3, SIZE)
+        await stable(c, 3)
+        await c.crash(3)
+        bodies += await c.fill(1, 4, SIZE)
+        await c.applied()
+        missing = c.member(1).raft.log.last_index - 2
+        whole = Sender._with_bodies
+
+        async def gone(self: Sender, member: Member, entry: Entry) -> Entry:
+            # As where a released part of an entry is not stored any more.
+            if entry.index == missing:
+                raise Gone("a part of it was released")
+            return await whole(self, member, entry)
+
+        monkeypatch.setattr(Sender, "_with_bodies", gone)
+        assert not c.member(1).flushed
+        await c.start(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies

@@ -1,0 +1,47 @@
+"""Bugs in the machines and what serves them: watches, queues, uploads. Planted by `planted`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from logyard.engine.host import replica
+from logyard.machines import queue
+from logyard.machines.queue_state import QueueState
+from logyard.service import kv_watch
+
+from .bugs import Bug, nothing
+
+
+def _skips_a_revision(old: Any) -> Any:
+    return lambda history, start, end: old(history, start + (end - start > 3), end)
+
+
+def _forgets_what_is_held(old: Any) -> Any:
+    def encode(state: Any) -> bytes:
+        kept = {key: one.held for key, one in state.consumers.items()}
+        for one in state.consumers.values():
+            one.held = []
+        try:
+            return bytes(old(state))
+        finally:
+            for key, one in state.consumers.items():
+                one.held = kept[key]
+
+    return encode
+
+
+def _publishes_less(old: Any) -> Any:
+    def publish(self: Any, run: Any, *rest: Any) -> Any:
+        if run.count > 1:
+            run.cut(1)
+        return old(self, run, *rest)
+
+    return publish
+
+
+BUGS = (
+    Bug("watch_skips_a_revision", "a watch sees every revision", [(kv_watch, "_revisions", _skips_a_revision)]),
+    Bug("held_not_in_snapshots", "what a consumer holds is state", [(queue, "encode", _forgets_what_is_held)]),
+    Bug("message_lost", "what is confirmed is delivered", [(QueueState, "publish", _publishes_less)]),
+    Bug("pieces_not_in_snapshots", "uploads are part of the state", [(replica, "uploads_of", nothing)]),
+)
