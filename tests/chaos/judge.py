@@ -76,13 +76,10 @@ def linearizable(journal: Journal, model: str, path: Path) -> Outcome:
 class Verdict:
     """Findings of the final examination."""
 
-    def __init__(self, yard: Yard, journal: Journal, revisions: Mapping[str, Revisions], rotten: int = 0) -> None:
+    def __init__(self, yard: Yard, journal: Journal, revisions: Mapping[str, Revisions]) -> None:
         self.yard = yard
         self.revisions = revisions
         self.journal = journal
-        # The node whose bytes were spoilt, and how many units there nobody has read since.
-        self.rotten = rotten
-        self.unread = 0
         self.lost: list[str] = []
         self.violations: list[str] = []
 
@@ -101,6 +98,7 @@ class Verdict:
             # What follows up on the last commands (history that shrinks, a timer) may still be under way somewhere.
             if until(lambda name=name: self.unequal(name), SETTLE_S):  # type: ignore[misc]
                 self.violations.append(f"{name}: the members' states differ")
+        self.scrub()
         self.audit()
         for node, status in self.yard.statuses().items():
             for key in ("liveness_mismatches", "stopped", "halted"):
@@ -166,15 +164,35 @@ class Verdict:
                     f"{name} at {offset}: {number} was acknowledged or served, {found.get(offset)} is there"
                 )
 
-    def audit(self) -> None:
-        """Every live byte of every member, read from its own disk: counts and hashes must agree."""
-        for name in NAMES:
-            uid = self.yard.describe(name)["uid"]
-            rows = {node: self.audited(name, uid, node) for node in self.yard.nodes()}
-            if len({tuple(sorted(row.items())) for row in rows.values()}) != 1:
-                self.violations.append(f"{name}: live sets or payload hashes differ: {rows}")
+    def scrub(self) -> None:
+        """Let every node read all that lies on its disk: damage that nobody has met is met now, and mended."""
+        wanted = {node: row["wanted"] for node, row in self.yard.scrub(start=True).items()}
 
-    def audited(self, name: str, uid: int, node: int) -> dict[str, Any]:
+        def passed() -> str:
+            rows = self.yard.scrub()
+            late = {node: rows[node] for node, pass_ in wanted.items() if rows[node]["passes"] < pass_}
+            return f"a scrub does not end: {late}" if late else ""
+
+        if complaint := until(passed):
+            self.violations.append(complaint)
+
+    def audit(self) -> None:
+        """Every live byte of every member, read from its own disk: counts and hashes must agree. What a scrub found may
+        still be on its way from a peer."""
+        for name in NAMES:
+            if complaint := until(lambda name=name: self.audit_group(name)):  # type: ignore[misc]
+                self.violations.append(complaint)
+
+    def audit_group(self, name: str) -> str:
+        """What is wrong with a group's members."""
+        uid = self.yard.describe(name)["uid"]
+        wrong: list[str] = []
+        rows = {node: self.audited(name, uid, node, wrong) for node in self.yard.nodes()}
+        if not wrong and len({tuple(sorted(row.items())) for row in rows.values()}) != 1:
+            wrong.append(f"{name}: live sets or payload hashes differ: {rows}")
+        return "; ".join(wrong)
+
+    def audited(self, name: str, uid: int, node: int, wrong: list[str]) -> dict[str, Any]:
         """The sums of one member."""
         sums: dict[str, Any] = {"units": 0, "bytes": 0, "digest": 0}
         index = offset = 0
@@ -183,11 +201,8 @@ class Verdict:
             sums["units"] += step.units
             sums["bytes"] += step.bytes
             sums["digest"] = (sums["digest"] + step.digest) % (1 << 128)
-            if node == self.rotten and name not in (*LOGS, RING) and not step.missing and not step.mismatches:
-                # Clients read all of a log; of other groups' payloads nobody has a reason to read every one.
-                self.unread += step.corrupt
-            elif step.missing or step.corrupt or step.mismatches:
-                self.violations.append(
+            if step.missing or step.corrupt or step.mismatches:
+                wrong.append(
                     f"{name} on node {node}: {step.missing} missing, {step.corrupt} corrupt,"
                     f" {step.mismatches} mismatches: {'; '.join(step.problems)}"
                 )

@@ -49,7 +49,7 @@ class Result:
         self.healthy = 0
         self.disk: dict[int, int] = {}
         self.histories: dict[str, int] = {}
-        self.watched = self.unread_damage = 0
+        self.watched = 0
         self.queues: dict[str, dict[str, int]] = {}
 
     @property
@@ -71,8 +71,7 @@ class Result:
             "missed": dict(self.missed), "lost": len(self.lost), "undecided": self.undecided,
             "violations": [*self.violations, *self.lost[:20]], "rate": round(self.rate, 1), "seed": self.seed,
             "seconds": round(self.seconds, 1), "errors": self.errors, "disk_bytes": self.disk, "passed": self.passed,
-            "histories": self.histories, "watched": self.watched, "unread_damage": self.unread_damage,
-            "queues": self.queues,
+            "histories": self.histories, "watched": self.watched, "queues": self.queues,
         }  # fmt: skip
 
 
@@ -185,14 +184,13 @@ class Run:
             self.note("stuck.json")
             return
         journal.violations.clear()
-        verdict = judge.Verdict(self.yard, journal, self.kv.revisions, self.torment.rotten)
+        verdict = judge.Verdict(self.yard, journal, self.kv.revisions)
         try:
             verdict.examine()
             result.disk = verdict.shrink()
         except LogyardError as error:
             result.violations.append(f"the examination failed: {error.code}: {error}")
         result.lost += verdict.lost
-        result.unread_damage = verdict.unread
         result.violations += [*verdict.violations, *journal.violations]
 
     def judge_histories(self, directory: Path) -> None:

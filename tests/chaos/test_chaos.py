@@ -34,7 +34,7 @@ KINDS = ("kill9", "partition_one_way", "pause", "reset")
 
 @pytest.mark.slow
 def test_a_short_storm(tmp_path: Path) -> None:
-    found = run(tmp_path, 0.1, 5, KINDS)
+    found = run(tmp_path, 0.06, 5, KINDS)
     assert (found.lost, found.violations, found.undecided) == ([], [], 0)
     assert found.acknowledged > 100 and found.faults.total() > 0
     assert found.histories["kv"] and found.watched and found.queues["q0"]["acknowledged"]
