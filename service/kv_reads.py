@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logyard.engine.entry import ABSENT, LARGE, Unit, table_of
-from logyard.engine.errors import BadRequest, Corrupt, Gone
+from logyard.engine.errors import BadRequest, Corrupt, Gone, LogyardError
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.types import Buffer
 
-from .log_reader import packs_of
+from .log_reader import DAMAGE, packs_of
 
 if TYPE_CHECKING:
     from logyard.engine.host.member import Member
@@ -67,14 +67,34 @@ async def fetch(system: System, member: Member, requests: Sequence[bytes]) -> An
 
 
 async def read(system: System, member: Member, places: Iterable[Place]) -> Mapping[Place, Buffer]:
-    """The bytes of payloads, by (index, ordinal). Located and pinned before the first await. Raises `Gone` for one
-    that is released."""
-    found = list(_locate(system, member, sorted(places)))
+    """The bytes of payloads, by (index, ordinal). What is damaged or lost here comes from a peer. Raises `Gone` for one
+    that is released, `Corrupt` where nobody has it."""
+    wanted = sorted(places)
+    try:
+        found = list(_locate(system, member, wanted))
+    except LogyardError as error:
+        if error.code not in DAMAGE or not member.resolves:
+            raise
+        await _mend(system, member, wanted)
+        # From here to the reader's pins nothing waits.
+        found = list(_locate(system, member, wanted))
     units: dict[tuple[int, int], Wanted] = {}
     for body in found:
         units.setdefault((body.located.index, body.unit.number), Wanted(body.located, body.unit, 0, body.unit.length))
     data = dict(zip(units, await system.reader.read(member, list(units.values())), strict=True))
     return {body.place: _cut(data[body.located.index, body.unit.number], body.unit, body.number) for body in found}
+
+
+async def _mend(system: System, member: Member, places: Iterable[Place]) -> None:
+    """Have the entries that can't be found here stored anew."""
+    for index in dict.fromkeys(index for index, _ in places):
+        try:
+            for _ in _locate(system, member, [place for place in places if place[0] == index]):
+                pass
+        except LogyardError as error:
+            if error.code not in DAMAGE:
+                raise
+            await system.repair.stretch(member, index, index)
 
 
 def _locate(system: System, member: Member, places: Iterable[Place]) -> Iterable[_Body]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,8 @@ from logyard.client import errors, kv_wire
 from logyard.client.aio import Yard, connect
 from logyard.client.kv_wire import Compacted, Compare, Delete, Get, Put, PutResult, TxnResult
 from logyard.client.scans import audit_call
+from logyard.engine.host.member import Member
+from logyard.engine.host.reader import Located, Reader
 from logyard.machines import kv_command
 from logyard.machines.kv import KV
 from logyard.machines.kv_digest import digest
@@ -249,6 +251,23 @@ async def test_an_audit_reads_what_lives_of_any_machine(tmp_path: Path) -> None:
         await kv.put(b"key0", b"x" * 5000)
         (again,) = [await yard.run(audit_call(await run.leader("kv"), "kv", uid, 0, 0, 1 << 20))]
         assert 25_000 <= again.bytes < 30_000 and again.digest != rows[0].digest
+
+
+async def test_a_payload_whose_place_is_lost_comes_from_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(tmp_path, 3) as (run, _, yard):
+        kv = yard.kv("kv")
+        await kv.put(b"large", b"L" * 5000)
+        for number in run.ids:
+            await until(lambda number=number: machine(run, number).state.revision == 2, "all have applied it")
+        reader, whole = run.nodes[2].system.reader, Reader.payload_entries
+
+        def lossy(self: Reader, member: Member, first: int, last: int) -> Iterator[Located]:
+            """The places of what lies in the log are lost; what a peer sends gets a home in a generation."""
+            return (one for one in whole(self, member, first, last) if self is not reader or one.home is not None)
+
+        monkeypatch.setattr(Reader, "payload_entries", lossy)
+        found = await kv.get(b"large", node=2)
+        assert found is not None and found.value == b"L" * 5000
 
 
 async def test_a_restart_and_a_snapshot_keep_everything(tmp_path: Path) -> None:
