@@ -242,6 +242,11 @@ class Node(LogVerbs):
         self.system.check_leader(member)
         fresh = {step.node for step in steps if step.kind != "remove"} - member.raft.configuration.nodes()
         await self.system.directory.check_room(member, fresh)
+        # The group may have slept, gone, or got another leader meanwhile: what is proposed is so to the member of now.
+        uid, member = member.uid, self.system.member(name)
+        if member.uid != uid:
+            raise Refused(f"{name!r} was deleted and made anew meanwhile")
+        self.system.check_leader(member)
         index = member.raft.propose_membership(steps, auto_leave=auto_leave)
         return await self._configured(member, index, auto_leave)
 

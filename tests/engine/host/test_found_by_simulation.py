@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import Entry
@@ -291,3 +292,23 @@ async def test_a_snapshot_that_has_to_take_the_logs_place_does_so_before_the_wal
         await c.start(3)
         await c.applied()
         assert [body for _, body in await c.read(3)] == bodies
+
+
+async def test_a_group_that_slept_while_a_node_was_asked_for_room_is_changed_as_it_is_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 4, group="", hibernate_after_ms=30) as c:
+        await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()), "all are live")
+        await c.create(members=[1, 2, 3])
+        await c.lead(1)
+        bodies = await c.fill(1, 2, SIZE)
+        system, old = c.system(1), c.member(1)
+
+        async def asleep(member: Member, fresh: object) -> None:
+            await until(lambda: member.uid in system.hibernation.sleepers, "it sleeps")
+
+        monkeypatch.setattr(system.directory, "check_room", asleep)
+        with trio.fail_after(15):
+            assert 4 in (await c.nodes[1].change_members("log", "add", 4))["voters"]
+        assert c.member(1) is not old and old.raft.log.last_index < c.member(1).raft.log.last_index
+        await until(lambda: c.replica(4, "log") is not None and c.log(4).end == len(bodies), "node 4 has it all")
