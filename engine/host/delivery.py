@@ -50,6 +50,9 @@ class _Item(NamedTuple):
     found: Sequence[_Found] = ()
     homes: Sequence[tuple[str, int]] = ()
     """What is pinned from now until it was read."""
+    lacking: Sequence[int] = ()
+    """Entries that can't be found here, to be fetched from a peer before `refs` are looked for again."""
+    refs: Sequence[PayloadRef | PayloadRange] = ()
 
 
 class _Found(NamedTuple):
@@ -124,10 +127,12 @@ class Delivery:
         """Records by reference: found and pinned now, read and sent by the session's task."""
         if effect.session not in self.sinks:
             return
-        found = list(self._find(member, effect.refs))
+        lacking: set[int] = set()
+        found = list(self._find(member, effect.refs, lacking))
         size = sum(one.size for one in found)
         header = {"kind": "records", "index": index, "tag": effect.tag}
-        self._queue(effect.session, _Item(member, header, size, (), found, _homes(found)))
+        item = _Item(member, header, size, (), found, _homes(found), sorted(lacking), effect.refs if lacking else ())
+        self._queue(effect.session, item)
 
     def _queue(self, session: int, item: _Item) -> None:
         waiting = self._waiting.get(session, 0)
@@ -166,7 +171,13 @@ class Delivery:
     async def _push(self, session: int, item: _Item) -> None:
         header, body = item.header, list(item.body)
         if header["kind"] == "records":
-            rows, body = await self._read(item.member, item.found)
+            found = item.found
+            if item.lacking:
+                for index in item.lacking:
+                    await self.system.repair.stretch(item.member, index, index)
+                # From here to the reader's pins nothing waits.
+                found = list(self._find(item.member, item.refs, set()))
+            rows, body = await self._read(item.member, found)
             header = {**header, "records": rows}
         sink = self.sinks.get(session)
         if sink is not None:
@@ -196,8 +207,9 @@ class Delivery:
             body += parts
         return rows, body
 
-    def _find(self, member: Member, refs: Iterable[PayloadRef | PayloadRange]) -> Iterable[_Found]:
-        """Where records are now; what is released is left out."""
+    def _find(self, member: Member, refs: Iterable[PayloadRef | PayloadRange], lacking: set[int]) -> Iterable[_Found]:
+        """Where records are now; what is released is left out. `lacking` gets the entries whose place is lost or
+        damaged here."""
         located: Located | None = None
         packs: list[Unit] = []
         large: dict[int, Unit] = {}
@@ -215,11 +227,17 @@ class Delivery:
                 continue
             living = member.liveness.live_within((index, ordinal), (index, stop))
             if living and (located is None or located.index != index):
-                located = next(iter(self.system.reader.payload_entries(member, index, index)), None)
+                try:
+                    located = next(iter(self.system.reader.payload_entries(member, index, index)), None)
+                except LogyardError as error:
+                    log.warning("group %s: entry %d is not found: %s", member.spec.name, index, error)
+                    located = None
                 units = units_of(located.data) if located is not None and located.index == index else []
                 packs = [one for one in units if one.records]
                 large = {one.first_ordinal: one for one in units if not one.records}
             if located is None or located.index != index:
+                if living:
+                    lacking.add(index)
                 continue
             for live in living:
                 end = live.end.ordinal if live.end.index == index else stop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from logyard.engine.entry import LARGE
 from logyard.engine.errors import LogyardError
 from logyard.engine.host.log_time import LogTime
 from logyard.engine.host.machine_state import STALE_MAX, MachineState
+from logyard.engine.host.member import Member
+from logyard.engine.host.reader import Located, Reader
 from logyard.engine.machine import Append, Release, Send
 from logyard.engine.raft.core import LEADER
 from logyard.payloads.reference import Position
@@ -280,6 +282,30 @@ async def test_payloads_go_from_their_home_to_the_session(tmp_path: Path) -> Non
         await tell(c, "s", "deliver", 5)
         await until(lambda: len(ear.pushed) == 3)
         assert ear.pushed[2][2] == body
+
+
+async def test_a_record_whose_place_is_lost_is_delivered_from_a_peers_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 3, group="", machines=machines) as c:
+        await c.create("s", machine="scribe")
+        leader = await c.leader("s")
+        ear = c.system(leader).delivery.sinks[5] = Ear()
+        await keep(c, "s", [(b"", b"lost here")])
+        await keep(c, "s", [(b"", b"found here")])
+        await c.applied("s")
+        reader, whole, index = c.system(leader).reader, Reader.payload_entries, scribe(c, leader).refs[0].index
+
+        def lossy(self: Reader, member: Member, first: int, last: int) -> Iterator[Located]:
+            """What a peer sends gets a home in a generation."""
+            found = whole(self, member, first, last)
+            return (one for one in found if self is not reader or one.home is not None or one.index != index)
+
+        monkeypatch.setattr(Reader, "payload_entries", lossy)
+        await tell(c, "s", "deliver", 5)
+        await until(lambda: len(ear.pushed) == 1)
+        assert ear.pushed[0][2] == b"lost herefound here"
+        assert not c.system(leader).storage.homes._pins, "nothing stays behind"
 
 
 async def test_what_waits_for_a_session_is_bounded(tmp_path: Path) -> None:
