@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..disk import is_damage
 from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
 from . import rows
@@ -24,13 +25,16 @@ META_ROWS = 512
 
 
 async def read_through(scrub: Scrub, kind: str, path: str) -> str | None:
-    """Read a file to its end. "" when all of it could be read, else why not; None: it is not there."""
+    """Read a file to its end. "" when all of it could be read, else why not; None: it is not there. Raises
+    OSError that is no damage."""
     disk = scrub.system.disk
     try:
         fd = await trio.to_thread.run_sync(disk.open_file, path)
     except FileNotFoundError:
         return None
     except OSError as error:
+        if not is_damage(error):
+            raise
         return f"it can't be opened: {error.strerror}"
 
     def portion(offset: int) -> int:
@@ -43,6 +47,8 @@ async def read_through(scrub: Scrub, kind: str, path: str) -> str | None:
             offset += size
             await scrub.read(kind, size)
     except OSError as error:
+        if not is_damage(error):
+            raise
         return f"it can't be read at byte {offset}: {error.strerror}"
     finally:
         disk.close(fd)
