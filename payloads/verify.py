@@ -3,7 +3,8 @@
 Unlike `probe` it looks beside a running node, for damage that nobody has met yet: a page that can't be read, or a
 damaged tree, kills this process and not the node. What ends it before it reads, or from outside, says nothing of the
 generation: it may hit the verifying processes of all nodes at once. What the ledgers list is read before the rows, so
-that what a job adds meanwhile is not missed. Prints one JSON object, `Verified`. Called by the scrub, through `service.payload_port`.
+that what a job adds meanwhile is not missed. Prints one JSON object, `Verified`. Called by the scrub, through
+`service.payload_port`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def command(path: str, number: int, runs: Iterable[int]) -> list[str]:
 
 
 def verify(path: str, number: int, runs: Iterable[int]) -> Verified:
-    """Read everything. Rows that do not verify are named. Raises `PayloadError` for what says nothing about the file."""
+    """Read everything. Rows that do not verify are named. Raises `PayloadError` for what is not the file's fault."""
     generation = Generation(path, number, GenerationConfig())
     try:
         generation.open_reader()

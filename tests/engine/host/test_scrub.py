@@ -17,6 +17,7 @@ from logyard.engine.disk import Disk
 from logyard.engine.host.scrub import GIVE_WAY_MAX_S, Scrub
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
 from logyard.engine.log.segment import HEAD, HEAD_BYTES, ROW_BYTES
+from logyard.engine.raft.membership import Change
 from logyard.payloads import verify
 
 from .cluster import Cluster, cluster, plain, until
@@ -400,3 +401,30 @@ async def test_a_segment_that_lacks_entries(tmp_path: Path, how: str, covered: b
         await all_read(c, 3, bodies)
         c.network.heal()
         assert not (await scrubbed(c, 3))["findings"]
+
+
+async def test_a_change_that_never_was_committed_is_not_what_a_member_begins_anew_with(tmp_path: Path) -> None:
+    """It would tell who was to be removed that it is out, and that one's copy counts."""
+    async with cluster(tmp_path) as c:
+        bodies = await filled(c)
+        await c.lead(2)
+        await c.applied()
+        await c.roll(2)
+        await c.nodes[2].snapshot()
+        c.partition(2)
+        raft = c.member(2).raft
+        raft.propose_membership((Change("remove", 3),))
+        assert 3 not in raft.configuration.nodes() and 3 in raft.base[1].nodes()
+        assert overwrite_rows(c, 2, SnapshotRow.PREFIX + KEY.pack(c.member(2).uid), ("a", "b")) == 2
+        scrub = c.system(2).scrub
+        scrub.ask()
+        await until(lambda: c.member(2).raft is not raft, "it begins anew")
+        await c.leader(among=[1, 3])
+        c.network.heal()
+        await mended(c, 2)
+        replica = c.member(3)
+        await c.applied()
+        c.system(2).departures.tell(3, c.member(2))
+        await c.lead(3)
+        assert c.member(3) is replica
+        await all_read(c, 2, bodies)
