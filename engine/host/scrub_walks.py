@@ -106,7 +106,7 @@ async def _lost_row(scrub: Scrub, key: bytes) -> None:
         await system.storage.books.commit(build)
         scrub.found("meta", member.spec.name, what, always)
     elif kind == b"n" or key[1:-8] in member.chunks:
-        scrub.mend("meta", member, Corrupt("the meta store", 0, what, "two bad copies"))
+        await scrub.renew("meta", member, Corrupt("the meta store", 0, what, "two bad copies"))
 
 
 async def snapshots(scrub: Scrub) -> None:
@@ -119,7 +119,7 @@ async def snapshots(scrub: Scrub) -> None:
         await scrub.read("snapshot", size)
         member = system.hibernation.find(uid) if error is not None else None
         if error is not None and member is not None:
-            scrub.mend("snapshot", member, error)
+            await scrub.renew("snapshot", member, error)
 
 
 def _load(system: System, uid: int) -> tuple[int, LogyardError | None]:
