@@ -6,11 +6,13 @@ from pathlib import Path
 
 import trio
 
+from logyard.engine.host import rows
 from logyard.engine.log.meta_rows import KEY, SnapshotRow
 
-from .cluster import Cluster, cluster
+from .cluster import MIB, Cluster, cluster
 from .test_repair import all_read, filled
 from .test_scrub import overwrite_rows, scrubbed
+from .test_sections import put, shelves, stored
 from .test_uploads import begin, upload
 
 
@@ -61,3 +63,20 @@ async def test_pieces_of_uploads_are_no_damage(tmp_path: Path) -> None:
         await c.nodes[1].compact()
         await c.nodes[1].snapshot()
         assert not (await scrubbed(c, 1))["findings"]
+
+
+async def test_a_chunk_that_is_damaged_is_written_again(tmp_path: Path) -> None:
+    async with shelves(tmp_path, 1) as c:
+        await put(c, 1, "big", 1, 2 * MIB)
+        await c.nodes[1].snapshot()
+        await c.nodes[1].compact()
+        before, meta = stored(c, 1), c.system(1).storage.books.meta
+        (key, _) = sorted(meta.keys(rows.CHUNK))
+        meta.commit([(key, b"not what its name says")])
+        status = await scrubbed(c, 1)
+        assert status["last"]["snapshot"]["repaired"] == 1 and not status["left"] and stored(c, 1) == before
+        books = c.log(1).books
+        await c.restart(1)
+        await c.lead(1)
+        await c.applied()
+        assert c.log(1).books == books and not (await scrubbed(c, 1))["findings"]
