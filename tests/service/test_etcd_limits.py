@@ -11,7 +11,7 @@ from starlette.requests import Request
 from logyard.service.etcd import app, streams
 from logyard.service.etcd.app import Gateway, answer
 from logyard.service.etcd.streams import Messages, Stream
-from logyard.service.etcd.words import GatewayError, Message
+from logyard.service.etcd.words import GatewayError, Message, packed
 
 
 def gateway() -> Any:
@@ -45,7 +45,7 @@ def test_a_message_in_pieces_that_never_ends_is_given_up() -> None:
 @pytest.mark.parametrize("size", [1, 7, 4096])
 def test_a_message_in_pieces_is_read(size: int) -> None:
     wanted = [{"key": "}" * 3, "n": number, "deep": {"a": [{}, {}]}} for number in range(40)]
-    data = b" \n".join(app.packed(one) for one in wanted) + b"\n"
+    data = b" \n".join(packed(one) for one in wanted) + b"\n"
     parser = Messages(1 << 20, ignored)
     found = [one for at in range(0, len(data), size) for one in parser.feed(data[at : at + size], False)]
     assert [one.fields for one in found + parser.feed(b"", True)] == wanted
