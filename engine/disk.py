@@ -35,6 +35,15 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+_DAMAGE = (errno.EIO, errno.ENOENT, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO, errno.EILSEQ)
+
+
+def is_damage(error: OSError) -> bool:
+    """Whether an error of reading says that bytes are lost. All others are the process's or the machine's, and pass: no
+    descriptors, no memory, no right."""
+    return error.errno in _DAMAGE
+
+
 def join_small(buffers: Iterable[Buffer]) -> list[Buffer]:
     """Join neighbours below `JOIN_BELOW` bytes; pass bigger buffers by reference. The order stays."""
     joined: list[Buffer] = []

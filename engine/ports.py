@@ -253,7 +253,8 @@ class StorePort(Protocol):
 
     async def verify(self, generation: int) -> tuple[Sequence[tuple[int, int]], str]:
         """Read all of a generation beside what runs: (uid, index) of entries at home there that are damaged or gone,
-        and why nothing of it can be trusted ("": it can). Of one that goes meanwhile: nothing."""
+        and why nothing of it can be trusted ("": it can). Of one that goes meanwhile: nothing. Raises OSError when that
+        can't be told now."""
         ...
 
     def at_home(self, generation: int) -> Sequence[tuple[int, int, int]]:

@@ -1,24 +1,38 @@
 """Verifies every row of a generation in a process of its own: `python -m logyard.payloads.verify DIRECTORY NUMBER`.
 
 Unlike `probe` it looks beside a running node, for damage that nobody has met yet: a page that can't be read, or a
-damaged tree, kills this process and not the node. What the ledgers list is read before the rows, so that what a job
-adds meanwhile is not missed. Prints one JSON object, `Verified`. Called by the scrub, through `service.payload_port`.
+damaged tree, kills this process and not the node. What ends it before it reads, or from outside, says nothing of the
+generation: it may hit the verifying processes of all nodes at once. What the ledgers list is read before the rows, so
+that what a job adds meanwhile is not missed. Prints one JSON object, `Verified`. Called by the scrub, through
+`service.payload_port`.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Iterable
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 from typing import NamedTuple
 
-from .errors import FormatNewer, GenerationUnfinished, PayloadError
+import lmdb
+
+from .errors import FormatNewer, GenerationUnfinished, PayloadError, StoreFull
 from .generation import Generation
 from .ledger import Columns
 from .writing import GenerationConfig
 
 NICE = 19
+READING = b"reading\n"
+DEADLY = frozenset(-number for number in (SIGABRT, SIGBUS, SIGFPE, SIGSEGV))
+"""How a process ends that meets a page it can't read, or a tree that leads nowhere."""
+PASSING = (lmdb.MemoryError, lmdb.ReadersFullError, lmdb.LockError, lmdb.TlsFullError, lmdb.BadRslotError,
+           lmdb.ReadonlyError, lmdb.DiskError)  # fmt: skip
+"""Of LMDB's errors those that say nothing about a file."""
+LASTING = (errno.EIO, errno.ENOENT, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO, errno.EILSEQ)
+"""Of the system's those that do."""
 
 
 class Verified(NamedTuple):
@@ -29,10 +43,13 @@ class Verified(NamedTuple):
 
     @classmethod
     def of_process(cls, code: int, output: bytes) -> Verified:
-        """From what such a process printed; one that died says so by that."""
+        """From what such a process printed; one that a generation killed says so by that. Raises OSError when nothing
+        is known of the generation."""
+        if not output.startswith(READING) or (code and code not in DEADLY):
+            raise OSError(f"a generation was not verified: the process that reads it ended with code {code}")
         if code:
             return cls([], f"the process that read it ended with code {code}")
-        entries, reason = json.loads(output)
+        entries, reason = json.loads(output[len(READING) :])
         return cls([(run, uid, index) for run, uid, index in entries], reason)
 
 
@@ -42,7 +59,7 @@ def command(path: str, number: int, runs: Iterable[int]) -> list[str]:
 
 
 def verify(path: str, number: int, runs: Iterable[int]) -> Verified:
-    """Read everything. Rows that do not verify are named; `PayloadError` where the rest can't be read either."""
+    """Read everything. Rows that do not verify are named. Raises `PayloadError` for what is not the file's fault."""
     generation = Generation(path, number, GenerationConfig())
     try:
         generation.open_reader()
@@ -51,6 +68,8 @@ def verify(path: str, number: int, runs: Iterable[int]) -> Verified:
     except (FormatNewer, GenerationUnfinished):
         return Verified([])
     except PayloadError as error:
+        if _passes(error):
+            raise
         return Verified([], str(error))
     finally:
         generation.close()
@@ -65,10 +84,19 @@ def verify(path: str, number: int, runs: Iterable[int]) -> Verified:
     return Verified(sorted(bad))
 
 
+def _passes(error: PayloadError) -> bool:
+    """Whether it is the process or the machine that lacks something, and not the file."""
+    cause = error.__cause__
+    code = getattr(cause, "errno", None) or getattr(cause, "code", 0)
+    system = isinstance(cause, OSError) or type(cause) is lmdb.Error
+    return isinstance(error, StoreFull) or isinstance(cause, PASSING) or (system and code not in LASTING)
+
+
 def main(arguments: list[str]) -> int:
     """0, whatever was found."""
     os.nice(NICE)
     path, number, *runs = arguments
+    os.write(1, READING)
     print(json.dumps(verify(path, int(number), map(int, runs))))
     return 0
 

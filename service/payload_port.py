@@ -259,7 +259,7 @@ class StoreAdapter:
         return os.path.join(self._store.shelf.path(generation), "data.mdb")
 
     async def verify(self, generation: int) -> tuple[Sequence[tuple[int, int]], str]:
-        """In a process of its own, which may die of it."""
+        """In a process of its own, which may die of it. Raises OSError when that could not tell."""
         store = self._store
         path = store.shelf.path(generation)
         command = verify.command(path, generation, {home.run for _, home in store.homes_in(generation)})

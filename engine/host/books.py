@@ -34,12 +34,14 @@ PEERS_SECONDS = 60.0
 
 
 class Captured(NamedTuple):
-    """A member, its snapshot, and that encoded. `keep_log`: a checkpoint, the log below it stays."""
+    """A member, its snapshot, and that encoded. `keep_log`: a checkpoint, the log below it stays. `anew`: no chunk of
+    the stored one counts."""
 
     member: Member
     snapshot: Snapshot
     encoded: Encoded
     keep_log: bool = False
+    anew: bool = False
 
 
 class Books:
@@ -137,7 +139,7 @@ class Books:
 
         def build() -> Iterator[rows.Put]:
             for one in captured:
-                member, snapshot, encoded, keep_log = one
+                member, snapshot, encoded, keep_log, anew = one
                 if not member.is_gone and not member.damaged and snapshot.index > member.snapshot_stored:
                     stored.append(one)
                     yield rows.snapshot(member.uid, snapshot.index, snapshot.term, encoded.manifest)
@@ -146,10 +148,10 @@ class Books:
                     if intent is not None and intent.index <= snapshot.index:
                         yield rows.intent_key(member.uid), None
                     if encoded.names or member.chunks:
-                        yield from self.system.chunks.changed(member, encoded)
+                        yield from self.system.chunks.changed(member, encoded, anew)
 
         def then() -> None:
-            for member, snapshot, encoded, _ in stored:
+            for member, snapshot, encoded, *_ in stored:
                 member.snapshot_stored = snapshot.index
                 member.chunks = encoded.names
 

@@ -120,11 +120,11 @@ class Chunks:
         intent = self.system.receiving.intents.get(uid)
         return held | set(intent.chunks) if intent is not None else held
 
-    def changed(self, member: Member, encoded: Encoded) -> Iterator[rows.Put]:
-        """The rows to write and to delete when a snapshot takes the stored one's place."""
+    def changed(self, member: Member, encoded: Encoded, anew: bool = False) -> Iterator[rows.Put]:
+        """The rows to write and to delete when a snapshot takes the stored one's place; `anew`: that may be damaged."""
         stored, needed, held = set(member.chunks), set(encoded.names), self._held(member.uid)
         for name in encoded.names:
-            if name in stored or name not in encoded.chunks:
+            if (name in stored and not anew) or name not in encoded.chunks:
                 self.reused += 1
             else:
                 self.written += 1

@@ -59,7 +59,8 @@ def blank(
     if member is not None:
         hard.append((member.raft.term, member.raft.vote))
         floors += [member.floor, member.last_release]
-        configuration = member.raft.configuration.encode()
+        # One that is not committed may never be, and nothing in the log that comes would take it back.
+        configuration = member.raft.base[1].encode()
     row = meta_rows.StateRow(uid, floor=max(floors))
     row.term, row.vote = max(hard, default=(0, 0))
     if configuration:

@@ -100,7 +100,7 @@ class Departures:
         for uid, index, term in groups:
             member = self.system.hibernation.find(uid)
             if member is not None and not member.raft.stopped and self._is_out(member, index, term):
-                self.system.nursery.start_soon(self._drop, member, index)
+                self.system.nursery.start_soon(self._drop, member, index, term)
 
     def _is_out(self, member: Member, index: int, term: int) -> bool:
         raft = member.raft
@@ -118,8 +118,9 @@ class Departures:
         here, there = (0 if known_term is None else known_term, known), (0 if known_term is None else term, index)
         return there > here or (there == here and self.system.node_id not in raft.configuration.nodes())
 
-    async def _drop(self, member: Member, index: int) -> None:
-        if member.raft.stopped:
+    async def _drop(self, member: Member, index: int, term: int) -> None:
+        # What came before this task ran may have made it a member, and been acknowledged.
+        if member.raft.stopped or not self._is_out(member, index, term):
             return
         log.info("group %s: node %d is no member since index %d", member.spec.name, self.system.node_id, index)
         await self._leave(member, index, f"this node is no member of the group any more (index {index})")

@@ -200,6 +200,14 @@ class Scrub:
 
             self.found(kind, member.spec.name, what, whole)
 
+    async def renew(self, kind: str, member: Member, error: Exception) -> None:
+        """A stored snapshot is damaged. While the member runs, what it said is in memory: the copy counts on, and if
+        there is no other, nothing is lost."""
+        if await self.system.snapshots.renew(member):
+            self.found(kind, member.spec.name, f"{error}; written anew", always)
+        else:
+            self.mend(kind, member, error)
+
     def mend(self, kind: str, member: Member, error: Exception) -> None:
         """Records of a group are damaged: what is certain of it stays, the rest comes from the others."""
         from ..errors import Corrupt

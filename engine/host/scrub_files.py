@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..disk import Disk
+from ..disk import Disk, is_damage
 from ..entry import Entry, Unit, unit_hash, units_of
 from ..errors import Corrupt, LogyardError
 from ..log.segment import SegmentReader, write_segment
@@ -46,6 +46,8 @@ async def _segment(scrub: Scrub, number: int) -> None:
             await _hurt(scrub, number, None, "it is gone")
         return
     except (OSError, LogyardError) as error:
+        if isinstance(error, OSError) and not is_damage(error):
+            raise
         await _hurt(scrub, number, None, str(error))
         return
     try:
@@ -149,7 +151,7 @@ def _unreadable(reader: SegmentReader | None, uid: int, run: SegmentRun) -> list
     while index <= run.last:
         try:
             found = reader.entries(uid, index, min(run.last, index + step - 1))
-        except (LogyardError, OSError):
+        except Corrupt:
             if step == 1:
                 bad.append(index)
                 index, step = index + 1, SCAN_ENTRIES
@@ -207,12 +209,15 @@ class _Walk:
         self.bad: list[int] = []
 
     def open(self) -> bool:
-        """False where there is nothing to read, or no segment to read it by: that is found elsewhere."""
+        """False where there is nothing to read, or no segment to read it by: that is found elsewhere. Raises OSError
+        that is no damage."""
         try:
             self._segment = SegmentReader(self._disk, self._segment_path, self._number)
             self._fd = self._disk.open_file(self._path)
             self._disk.forget_pages(self._fd, 0, 0)
-        except (OSError, LogyardError):
+        except (OSError, LogyardError) as error:
+            if isinstance(error, OSError) and not is_damage(error):
+                raise
             return False
         return True
 
@@ -248,6 +253,8 @@ class _Walk:
     def _holds(self, uid: int, entry: Entry, unit: Unit) -> bool:
         try:
             data = self._disk.read(self._fd, unit.length, entry.offset + unit.offset)
-        except OSError:
+        except OSError as error:
+            if not is_damage(error):
+                raise
             return False
         return unit_hash(uid, entry.index, entry.term, unit.number, data) == unit.hash

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..disk import is_damage
 from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
 from . import rows
@@ -24,13 +25,16 @@ META_ROWS = 512
 
 
 async def read_through(scrub: Scrub, kind: str, path: str) -> str | None:
-    """Read a file to its end. "" when all of it could be read, else why not; None: it is not there."""
+    """Read a file to its end. "" when all of it could be read, else why not; None: it is not there. Raises
+    OSError that is no damage."""
     disk = scrub.system.disk
     try:
         fd = await trio.to_thread.run_sync(disk.open_file, path)
     except FileNotFoundError:
         return None
     except OSError as error:
+        if not is_damage(error):
+            raise
         return f"it can't be opened: {error.strerror}"
 
     def portion(offset: int) -> int:
@@ -43,6 +47,8 @@ async def read_through(scrub: Scrub, kind: str, path: str) -> str | None:
             offset += size
             await scrub.read(kind, size)
     except OSError as error:
+        if not is_damage(error):
+            raise
         return f"it can't be read at byte {offset}: {error.strerror}"
     finally:
         disk.close(fd)
@@ -100,7 +106,7 @@ async def _lost_row(scrub: Scrub, key: bytes) -> None:
         await system.storage.books.commit(build)
         scrub.found("meta", member.spec.name, what, always)
     elif kind == b"n" or key[1:-8] in member.chunks:
-        scrub.mend("meta", member, Corrupt("the meta store", 0, what, "two bad copies"))
+        await scrub.renew("meta", member, Corrupt("the meta store", 0, what, "two bad copies"))
 
 
 async def snapshots(scrub: Scrub) -> None:
@@ -113,7 +119,7 @@ async def snapshots(scrub: Scrub) -> None:
         await scrub.read("snapshot", size)
         member = system.hibernation.find(uid) if error is not None else None
         if error is not None and member is not None:
-            scrub.mend("snapshot", member, error)
+            await scrub.renew("snapshot", member, error)
 
 
 def _load(system: System, uid: int) -> tuple[int, LogyardError | None]:

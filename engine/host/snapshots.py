@@ -100,6 +100,23 @@ class Snapshots:
         size = sum(member.snapshot_bytes for member in members)
         return {"taken": taken, "skipped": skipped, "bytes": size}
 
+    async def renew(self, member: Member) -> bool:
+        """Store what a member has in memory in place of a snapshot that can't be read; False where it may not."""
+        raft = member.raft
+        if raft.applied > raft.log.stable:
+            await self.system.durability.exclusive(_nothing)
+        if member.state != RUNNING or not member.resolves or raft.mend is not None or raft.applied > raft.log.stable:
+            return False
+        if member.uploads is None and hasattr(member.machine, "freeze"):
+            found = await self._written(self._freeze(member, False))
+        else:
+            found = [self._capture(member)]
+        for captured in found:
+            # It may stand where the damaged one does; and none of its chunks is taken to be there.
+            member.snapshot_stored = min(member.snapshot_stored, captured.snapshot.index - 1)
+            await self.system.storage.store_snapshots([captured._replace(anew=True)])
+        return bool(found) and member.snapshot_stored >= found[0].snapshot.index
+
     def compare(self, member: Member, index: int) -> int:
         """Count and report ranges that a machine still needs after it released them (section 8): a bug of its own."""
         before = self.mismatches

@@ -335,7 +335,7 @@ class Storage:
     async def store_snapshots(self, captured: Sequence[Captured]) -> None:
         """Snapshots durable first, then the logs below them may go (invariant 3)."""
         stored = await self.books.commit_snapshots(captured)
-        for member, snapshot, encoded, keep_log in stored:
+        for member, snapshot, encoded, keep_log, _ in stored:
             if not member.raft.stopped and snapshot.index > member.snapshot_index:
                 member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
                 member.snapshot_bytes = encoded.size

@@ -8,7 +8,7 @@ write is applied once. Made by `serving`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ JSON = "application/json"
 BODY_S = 30.0
 """A request whose body takes longer is given up."""
 BODIES_BYTES_MAX = 128 << 20
-"""Of all requests that are under way."""
+"""Of all requests that are under way, and of what streams hold of messages that are not complete."""
 CALLS_MAX = 4096
 """Requests under way, streams among them."""
 OVERHEAD_BYTES = 512 << 10
@@ -59,6 +59,7 @@ TERM_S = 2.0
 
 log = logging.getLogger("logyard.etcd")
 
+Take = Callable[[int], None]
 Call = Callable[["Gateway", Message], Awaitable[dict[str, Any]]]
 
 CALLS: Mapping[str, Call] = {
@@ -155,24 +156,29 @@ class Gateway:
         return self.header.member if node == (self.node or node) else cluster.number_of(self.token, str(node))
 
     @contextmanager
-    def under_way(self) -> Any:
-        """Count a call. Raises `GatewayError` when there are too many."""
+    def under_way(self) -> Iterator[Take]:
+        """Count a call; what makes room for bytes of its body (negative: gives it back) until it is over. Raises
+        `GatewayError`, as that does, when there is too much."""
         if self._calls >= CALLS_MAX:
             raise GatewayError(EXHAUSTED, TOO_MANY)
+        held = 0
+
+        def take(size: int) -> None:
+            nonlocal held
+            if size > 0 and self._bytes + size > BODIES_BYTES_MAX:
+                raise GatewayError(EXHAUSTED, TOO_MANY)
+            self._bytes += size
+            held += size
+
         self._calls += 1
         try:
-            yield
+            yield take
         finally:
             self._calls -= 1
-
-    def take(self, size: int) -> None:
-        """Room for bytes of a body; negative: give it back. Raises `GatewayError`."""
-        if size > 0 and self._bytes + size > BODIES_BYTES_MAX:
-            raise GatewayError(EXHAUSTED, TOO_MANY)
-        self._bytes += size
+            self._bytes -= held
 
 
-async def body_of(gateway: Gateway, request: Request) -> bytes:
+async def body_of(gateway: Gateway, request: Request, take: Take) -> bytes:
     """A request's body. Raises `GatewayError` for one that is too long, before it is there, or takes too long."""
     limit = gateway.limits.body_bytes
     said = request.headers.get("content-length", "0")
@@ -183,15 +189,13 @@ async def body_of(gateway: Gateway, request: Request) -> bytes:
     try:
         with trio.fail_after(BODY_S):
             async for part in request.stream():
-                gateway.take(len(part))
+                take(len(part))
                 size += len(part)
                 if size > limit:
                     raise GatewayError(INVALID, TOO_LARGE)
                 parts.append(part)
     except trio.TooSlowError:
         raise GatewayError(INVALID, "the request's body did not come", 408) from None
-    finally:
-        gateway.take(-size)
     return b"".join(parts)
 
 
@@ -214,8 +218,8 @@ def refused(error: GatewayError) -> Response:
 async def answer(gateway: Gateway, call: Call, request: Request) -> Response:
     """One unary call."""
     try:
-        with gateway.under_way():
-            asked = decoded(await body_of(gateway, request))
+        with gateway.under_way() as take:
+            asked = decoded(await body_of(gateway, request, take))
             return Response(packed(await call(gateway, asked)), media_type=JSON)
     except ClientDisconnect:
         raise

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 NAMES = {2: "Unknown", 3: "InvalidArgument", 5: "NotFound", 8: "ResourceExhausted", 9: "FailedPrecondition",
          11: "OutOfRange", 12: "Unimplemented", 14: "Unavailable"}  # fmt: skip
 
+REREAD = 64
+REREAD_BYTES = 4 << 20
+"""A message that is not complete is looked at again when more of it comes: a client may make work of so many times what
+it sends, and so much besides."""
+
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -34,21 +39,32 @@ class Gone(Exception):
 
 
 class Messages:
-    """JSON values out of the pieces of a body, whatever stands between them."""
+    """JSON values out of the pieces of a body, whatever stands between them. `take` makes room for what is kept."""
 
-    __slots__ = ("_text", "_limit", "_decoder")
+    __slots__ = ("_text", "_limit", "_decoder", "_take", "_read", "_received")
 
-    def __init__(self, limit: int) -> None:
-        self._text = b""
+    def __init__(self, limit: int, take: Callable[[int], None]) -> None:
+        self._text = bytearray()
         self._limit = limit
         self._decoder = json.JSONDecoder()
+        self._take = take
+        # Bytes that were looked at, some of them again and again, and those that came.
+        self._read = self._received = 0
 
     def feed(self, data: bytes, last: bool) -> list[Message]:
         """The messages that are complete now. Raises `GatewayError` for what is none, or too long."""
-        self._text += data
-        if len(self._text) > self._limit:
+        if len(self._text) + len(data) > self._limit:
             raise GatewayError(INVALID, TOO_LARGE)
+        self._take(len(data))
+        self._text += data
+        self._received += len(data)
         found: list[Message] = []
+        # Nothing else ends a message.
+        if not last and b"}" not in data and self._text[:1] == b"{":
+            return found
+        self._read += len(self._text)
+        if self._read > REREAD_BYTES + REREAD * self._received:
+            raise malformed("a message in too many pieces")
         try:
             text = self._text.decode()
         except UnicodeDecodeError as error:
@@ -68,7 +84,9 @@ class Messages:
             except (ValueError, RecursionError) as error:
                 raise not_json(error) from None
             found.append(message(value))
-        self._text = text[at:].encode()
+        kept = text[at:].encode()
+        self._take(len(kept) - len(self._text))
+        self._text = bytearray(kept)
         return found
 
 
@@ -139,9 +157,8 @@ async def watch(gateway: Gateway, asked: Asked, answer: Answer) -> None:
             watching.close()
 
 
-async def _read(receive: Receive, limit: int, into: trio.MemorySendChannel[Message]) -> None:
+async def _read(receive: Receive, parser: Messages, into: trio.MemorySendChannel[Message]) -> None:
     """A task: the messages of a request, then nothing until its client goes. Raises `GatewayError`, `Gone`."""
-    parser = Messages(limit)
     last = False
     while not last:
         event = await receive()
@@ -172,8 +189,8 @@ class Stream:
         answer = Answer(send)
         error = None
         try:
-            with self.gateway.under_way():
-                await self._run(receive, answer)
+            with self.gateway.under_way() as take:
+                await self._run(receive, answer, take)
         except Exception as found:
             error = next((one for one in leaves(found) if isinstance(one, Gone)), leaves(found)[0])
         if error is None:
@@ -181,11 +198,12 @@ class Stream:
         elif isinstance(error, Exception) and not isinstance(error, Gone):
             await answer.fail(self.failure(error))
 
-    async def _run(self, receive: Receive, answer: Answer) -> None:
+    async def _run(self, receive: Receive, answer: Answer, take: Callable[[int], None]) -> None:
+        parser = Messages(self.gateway.limits.body_bytes, take)
         async with trio.open_nursery() as nursery:
             into, asked = trio.open_memory_channel[Message](0)
             nursery.start_soon(self._stop, nursery.cancel_scope)
-            nursery.start_soon(_read, receive, self.gateway.limits.body_bytes, into)
+            nursery.start_soon(_read, receive, parser, into)
             await self.handler(self.gateway, asked, answer)
             nursery.cancel_scope.cancel()
 

@@ -484,3 +484,24 @@ async def test_members_change_at_random_while_nodes_crash(tmp_path: Path, seed: 
             assert [body for body in found if body in {*acknowledged}] == acknowledged and found[-1] == b"last"
             assert len(found) == len({*found})
         assert changed >= 3 and len(acknowledged) >= 9
+
+
+async def test_who_became_a_member_since_it_was_told_that_it_is_none_stays(tmp_path: Path) -> None:
+    """The word of one who lags, and in the same turn the entry that makes this node a member, which is acknowledged."""
+    async with cluster(tmp_path) as c:
+        await c.create("some", members=[1, 2])
+        await c.lead(1, "some")
+        await c.fill(1, 3, KIB, "some")
+        raft = c.member(1, "some").raft
+        index, term = raft.applied, raft.log.term(raft.applied) or 0
+        await c.nodes[1].change_members("some", "add", 3)
+        await c.applied("some")
+        member = c.member(3, "some")
+        known = member.raft.configuration_index
+        assert known > index
+        # As it was before its first entry came.
+        member.raft.configuration_index = 0
+        c.system(3).departures.on_told([(member.uid, index, term)])
+        member.raft.configuration_index = known
+        await trio.testing.wait_all_tasks_blocked()
+        assert c.member(3, "some") is member and not member.raft.stopped

@@ -1,0 +1,89 @@
+"""What a client of the JSON gateway can make it hold and do is bounded by what it sends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from logyard.service.etcd import app, streams
+from logyard.service.etcd.app import Gateway, answer
+from logyard.service.etcd.streams import Messages, Stream
+from logyard.service.etcd.words import GatewayError, Message, packed
+
+
+def gateway() -> Any:
+    return Gateway(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+
+
+def ignored(size: int) -> None:
+    """Any number of bytes is welcome."""
+
+
+class Body:
+    """An ASGI `receive` that gives some pieces, and then nothing but that the client has gone."""
+
+    def __init__(self, *pieces: bytes, whole: bool = True) -> None:
+        self.waiting = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+        self.waiting[-1]["more_body"] = not whole
+
+    async def __call__(self) -> Any:
+        return self.waiting.pop(0) if self.waiting else {"type": "http.disconnect"}
+
+
+def test_a_message_in_pieces_that_never_ends_is_given_up() -> None:
+    parser = Messages(1 << 20, ignored)
+    assert parser.feed(b'{"a":"' + b"x" * 500_000, False) == []
+    with pytest.raises(GatewayError, match="pieces"):
+        for _ in range(10_000):
+            assert parser.feed(b"}", False) == []
+    assert parser._read < 2 * (streams.REREAD_BYTES + streams.REREAD * parser._received)
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_a_message_in_pieces_is_read(size: int) -> None:
+    wanted = [{"key": "}" * 3, "n": number, "deep": {"a": [{}, {}]}} for number in range(40)]
+    data = b" \n".join(packed(one) for one in wanted) + b"\n"
+    parser = Messages(1 << 20, ignored)
+    found = [one for at in range(0, len(data), size) for one in parser.feed(data[at : at + size], False)]
+    assert [one.fields for one in found + parser.feed(b"", True)] == wanted
+
+
+async def test_the_bytes_of_a_body_are_held_until_its_call_is_over() -> None:
+    found = gateway()
+    held = []
+
+    async def call(gateway: Any, asked: Message) -> dict[str, Any]:
+        held.append(gateway._bytes)
+        return {}
+
+    request = Request({"type": "http", "headers": []}, Body(b'{"a":', b'"b"}', b""))
+    assert (await answer(found, call, request)).status_code == 200
+    assert held == [9] and found._bytes == 0
+
+
+async def test_what_streams_keep_of_messages_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gateway()
+    held: list[int] = []
+    sent: list[Any] = []
+
+    async def handler(gateway: Any, asked: Any, answer: Any) -> None:
+        assert [one.fields async for one in asked] == [{"a": 1}, {"b": 2}]
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    body = Body(b'{"a":', b'1}\n{"b"', b":2}")
+
+    async def receive() -> Any:
+        held.append(found._bytes)
+        return await body()
+
+    stream = Stream(found, handler, app.failure)
+    await stream({}, receive, send)
+    assert held == [0, 5, 4, 0] and found._bytes == 0
+    monkeypatch.setattr(app, "BODIES_BYTES_MAX", 100)
+    await stream({}, Body(b'{"a":"' + b"x" * 60, b"x" * 60, whole=False), send)
+    assert [one["status"] for one in sent if "status" in one] == [429] and found._bytes == 0
