@@ -86,6 +86,8 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
     14: {"uid": _number, "ok": _flag, "error": _text_or_none},
     20: {"uid": _number},
     21: {"uid": _number, "index": _number, "error": _text_or_none},
+    22: {"uid": _number, "first": _number},
+    23: {"ok": _flag},
     30: {"machines": _versions},
     40: {"groups": _list_of(_row(_number, _number, _number))},
     41: {"groups": _list_of(_number)},

@@ -17,6 +17,7 @@ from ..raft.core import LEADER
 from ..raft.messages import APPEND, APPEND_REPLY, Message
 from .blob_shapes import check_shape
 from .follower_reads import READ_ASK, READ_INDEX
+from .mend_turns import MEND_ASK, MEND_TURN
 from .versions import MACHINE_VERSIONS
 
 if TYPE_CHECKING:
@@ -177,6 +178,8 @@ class Inbound:
                 self.system.versions.on_blob(node, header)
             elif kind in (READ_ASK, READ_INDEX):
                 self.system.follower_reads.on_blob(node, kind, request, header)
+            elif kind in (MEND_ASK, MEND_TURN):
+                self.system.mend_turns.on_blob(node, kind, request, header)
             elif kind >= SLEEP:
                 self.system.hibernation.on_blob(node, kind, request, header)
             elif kind == SNAPSHOT_OFFER:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 import trio
 
-from ..errors import LogyardError
+from ..errors import Corrupt, LogyardError
+from ..raft.core import LEADER
 from . import rows
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ GIVE_WAY_MAX_S = 10.0
 REPAIR_S = 120.0
 """So long after its last byte a pass waits for what it found to be whole again."""
 LOOK_S = 0.1
+LEADER_S = 3.0
+"""A damaged leader waits so long for followers that lack more of the log: they need it, as it is now."""
+ASK_S = 1.0
+"""Between two questions whether it is a member's turn to be mended."""
 NAMED_MAX = 100
 """Findings of a pass that are named; all are counted."""
 
@@ -65,6 +70,17 @@ class Finding(NamedTuple):
         return {"kind": self.kind, "group": self.group, "text": self.text, "repaired": self.is_repaired()}
 
 
+class _Due:
+    """A member with damaged records, which is to be mended when it is its turn."""
+
+    def __init__(self, member: Member, error: Corrupt, first: int) -> None:
+        self.member = member
+        self.error = error
+        self.first = first
+        self.begun = False
+        self.not_before = trio.current_time() + (LEADER_S if member.raft.role == LEADER else 0.0)
+
+
 class Scrub:
     """One node's. `passes` are those that ended."""
 
@@ -75,6 +91,7 @@ class Scrub:
         self.findings: list[Finding] = []
         self.error = ""
         self.finished_ms = 0
+        self._due: dict[int, _Due] = {}
         self._kind = ""
         # The counts as this pass, or the last one, began.
         self._begun = {kind: Counts() for kind in KINDS}
@@ -121,7 +138,8 @@ class Scrub:
             "meta": scrub_walks.meta, "snapshot": scrub_walks.snapshots, "segment": scrub_files.segments,
             "wal": scrub_files.wal, "generation": scrub_walks.generations,
         }  # fmt: skip
-        self.findings, self.error = [], ""
+        self.findings, self.error, self._due = [], "", {}
+        self.system.mend_turns.waiting.clear()
         self._begun = {kind: copy(one) for kind, one in self.counts.items()}
         began = time.monotonic()
         for kind in KINDS:
@@ -145,6 +163,8 @@ class Scrub:
         with trio.move_on_after(REPAIR_S):
             while waiting:
                 self.system.refill.look()
+                for uid, due in self._due.items():
+                    await self._begin(uid, due)
                 waiting = [one for one in waiting if not one.is_repaired()]
                 # What nobody can repair is not waited for.
                 if all(one.is_repaired is never for one in waiting):
@@ -208,21 +228,44 @@ class Scrub:
         else:
             self.mend(kind, member, error)
 
-    def mend(self, kind: str, member: Member, error: Exception) -> None:
-        """Records of a group are damaged: what is certain of it stays, the rest comes from the others."""
-        from ..errors import Corrupt
-
+    def mend(self, kind: str, member: Member, error: Exception, first: int = 0, last: int = 0) -> None:
+        """Records of a group are damaged, those of entries `first` to `last` among them: what is certain of it stays,
+        the rest comes from the others, when all was read and its leader says that it is this member's turn."""
         system, uid, text = self.system, member.uid, str(error)
         if system.members.get(uid) is not member or member.raft.stopped:
             return
-        alone = is_alone(system, member)
-        system.damages.found(member, error if isinstance(error, Corrupt) else Corrupt(text, 0, "a whole file", text))
+        corrupt = error if isinstance(error, Corrupt) else Corrupt(text, 0, "a whole file", text)
+        if is_alone(system, member):
+            system.damages.found(member, corrupt)
+            self.found(kind, member.spec.name, text, never)
+            return
+        due = self._due.setdefault(uid, _Due(member, corrupt, first))
+        due.first = min(due.first, first)
+        waiting = system.mend_turns.waiting
+        waiting[uid] = max(waiting.get(uid, 0), last)
 
         def sound() -> bool:
             now = system.members.get(uid)
-            return now is not member and (now is None or (now.raft.mend is None and not now.raft.stopped))
+            again = now is None or (now is not due.member and now.raft.mend is None and not now.raft.stopped)
+            return due.begun and again
 
-        self.found(kind, member.spec.name, text, never if alone else sound)
+        self.found(kind, member.spec.name, text, sound)
+
+    async def _begin(self, uid: int, due: _Due) -> None:
+        """Mend one if it may be."""
+        if due.begun or trio.current_time() < due.not_before:
+            return
+        turns, member = self.system.mend_turns, self.system.hibernation.find(uid)
+        if member is None or member.raft.stopped or member.raft.mend is not None:
+            # It is gone, or somebody else met the damage.
+            due.begun = True
+        elif await turns.may_begin(member, due.first) and self.system.members.get(uid) is member:
+            due.member, due.begun = member, True
+            self.system.damages.found(member, due.error)
+        else:
+            due.not_before = trio.current_time() + ASK_S
+        if due.begun:
+            turns.waiting.pop(uid, None)
 
     def status(self) -> dict[str, Any]:
         """What is under way ("": nothing), and what the pass found until now, or the last one."""

@@ -81,7 +81,7 @@ async def _hurt(scrub: Scrub, number: int, reader: SegmentReader | None, reason:
     system = scrub.system
     storage = system.storage
     text = f"segment {number}: {reason}"
-    hurt: list[tuple[Member, int]] = []
+    hurt: list[tuple[Member, list[int]]] = []
     async with storage.janitor_lock:
         if number not in storage.segments.users:
             return
@@ -103,9 +103,9 @@ async def _hurt(scrub: Scrub, number: int, reader: SegmentReader | None, reason:
                 if needed and needed[-1] <= base:
                     _lose_places(scrub, member, run, text)
                 elif needed:
-                    hurt.append((member, needed[-1]))
-    for member, index in hurt:
-        scrub.mend("segment", member, Corrupt(text, 0, f"entry {index}", "damage"))
+                    hurt.append((member, needed))
+    for member, needed in hurt:
+        scrub.mend("segment", member, Corrupt(text, 0, f"entry {needed[-1]}", "damage"), needed[0], needed[-1])
 
 
 def _is_place(system: System, member: Member, number: int, index: int) -> bool:

@@ -135,7 +135,8 @@ class Sender:
             del self._queues[node]
 
     def _pass_on(self, member: Member) -> None:
-        """Of what is not committed no peer gives a copy: who has a good one, or does without it, had better lead."""
+        """Who has a good copy of what is damaged here, or does without it, had better lead: of what is not committed no
+        peer gives one, and who waits to be mended can't."""
         raft = member.raft
         if raft.role == LEADER and not raft.stopped:
             election.resign(raft, True)
@@ -158,7 +159,12 @@ class Sender:
                     member, index, message.last, self.system.config.append_bytes_max
                 )
             except Corrupt as error:
-                self.system.damages.found(member, error)
+                if any(progress.round for progress in member.raft.progress.values()):
+                    # One that is being mended waits for this: without this member, too, nobody could lead. Another one
+                    # may have it.
+                    self._pass_on(member)
+                else:
+                    self.system.damages.found(member, error)
                 raise
             index = entries[-1].index + 1
         # What is in memory now is held on to before the first await: the cache may let it go meanwhile.

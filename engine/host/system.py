@@ -47,6 +47,7 @@ from .inbound import Inbound
 from .intake import Early
 from .leaderboard import Counters, Leaderboard
 from .member import DROP, RUNNING, Member, Queued, Sink, Spec
+from .mend_turns import MendTurns
 from .names import Names
 from .pulling import Pulls
 from .pulse import Pulse
@@ -134,6 +135,7 @@ class System:
         self.repair = Repair(self)
         self.refill = Refill(self)
         self.damages = Damages(self)
+        self.mend_turns = MendTurns(self)
         self.scrub = Scrub(self)
         self.pulse = Pulse(self)
         self.slow_disk = SlowDisk(self)

@@ -15,6 +15,7 @@ import trio.testing
 
 from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt
+from logyard.engine.host import mend_turns
 from logyard.engine.host.scrub import GIVE_WAY_MAX_S, Scrub
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
 from logyard.engine.log.segment import HEAD, HEAD_BYTES, ROW_BYTES
@@ -118,6 +119,54 @@ async def test_a_group_whose_entry_in_a_segment_is_damaged_is_mended_and_no_othe
         await all_read(c, number, bodies)
         assert [body for _, body in await c.read(number, name="other")] == others
         assert not (await scrubbed(c, number))["findings"]
+
+
+@pytest.mark.parametrize("numbers", [(2, 3), (1, 3), (1, 2, 3)], ids=["followers", "leader too", "all"])
+async def test_two_members_with_different_damages_are_mended_one_after_the_other(
+    tmp_path: Path, numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has what the other lacks; both at once would leave nobody to say what is committed."""
+    monkeypatch.setattr(mend_turns, "HELD_S", 1.0)
+    async with cluster(tmp_path) as c:
+        bodies = await filled(c)
+        for number in c.ids:
+            data = metadata(c, number, 3 + number)
+            await c.roll(number)
+            if number in numbers:
+                hurt_segments(c, number, data)
+        ends = [(c.system(number).scrub, c.system(number).scrub.ask()) for number in c.ids]
+        most = 0
+
+        def ended() -> bool:
+            nonlocal most
+            most = max(most, sum(c.member(number).raft.mend is not None for number in c.ids))
+            return all(scrub.passes >= wanted for scrub, wanted in ends)
+
+        await until(ended, "all scrubs end")
+        assert [scrub.status()["left"] for scrub, _ in ends] == [0, 0, 0] and most == 1
+        bodies += await c.fill(await c.leader(), 1, 100)
+        await c.applied()
+        for number in c.ids:
+            await all_read(c, number, bodies)
+
+
+async def test_no_member_is_mended_that_the_quorum_needs(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await filled(c)
+        data = metadata(c, 3, 5)
+        await c.roll(3)
+        hurt_segments(c, 3, data)
+        await c.crash(2)
+        await until(lambda: 2 not in c.system(1).live)
+        c.system(3).scrub.ask()
+        await until(lambda: c.system(3).scrub.findings and c.system(3).scrub._kind == "repair", "it is found")
+        turns = c.system(3).mend_turns
+        assert not await turns.may_begin(c.member(3), 1)
+        await c.fill(1, 1, 100)
+        assert c.member(3).raft.mend is None
+        await c.start(2)
+        await until(lambda: c.system(3).scrub.passes == 1, "the scrub ends")
+        assert not c.system(3).scrub.status()["left"]
 
 
 async def test_places_of_payloads_that_a_snapshot_covers_are_refilled(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""Whose turn it is to be mended, when a scrub found damage in records of a group that runs.
+
+A member that lost records does not count until it is mended (`damage`, docs/internals/repair.md). Two of three at once
+would leave nobody to mend them, although each has what the other lacks. So who finds damage asks its leader, which lets
+one go at a time, and only while a quorum goes on without it; until then the member serves on as it did before anybody
+looked. A leader that is damaged itself first lets go those who lack nothing that it lacks. This is about availability
+alone: damage that a read or a start meets is mended at once, and what one leader allowed the next does not know. Called
+by `scrub` and `inbound`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..raft.core import LEADER
+from ..raft.quorum import has_quorum
+from .member import RUNNING, Member
+
+if TYPE_CHECKING:
+    from .system import System
+
+MEND_ASK = 22
+"""The kind of the blob that asks the leader of a group for the sender's turn."""
+MEND_TURN = 23
+"""The kind of its answer."""
+ANSWER_S = 2.0
+HELD_S = 10.0
+"""So long a turn is kept until its holder says that it is damaged; from then on the leader sees for itself."""
+
+
+class MendTurns:
+    """One node's: what it asks, and what it allows for the groups that it leads."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self._asked: dict[int, tuple[trio.Event, list[bool]]] = {}
+        self._next = 0
+        # By uid: who may, until when.
+        self._turns: dict[int, tuple[int, float]] = {}
+        # By uid: the highest damaged entry of a member here that waits for its turn.
+        self.waiting: dict[int, int] = {}
+
+    async def may_begin(self, member: Member, first: int) -> bool:
+        """Whether this node's member, which needs all entries from `first` on, may stop counting now. False, too, while
+        no leader answers."""
+        system, leader = self.system, member.raft.leader
+        if member.raft.role == LEADER:
+            return self._allow(member, system.node_id, first)
+        self._next += 1
+        request, answered, answer = self._next, trio.Event(), [False]
+        self._asked[request] = answered, answer
+        try:
+            if leader and system.peers.send_blob(leader, MEND_ASK, request, {"uid": member.uid, "first": first}):
+                with trio.move_on_after(ANSWER_S):
+                    await answered.wait()
+        finally:
+            del self._asked[request]
+        return answer[0]
+
+    def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
+        """Another node asks, or answers."""
+        if kind == MEND_ASK:
+            member = self.system.hibernation.find(header["uid"])
+            ok = member is not None and self._allow(member, node, header["first"])
+            self.system.peers.send_blob(node, MEND_TURN, request, {"ok": ok})
+        elif request in self._asked:
+            answered, answer = self._asked[request]
+            answer[0] = header["ok"]
+            answered.set()
+
+    def _allow(self, member: Member, node: int, first: int) -> bool:
+        raft, now = member.raft, trio.current_time()
+        if raft.role != LEADER or member.state != RUNNING:
+            return False
+        if node != self.system.node_id and self.waiting.get(member.uid, -1) >= first:
+            return False
+        if any(progress.round for other, progress in raft.progress.items() if other != node):
+            return False
+        if not has_quorum(raft.configuration, self.system.live - {node}):
+            return False
+        self._turns = {uid: turn for uid, turn in self._turns.items() if turn[1] > now}
+        holder, _ = self._turns.setdefault(member.uid, (node, now + HELD_S))
+        return holder == node
