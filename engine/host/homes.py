@@ -168,12 +168,10 @@ class Homes:
             self.system.refill.lose(member.uid, run.first, min(run.last, base))
             if member.raft.log.snapshot_index < base:
                 member.raft.log.compact(base, member.snapshot_term)
-            rest = [run._replace(first=base + 1)] if run.last > base else []
-            member.segments = [part for one in member.segments for part in (rest if one == run else [one])]
-            if not rest:
-                self.system.storage.segments.leave(member, run.segment)
+            self.system.storage.segments.drop_below(member, run, base)
+            if run.last <= base:
                 return
-            share, total = self._count(member, rest[0])
+            share, total = self._count(member, run._replace(first=base + 1))
         file.add(member.uid, share, total)
 
     def recount(self, member: Member) -> None:

@@ -25,6 +25,8 @@ from .uploads import Uploads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..raft.messages import Message
+
 RUNNING = "running"
 HALTED = "halted"
 STOPPED = "stopped"
@@ -187,7 +189,8 @@ class Member:
         self.waiters: list[tuple[Callable[[], bool], Callable[[], None]]] | None = None
         self.reads: dict[int, Callable[[LogyardError | None, int], None]] | None = None
         self.transfers: set[int] | None = None
-        self.slow_sends: dict[int, int] | None = None
+        # By node, the messages that wait for the disk (`sender`).
+        self.slow_sends: dict[int, list[Message]] | None = None
         self.log_time = 0
         self.sessions: Sessions | None = None
         # Frames of sessions are queued, and which of them are proposed and not answered (`intake`).

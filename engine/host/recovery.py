@@ -358,6 +358,10 @@ def _adopt_files(system: System, flushed: int) -> None:
         number = _segment_number(name)
         if name.endswith(".tmp") or (0 < number <= flushed and number not in users and number not in homes):
             system.disk.unlink(str(system.path / "segments" / name))
+    for member in system.members.values():
+        if not member.damaged:
+            # Its row may be older than the end of a home, or than the log's new start.
+            storage.segments.shed(member)
 
 
 def _segment_number(name: str) -> int:

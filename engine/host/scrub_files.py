@@ -97,26 +97,26 @@ async def _hurt(scrub: Scrub, number: int, reader: SegmentReader | None, reason:
                 if member is None or run.segment != number:
                     continue
                 bad = await trio.to_thread.run_sync(_unreadable, reader, uid, run)
-                # What a snapshot covers, and is at home elsewhere or dead, nobody looks for here.
-                base = member.raft.log.snapshot_index
-                needed = [one for one in bad if one > base or _is_place(system, member, number, one)]
-                if needed and needed[-1] <= base:
-                    _lose_places(scrub, member, run, text)
-                elif needed:
+                if not bad or run not in member.segments:
+                    continue
+                needed = [one for one in bad if one > member.raft.log.snapshot_index]
+                if needed:
                     hurt.append((member, needed))
+                else:
+                    _lose_places(scrub, member, run, text)
     for member, needed in hurt:
         scrub.mend("segment", member, Corrupt(text, 0, f"entry {needed[-1]}", "damage"), needed[0], needed[-1])
 
 
-def _is_place(system: System, member: Member, number: int, index: int) -> bool:
-    """Whether a segment is what says where living payload of an entry lies."""
-    live = member.liveness.live_within((index, 0), (index + 1, 0))
-    return bool(live) and number in system.storage.files and system.store.home(member.uid, index) is None
-
-
 def _lose_places(scrub: Scrub, member: Member, run: SegmentRun, text: str) -> None:
-    """As at a start: the places of all that the snapshot covers of a run are lost, and the run is the rest of it."""
+    """Damage below the log. As at a start: the places of all that lives there of a run are lost, and the run is the
+    rest of it. Where nothing lives it is let go, as it is in the way of who walks over it, and of its file."""
     system, uid = scrub.system, member.uid
+    file = system.storage.files.get(run.segment)
+    if file is None or uid not in file.shares:
+        system.storage.segments.drop_below(member, run, member.raft.log.snapshot_index)
+        scrub.found("segment", member.spec.name, f"{text}; nothing needs them, and their group has let go", always)
+        return
     first, last = run.first, min(run.last, member.snapshot_index)
     what = f"places of payloads of entries {first} to {last}, {text}"
     if is_alone(system, member):

@@ -16,7 +16,7 @@ from ..errors import Corrupt
 from ..log.segment import SegmentReader
 from ..log.segment_writer import SegmentJob, SegmentRunner, SegmentWritten, build_segment_job, run_segment_job
 from ..log.wal import Sealed
-from .member import Member
+from .member import Member, SegmentRun
 
 if TYPE_CHECKING:
     from .system import System
@@ -115,10 +115,28 @@ class Segments:
 
     def take_over(self, old: Member, member: Member) -> None:
         """A member made anew, with less in segments, stands for an old one."""
+        self.shed(member)
         kept = {run.segment for run in member.segments}
         for run in old.segments:
             if run.segment not in kept:
                 self.leave(member, run.segment)
+
+    def shed(self, member: Member) -> None:
+        """Runs that lie below the log say where payloads are, or nothing, where the segment's WAL file is no home:
+        those go. Called wherever a log gets a new start."""
+        base, files = member.raft.log.snapshot_index, self.system.storage.files
+        gone = [run for run in member.segments if run.last <= base and run.segment not in files]
+        if gone:
+            member.segments = [run for run in member.segments if run not in gone]
+            for run in gone:
+                self.leave(member, run.segment)
+
+    def drop_below(self, member: Member, run: SegmentRun, base: int) -> None:
+        """Nothing up to `base` is of use in a run any more."""
+        rest = [run._replace(first=base + 1)] if run.last > base else []
+        member.segments = [part for one in member.segments for part in (rest if one == run else [one])]
+        if not rest:
+            self.leave(member, run.segment)
 
     def forget(self, member: Member) -> None:
         """A member's stored row refers to no segment."""

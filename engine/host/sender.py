@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -97,7 +98,10 @@ class Sender:
         message.entries = None
         if member.slow_sends is None:
             member.slow_sends = {}
-        member.slow_sends[message.to] = member.slow_sends.get(message.to, 0) + 1
+        waiting = member.slow_sends.setdefault(message.to, [])
+        if not _is_news(member, waiting, message):
+            return False
+        waiting.append(message)
         queue = self._queues.get(message.to)
         if queue is None:
             queue = self._queues[message.to] = deque()
@@ -124,12 +128,12 @@ class Sender:
                 if isinstance(error, Corrupt) and message.last > member.raft.commit:
                     self._pass_on(member)
             finally:
-                if member.slow_sends is not None:
-                    left = member.slow_sends.get(node, 0) - 1
-                    if left > 0:
-                        member.slow_sends[node] = left
-                    else:
-                        member.slow_sends.pop(node, None)
+                waiting = (member.slow_sends or {}).get(node, [])
+                # Those of an earlier leadership of this member are not in it.
+                if message in waiting:
+                    waiting.remove(message)
+                if not waiting and member.slow_sends is not None:
+                    member.slow_sends.pop(node, None)
             await trio.lowlevel.checkpoint()
         if self._queues.get(node) is queue:
             del self._queues[node]
@@ -223,6 +227,24 @@ class Sender:
             if not await self.system.repair.stretch(member, index, index):
                 raise
         return next(self.system.reader.payload_entries(member, index, index), None)
+
+
+def _is_news(member: Member, waiting: Sequence[Message], message: Message) -> bool:
+    """Leave out of a message what waits for the same node in earlier ones; whether anything is left. The core asks anew
+    when answers stay away, and sends all again that nobody has: a disk that is slow would get more and more to do."""
+    if not waiting:
+        return True
+    last = waiting[-1]
+    if last.term != message.term or not waiting[0].first <= message.first <= last.last:
+        return True
+    if message.last <= last.last:
+        # What it says of the commit index goes with the other.
+        last.commit = message.commit
+        return False
+    term = member.raft.log.term(last.last)
+    if term is not None:
+        message.index, message.log_term, message.first = last.last, term, last.last + 1
+    return True
 
 
 def _held(entry: Entry) -> Entry:

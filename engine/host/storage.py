@@ -263,10 +263,7 @@ class Storage:
         if term is None:
             return
         raft_log.compact(index, term)
-        gone = [run for run in member.segments if run.last <= index and run.segment not in self.homes.files]
-        member.segments = [run for run in member.segments if run not in gone]
-        for run in gone:
-            self.segments.leave(member, run.segment)
+        self.segments.shed(member)
 
     def move_out(self, member: Member) -> None:
         """A group of which nothing lives in WAL files is about to hibernate: its snapshot at the last entry is all it
@@ -396,6 +393,7 @@ class Storage:
             return
         self.homes.cut(member, keep)
         member.segments = cut_runs(member.segments, keep + 1)
+        self.segments.shed(member)
         member.flushed = snapshot.index
         # Two marks, the first one void by itself: so that replay knows a log that starts over from one that was
         # overwritten.

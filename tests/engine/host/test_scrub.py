@@ -184,6 +184,96 @@ async def test_places_of_payloads_that_a_snapshot_covers_are_refilled(tmp_path: 
         await all_read(c, 3, bodies)
 
 
+def readable(c: Cluster, number: int, name: str = "log") -> set[int]:
+    """Walk over all that a member has, as an audit does; the entries that it gives."""
+    member = c.member(number, name)
+    return {one.index for one in c.system(number).reader.payload_entries(member, 1, member.raft.applied)}
+
+
+async def test_a_dead_entry_in_a_home_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Nobody needs it, but it lies among what lives: walks over the log, and the file's way to a generation."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        data = metadata(c, 3, 3)
+        await c.roll(3)
+        await c.nodes[1].truncate("log", 6)
+        await c.applied()
+        await c.nodes[3].snapshot()
+        member = c.member(3)
+        dead = next(iter(c.system(3).reader.payload_entries(member, 3, 3))).entry
+        assert dead is not None and member.is_dead(dead)
+        hurt_segments(c, 3, data)
+        status = await scrubbed(c, 3)
+        assert status["last"]["segment"]["found"] == 1 and not status["left"], status["findings"]
+        assert c.member(3) is member and readable(c, 3)
+        await c.nodes[3].compact()
+        assert not (await scrubbed(c, 3))["findings"]
+        c.partition(3)
+        assert [body for _, body in await c.read(3, 6)] == bodies[6:]
+
+
+async def test_what_lies_below_a_log_in_a_segment_of_another_group(tmp_path: Path) -> None:
+    """After a crash the stored row still names a run that nothing needs: it is dropped, and its damage is none."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.create("other")
+        await filled(c)
+        await c.lead(1, "other")
+        others = await c.fill(1, 4, 2000, "other")
+        await c.applied("other")
+        data = metadata(c, 3, 5)
+        await c.roll(3)
+        # Its run stays, as the file is a home; and goes with it, which no row says yet.
+        await c.system(3).snapshots.take([c.member(3)])
+        await c.fill(1, 1, 2000)
+        await c.applied()
+        await in_files(c)
+        await c.roll(3)
+        assert [run.segment for run in c.member(3).segments] == [1, 2]
+        await c.nodes[3].compact()
+        assert [run.segment for run in c.member(3).segments] == [2] and c.member(3, "other").segments
+        await c.crash(3)
+        hurt_segments(c, 3, data)
+        await c.start(3)
+        await c.applied()
+        assert [run.segment for run in c.member(3).segments] == [2]
+        readable(c, 3)
+        assert not (await scrubbed(c, 3))["findings"]
+        assert c.system(3).damages.mended == 0
+        assert [body for _, body in await c.read(3, name="other")] == others
+        # With the last group that needs it the segment goes, too.
+        await c.nodes[3].snapshot()
+        await c.nodes[3].compact()
+        await until(lambda: not c.system(3).storage.segments.path(1).exists())
+
+
+async def test_a_snapshot_from_another_member_leaves_no_run_below_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.create("other")
+        await filled(c)
+        await c.lead(1, "other")
+        await c.fill(1, 4, 2000, "other")
+        await c.applied("other")
+        await c.nodes[3].compact()
+        assert c.member(3).segments and not c.system(3).storage.files
+        data = metadata(c, 1, 5)
+        c.partition(3)
+        await c.fill(1, 4, 2000)
+        for number in (1, 2):
+            await c.nodes[number].snapshot()
+            await c.nodes[number].compact()
+        c.network.heal()
+        await c.applied()
+        assert c.member(3).raft.log.snapshot_index > 12
+        assert not [run for run in c.member(3).segments if run.segment == 1]
+        hurt_segments(c, 3, data)
+        readable(c, 3)
+        # The other group's log is the only one that needs the segment; when it does no more, it goes.
+        assert c.system(3).storage.segments.users[1] == {c.member(3, "other").uid}
+        await c.nodes[3].snapshot()
+        await c.nodes[3].compact()
+        await until(lambda: not c.system(3).storage.segments.path(1).exists())
+
+
 @pytest.mark.parametrize("prefix", [GroupRow.PREFIX, StateRow.PREFIX, SnapshotRow.PREFIX])
 @pytest.mark.parametrize("copies", [("a",), ("b",), ("a", "b")], ids="".join)
 async def test_damaged_rows_of_the_meta_store(tmp_path: Path, prefix: bytes, copies: tuple[str, ...]) -> None:

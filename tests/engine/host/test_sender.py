@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import trio
+
+from logyard.engine.entry import Entry
+from logyard.engine.host.member import Member
 from logyard.engine.raft.messages import APPEND, Message
 
 from .cluster import cluster, until
@@ -26,3 +30,40 @@ async def test_a_message_whose_entries_a_snapshot_let_go_meanwhile_is_dropped(tm
         await until(lambda: not member.slow_sends)
         assert member.raft.mend is None and not system.damages.known
         await c.append(leader, [(b"", b"after")])
+
+
+async def test_what_waits_for_the_disk_waits_once(tmp_path: Path) -> None:
+    """While answers stay away the core asks anew, again and again: the slow disk must not get more to do by that."""
+    async with cluster(tmp_path, 3, payload_cache_bytes=0) as c:
+        await c.create()
+        await c.lead(1)
+        await c.fill(1, 4, 2000)
+        await c.applied()
+        member, sender = c.member(1), c.system(1).sender
+        disk = trio.Event()
+        asked = [0]
+        load, prepare = sender._load, sender.prepare
+
+        async def slow(member: Member, message: Message) -> list[Entry]:
+            await disk.wait()
+            return await load(member, message)
+
+        def counted(member: Member, message: Message) -> bool:
+            asked[0] += message.kind == APPEND and message.to == 3
+            return prepare(member, message)
+
+        sender._load, sender.prepare = slow, counted  # type: ignore[method-assign]
+        c.partition(3)
+        bodies = await c.fill(1, 12, 2000)
+        c.network.heal()
+        await until(lambda: member.slow_sends and member.slow_sends.get(3), "a message waits for the disk")
+        for _ in range(3):
+            bodies += await c.fill(1, 4, 2000)
+            before = asked[0]
+            await until(lambda before=before: asked[0] >= before + 4, "the core asks anew")
+        # One more is being loaded.
+        waiting = [at for _, one in sender._queues[3] for at in range(one.first, one.last + 1)]
+        assert waiting and len(waiting) == len(set(waiting)), waiting
+        disk.set()
+        await c.applied()
+        assert [body for _, body in await c.read(3)][-len(bodies) :] == bodies
