@@ -213,6 +213,11 @@ class Damages:
         """Nobody else has the group: what is lost here is lost, and what is left is for people to judge."""
         return member.raft.configuration.nodes() <= {self.system.node_id}
 
+    def is_left(self, member: Member) -> bool:
+        """Whether a group was stopped at the start and nobody can mend it: all that there is of it is kept, also what
+        no row names any more."""
+        return member.damaged and self._is_alone(member)
+
     def later(self, member: Member, reason: str) -> None:
         """Damage that was met when the members had been made: this one does nothing before the node runs."""
         stop(member, reason)

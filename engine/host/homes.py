@@ -44,7 +44,7 @@ class Share:
 class SealedFile:
     """A sealed WAL file that is the home of payloads. The segment of the same number holds its entries' metadata."""
 
-    __slots__ = ("file", "length", "sealed_at", "died_at", "shares", "live", "total", "failed")
+    __slots__ = ("file", "length", "sealed_at", "died_at", "shares", "live", "total", "failed", "kept")
 
     def __init__(self, file: int, length: int) -> None:
         self.file = file
@@ -56,6 +56,8 @@ class SealedFile:
         # Payload bytes, dead ones included; and whether they could not be migrated.
         self.total = 0
         self.failed = False
+        # A group that nobody can mend has something here: it is for people to judge.
+        self.kept = False
 
     @property
     def dead_ratio(self) -> float:

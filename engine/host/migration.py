@@ -59,7 +59,7 @@ class Migration:
         """Sealed files to migrate now, by this node's limits. One that failed waits until nothing in it lives, for
         a repair, a start, or `compact`."""
         config = self.system.config
-        files = [file for file in self.system.storage.files.values() if not (file.failed and file.live)]
+        files = [one for one in self.system.storage.files.values() if not one.kept and not (one.failed and one.live)]
         found = choose_victims(
             files, time.monotonic(), config.migrate_budget_bytes, config.migrate_age_s, config.migrate_dead_ratio
         )
@@ -76,7 +76,7 @@ class Migration:
     def _may_go(self, file: SealedFile) -> bool:
         """Whether the books have its segment (a commit may have failed after the switch), and all in it is committed: a
         generation never holds what another leader may overwrite."""
-        if self.system.storage.is_open_file(file.file):
+        if file.kept or self.system.storage.is_open_file(file.file):
             return False
         members = self.system.members
         shares = [(members.get(uid), share) for uid, share in file.shares.items()]

@@ -335,6 +335,7 @@ def _adopt_files(system: System, flushed: int) -> None:
     for uid, member in system.members.items():
         for run in member.segments:
             users.setdefault(run.segment, set()).add(uid)
+    kept = _kept(system, users)
     storage.segments.users = users
     present = dict(storage.wal.files)
     if storage.books.meta.lost:
@@ -342,6 +343,7 @@ def _adopt_files(system: System, flushed: int) -> None:
         homes |= {number for number in present if number <= flushed and storage.segments.path(number).exists()}
     for number in sorted(homes & present.keys()):
         storage.files[number] = file = SealedFile(number, present[number])
+        file.kept = number in kept
         for uid in list(users.get(number, ())):
             member = system.members[uid]
             for run in [run for run in member.segments if run.segment == number]:
@@ -362,6 +364,24 @@ def _adopt_files(system: System, flushed: int) -> None:
         if not member.damaged:
             # Its row may be older than the end of a home, or than the log's new start.
             storage.segments.shed(member)
+
+
+def _kept(system: System, users: dict[int, set[int]]) -> set[int]:
+    """The segments that have something of groups which nobody can mend, by what they say themselves; such a group
+    becomes a user of them."""
+    left = {uid for uid, member in system.members.items() if system.damages.is_left(member)}
+    kept: set[int] = set()
+    for name in os.listdir(system.path / "segments") if left else ():
+        number = _segment_number(name)
+        try:
+            here = left & system.storage.segments.reader(number).groups.keys() if number else set()
+        except LogyardError:
+            # What it had nobody can tell.
+            here = left
+        if here:
+            users.setdefault(number, set()).update(here)
+            kept.add(number)
+    return kept
 
 
 def _segment_number(name: str) -> int:

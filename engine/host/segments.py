@@ -149,6 +149,8 @@ class Segments:
         users = self.users.get(number, set())
         for uid in list(users):
             member = self.system.members.get(uid)
+            if member is not None and self.system.damages.is_left(member):
+                continue
             runs = [run for run in member.segments if run.segment == number] if member is not None else []
             if member is None or not runs:
                 users.discard(uid)

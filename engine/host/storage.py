@@ -215,7 +215,7 @@ class Storage:
             if member.flushed and not member.raft.stopped:
                 member.raft.log.release_memory(member.flushed)
                 self.compact_log(member)
-        if not file.live:
+        if not file.live and not file.kept:
             await self.migration.migrate(file)
         self.migration.book()
         self.system.durability.metadata_bytes -= metadata_bytes(entry for _, entry in sealed.entries)
@@ -227,6 +227,9 @@ class Storage:
         users: set[int] = set()
         for uid, (first, last, last_term, size) in found.items():
             member = self.system.members.get(uid)
+            if member is not None and self.system.damages.is_left(member):
+                users.add(uid)
+                file.kept = True
             if member is None or member.damaged:
                 continue
             # Its floor and its truncations are in the file as well.

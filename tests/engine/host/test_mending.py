@@ -12,9 +12,11 @@ import lmdb
 import pytest
 import trio
 
+from logyard.engine.disk import Disk
 from logyard.engine.errors import GroupStopped
 from logyard.engine.host import rows
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
+from logyard.engine.log.segment import SegmentReader
 from logyard.payloads.errors import GenerationFailed
 
 from .cluster import KIB, Cluster, cluster, until
@@ -524,3 +526,38 @@ async def test_the_node_of_a_damaged_group_serves_all_others(tmp_path: Path) -> 
         await mended(c, 3)
         assert [body for _, body in await c.read(3)] == bodies
         assert os.path.isdir(tmp_path / "node-3")
+
+
+@pytest.mark.parametrize("prefix", [SnapshotRow.PREFIX, StateRow.PREFIX], ids=["snapshot", "checkpoint"])
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "open"])
+async def test_nothing_is_given_up_of_a_group_that_only_this_node_has(
+    tmp_path: Path, prefix: bytes, sealed: bool
+) -> None:
+    """Its rows are lost, and with them what says which files it needs: the only copies stay where they are."""
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.create("other")
+        await c.lead(1)
+        bodies = await c.fill(1, 12, SIZE)
+        await c.nodes[1].snapshot()
+        if sealed:
+            await c.roll(1)
+        uid = c.member(1).uid
+        await c.crash(1)
+        assert hurt_rows(c, 1, uid, prefix) == 2
+        for _ in range(2):
+            await c.start(1)
+            assert c.system(1).members[uid].state == "stopped"
+            # What comes and goes beside it takes nothing of it along.
+            await c.lead(1, "other")
+            others = await c.fill(1, 2, SIZE, "other")
+            await c.nodes[1].truncate("other", c.log(1, "other").end - 1)
+            await c.nodes[1].snapshot()
+            await c.nodes[1].compact()
+            assert [body for _, body in await c.read(1, c.log(1, "other").start, name="other")] == others[-1:]
+            await c.crash(1)
+            files = [path.read_bytes() for path in sorted((tmp_path / "node-1" / "wal").glob("*.wal"))]
+            assert all(any(body in file for file in files) for body in bodies)
+            segments = [SegmentReader(Disk(), str(path)) for path in (tmp_path / "node-1" / "segments").glob("*.seg")]
+            assert any(len(one.entries(uid, 1, 100)) >= 12 for one in segments)
+            for one in segments:
+                one.close()
