@@ -205,7 +205,9 @@ class Hibernation:
             absent = member.raft.configuration.nodes() - asleep - {system.node_id}
             agreed = asleep == asked_nodes and not absent & system.live
             if not agreed or not self._give_up(member, put, system.node_id, asleep, absent):
-                for node in asleep:
+                # Who is woken by its leader trusts it. Where the group was deleted meanwhile the digests differ, and it
+                # wakes with a question.
+                for node in asleep if system.members.get(member.uid) is member else ():
                     self._notices.setdefault(node, []).append(member.uid)
                 self._wait(member)
         return lost
