@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+LACKING_BYTES = 512 << 10
+"""What an entry counts whose place is lost here, so that nobody knows its size: as much as entries are filled to."""
+
+
 class SessionSink(Protocol):
     """The connection of a session's client, registered in `Delivery.sinks` under the session while it lasts."""
 
@@ -129,7 +133,7 @@ class Delivery:
             return
         lacking: set[int] = set()
         found = list(self._find(member, effect.refs, lacking))
-        size = sum(one.size for one in found)
+        size = sum(one.size for one in found) + LACKING_BYTES * len(lacking)
         header = {"kind": "records", "index": index, "tag": effect.tag}
         item = _Item(member, header, size, (), found, _homes(found), sorted(lacking), effect.refs if lacking else ())
         self._queue(effect.session, item)

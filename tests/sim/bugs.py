@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -48,6 +48,19 @@ def unplanted(bug: Bug) -> Iterator[None]:
     finally:
         for owner, name, swapped in inside:
             setattr(owner, name, swapped)
+
+
+@contextmanager
+def hidden(objects: Iterable[Any], name: str, empty: Callable[[], Any]) -> Iterator[None]:
+    """One attribute of some objects is empty meanwhile."""
+    kept = [(one, getattr(one, name)) for one in objects]
+    for one, _ in kept:
+        setattr(one, name, empty())
+    try:
+        yield
+    finally:
+        for one, value in kept:
+            setattr(one, name, value)
 
 
 def nothing(old: Any) -> Any:

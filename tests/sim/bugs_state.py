@@ -9,7 +9,7 @@ from logyard.machines.log import AppendLog
 from logyard.payloads.liveness import Liveness
 from logyard.payloads.reference import Position
 
-from .bugs import Bug, nothing
+from .bugs import Bug, hidden, nothing
 
 KEPT = 8
 """Replies that a window cut too short keeps."""
@@ -24,14 +24,8 @@ def _releases_too_far(old: Any) -> Any:
 
 def _encodes_no_replies(old: Any) -> Any:
     def encode(self: Any) -> bytes:
-        kept = {number: one.replies for number, one in self.by_id.items()}
-        for one in self.by_id.values():
-            one.replies = {}
-        try:
+        with hidden(self.by_id.values(), "replies", dict):
             return bytes(old(self))
-        finally:
-            for number, one in self.by_id.items():
-                one.replies = kept[number]
 
     return encode
 
