@@ -11,7 +11,8 @@ import pytest
 
 from .source_tree import ROOT, Source, product_sources, test_sources
 
-FILE_LINES_MAX = 450
+FILE_LINES_MAX = 900
+"""A hard look, no shape: a tight limit shredded concepts into files."""
 FUNCTION_LINES_MAX = 80
 VAGUE = frozenset({"manager", "helper", "helpers", "util", "utils", "common", "base"})
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
