@@ -1,8 +1,9 @@
-"""`python -m tests.prove [--only A,B] [--again] [--json]`: the long proofs, one after the other.
+"""`python -m tests.prove [--only A,B] [--again] [--write] [--json]`: the long proofs, one after the other.
 
 Each step is one of this tree's commands, of at most ten minutes or so, and says its seed. What a step printed goes to
 `prove/NAME.json`, with its command, date, machine and commit; a step that passed at this commit is not run again, so a
-run that was cut goes on where it was. Exit code 1 when a step failed. Called by `make prove`.
+run that was cut goes on where it was. `--write` puts what all steps counted into docs/reliability.md, as a table.
+Exit code 1 when a step failed. Called by `make prove`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "prove"
 PATIENCE_S = 1800.0
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- made by `make prove` -->", "<!-- end of what `make prove` made -->"
 
 
 class Step(NamedTuple):
@@ -44,6 +47,68 @@ STEPS = (
     Step("chaos-1", ("-m", "tests.chaos", "--minutes", "7", "--seed", "3")),
     Step("chaos-2", ("-m", "tests.chaos", "--minutes", "7", "--seed", "4")),
 )
+
+
+class Measure(NamedTuple):
+    """A figure of the table: `keys` of the results of the steps whose names begin with `step`, added up."""
+
+    name: str
+    step: str
+    keys: tuple[str, ...]
+
+
+MEASURES = (
+    Measure("hours simulated", "sim", ("sim_hours",)),
+    Measure("seeds simulated", "sim", ("seeds",)),
+    Measure("operations simulated", "sim", ("operations",)),
+    Measure("faults in simulations", "sim", ("faults",)),
+    Measure("planted bugs found", "sim-planted", ("caught",)),
+    Measure("crash states recovered", "crash", ("states",)),
+    Measure("power cuts", "powercut", ("cycles",)),
+    Measure("bits flipped, inputs spoilt or made up", "fuzz", ("tried",)),
+    Measure("damages on a live cluster that hit", "matrix", ("hits",)),
+    Measure("operations on daemons under faults", "chaos", ("operations",)),
+    Measure("kills of daemons", "chaos", ("faults.kill9", "faults.kill9_all", "faults.writer_kill")),
+    Measure("operations of histories checked", "chaos", ("histories",)),
+    Measure("requests compared with etcd", "etcd", ("requests",)),
+    Measure("mutants killed", "mutants", ("killed",)),
+    Measure("lost", "", ("lost",)),
+)
+
+
+def figure(result: Any, key: str) -> float:
+    """Return what a result holds under a dotted key: a number, the sum of a mapping, the length of a list, or 0."""
+    for part in key.split("."):
+        result = result.get(part) if isinstance(result, dict) else None
+    if isinstance(result, dict):
+        return sum(figure(result, each) for each in result)
+    if isinstance(result, list):
+        return len(result)
+    return float(result) if isinstance(result, int | float) else 0.0
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Return what the steps counted and how each ended, as Markdown."""
+    lines = ["| measure | figure |", "| --- | --- |"]
+    for measure in MEASURES:
+        rows = [row for row in found if row["name"].startswith(measure.step)]
+        if rows:
+            total = sum(figure(row["result"], key) for row in rows for key in measure.keys)
+            lines.append(f"| {measure.name} | {total:,.1f} |".replace(".0 |", " |"))
+    lines += ["", "| step | command | began | seconds | exit |", "| --- | --- | --- | --- | --- |"]
+    for row in found:
+        lines.append(f"| {row['name']} | `{row['command']}` | {row['date']} | {row['seconds']:.0f} | {row['exit']} |")
+    commits = sorted({row["commit"] for row in found})
+    said = f"Commit {', '.join(commits)}; {found[0]['cores']} cores, Linux {found[0]['kernel']}."
+    return "\n".join([said, "", *lines])
+
+
+def write(text: str, page: Path) -> None:
+    """Replace what an earlier run put between the page's two marks."""
+    before, begin, rest = page.read_text("utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin and end, f"{page} has no place for the table"
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
 
 
 def commit() -> str:
@@ -102,17 +167,22 @@ def passed(step: Step, at: str, directory: Path = RESULTS) -> dict[str, Any] | N
     return found if same and found.get("exit") == 0 else None
 
 
-def main(arguments: Sequence[str], steps: Sequence[Step] = STEPS, directory: Path = RESULTS) -> int:
-    """The command."""
+def main(
+    arguments: Sequence[str], steps: Sequence[Step] = STEPS, directory: Path = RESULTS, page: Path = PAGE
+) -> int:
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser("python -m tests.prove", description=__doc__)
     parser.add_argument("--only", default="", help="names of steps, with commas: " + ", ".join(s.name for s in steps))
     parser.add_argument("--again", action="store_true", help="also what passed at this commit")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}; needs every step")
     parser.add_argument("--json", action="store_true", help="one object, the last line")
     options = parser.parse_args(arguments)
     names = [name for name in options.only.split(",") if name]
     unknown = sorted({*names} - {step.name for step in steps})
     if unknown:
         parser.error(f"no step is called {', '.join(unknown)}")
+    if options.write and names:
+        parser.error("--write needs every step: leave --only out")
     at, found = commit(), []
     for step in steps:
         if names and step.name not in names:
@@ -123,6 +193,8 @@ def main(arguments: Sequence[str], steps: Sequence[Step] = STEPS, directory: Pat
         print(f"{step.name}: exit {row['exit']}, {row['seconds']} s", file=sys.stderr, flush=True)
         found.append(row)
     failed = [row["name"] for row in found if row["exit"]]
+    if options.write:
+        write(table(found), page)
     if options.json:
         print(json.dumps({"ok": not failed, "failed": failed, "steps": found}))
     else:

@@ -50,6 +50,30 @@ def test_a_step_that_passed_is_not_run_again_at_the_same_commit(
     assert ran[3:] == ["fine"] * 5
 
 
+def test_the_table_adds_up_what_the_steps_counted(tmp_path: Path) -> None:
+    result = {"operations": 1200, "faults": {"kill9": 2, "pause": 3}, "histories": [1, 2], "lost": 0}
+    chaos = [Step(name, ("-c", f"print({json.dumps(json.dumps(result))})")) for name in ("chaos-1", "chaos-2")]
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{prove.BEGIN}\nold\n{prove.END}\nafter\n")
+    assert main(["--write"], [*chaos, FINE], tmp_path / "prove", page) == 0
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    for line in ("| operations on daemons under faults | 2,400 |", "| kills of daemons | 4 |", "| lost | 0 |"):
+        assert line in text.splitlines()
+    assert "| operations of histories checked | 4 |" in text and "| fine |" in text and "hours simulated" not in text
+
+
+def test_a_table_of_some_steps_is_bad_usage(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--write", "--only", "fine"], [FINE], tmp_path)
+    assert ended.value.code == 2
+
+
+def test_the_page_has_a_place_for_the_table() -> None:
+    text = prove.PAGE.read_text()
+    assert text.index(prove.BEGIN) < text.index(prove.END)
+
+
 def state_of(pid: int) -> str:
     """A process' state, as the kernel names it; X where there is none."""
     try:
