@@ -27,6 +27,8 @@ COVERED_MINUTES = 1.0
 TRIED = 4
 """In so many seeds each fault is forced, when there are many seeds."""
 SHARE_MIN = 3
+NO_VERBS = "none"
+"""As `--verbs`: no fault at all."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -36,7 +38,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--minutes", type=float, default=1.0, help="simulated minutes of each")
     parser.add_argument("--groups", type=int, default=4, help="groups of each cluster")
-    parser.add_argument("--verbs", default="", help="only these faults, comma-separated")
+    parser.add_argument("--verbs", default="", help="only these faults, comma-separated; `none`: none")
     parser.add_argument(
         "--share", type=int, default=0, help="faults that each seed is forced to try; 0: enough for all"
     )
@@ -60,12 +62,19 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
             (row["seed"], row["minutes"], row["groups"], row.get("verbs") and tuple(row["verbs"]), row["share"])
             for row in rows
         ]
-    verbs = tuple(options.verbs.split(",")) if options.verbs else None
+    verbs = tuple(verb for verb in options.verbs.split(",") if verb != NO_VERBS) if options.verbs else None
     seeds = range(options.seed, options.seed + options.seeds)
     return [(seed, options.minutes, options.groups, verbs, options.share) for seed in seeds]
 
 
-def summary(found: Sequence[Result]) -> dict[str, Any]:
+def command_of(job: Job) -> str:
+    """Return the command that repeats one seed exactly: what is forced depends on `--share`, which `--seeds` sets."""
+    seed, minutes, groups, verbs, share = job
+    command = f"python -m tests.sim --seed {seed} --minutes {minutes} --groups {groups} --share {share}"
+    return command if verbs is None else f"{command} --verbs {','.join(sorted(verbs)) or NO_VERBS}"
+
+
+def summary(jobs: Sequence[Job], found: Sequence[Result]) -> dict[str, Any]:
     """What is printed. `speed`: simulated cluster seconds per second of CPU, over all workers."""
     faults: Counter[str] = Counter()
     hashes = xxhash.xxh3_64()
@@ -84,37 +93,41 @@ def summary(found: Sequence[Result]) -> dict[str, Any]:
         "elections": sum(result.elections for result in found),
         "events": sum(result.events for result in found),
         "faults": {kind: faults[kind] for kind in sorted(KINDS)},
-        "violations": [{"seed": result.seed, "what": what} for result in found for what in result.violations],
+        "violations": [
+            {"seed": result.seed, "what": what, "command": command_of(job)}
+            for job, result in zip(jobs, found, strict=True)
+            for what in result.violations
+        ],
         "event_hash": hashes.hexdigest(),
     }
 
 
-def shrink(options: argparse.Namespace, result: Result) -> str:
+def shrink(job: Job) -> str:
     """A smaller run that fails as well, as a command."""
-    kept, smaller = minimise(lambda verbs: Run(result.seed, options.minutes, options.groups, verbs, options.share).go())
-    command = f"python -m tests.sim --seed {result.seed} --minutes {options.minutes} --groups {options.groups}"
-    command += f" --share {options.share}"
+    seed, minutes, groups, _, share = job
+    kept, smaller = minimise(lambda verbs: Run(seed, minutes, groups, verbs, share).go())
     if smaller is None:
-        return command
-    return f"{command} --verbs {','.join(sorted(kept))}   # {smaller.violations[0].splitlines()[0]}"
+        return command_of(job)
+    return f"{command_of((seed, minutes, groups, tuple(kept), share))}   # {smaller.violations[0].splitlines()[0]}"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run, print, judge."""
     options = parse(arguments)
+    jobs = jobs_of(options)
     found: list[Result] = []
-    for result in results(jobs_of(options), options.workers):
+    for job, result in zip(jobs, results(jobs, options.workers), strict=True):
         found.append(result)
         if not options.json:
-            verdict = "; ".join(result.violations) or "ok"
+            verdict = f"{'; '.join(result.violations)}\n  again: {command_of(job)}" if result.violations else "ok"
             speed = result.simulated_s / result.cpu_s if result.cpu_s else 0.0
             print(f"seed {result.seed}: {result.simulated_s:.0f} s at {speed:.0f}x, {result.operations} operations, "
                   f"{result.commits} commits, {result.elections} elections, {sum(result.faults.values())} faults, "
                   f"{result.event_hash}: {verdict}", flush=True)  # fmt: skip
-    report = summary(found)
-    failing = next((result for result in found if result.violations), None)
+    report = summary(jobs, found)
+    failing = next((job for job, result in zip(jobs, found, strict=True) if result.violations), None)
     if failing is not None and not options.no_minimise and not options.regressions:
-        report["smaller"] = shrink(options, failing)
+        report["smaller"] = shrink(failing)
     covered = not options.regressions and not options.verbs and options.minutes * options.seeds >= COVERED_MINUTES
     report["missed"] = [kind for kind, count in report["faults"].items() if not count] if covered else []
     if options.json:

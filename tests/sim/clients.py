@@ -174,7 +174,8 @@ class Client:
         self.number = workload.join(self)
         self.session = 0
         self.sequence = 0
-        self.opening = False
+        # The session that is being opened, while an answer to that may come.
+        self.opening = 0
         self.pending: dict[int, Frame] = {}
 
     def talk(self, begun: int) -> None:
@@ -228,25 +229,23 @@ class Client:
             return
         work.sessions += 1
         session = work.sessions
-        self.opening = True
-        host = work.cluster.hosts[number]
-        life = host.life
+        self.opening = session
 
         def done(result: Any, error: BaseException | None) -> None:
-            self.opening = False
+            give_up()
             if error is None and not self.session:
                 self.session, self.sequence, self.pending = session, 0, {}
                 self.began()
             elif error is not None and not isinstance(error, LogyardError):
                 work.cluster.on_bug("opening a session", error)
 
-        def forget() -> None:
-            # Nobody answers: another one is opened.
-            if self.opening and (host.life is not life or work.sessions == session):
-                self.opening = False
+        def give_up() -> None:
+            # Nobody answers, as from a process that stood still and is gone: another one is opened.
+            if self.opening == session:
+                self.opening = 0
 
         work.cluster.spawn(number, self._open(number, session), "session", done)
-        work.loop.at(work.loop.now + 2.0, None, forget)
+        work.loop.at(work.loop.now + 2.0, None, give_up)
 
     async def _open(self, number: int, session: int) -> None:
         await self.work.cluster.node(number).open_session(self.group.name, session, self.number, TTL_MS)

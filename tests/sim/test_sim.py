@@ -18,7 +18,7 @@ import trio
 
 from logyard.engine.host import system
 
-from .__main__ import parse
+from .__main__ import command_of, jobs_of, parse, summary
 from .clients_kv import KvGroup
 from .clients_queue import QueueGroup
 from .kinds import KINDS, VERBS, forced_of
@@ -100,6 +100,37 @@ def test_all_faults_are_forced_by_a_few_neighbouring_seeds() -> None:
     share = parse(["--seeds", "20"]).share
     assert set().union(*(forced_of(seed, share) for seed in range(100, 120))) == set(VERBS)
     assert set(forced_of(7, parse([]).share)) == set(VERBS)
+
+
+@pytest.mark.parametrize("verbs", ["", "kill,torn", "none"])
+def test_every_violation_says_the_command_that_repeats_it(verbs: str) -> None:
+    jobs = jobs_of(parse(["--seed", "40", "--seeds", "50", "--minutes", "0.7", "--verbs", verbs]))
+    found = [Result(job[0], violations=["broken"] if job[0] == 47 else []) for job in jobs]
+    (row,) = summary(jobs, found)["violations"]
+    assert row["seed"] == 47 and row["command"] == command_of(jobs[7])
+    assert jobs_of(parse(row["command"].split()[3:])) == [jobs[7]]
+
+
+def test_a_session_asked_of_a_process_that_stood_still_and_died_is_asked_for_again() -> None:
+    run = Run(8, 0.5, allowed=frozenset())
+    client = run.work.clients[0]
+    work, cluster, loop = run.work, run.cluster, run.loop
+
+    def strike() -> None:
+        number = next(number for number in cluster.up if cluster.leads(number, client.group.name))
+        client.forget()
+        life = cluster.hosts[number].life
+        assert life is not None
+        life.paused_until = loop.now + 5.0
+        client.open()
+        # Another one asks too, and gets its answer.
+        work.sessions += 1
+        loop.at(loop.now + 3.0, None, cluster.crash, number)
+
+    loop.at(10.0, None, strike)
+    result = run.go()
+    assert not result.violations, result.violations
+    assert client.session
 
 
 def test_the_minimiser_keeps_what_is_needed() -> None:
