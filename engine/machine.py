@@ -153,7 +153,7 @@ class Machine(Protocol):
     """Required of every machine. Optional methods, each looked up by name when it is due:
 
     `apply_batch(context, frames) -> Batch`
-        A whole entry at once (`BatchMachine`).
+        A whole entry at once (`BatchMachine`); `frames` is empty when every frame of it was refused.
     `on_timer(context, name) -> Applied`
         A timer is due. Replicated: part of the state like `apply`.
     `on_session_end(context, session) -> Applied`
@@ -205,5 +205,9 @@ class BatchMachine(Protocol):
     """A machine that takes a whole entry at once: no call per command on the hot path."""
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
-        """Apply all frames of one entry; one reply a frame. Ordinals run over the frames in order."""
+        """Apply all frames of one entry; one reply a frame. Ordinals run over the frames in order.
+
+        `frames` may be empty: no frame of the entry is shown, `context.skipped` says what it had, and its log time
+        counts as any other's.
+        """
         ...

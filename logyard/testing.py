@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from .engine.transport.memory import MemoryNetwork
 from .machines.checks import Parted, check_deterministic, check_restore
-from .machines.rehearsal import Command, EndSession, Entry, Rehearsal, Seen, Step, Upgrade, Wait
+from .machines.rehearsal import Command, EndSession, Entry, Refused, Rehearsal, Seen, Step, Upgrade, Wait
 from .service.memory_cluster import MemoryCluster, cluster, until
 
 __all__ = [
-    "Command", "EndSession", "Entry", "MemoryCluster", "MemoryNetwork", "Parted", "Rehearsal", "Seen", "Step",
-    "Upgrade", "Wait", "check_deterministic", "check_restore", "cluster", "until",
+    "Command", "EndSession", "Entry", "MemoryCluster", "MemoryNetwork", "Parted", "Refused", "Rehearsal", "Seen",
+    "Step", "Upgrade", "Wait", "check_deterministic", "check_restore", "cluster", "until",
 ]  # fmt: skip

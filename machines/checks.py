@@ -20,9 +20,9 @@ import msgpack
 
 from logyard.engine.machine import Machine, Reject
 
-from .rehearsal import Command, EndSession, Entry, Rehearsal, Seen, Step, Upgrade, Wait
+from .rehearsal import Command, EndSession, Entry, Refused, Rehearsal, Seen, Step, Upgrade, Wait
 
-KINDS = (Command, Entry, Wait, EndSession, Upgrade)
+KINDS = (Command, Entry, Wait, EndSession, Upgrade, Refused)
 SEEDS = ("1", "2", "3")
 """A small set may have the same order under two of them."""
 SHOWN = 2000
@@ -55,14 +55,16 @@ WHAT = ("replies and effects", "live sets", "live_refs", "sections")
 
 def check_restore(make: Callable[[], Machine], steps: Sequence[Step], *, check_live: bool = True) -> Rehearsal:
     """Run a script on a machine, and beside it on one that is restored from its own snapshot at every index. Raises
-    `Parted`; AssertionError when a section changes after it was given, or when what is released and `live_refs` do not
-    say the same (unless `check_live` is False). Returns the first one's rehearsal, for more."""
+    `Parted`; what the machine raises for an empty batch, tried at every index on one that is thrown away;
+    AssertionError when a section changes after it was given, or when what is released and `live_refs` do not say the
+    same (unless `check_live` is False). Returns the first one's rehearsal, for more."""
     whole = Rehearsal(make)
     again = Rehearsal(make)
     for number, step in enumerate(steps):
         held = whole.machine.snapshot()
         copy = {name: bytes(data) for name, data in held.items()}
         again = again.restored()
+        again.restored().step(Refused())
         for what, one, other in zip(WHAT, trace(whole, step), trace(again, step), strict=True):
             if one != other:
                 raise Parted(number, f"{what} of a restored machine", one, other)

@@ -74,13 +74,9 @@ class Keeping:
 def spans_of(frames: Sequence[Frame]) -> list[tuple[int, int]]:
     """The ordinals of frames as ranges, neighbours together."""
     spans: list[tuple[int, int]] = []
-    first, end = frames[0].first, frames[0].first
     for frame in frames:
-        if frame.first != end:
-            spans.append((first, end))
-            first = frame.first
-        end = frame.first + frame.records
-    spans.append((first, end))
+        first = spans.pop()[0] if spans and spans[-1][1] == frame.first else frame.first
+        spans.append((first, frame.first + frame.records))
     return spans
 
 

@@ -47,6 +47,13 @@ class Entry(NamedTuple):
     commands: tuple[Command, ...]
 
 
+class Refused(NamedTuple):
+    """Step: an entry of so many records none of which is shown to the machine: duplicates of a session, or one that
+    has ended. A machine with `apply_batch` is called with an empty batch."""
+
+    records: int = 1
+
+
 class Wait(NamedTuple):
     """Step: log time passes; what is due rings on the way."""
 
@@ -65,7 +72,7 @@ class Upgrade(NamedTuple):
     version: int
 
 
-Step: TypeAlias = Command | Entry | Wait | EndSession | Upgrade
+Step: TypeAlias = Command | Entry | Wait | EndSession | Upgrade | Refused
 """One thing that happens to a machine. Steps are plain values: another process can be given them."""
 
 
@@ -84,6 +91,11 @@ class Rehearsal:
     def __init__(self, make: Callable[[], Machine], *, now: int = START_MS, version: int = 1) -> None:
         self.make = make
         self.machine = make()
+        if isinstance(self.machine, BatchMachine):
+            # It may be the first entry that a fresh machine sees; one that is thrown away tries it.
+            trial = make()
+            assert isinstance(trial, BatchMachine)
+            _refused(trial, Context(UID, 1, 1, now, 1, 1, ((0, 1),)))
         self.now = now
         self.version = version
         self.index = 0
@@ -106,6 +118,8 @@ class Rehearsal:
             self._wait(step.ms)
         elif isinstance(step, EndSession):
             self._end(step.session)
+        elif isinstance(step, Refused):
+            self._refuse(step.records)
         else:
             self._upgrade(step.version)
         return self.seen[before:]
@@ -179,6 +193,14 @@ class Rehearsal:
             )  # fmt: skip
             first += len(one.payloads)
         self._did(context, self._batch(context, frames))
+        self._due()
+
+    def _refuse(self, records: int) -> None:
+        context = self._context(records)
+        batch = Batch(())
+        if isinstance(self.machine, BatchMachine):
+            batch = _refused(self.machine, context._replace(skipped=((0, records),)))
+        self._did(context, batch)
         self._due()
 
     def _batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
@@ -277,3 +299,10 @@ class Rehearsal:
         if hook is not None:
             hook(self.version, version)
         self.version = version
+
+
+def _refused(machine: BatchMachine, context: Context) -> Batch:
+    """What a machine makes of an entry that is all skipped."""
+    batch = machine.apply_batch(context, [])
+    assert not batch.replies, "apply_batch gives one reply a frame, and there was none"
+    return batch

@@ -26,14 +26,22 @@ from logyard.engine.snapshot.format import decode as decode_snapshot
 from logyard.engine.transport import codec, frame
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import CONTROL, HEADER_BYTES, Hello
+from logyard.machines import queue_command as qc
+from logyard.machines.command import APPEND, RETAIN, RETAIN_COMMAND, TRUNCATE, TRUNCATE_COMMAND
+from logyard.machines.kv_command import COMPACT, DELETE, GRANT, PUT, REVOKE, TXN
+from logyard.machines.registry import create_machine
 from logyard.payloads.errors import PayloadError
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.service.config import build_config
 from logyard.service.writer_wire import HEAD, WireBroken, decode_head, decode_header
+from logyard.testing import Command, Refused, Rehearsal, Wait
 from tests.engine.transport.recorder import append, make_entry, reply
 from tests.formats.regenerate import ORDERS, ROWS, entries
 
 LONGEST = 1 << 16
+SEPARATOR = b"\xfe\xff\xfe"
+PAYLOADS = (13, 13)
+"""Sizes of the records of each command: heads' and bodies' lengths included, so 10 bytes of a queue's messages."""
 EDGES = (0, 1, 0x7F, 0x80, 0xFF, (1 << 31) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1)
 
 
@@ -135,6 +143,37 @@ def client_targets() -> list[Target]:
     ]
 
 
+def machine(name: str, arguments: dict[str, Any], data: bytes) -> object:
+    """Commands from anywhere, two records each, at a machine; then entries of which it is shown nothing."""
+    run = Rehearsal(lambda: create_machine(name, arguments))
+    run.run(
+        step for part in data.split(SEPARATOR)[:20] for step in (Command(part, PAYLOADS, 1), Refused(2), Wait(1000))
+    )
+    restored = run.restored()
+    assert restored.snapshot() == run.snapshot(), "a restored machine has another state"
+    return restored.step(Refused())
+
+
+def machine_targets() -> list[Target]:
+    """Every built-in machine: what a client may have put into a frame reaches `apply_batch`, refused or not."""
+    kv = [
+        [PUT, b"k", b"v", 0, 0], [PUT, b"p", [0, 9, bytes(16)], 0, 0], [GRANT, 5000, 6], [PUT, b"k", b"w", 6, 0],
+        [DELETE, b"k", b"", 0], [TXN, [[b"k", b"", 0, 0, 1]], [[PUT, b"t", b"", 0, 0]], []], [REVOKE, 6], [COMPACT, 2],
+    ]  # fmt: skip
+    queue = [
+        qc.PUBLISH_COMMAND.pack(qc.PUBLISH, 0, 0, 0, 500, 0, 0, 0) + (5).to_bytes(4, "little"),
+        qc.ATTACH_COMMAND.pack(qc.ATTACH, 1, 0, 0, 5, 1 << 20, 1000),
+        qc.SETTLE_HEAD.pack(qc.SETTLE, 1, qc.ACK) + qc.RANGE.pack(1, 1),
+        qc.PURGE_COMMAND.pack(qc.PURGE, qc.READY),
+    ]  # fmt: skip
+    log = [APPEND, TRUNCATE_COMMAND.pack(TRUNCATE, 1, 1, 0), RETAIN_COMMAND.pack(RETAIN, 0, 10, 0)]
+    samples = {"log": log, "kv": [msgpack.packb(one) for one in kv], "queue": queue}
+    return [
+        Target(f"machine {name}", partial(machine, name, {}), (SEPARATOR.join(found), *found), ())
+        for name, found in samples.items()
+    ]
+
+
 def targets() -> list[Target]:
     """All of them."""
     ours = (LogyardError,)
@@ -150,6 +189,7 @@ def targets() -> list[Target]:
         Target("configuration", configuration, (toml,), ours),
         *peer_targets(),
         *client_targets(),
+        *machine_targets(),
     ]
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from logyard.engine.machine import Machine, Reject, Release
+from logyard.engine.machine import Batch, Context, Frame, Machine, Position, Reject, Release, Sections
 from logyard.machines.command import APPEND, produce_command, retain_command
+from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
+from logyard.machines.mux import Mux
+from logyard.machines.queue import Queue
+from logyard.machines.registry import create_machine
 from logyard.testing import (
     Command,
     EndSession,
     Entry,
     Parted,
+    Refused,
     Rehearsal,
     Step,
     Upgrade,
@@ -44,6 +50,10 @@ SCRIPT: list[Step] = [
     EndSession(9),
     Command(b"add eight", (1,)),
 ]
+
+
+def office() -> Machine:
+    return Mux({1: KV, 2: KV})
 
 
 def test_a_sound_machine_passes() -> None:
@@ -126,3 +136,53 @@ def test_the_append_log_passes() -> None:
     run = check_restore(AppendLog, steps, check_live=False)
     assert run.machine.start > 150  # type: ignore[attr-defined]
     check_deterministic(AppendLog, steps)
+
+
+class First(faulty.Sound):
+    """Looks at an entry's first frame, as if there always were one."""
+
+    def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
+        assert frames[0].records
+        return Batch([b""] * len(frames), [Release(Position(context.index, 0), Position(context.index + 1, 0))])
+
+
+class Later(First):
+    """The same, once it has state."""
+
+    def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
+        if not self.count and not frames:
+            return Batch(())
+        self.count += 1
+        return super().apply_batch(context, frames)
+
+    def snapshot(self) -> Sections:
+        return {"count": str(self.count).encode()}
+
+    def restore(self, sections: Sections) -> None:
+        self.count = int(sections["count"])
+
+
+def test_a_machine_that_can_not_take_an_empty_batch_is_found() -> None:
+    with pytest.raises(IndexError):
+        Rehearsal(First)
+    run = Rehearsal(Later)
+    run.step(Refused())
+    run.command(b"x", 5)
+    with pytest.raises(IndexError):
+        run.step(Refused(3))
+    with pytest.raises(IndexError):
+        check_restore(Later, [Command(b"x"), Command(b"x")])
+
+
+@pytest.mark.parametrize("make", [AppendLog, KV, Queue, lambda: create_machine("log", {"compact": "key"}), office])
+def test_every_machine_takes_entries_of_which_nothing_is_shown(make: Callable[[], Machine]) -> None:
+    steps: list[Step] = [Refused(), Command(b"\0", (7,)), Refused(3), Wait(10_000), Refused(2)]
+    run = check_restore(make, steps, check_live=False)
+    shown = [seen for seen in run.seen if not seen.replies]
+    assert len(shown) == 3 and all(type(one) is Release for seen in shown for one in seen.effects)
+
+
+def test_a_log_keeps_the_holes_of_an_entry_that_shows_nothing() -> None:
+    run = Rehearsal(AppendLog)
+    run.step(Refused(3))
+    assert isinstance(run.machine, AppendLog) and run.machine.holes == [(1, 0, 0)]

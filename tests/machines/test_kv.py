@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from logyard.engine.machine import Batch, Context
 from logyard.machines import kv as kv_module
 from logyard.machines.kv import KV
 from logyard.machines.kv_command import (
@@ -335,3 +338,36 @@ def test_a_captured_state_does_not_change() -> None:
     driver.pass_time(5000)
     assert frozen.sections() == before
     assert driver.machine.snapshot() != before
+
+
+def test_an_entry_without_frames_is_applied() -> None:
+    """The session rule refused all of it: its log time counts, nothing else."""
+    driver = Driver()
+    driver.put_payload(b"a", b"1")
+    before = driver.machine.snapshot()
+    context = Context(7, driver.index + 1, 1, driver.now, 1, 2, ((0, 1), (1, 1)))
+    assert driver.machine.apply_batch(context, []) == Batch([], [])
+    assert driver.machine.snapshot() == before
+    driver.machine.apply_batch(context._replace(index=driver.index + 2, term=2), [])
+    assert driver.machine.term == 2, "a new leader is one, whatever its first entry holds"
+
+
+def test_the_same_entries_give_the_states_of_the_first_release() -> None:
+    draw, driver = random.Random(1), Driver()
+    for number in range(400):
+        key = b"k%d" % draw.randrange(20)
+        what = draw.randrange(8)
+        if what < 3:
+            driver.put(key, b"v%d" % number)
+        elif what < 5:
+            driver.put_payload(key, b"p%d" % number)
+        elif what == 5:
+            driver.do(DELETE, key, b"", 0)
+        elif what == 6:
+            driver.do(GRANT, number + 1, draw.randrange(1, 50))
+        else:
+            driver.pass_time(draw.randrange(1, 5000))
+        if draw.random() < 0.05:
+            driver.term += 1
+    state = msgpack.packb(sorted(driver.machine.snapshot().items()))
+    assert hashlib.sha256(state).hexdigest() == "afc703c2bdfffee770c612ce023f88ad4a1ade1b71fb00e667964ad8cb581868"

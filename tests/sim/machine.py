@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from logyard.engine.machine import Context, Effect, Frame, Machine, Reject
+from logyard.engine.machine import BatchMachine, Context, Effect, Frame, Machine, Reject
 from logyard.machines.log import AppendLog
 from logyard.machines.registry import create_machine
 
@@ -24,5 +24,9 @@ class SimLog(AppendLog):
 
 
 def machines(name: str, arguments: dict[str, Any]) -> Machine:
-    """As the registry, with that log."""
+    """As the registry, with that log. One that is thrown away is called with an empty batch first, at every birth and
+    every start: an entry all of whose frames were refused may be the first that a machine meets."""
+    trial = create_machine(name, arguments)
+    if isinstance(trial, BatchMachine):
+        trial.apply_batch(Context(1, 1, 1, 1, 1, 1, ((0, 1),)), [])
     return SimLog() if name == "log" else create_machine(name, arguments)
