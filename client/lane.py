@@ -17,7 +17,7 @@ from . import wire
 from .errors import Busy, LogyardError, NoSpace, NotLeader, Unknown, error_of
 from .frame import APPEND_COMMAND, Frame
 from .sequences import OUT_OF_WINDOW, RENEW, Sequences, expired, final
-from .session import backoff
+from .session import backoff, outcome
 from .wire import REPLIES, Buffer, ProtocolError
 
 BATCH_BYTES = 512 << 10
@@ -306,7 +306,7 @@ class Lane:
             return
         error = final(self.name, error)
         if error.retry == "never" or (isinstance(error, Unknown) and not self.retry):
-            self._finish(batch, error)
+            self._finish(batch, outcome(error, batch.ambiguous, self.name))
             return
         if isinstance(error, NotLeader):
             self.leader = error.leader
@@ -363,9 +363,8 @@ class Lane:
             self._finish(batch, self._overdue(batch, batch.trouble))
 
     def _overdue(self, batch: Batch, trouble: LogyardError | None) -> LogyardError:
-        if batch.ambiguous:
-            return Unknown(f"{self.name}: not acknowledged in time: {trouble or 'no answer'}")
-        return trouble.again() if trouble is not None else NotLeader(f"{self.name}: no leader was found in time")
+        found = trouble.again() if trouble is not None else NotLeader(f"{self.name}: no leader was found in time")
+        return outcome(found, batch.ambiguous, self.name)
 
     def troubled(self, error: LogyardError) -> None:
         """What stands in the way of everything that waits: said when its time is over."""
@@ -378,7 +377,7 @@ class Lane:
         self.close()
         waiting, self.queue = self.queue, []
         for batch in waiting:
-            self._finish(batch, error.again())
+            self._finish(batch, outcome(error.again(), batch.ambiguous, self.name))
 
     def _finish(self, batch: Batch, error: LogyardError | None) -> None:
         self.window.used -= batch.size

@@ -18,7 +18,7 @@ from .errors import LogyardError, NotLeader, Unknown, UnknownGroup
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
-from .session import Pushed, Retry, Routes, backoff, unreachable
+from .session import Pushed, Retry, Routes, backoff, outcome, unreachable
 from .session_keeper import SessionKeeper
 from .wire import Buffer
 
@@ -326,6 +326,7 @@ class Network(AsyncVerbs):
         call = self.routes.spread(call, self.chance)
         deadline = self.clock() + (self.timeout if timeout is None else timeout)
         retry = Retry(deadline, self.chance, call.pinned)
+        ambiguous = False
         while True:
             reached = False
             try:
@@ -334,17 +335,18 @@ class Network(AsyncVerbs):
                 value, cut = await link.call(call.method, call.arguments, deadline, pushed)
                 if not cut:
                     return call.decode(value)
-                reached = False
+                reached, ambiguous = False, not call.idempotent
                 error: LogyardError = unreachable(link.address, f"it closed the connection over {call.method}")
                 if not call.idempotent and not self.retry:
                     raise Unknown(f"{call.method}: not known whether it happened: {error}")
             except LogyardError as refusal:
                 error = refusal
-                if isinstance(error, Unknown) and not call.idempotent and not self.retry:
+                ambiguous |= isinstance(error, Unknown) and not call.idempotent
+                if ambiguous and not self.retry:
                     raise
             if call.group:
                 self.routes.stumbled(call.group, error)
-            await trio.sleep(retry.after(error, not reached, self.clock()))
+            await self._pause(retry, error, not reached, ambiguous, call.method)
 
     async def listen(self, call: Call[Any], retry: Retry, pushed: Pushed) -> None:
         """Ask once, for as long as the answer takes, which only says why it is over: raises that."""
@@ -366,6 +368,7 @@ class Network(AsyncVerbs):
             raise LogyardError("the client is closed")
         deadline = self.clock() + (self.timeout if timeout is None else timeout)
         retry = Retry(deadline, self.chance, False)
+        ambiguous = False
         while True:
             reached = False
             try:
@@ -375,12 +378,21 @@ class Network(AsyncVerbs):
                 if not cut:
                     reply: bytes = value
                     return reply
-                reached = False
+                reached, ambiguous = False, True
                 error: LogyardError = unreachable(link.address, "it closed the connection over a command")
             except LogyardError as refusal:
                 error = refusal
+                ambiguous |= isinstance(error, Unknown)
             self.routes.stumbled(name, error)
-            await trio.sleep(retry.after(error, not reached, self.clock()))
+            await self._pause(retry, error, not reached, ambiguous, name)
+
+    async def _pause(self, retry: Retry, error: LogyardError, cut: bool, ambiguous: bool, name: str) -> None:
+        """Wait for the next try; raises `outcome` of the error when there is none."""
+        try:
+            wait = retry.after(error, cut, self.clock())
+        except LogyardError as last:
+            raise outcome(last, ambiguous, name) from None
+        await trio.sleep(wait)
 
     async def _target(self, call: Call[T], retry: Retry) -> Link:
         """An open link to whom the call is for; raises what stands in the way."""

@@ -14,7 +14,17 @@ from typing import Any, Protocol, TypeAlias
 
 from . import wire
 from .admin import Call, T
-from .errors import BadRequest, Busy, LogyardError, NoSpace, NotLeader, WrongIdentity, error_of
+from .errors import (
+    BadRequest,
+    Busy,
+    LogyardError,
+    NoSpace,
+    NotLeader,
+    SessionExpired,
+    Unknown,
+    WrongIdentity,
+    error_of,
+)  # fmt: skip
 from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, Buffer, ProtocolError
 
 BACKOFF_FIRST = 0.01
@@ -228,6 +238,19 @@ def unreachable(address: tuple[str, int], why: object) -> LogyardError:
 def not_secured(address: tuple[str, int], why: object) -> LogyardError:
     """No TLS with a server. Another one may do, but asking again and again will not: see `Retry.after`."""
     return LogyardError(f"no TLS with {address[0]}:{address[1]}: {why}", {"tls": True}, retry="elsewhere")
+
+
+def outcome(error: LogyardError, ambiguous: bool, name: str) -> LogyardError:
+    """Return what the caller of a command is told when `error` ends it.
+
+    `ambiguous`: an earlier try may have been applied, its answer was lost. A server's refusal to take the command (no
+    such group, not its leader, no room) says nothing of that try; a committed refusal does, and has a code of the
+    machine's own.
+    """
+    committed = type(error) is LogyardError and error.code != LogyardError.code
+    if not ambiguous or committed or isinstance(error, Unknown | SessionExpired):
+        return error
+    return Unknown(f"{name}: not acknowledged, and not known whether it happened: {error}")
 
 
 class Retry:

@@ -24,7 +24,7 @@ from .log import SESSION_TTL_S, close_call, latest_call, open_call
 from .queue_sync import Queue
 from .records import Buffer
 from .sequences import RENEW, expired, final, new_number
-from .session import ATTEMPT_S, Pushed, Retry, Routes
+from .session import ATTEMPT_S, Pushed, Retry, Routes, outcome
 from .sync_link import Connection
 from .sync_log import Log
 from .sync_session import SyncSession, Ticket
@@ -157,6 +157,7 @@ class Yard(SyncVerbs):
             call = self._routes.spread(call, self._chance)
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         retry = Retry(deadline, self._chance, call.pinned)
+        ambiguous = False
         while True:
             connection: Connection | None = None
             cut = False
@@ -168,7 +169,8 @@ class Yard(SyncVerbs):
                     value = answer.value
                     break
                 error = answer.error
-                if cut and not call.idempotent and not self.retry:
+                ambiguous |= (cut or isinstance(error, Unknown)) and not call.idempotent
+                if cut and ambiguous and not self.retry:
                     raise Unknown(f"{call.method}: the connection ended before the answer: {error}")
             except LogyardError as refusal:
                 if isinstance(refusal, Unknown):
@@ -177,7 +179,10 @@ class Yard(SyncVerbs):
             finally:
                 if connection is not None:
                     self._give(connection, cut)
-            self._stumbled(call.group, error, retry, cut)
+            try:
+                self._stumbled(call.group, error, retry, cut)
+            except LogyardError as last:
+                raise outcome(last, ambiguous, call.method) from last
         return call.decode(value)
 
     def append(
@@ -300,9 +305,7 @@ class Yard(SyncVerbs):
             try:
                 self._stumbled(name, error, retry, cut)
             except LogyardError as last:
-                if ambiguous and last.retry != "never":
-                    raise Unknown(f"{name}: not acknowledged in time, and not known whether it happened") from last
-                raise
+                raise outcome(last, ambiguous, name) from last
 
     def _stumbled(self, group: str, error: LogyardError, retry: Retry, cut: bool) -> None:
         """Wait before the next try, or raise when there is none."""

@@ -17,8 +17,10 @@ from .proxy import Proxy
 LIMITS = {
     "wal_file_bytes": 4 << 20,
     "generation_bytes": 64 << 20,
+    "hibernate_after_ms": 1000,
+    "snapshot_entries": 512,
 }
-"""Small files, so that rolling, migration and compaction happen within seconds."""
+"""Small files and short times, so that rolling, migration, compaction, snapshots and sleep happen within seconds."""
 
 MACHINES = """[machines]
 registers = "tests.chaos.register:Registers"

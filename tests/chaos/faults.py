@@ -10,19 +10,20 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
+from logyard.client.admin import Call, leaders_view, members_call
 from logyard.client.errors import LogyardError
 from logyard.client.sync import Yard
 from logyard.service.daemon import EXIT_WAL_FAILED
 
 from .cluster import ChaosCluster
-from .load import NAMES
+from .load import NAMES, QUEUES
 
-BREAKING = frozenset({"kill9_all", "partition_all"})
+BREAKING = frozenset({"kill9_all", "partition_all", "pause_some", "kill_in_recovery"})
 PAGE = 4096
 
 
@@ -34,6 +35,8 @@ class Torment:
         self.yard = yard
         self.draw = random.Random(f"{seed} faults")
         self.never = threading.Event()
+        self.refusal = ""
+        """The last one that `tried` met."""
         # Damage that nobody has read yet lies still: on one node only, every record keeps two good copies.
         self.rotten = self.victim()
 
@@ -48,7 +51,9 @@ class Torment:
             "wal_bytes": lambda: self.spoil("wal", ".wal"),
             "segment_bytes": lambda: self.spoil("segments", ".seg"),
             "payload_bytes": lambda: self.spoil("payloads", "data.mdb"),
-            "writer_kill": self.writer_kill,
+            "writer_kill": self.writer_kill, "kill9_with_writer": self.kill9_with_writer,
+            "kill_in_recovery": self.kill_in_recovery, "pause_some": self.pause_some, "learner": self.learner,
+            "queue_membership": lambda: self.membership(QUEUES),
         }  # fmt: skip
 
     def last(self, low: float, high: float) -> None:
@@ -84,6 +89,45 @@ class Torment:
         self.last(0.2, 5)
         self.cluster.signal(node, signal.SIGCONT)
         return 1
+
+    def pause_some(self) -> int:
+        """Some nodes stand still at once, perhaps all of them."""
+        nodes = self.draw.sample(sorted(self.cluster.nodes), self.draw.randint(2, len(self.cluster.nodes)))
+        for node in nodes:
+            self.cluster.signal(node, signal.SIGSTOP)
+        self.last(0.2, 5)
+        for node in self.draw.sample(nodes, len(nodes)):
+            self.cluster.signal(node, signal.SIGCONT)
+        return len(nodes)
+
+    def kill9_with_writer(self) -> int:
+        """A node dies and its writer process with it, in the middle of whatever job it had."""
+        node = self.victim()
+        writer = self.cluster.writer(node)
+        if writer is not None:
+            try:
+                writer.kill()
+            except psutil.NoSuchProcess:
+                writer = None
+        self.cluster.kill9(node)
+        self.last(0, 1)
+        self.cluster.restart(node)
+        return int(writer is not None)
+
+    def kill_in_recovery(self) -> int:
+        """All nodes die, and some die again while they recover."""
+        nodes = sorted(self.cluster.nodes)
+        self.cluster.kill9(*nodes)
+        again = self.draw.sample(nodes, self.draw.randint(1, len(nodes)))
+        for node in nodes:
+            self.cluster.spawn(node)
+        self.last(0.05, 0.8)
+        self.cluster.kill9(*again)
+        for node in again:
+            self.cluster.spawn(node)
+        for node in nodes:
+            self.cluster.wait_ready(node)
+        return len(again)
 
     def hold(self, *directions: tuple[int, int]) -> None:
         """Only these directions carry nothing."""
@@ -127,9 +171,9 @@ class Torment:
         self.last(1, 5)
         return self.hits("held")
 
-    def flapping(self) -> int:
+    def flapping(self, node: int = 0) -> int:
         """A node's wires, on and off."""
-        node = self.victim()
+        node = node or self.victim()
         pairs = [(node, other) for other in self.others(node)] + [(other, node) for other in self.others(node)]
         found = 0
         for _ in range(8):
@@ -186,13 +230,14 @@ class Torment:
             try:
                 call()
                 return True
-            except LogyardError:
+            except LogyardError as error:
+                self.refusal = f"{error.code}: {error}"
                 self.never.wait(0.3)
         return False
 
-    def membership(self) -> int:
+    def membership(self, names: Sequence[str] = NAMES) -> int:
         """A member goes and comes back."""
-        name, node = self.draw.choice(NAMES), self.victim()
+        name, node = self.draw.choice(names), self.victim()
 
         def away() -> None:
             if node in self.yard.members(name)["members"]:
@@ -204,8 +249,32 @@ class Torment:
 
         gone = self.tried(away)
         self.last(0, 2)
-        assert self.tried(back, 60), f"{name}: node {node} can't be added again"
+        assert self.tried(back, 60), f"{name}: node {node} can't be added again: {self.refusal}"
         return int(gone)
+
+    def learner(self) -> int:
+        """A member goes, comes back as a learner whose wires come and go, and is promoted."""
+        name, node = self.draw.choice(NAMES), self.victim()
+
+        def change(kind: str) -> Callable[[], None]:
+            def apply() -> None:
+                role = self.role(name, node)
+                if role != {"remove": "", "add_learner": "learner", "promote": "voter"}[kind]:
+                    self.yard.run(members_call(name, [(kind, node)]))
+
+            return apply
+
+        gone = self.tried(change("remove"))
+        added = self.tried(change("add_learner"), 60)
+        assert added or not gone, f"{name}: node {node} can't be added as a learner: {self.refusal}"
+        found = self.flapping(node)
+        assert self.tried(change("promote"), 60), f"{name}: node {node} can't be promoted: {self.refusal}"
+        return found * gone
+
+    def role(self, name: str, node: int) -> str:
+        """What the leader's configuration says of a node; "" where it is no member."""
+        view = self.yard.run(Call("describe", {"name": name}, leaders_view, group=name))
+        return "voter" if node in view["voters"] else "learner" if node in view["learners"] else ""
 
     def transfer(self) -> int:
         """Leaderships move."""

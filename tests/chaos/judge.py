@@ -52,7 +52,7 @@ def settled(yard: Yard, names: Iterable[str] = NAMES) -> str:
             if name not in rows:
                 return f"{name} is not on node {node}"
             row = rows[name]
-            if row["state"] not in ("running", "asleep") or row["membership"] != "voter" or not row["leader"]:
+            if row["state"] not in ("running", "hibernating") or row["membership"] != "voter" or not row["leader"]:
                 shown = {key: row[key] for key in ("state", "reason", "membership", "leader")}
                 return f"{name} on node {node} is {shown}"
 

@@ -22,7 +22,10 @@ from logyard.client.sync import Yard
 from .register import CAS, OK, WRITE, encode
 
 REGISTERS = ("r0", "r1", "r2", "r3")
-LOGS = ("l0", "l1", "l2")
+BUSY_LOGS = ("l0", "l1", "l2")
+QUIET_LOGS = ("s0", "s1")
+"""Logs that sleep between two appends, and are woken by the next, whatever happened meanwhile."""
+LOGS = (*BUSY_LOGS, *QUIET_LOGS)
 RING = "ring"
 """A log that is truncated all the time: its space must come back."""
 KVS = ("k0",)
@@ -31,6 +34,9 @@ NAMES = (*REGISTERS, *LOGS, RING, *KVS, *QUEUES)
 KEYS = 8
 TIMEOUT_S = 4.0
 SIZES = (0, 10, 200, 2000, 9000, 70_000)
+LARGE_SIZES = (1 << 20, (1 << 20) + 1, 3 << 20)
+LARGE_SHARE = 0.01
+"""Of all bodies: above 1 MiB they travel in pieces."""
 RING_RECORDS = 40
 OPEN = ("unknown", "session_expired")
 
@@ -90,7 +96,8 @@ class Journal:
 def body(number: int) -> bytes:
     """The payload of record `number`: its id, and bytes that nobody else's has."""
     draw = random.Random(number)
-    return number.to_bytes(8, "big") + draw.randbytes(draw.choice(SIZES))
+    sizes = LARGE_SIZES if draw.random() < LARGE_SHARE else SIZES
+    return number.to_bytes(8, "big") + draw.randbytes(draw.choice(sizes))
 
 
 def number_of(payload: bytes) -> int | None:
@@ -195,7 +202,7 @@ class LogClient(Client):
 
     def step(self) -> None:
         """Mostly an append."""
-        log = self.draw.choice(LOGS)
+        log = self.draw.choice(BUSY_LOGS)
         if self.draw.random() < 0.8:
             self.append(log)
         else:
@@ -233,6 +240,15 @@ class LogClient(Client):
             self.journal.violation(f"{log} at {offset}: wrong bytes were served")
         else:
             self.journal.saw(log, offset, number)
+
+
+class QuietClient(LogClient):
+    """Appends to logs that fall asleep in between."""
+
+    def step(self) -> None:
+        """One append, then a rest that may be longer than the time after which a group sleeps."""
+        self.append(self.draw.choice(QUIET_LOGS))
+        self.stop.wait(self.draw.uniform(0.2, 4))
 
 
 class RingClient(LogClient):

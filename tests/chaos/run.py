@@ -20,7 +20,20 @@ from . import judge
 from .cluster import ChaosCluster
 from .faults import BREAKING, Torment
 from .kv_load import KvLoad
-from .load import KVS, LOGS, NAMES, QUEUES, REGISTERS, RING, Client, Journal, LogClient, RegisterClient, RingClient
+from .load import (
+    KVS,
+    LOGS,
+    NAMES,
+    QUEUES,
+    REGISTERS,
+    RING,
+    Client,
+    Journal,
+    LogClient,
+    QuietClient,
+    RegisterClient,
+    RingClient,
+)  # fmt: skip
 from .queue_load import OPTIONS, QueueLoad
 from .trio_load import FINISH_S
 
@@ -85,7 +98,8 @@ class Run:
         self.stop = threading.Event()
         self.yard = connect_sync(cluster.addresses, timeout=10.0)
         self.torment = Torment(cluster, self.yard, seed)
-        kinds: list[type[Client]] = [*[RegisterClient] * REGISTER_CLIENTS, *[LogClient] * LOG_CLIENTS, RingClient]
+        kinds: list[type[Client]] = [*[RegisterClient] * REGISTER_CLIENTS, *[LogClient] * LOG_CLIENTS]
+        kinds += [RingClient, QuietClient]
         self.clients = [
             kind(number, cluster.addresses, self.journal, self.stop, seed) for number, kind in enumerate(kinds, 1)
         ]

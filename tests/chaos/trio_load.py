@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
 
@@ -45,9 +45,18 @@ class TrioLoad(threading.Thread):
         """What this kind does."""
         raise NotImplementedError
 
-    def client(self) -> AbstractAsyncContextManager[Yard]:
-        """A client of its own."""
-        return connect(self.servers, timeout=TIMEOUT_S)
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Yard]:
+        """A client of its own, as soon as some node answers."""
+        while True:
+            async with AsyncExitStack() as stack:
+                try:
+                    yard = await stack.enter_async_context(connect(self.servers, timeout=TIMEOUT_S))
+                except LogyardError as error:
+                    await self.refused(error)
+                    continue
+                yield yard
+                return
 
     def draw(self, name: object) -> random.Random:
         """Chance, by the seed."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from logyard.client import wire
+from logyard.client.errors import LogyardError, UnknownGroup
 from logyard.client.lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Lane, Window
 
 
@@ -45,3 +47,38 @@ def test_no_frame_of_mixed_records_is_larger_than_an_entry() -> None:
         assert [size for frame in frames for size in frame] == sizes
         for frame in frames:
             assert len(frame) == 1 or sum(frame) <= FEW_BYTES
+
+
+def pending(ambiguous: bool) -> tuple[Lane, Any]:
+    """A lane with a batch under way, an earlier try of which may have been applied."""
+    one = lane()
+    batch, _ = one.add(b"", b"x", 1.0)
+    (taken,) = one.take(0.0)
+    assert taken is batch
+    if ambiguous:
+        one.cut(batch, LogyardError("the connection ended"))
+        one.take(10.0)
+    return one, batch
+
+
+@pytest.mark.parametrize("ambiguous", [False, True])
+def test_a_refusal_of_the_second_try_says_nothing_of_the_first(ambiguous: bool) -> None:
+    def told(code: str) -> str:
+        one, batch = pending(ambiguous)
+        one.answered(batch, wire.ERROR, wire.pack({"code": code, "message": "no", "retry": "never", "details": {}}))
+        return str(batch.error.code)
+
+    for code in ("unknown_group", "group_stopped", "bad_request"):
+        assert told(code) == ("unknown" if ambiguous else code)
+    assert told("too_old") == "too_old", "a committed refusal of the machine"
+
+
+@pytest.mark.parametrize("ambiguous", [False, True])
+def test_a_group_that_is_nowhere_says_nothing_of_what_was_sent_before(ambiguous: bool) -> None:
+    one = lane()
+    batch, _ = one.add(b"", b"x", 1.0)
+    if ambiguous:
+        one.take(0.0)
+        one.cut(batch, LogyardError("the connection ended"))
+    one.fail(UnknownGroup("no group 'a'"))
+    assert batch.error is not None and batch.error.code == ("unknown" if ambiguous else "unknown_group")
