@@ -38,7 +38,8 @@ def plain(value: Any) -> Any:
 class Call(Generic[T]):
     """One question. `group`: for its leader; `nodes`: for one of these first; `pinned`: for nodes[0] and no other.
 
-    `idempotent`: asking twice does no harm, so a cut connection is not an unknown outcome.
+    `idempotent`: asking twice does no harm, so a cut connection is not an unknown outcome. `kind`: what the group must
+    be, "" for whatever it is.
     """
 
     method: str
@@ -48,6 +49,7 @@ class Call(Generic[T]):
     nodes: tuple[int, ...] = ()
     pinned: bool = False
     idempotent: bool = True
+    kind: str = ""
 
 
 def call_node(method: str, node: int | None, **arguments: object) -> Call[Any]:
@@ -133,7 +135,8 @@ def located(found: Mapping[int, Any], name: str) -> dict[str, Any]:
         raise UnknownGroup(f"no group {name!r} on any node that answers", {"name": name})
     # The leader itself knows best; a member that knows no leader, or was removed, knows least.
     _, _, row = max(rows, key=lambda found: found[:2])
-    return {"name": name, "uid": row[1], "leader": row[2], "members": list(row[3])}
+    more = {"kind": row[5]} if len(row) > 5 else {}
+    return {"name": name, "uid": row[1], "leader": row[2], "members": list(row[3]), **more}
 
 
 class AsyncVerbs(ABC):
@@ -190,7 +193,7 @@ class AsyncVerbs(ABC):
         return found
 
     async def locate(self, name: str) -> dict[str, Any]:
-        """``{name, uid, leader, members}`` of a group; leader 0: none known."""
+        """``{name, uid, leader, members, kind}`` of a group; leader 0: none known."""
         return located(await self._each("locate", STATUS_PATIENCE_S, names=[name]), name)
 
     async def snapshot(self, names: Sequence[str] | None = None, node: int | None = None) -> dict[int, Any]:

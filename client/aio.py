@@ -146,10 +146,11 @@ class Yard(QueueYard, KvYard, Network):
             log = self._logs[name] = Log(self, name)
         return log
 
-    async def open_session(self, name: str) -> Session:
+    async def open_session(self, name: str, *, kind: str = "") -> Session:
         """A session of the group `name`, for any machine: exactly-once commands, and what the machine sends to it. It
-        ends with `close`, with this client, or when the client is silent for its `session_ttl`."""
-        return await open_session(self, name, Session)
+        ends with `close`, with this client, or when the client is silent for its `session_ttl`. `kind`: the machine
+        that it must be (``log``, ``kv``, ``queue``, or your own's name), else `WrongKind` is raised."""
+        return await open_session(self, name, Session, kind)
 
     async def drain(self) -> None:
         """Wait until every append is acknowledged or failed."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Self
 
+KINDS = ("log", "kv", "queue")
+"""Of groups, as far as the clients have a handle of each."""
+
 
 class LogyardError(Exception):
     """The root. `code` names the error, `retry` says what may be done: ``never``, ``same_session`` or ``elsewhere``."""
@@ -141,6 +144,19 @@ class BadRequest(LogyardError):
     code = "bad_request"
 
 
+class WrongKind(BadRequest):
+    """The group is of another kind than was asked for; `kind` and `wanted` in `details` name both."""
+
+    code = "wrong_kind"
+
+    @classmethod
+    def of(cls, name: str, kind: str, wanted: str) -> Self:
+        """Group `name` is of `kind`, and `wanted` was asked for."""
+        face = f"use the verbs of a {kind}" if kind in KINDS else "its commands go through a session (open_session)"
+        message = f"group {name!r} is a {kind} group, and this is for a {wanted} group: {face}, or name another group"
+        return cls(message, {"name": name, "kind": kind, "wanted": wanted})
+
+
 class Refused(LogyardError):
     """A well-formed request that the present state forbids."""
 
@@ -169,9 +185,12 @@ class WalFailed(LogyardError):
 def classes() -> dict[str, type[LogyardError]]:
     """Every class of this module by its code; what others derive is theirs, and never comes from a server."""
     found: dict[str, type[LogyardError]] = {LogyardError.code: LogyardError}
-    for kind in LogyardError.__subclasses__():
+    pending = LogyardError.__subclasses__()
+    while pending:
+        kind = pending.pop()
         if kind.__module__ == __name__:
             found.setdefault(kind.code, kind)
+            pending += kind.__subclasses__()
     return found
 
 

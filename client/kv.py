@@ -36,7 +36,7 @@ from .kv_wire import (
     bodies_of,
     range_of,
 )
-from .log import read_call
+from .log import of_kind, read_call
 from .pending import wait_batch
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class KV:
             while len(answers) < len(questions):
                 some = _bounded(questions[len(answers) :])
                 arguments: dict[str, object] = {"consistency": consistency, "requests": some}
-                call = read_call("fetch", self.name, node, arguments, _answers)
+                call = read_call("fetch", self.name, node, of_kind(arguments, "kv"), _answers, "kv")
                 wait = found.deadline - trio.current_time()
                 more, bodies = await self.yard.run(call, max(0.0, wait))
                 answers += more

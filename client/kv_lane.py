@@ -74,6 +74,7 @@ class KvLane(Lane):
     """See the module."""
 
     __slots__ = ()
+    kind = "kv"
 
     def add_operation(self, command: bytes, bodies: Sequence[Buffer], timeout: float) -> tuple[KvBatch, int]:
         """Put an operation into the open batch; returns the batch and its number there."""

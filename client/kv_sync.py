@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 
-from . import kv_requests
+from . import kv_requests, wire
 from .admin import Call, plain
 from .errors import LogyardError
 from .frame import Frame
@@ -41,7 +41,7 @@ from .kv_wire import (
     range_of,
     value_questions,
 )
-from .log import POLL_WAIT_S, read_call
+from .log import POLL_WAIT_S, of_kind, read_call
 
 if TYPE_CHECKING:
     from .sync import Yard
@@ -199,7 +199,9 @@ class KV:
                 "name": self.name, "key": key, "end": end, "flags": flags, "start": following, "wait_s": wait,
                 "consistency": "leader" if node is None else "local",
             }  # fmt: skip
-            call: Call[Any] = Call("kv_events", arguments, plain, group=self.name, nodes=nodes, pinned=node is not None)
+            call: Call[Any] = Call(
+                "kv_events", arguments, plain, group=self.name, nodes=nodes, pinned=node is not None, kind="kv"
+            )
             # Silence may last as long as it likes: one question lasts a few seconds, and a leader may have to be found.
             header, data = self.yard.run(call, POLL_WAIT_S + self.yard.timeout)
             if header["kind"] == "compacted":
@@ -248,12 +250,14 @@ class KV:
         frame.command = command.data
         for body in command.bodies or (None,):
             frame.put(b"", body)
-        reply, _ = self.yard.append(self.name, frame, timeout)
+        reply, _ = self.yard.append(self.name, frame, timeout, wire.for_kind("kv"))
         return msgpack.unpackb(reply)
 
     def _ask(self, data: bytes, timeout: float, consistency: str, node: int | None) -> tuple[bytes, Bodies]:
         arguments: dict[str, object] = {"consistency": check_consistency(consistency), "requests": [data]}
-        header, found = self.yard.run(read_call("fetch", self.name, node, arguments, plain), timeout)
+        header, found = self.yard.run(
+            read_call("fetch", self.name, node, of_kind(arguments, "kv"), plain, "kv"), timeout
+        )
         if not header["answers"]:
             raise LogyardError("a question got no answer")
         return header["answers"][0], bodies_of(header["places"], found)

@@ -32,6 +32,7 @@ from .kv_wire import (
     bodies_of,
     value_questions,
 )
+from .log import of_kind
 from .sequences import new_number
 from .session import Retry
 
@@ -272,7 +273,8 @@ class Stream:
     def _call(self, method: str, arguments: dict[str, object]) -> Call[Any]:
         arguments["name"] = self.kv.name
         nodes = () if self.node is None else (self.node,)
-        return Call(method, arguments, plain, group=self.kv.name, nodes=nodes, pinned=self.node is not None)
+        group, pinned = self.kv.name, self.node is not None
+        return Call(method, of_kind(arguments, "kv"), plain, group=group, nodes=nodes, pinned=pinned, kind="kv")
 
     async def run(self) -> None:
         """A task: keep the stream open until nobody watches."""

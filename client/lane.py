@@ -118,7 +118,7 @@ class Window:
 
 
 class Lane:
-    """The pipeline of one log: an open batch, batches to be sent, batches under way.
+    """The pipeline of one log: an open batch, batches to be sent, batches under way. `kind`: what its group must be.
 
     After a refusal nothing is sent until all frames under way are answered, so that refused ones keep their order.
     `leader` 0 means that a route is needed; `kick` tells the face that there is something to do.
@@ -127,7 +127,9 @@ class Lane:
     __slots__ = (
         "name", "uid", "leader", "open", "queue", "sent", "held_until", "recovering", "failures", "retry", "window",
         "dirty", "chance", "clock", "kick", "_serial", "link", "exactly_once", "numbers", "opening", "stale",
+        "for_kind",
     )  # fmt: skip
+    kind = "log"
 
     def __init__(
         self,
@@ -140,6 +142,7 @@ class Lane:
         exactly_once: bool = False,
     ) -> None:
         self.name = name
+        self.for_kind = wire.for_kind(self.kind)
         self.exactly_once = exactly_once
         # The open session; the number of the one being opened; the one that has to be closed before another is opened.
         self.numbers: Sequences | None = None
@@ -274,10 +277,10 @@ class Lane:
             if batch.mode == wire.REPLY_APPEND and len(data) == wire.PLACE.size:
                 batch.place = wire.PLACE.unpack(data)
                 self._finish(batch, None)
-            elif len(data) < wire.REPLY.size:
+            elif len(data) != wire.REPLY.size:
                 self._finish(batch, LogyardError(f"{self.name}: the machine's answer is not an append log's"))
             else:
-                batch.first, batch.given = wire.REPLY.unpack_from(data)
+                batch.first, batch.given = wire.REPLY.unpack(data)
                 self._finish(batch, None)
         else:
             self._refused(batch, error)

@@ -179,7 +179,7 @@ class Link:
                     for lane in lanes:
                         lane.dirty = False
                         for batch in lane.take(now):
-                            channel.append(lane.uid, batch.encoded(), batch, batch.flags)
+                            channel.append(lane.uid, batch.encoded(), batch, batch.flags | lane.for_kind)
                             if batch.mode == REPLY_NONE:
                                 lane.blind(batch)
                 await self._flush()

@@ -76,10 +76,13 @@ def consistency_of(node: int | None, consistency: str | None, staleness: float |
     return found
 
 
-def read_call(method: str, name: str, node: int | None, arguments: dict[str, object], decode: Any) -> Call[Any]:
-    """A read of group `name`, pinned to `node` or for its leader."""
+def read_call(
+    method: str, name: str, node: int | None, arguments: dict[str, object], decode: Any, kind: str = "log"
+) -> Call[Any]:
+    """A read of group `name`, pinned to `node` or for its leader; "" for a group of any kind."""
     arguments["name"] = name
-    return Call(method, arguments, decode, group=name, nodes=() if node is None else (node,), pinned=node is not None)
+    nodes = () if node is None else (node,)
+    return Call(method, arguments, decode, group=name, nodes=nodes, pinned=node is not None, kind=kind)
 
 
 def poll_call(
@@ -185,10 +188,15 @@ def latest_call(
     return call
 
 
-def open_call(name: str, session: int, client: int, ttl_ms: int) -> Call[Any]:
-    """Begin a session."""
+def of_kind(arguments: dict[str, object], kind: str) -> dict[str, object]:
+    """Arguments of a call that any machine answers, for a server to look at what the group is."""
+    return {**arguments, "kind": kind} if kind else arguments
+
+
+def open_call(name: str, session: int, client: int, ttl_ms: int, kind: str = "") -> Call[Any]:
+    """Begin a session, in a group of that kind if one is named."""
     arguments: dict[str, object] = {"name": name, "session": session, "client": client, "ttl_ms": ttl_ms}
-    return Call("session_open", arguments, plain, group=name)
+    return Call("session_open", of_kind(arguments, kind), plain, group=name, kind=kind)
 
 
 def close_call(name: str, session: int) -> Call[Any]:
@@ -199,7 +207,7 @@ def close_call(name: str, session: int) -> Call[Any]:
 def reply_call(name: str, session: int, sequence: int, node: int, wait: float) -> Call[bytes]:
     """What came of a session's frame, asked of one member."""
     arguments: dict[str, object] = {"session": session, "sequence": sequence, "wait_s": min(wait, POLL_WAIT_S)}
-    call: Call[bytes] = read_call("session_reply", name, node, arguments, bytes)
+    call: Call[bytes] = read_call("session_reply", name, node, arguments, bytes, "")
     return call
 
 
@@ -208,20 +216,26 @@ def applied_call(name: str, index: int, term: int, node: int | None, wait: float
     if index < 0 or term < 0:
         raise BadRequest("an index and a term are not negative")
     arguments: dict[str, object] = {"index": index, "term": term, "wait_s": min(wait, POLL_WAIT_S)}
-    call: Call[int] = read_call("wait_applied", name, node, arguments, int)
+    call: Call[int] = read_call("wait_applied", name, node, arguments, int, "")
     return call
 
 
 def query_call(
-    name: str, request: bytes, node: int | None, consistency: str | None, index: int, staleness: float | None = None
+    name: str,
+    request: bytes,
+    node: int | None,
+    consistency: str | None,
+    index: int,
+    staleness: float | None = None,
+    kind: str = "",
 ) -> Call[bytes]:
-    """Ask a machine something."""
+    """Ask a machine something, of that kind if one is named."""
     arguments: dict[str, object] = {
         "request": request, "consistency": consistency_of(node, consistency, staleness), "index": index
     }  # fmt: skip
     if staleness is not None:
         arguments["staleness_s"] = staleness
-    call: Call[bytes] = read_call("query", name, node, arguments, bytes)
+    call: Call[bytes] = read_call("query", name, node, of_kind(arguments, kind), bytes, kind)
     return call
 
 
@@ -229,7 +243,7 @@ def truncate_call(name: str, before: int) -> Call[int]:
     """Truncation: the leader looks up where the record at `before` lies and commits that."""
     if before < 0:
         raise BadRequest(f"an offset is not negative: {before}")
-    return Call("truncate", {"name": name, "before": before}, int, group=name)
+    return Call("truncate", {"name": name, "before": before}, int, group=name, kind="log")
 
 
 def seek_call(name: str, since: int, node: int | None) -> Call[int]:
@@ -243,7 +257,7 @@ def seek_call(name: str, since: int, node: int | None) -> Call[int]:
         raise error_of(found)
 
     times: dict[str, object] = {"times": [[name, 0, max(0, since)]]}
-    return Call("seek", times, decode, group=name, nodes=nodes, pinned=node is not None)
+    return Call("seek", times, decode, group=name, nodes=nodes, pinned=node is not None, kind="log")
 
 
 def retain_call(name: str, age_s: float, size: int, records: int) -> Call[int]:
@@ -251,12 +265,12 @@ def retain_call(name: str, age_s: float, size: int, records: int) -> Call[int]:
     if age_s < 0 or size < 0 or records < 0:
         raise BadRequest("limits are not negative; 0 is no limit")
     arguments: dict[str, object] = {"name": name, "ms": round(age_s * 1000), "bytes": size, "records": records}
-    return Call("retain", arguments, int, group=name)
+    return Call("retain", arguments, int, group=name, kind="log")
 
 
 def producer_call(name: str, producer: int) -> Call[int]:
     """The highest sequence that a producer has written."""
-    return Call("producer", {"name": name, "producer": producer}, int, group=name)
+    return Call("producer", {"name": name, "producer": producer}, int, group=name, kind="log")
 
 
 def ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:

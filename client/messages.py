@@ -166,13 +166,13 @@ class Session:
 S = TypeVar("S", bound=Session)
 
 
-async def open_session(network: Network, name: str, make: Callable[[Network, str, int], S]) -> S:
-    """Begin one, and listen. `make`: Session, or a kind of it."""
+async def open_session(network: Network, name: str, make: Callable[[Network, str, int], S], kind: str = "") -> S:
+    """Begin one, and listen. `make`: Session, or a kind of it; `kind`: what the group must be, "" for any."""
     keeper = network.sessions
     session = make(network, name, new_number())
     keeper.held[session.id] = name
     try:
-        await network.run(open_call(name, session.id, keeper.client, int(keeper.ttl * 1000)))
+        await network.run(open_call(name, session.id, keeper.client, int(keeper.ttl * 1000), kind))
     except BaseException:
         keeper.held.pop(session.id, None)
         raise

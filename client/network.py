@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from .admin import AsyncVerbs, Call, T
-from .errors import LogyardError, NotLeader, Unknown, UnknownGroup
+from .errors import LogyardError, NotLeader, Unknown, UnknownGroup, WrongKind
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
@@ -65,7 +65,7 @@ class Network(AsyncVerbs):
         self._nursery: trio.Nursery | None = None
         self._links: dict[tuple[str, int], Link] = {}
         self._down: dict[tuple[str, int], tuple[float, int, LogyardError]] = {}
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[tuple[str, str], Lane] = {}
         self._wanted: dict[str, list[Found]] = {}
         self._locate_bell = Bell()
         self._clock_bell = Bell()
@@ -136,9 +136,9 @@ class Network(AsyncVerbs):
 
     def lane(self, name: str, kind: type[Lane] = Lane) -> Lane:
         """The pipeline of a group; `kind`: what its machine's commands need."""
-        lane = self._lanes.get(name)
+        lane = self._lanes.get((name, kind.kind))
         if lane is None:
-            lane = self._lanes[name] = kind(
+            lane = self._lanes[name, kind.kind] = kind(
                 name, self.window, self.clock, self.kick, self.chance, self.retry, self.exactly_once
             )
         return lane
@@ -180,6 +180,11 @@ class Network(AsyncVerbs):
             lane.dirty = False
             if error is not None:
                 lane.fail(error)
+                return
+            try:
+                self.routes.require(lane.name, lane.kind)
+            except WrongKind as refusal:
+                lane.fail(refusal)
                 return
             lane.uid, lane.leader, _ = self.routes.groups[lane.name]
             self.kick(lane)
@@ -397,7 +402,7 @@ class Network(AsyncVerbs):
     async def _target(self, call: Call[T], retry: Retry) -> Link:
         """An open link to whom the call is for; raises what stands in the way."""
         if call.group and not call.pinned:
-            return await self._leader_link(call.group, retry)
+            return await self._leader_link(call.group, retry, call.kind)
         known = [self.routes.addresses[node] for node in call.nodes if node in self.routes.addresses]
         if call.pinned:
             if not known:
@@ -408,8 +413,9 @@ class Network(AsyncVerbs):
         up = [address for address in order if address not in self._down] or order
         return await self._ready(self._dial(0, up[retry.failures % len(up)]), retry.deadline)
 
-    async def _leader_link(self, name: str, retry: Retry) -> Link:
-        link = self._link(self.routes.leader(name)) if self.routes.leader(name) else None
+    async def _leader_link(self, name: str, retry: Retry, kind: str = "") -> Link:
+        leader = self.routes.leader(name, kind)
+        link = self._link(leader) if leader else None
         if link is None:
             event = trio.Event()
             failed: list[LogyardError] = []
@@ -427,6 +433,7 @@ class Network(AsyncVerbs):
             if failed:
                 failed[0].retry = "never"
                 raise failed[0]
+            self.routes.require(name, kind)
             link = self._link(self.routes.leader(name))
             if link is None:
                 raise NotLeader(f"{name}: its leader is out of reach")

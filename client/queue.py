@@ -42,6 +42,13 @@ class QueueYard:
         return Queue(self, name)
 
 
+class QueueLane(Lane):
+    """The pipeline of one queue."""
+
+    __slots__ = ()
+    kind = "queue"
+
+
 class Queue:
     """The queue `name`; nothing is asked until it is used. Make one with `yard.create(name, machine="queue", ...)`."""
 
@@ -50,7 +57,7 @@ class Queue:
     def __init__(self, yard: Yard, name: str) -> None:
         self.yard = yard
         self.name = name
-        self.lane: Lane = yard.lane(name)
+        self.lane: Lane = yard.lane(name, QueueLane)
 
     async def publish(
         self,
@@ -128,7 +135,7 @@ class Queue:
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Messages and bytes by where they are, and what was counted since the queue's beginning."""
-        call = query_call(self.name, qw.STATS, None, "linearizable", 0)
+        call = query_call(self.name, qw.STATS, None, "linearizable", 0, kind="queue")
         return qw.stats_of(await self.yard.run(call, timeout))
 
     @asynccontextmanager
@@ -149,7 +156,7 @@ class Queue:
         what is not settled in this time goes to somebody else. `dead`: the queue's dead letters.
         """
         command = qw.attach_command(prefetch, prefetch_bytes, priority, lease, dead, auto)
-        consumer = await open_session(self.yard, self.name, Consumer)
+        consumer = await open_session(self.yard, self.name, Consumer, "queue")
         try:
             consumer.credit_bytes = prefetch_bytes
             await consumer.command(command)

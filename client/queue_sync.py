@@ -20,7 +20,7 @@ from .frame import Frame
 from .log import close_call, query_call
 from .queue_wire import Message
 from .sequences import Sequences, final
-from .wire import REPLY, Buffer, encode_frame
+from .wire import REPLY, Buffer, encode_frame, for_kind
 
 if TYPE_CHECKING:
     from .sync import Yard
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Consumer", "Message", "Queue"]
 
 CLOSE_S = 5.0
+FOR_QUEUE = for_kind("queue")
 
 
 class Queue:
@@ -83,7 +84,9 @@ class Queue:
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Messages and bytes by where they are, and what was counted since the queue's beginning."""
-        return qw.stats_of(self.yard.run(query_call(self.name, qw.STATS, None, "linearizable", 0), timeout))
+        return qw.stats_of(
+            self.yard.run(query_call(self.name, qw.STATS, None, "linearizable", 0, kind="queue"), timeout)
+        )
 
     @contextmanager
     def consume(
@@ -114,7 +117,7 @@ class Queue:
     ) -> tuple[int, int]:
         frame = Frame(None, command)
         frame.put_many(records)
-        reply, _ = self.yard.append(self.name, frame, timeout)
+        reply, _ = self.yard.append(self.name, frame, timeout, FOR_QUEUE)
         if len(reply) != REPLY.size:
             raise LogyardError(f"{self.name}: the machine's answer is not a queue's")
         first, taken = REPLY.unpack(reply)
@@ -132,7 +135,7 @@ class Consumer:
     def __init__(self, yard: Yard, name: str, prefetch: int, credit_bytes: int) -> None:
         self.yard = yard
         self.name = name
-        self.session = yard.begin_session(name)
+        self.session = yard.begin_session(name, "queue")
         self.failure: LogyardError | None = None
         self.closed = False
         self.credit_bytes = credit_bytes

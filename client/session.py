@@ -23,6 +23,7 @@ from .errors import (
     SessionExpired,
     Unknown,
     WrongIdentity,
+    WrongKind,
     error_of,
 )  # fmt: skip
 from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, Buffer, ProtocolError
@@ -133,6 +134,8 @@ class Channel:
             why = f"a frame of {size} bytes is above the server's limit of {self.hello.frame_bytes_max}"
             completion.answered(REPLIES, 1, wire.pack({"code": BadRequest.code, "message": why, "retry": "never"}))
             return
+        if not self.hello.features & wire.KNOWS_KINDS:
+            flags &= ~wire.KIND_FLAGS
         self._request = request = self._request + 1
         if flags & wire.REPLY_MODE != wire.REPLY_NONE:
             self.pending[request] = completion
@@ -180,7 +183,7 @@ class Channel:
 class Routes:
     """What a client knows about the cluster: addresses of nodes, and each group's uid, leader and members."""
 
-    __slots__ = ("seeds", "addresses", "cluster", "groups", "compressed", "asked")
+    __slots__ = ("seeds", "addresses", "cluster", "groups", "compressed", "kinds", "asked")
 
     def __init__(self, servers: Iterable[str]) -> None:
         self.seeds = [parse_address(server) for server in servers]
@@ -191,6 +194,8 @@ class Routes:
         self.groups: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         # Logs whose option says that payloads are to be compressed.
         self.compressed: set[str] = set()
+        # What each group is, as far as its server tells.
+        self.kinds: dict[str, str] = {}
         self.asked = 0
 
     def greeted(self, hello: wire.Hello, address: tuple[str, int]) -> None:
@@ -211,10 +216,22 @@ class Routes:
                 self.compressed.add(name)
             else:
                 self.compressed.discard(name)
+            if len(more) > 1:
+                self.kinds[name] = more[1]
+            else:
+                self.kinds.pop(name, None)
 
-    def leader(self, name: str) -> int:
-        """The node that leads a group as far as is known, or 0."""
-        return self.groups[name][1] if name in self.groups else 0
+    def leader(self, name: str, kind: str = "") -> int:
+        """The node that leads a group as far as is known, or 0: also where what has that name was of another kind."""
+        if name not in self.groups or (kind and self.kinds.get(name, kind) != kind):
+            return 0
+        return self.groups[name][1]
+
+    def require(self, name: str, kind: str) -> None:
+        """Raise `WrongKind` for a group that was just found to be of another kind; "": any will do."""
+        found = self.kinds.get(name, kind)
+        if kind and found != kind:
+            raise WrongKind.of(name, found, kind)
 
     def spread(self, call: Call[T], chance: random.Random) -> Call[T]:
         """A read with a bound on its age that names no node: for any member of its group, not only the leader."""

@@ -73,7 +73,7 @@ class SessionKeeper:
             if lane.stale:
                 await network.run(close_call(lane.name, lane.stale), OPEN_S)
                 lane.stale = 0
-            await network.run(open_call(lane.name, session, self.client, int(self.ttl * 1000)), OPEN_S)
+            await network.run(open_call(lane.name, session, self.client, int(self.ttl * 1000), lane.kind), OPEN_S)
             lane.numbers = Sequences(session)
         except LogyardError as error:
             if error.retry == "never":

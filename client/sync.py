@@ -92,7 +92,7 @@ class Yard(SyncVerbs):
         self.exactly_once = exactly_once
         self._client = new_number()
         self._session_ttl = session_ttl
-        self._sessions: dict[str, SyncSession] = {}
+        self._sessions: dict[tuple[str, str], SyncSession] = {}
         self._context = client_context(tls)
         self.timeout = timeout
         self.retry = retry
@@ -114,7 +114,7 @@ class Yard(SyncVerbs):
         """End the sessions of logs with nothing under way, as far as that is quick, and close all connections that are
         not in use; those in use close when they are given back."""
         deadline = time.monotonic() + CLOSE_S
-        for name, session in list(self._sessions.items()):
+        for (name, _), session in list(self._sessions.items()):
             left = deadline - time.monotonic()
             number = session.close() if left > 0 and not self._closed else 0
             if number:
@@ -195,10 +195,11 @@ class Yard(SyncVerbs):
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         if not self.exactly_once or flags & wire.REPLY_MODE:
             return self._command(name, frame.encode(), deadline, flags), None
+        kind = wire.kind_of(flags)
         with self._lock:
-            session = self._sessions.get(name)
+            session = self._sessions.get((name, kind))
             if session is None:
-                session = self._sessions[name] = SyncSession(partial(self._begin, name))
+                session = self._sessions[name, kind] = SyncSession(partial(self._begin, name, kind))
         while True:
             ticket = session.take(deadline)
             try:
@@ -213,13 +214,13 @@ class Yard(SyncVerbs):
             finally:
                 session.done(ticket)
 
-    def _begin(self, name: str, stale: int, deadline: float) -> int:
+    def _begin(self, name: str, kind: str, stale: int, deadline: float) -> int:
         """Close a session and open another one."""
         left = max(ATTEMPT_S, deadline - time.monotonic())
         if stale:
             self.run(close_call(name, stale), left)
         number = new_number()
-        self.run(open_call(name, number, self._client, int(self._session_ttl * 1000)), left)
+        self.run(open_call(name, number, self._client, int(self._session_ttl * 1000), kind), left)
         return number
 
     def listen(
@@ -254,9 +255,9 @@ class Yard(SyncVerbs):
                     connection.close()
             self._stumbled(name, error, retry, cut)
 
-    def begin_session(self, name: str) -> int:
-        """Open a session; its number."""
-        return self._begin(name, 0, time.monotonic() + self.timeout)
+    def begin_session(self, name: str, kind: str = "") -> int:
+        """Open a session; its number. `kind`: what the group must be."""
+        return self._begin(name, kind, 0, time.monotonic() + self.timeout)
 
     def beat(self) -> None:
         """Tell every node that this client lives."""
@@ -277,12 +278,13 @@ class Yard(SyncVerbs):
     def _command(self, name: str, frame: list[Buffer], deadline: float, flags: int) -> bytes:
         retry = Retry(deadline, self._chance, False)
         again = self.retry and not flags & wire.REPLY_MODE
+        kind = wire.kind_of(flags)
         ambiguous = False
         while True:
             connection = None
             cut = False
             try:
-                uid, address = self._leader(name, retry)
+                uid, address = self._leader(name, retry, kind)
                 connection = self._take(address, deadline)
                 answer = connection.command(uid, frame, deadline, flags)
                 cut = answer.was_cut
@@ -353,7 +355,7 @@ class Yard(SyncVerbs):
 
     def _address(self, call: Call[Any], retry: Retry) -> tuple[str, int]:
         if call.group and not call.pinned:
-            return self._leader(call.group, retry)[1]
+            return self._leader(call.group, retry, call.kind)[1]
         with self._lock:
             known = [self._routes.addresses[node] for node in call.nodes if node in self._routes.addresses]
         if call.pinned:
@@ -376,12 +378,12 @@ class Yard(SyncVerbs):
         with self._lock:
             return list(dict.fromkeys([*self._idle, *self._routes.addresses.values(), *self._routes.seeds]))
 
-    def _leader(self, name: str, retry: Retry) -> tuple[int, tuple[str, int]]:
-        """(uid, address) of a group's leader: from the cache, else asked of node after node."""
+    def _leader(self, name: str, retry: Retry, kind: str = "") -> tuple[int, tuple[str, int]]:
+        """(uid, address) of a group's leader: from the cache, else asked of node after node. Raises `WrongKind`."""
         with self._lock:
-            uid, leader, _ = self._routes.groups.get(name, (0, 0, ()))
+            leader = self._routes.leader(name, kind)
             if leader in self._routes.addresses:
-                return uid, self._routes.addresses[leader]
+                return self._routes.groups[name][0], self._routes.addresses[leader]
         unknown = 0
         everyone = self._everyone()
         self._chance.shuffle(everyone)
@@ -398,6 +400,8 @@ class Yard(SyncVerbs):
             with self._lock:
                 self._routes.located(answer.value)
                 uid, leader, _ = self._routes.groups.get(name, (0, 0, ())) if answer.value else (0, 0, ())
+                if answer.value:
+                    self._routes.require(name, kind)
                 if leader in self._routes.addresses:
                     return uid, self._routes.addresses[leader]
             unknown += not answer.value

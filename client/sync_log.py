@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from .sync import Yard
 
 
+FOR_LOG = wire.for_kind("log")
+
+
 class Log:
     """One append log, blocking."""
 
@@ -108,7 +111,7 @@ class Log:
         if payload is not None and self._zstd(compress, len(payload)):
             metadata, payload = encode(metadata, payload)
         frame.put(metadata, payload)
-        answer, _ = self.yard.append(self.name, frame, timeout, flags)
+        answer, _ = self.yard.append(self.name, frame, timeout, flags | FOR_LOG)
         return Place(*wire.PLACE.unpack(answer)) if reply == "append" else -1
 
     def append_stream(
@@ -147,12 +150,12 @@ class Log:
         flags = flags_of("consensus", priority, self.yard.exactly_once, reply_from)
         frame = Frame(at, command)
         frame.put_many(self._encoded(records, compress), keys)
-        reply, ticket = self.yard.append(self.name, frame, timeout, flags)
+        reply, ticket = self.yard.append(self.name, frame, timeout, flags | FOR_LOG)
         if reply_from is not None and ticket is not None:
             reply = self._reply_of(ticket, reply_from, reply, self.yard.timeout if timeout is None else timeout)
-        if len(reply) < wire.REPLY.size:
+        if len(reply) != wire.REPLY.size:
             raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
-        return offsets_of(*wire.REPLY.unpack_from(reply))
+        return offsets_of(*wire.REPLY.unpack(reply))
 
     def _zstd(self, compress: str | None, size: int = SMALLEST) -> bool:
         """Whether a payload of `size` bytes is to be compressed; asks for the log's option if need be."""

@@ -13,10 +13,11 @@ import struct
 from collections.abc import Iterable, Iterator
 
 from . import wire
-from .admin import Call, call_leader
+from .admin import Call
 from .compression import CHUNK_BYTES, MARK, SMALLEST, envelope, index_of, shrink
 from .errors import BadRequest, LogyardError
 from .frame import HEAD_BYTES_MAX, append_command
+from .log import close_call, open_call
 from .wire import ABSENT, LARGE, MARKED, UNIFORM, Buffer
 
 PIECE = 4
@@ -108,13 +109,11 @@ class Upload:
 
     def open_call(self) -> Call[object]:
         """Begin the session."""
-        return call_leader(
-            "session_open", self.name, idempotent=True, session=self.session, client=self.client, ttl_ms=TTL_MS
-        )
+        return open_call(self.name, self.session, self.client, TTL_MS, "log")
 
     def close_call(self) -> Call[object]:
         """End it, with every piece that is not bound."""
-        return call_leader("session_close", self.name, idempotent=True, session=self.session)
+        return close_call(self.name, self.session)
 
     def stored(self, data: Buffer) -> Buffer:
         """What is stored of a piece of the source."""
@@ -163,9 +162,9 @@ class Upload:
 
     def offset_of(self, reply: Buffer) -> int:
         """The record's offset, from the answer to `bind`."""
-        if len(reply) < wire.REPLY.size:
+        if len(reply) != wire.REPLY.size:
             raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
-        found: int = wire.REPLY.unpack_from(reply)[0]
+        found: int = wire.REPLY.unpack(reply)[0]
         return found
 
 

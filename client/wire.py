@@ -48,7 +48,14 @@ REPLY_NONE = 2
 REPLY_MODES = (REPLY_CONSENSUS, REPLY_APPEND, REPLY_NONE)
 LOW_PRIORITY = 4
 """A flag of an APPEND: it waits until no other command of its group does."""
-APPEND_FLAGS = REPLY_MODE | LOW_PRIORITY
+KIND_SHIFT = 3
+KINDS = ("", "log", "kv", "queue")
+"""The kind of group that an APPEND is for, by number, in the four bits of its flags from `KIND_SHIFT` on; 0: whichever.
+Only for servers whose HELLO says `KNOWS_KINDS`: others close the connection over a flag that they do not know."""
+KIND_FLAGS = 15 << KIND_SHIFT
+APPEND_FLAGS = REPLY_MODE | LOW_PRIORITY | KIND_FLAGS
+KNOWS_KINDS = 1
+"""Of a HELLO's features."""
 
 UID = struct.Struct("<Q")
 PLACE = struct.Struct("<QQ")
@@ -145,20 +152,42 @@ def encode(kind: int, request: int, *parts: Buffer) -> list[Buffer]:
     return [HEADER.pack(sum(map(len, parts)), kind, 0, 0, request), *parts]
 
 
+def for_kind(kind: str) -> int:
+    """The flags of an APPEND for groups of a kind; none for a kind without a number."""
+    return KINDS.index(kind) << KIND_SHIFT if kind in KINDS else 0
+
+
+def kind_of(flags: int) -> str:
+    """The kind that an APPEND with these flags is for. Raises `ProtocolError`."""
+    number = (flags & KIND_FLAGS) >> KIND_SHIFT
+    if number >= len(KINDS):
+        raise ProtocolError(f"no kind of group has the number {number}")
+    return KINDS[number]
+
+
 class Hello(NamedTuple):
-    """Who is there: its cluster, its node (0: a client), the client addresses of all nodes, its longest frame."""
+    """Who is there: its cluster, its node (0: a client), the client addresses of all nodes, its longest frame, and what
+    it knows beside the first protocol."""
 
     cluster: object
     node: int
     clients: dict[int, str]
     frame_bytes_max: int
+    features: int = 0
 
 
 def encode_hello(
-    cluster: object = None, node: int = 0, clients: Iterable[tuple[int, str]] = (), frame_bytes_max: int = 0
+    cluster: object = None,
+    node: int = 0,
+    clients: Iterable[tuple[int, str]] = (),
+    frame_bytes_max: int = 0,
+    features: int = 0,
 ) -> bytes:
-    """HELLO: version, cluster, node, the client addresses as (node, "host:port") and the longest APPEND frame."""
-    value = [VERSION, cluster, node, [list(pair) for pair in clients], frame_bytes_max]
+    """HELLO: version, cluster, node, the client addresses as (node, "host:port"), the longest APPEND frame, features
+    (left out where there are none)."""
+    value = [VERSION, cluster, node, [list(pair) for pair in clients], frame_bytes_max, features]
+    if not features:
+        value.pop()
     return b"".join(encode(HELLO, 0, pack(value)))
 
 
@@ -167,7 +196,8 @@ def decode_hello(body: Buffer) -> Hello:
     value = unpack(body, strict=True)
     if not isinstance(value, list) or len(value) < 5 or value[0] != VERSION:
         raise ProtocolError(f"a HELLO of protocol version {VERSION} was expected")
-    _, cluster, node, clients, longest = value[:5]
+    _, cluster, node, clients, longest, *more = value
+    features = more[0] if more and type(more[0]) is int else 0
     if not isinstance(node, int) or not isinstance(clients, list) or not isinstance(longest, int):
         raise ProtocolError("a HELLO names a node, a list of addresses and a length")
     found: dict[int, str] = {}
@@ -175,7 +205,7 @@ def decode_hello(body: Buffer) -> Hello:
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int) or not isinstance(pair[1], str):
             raise ProtocolError("a HELLO's addresses are pairs of node and address")
         found[pair[0]] = pair[1]
-    return Hello(cluster, node, found, longest)
+    return Hello(cluster, node, found, longest, features)
 
 
 def encode_call(request: int, method: str, arguments: dict[str, object]) -> bytes:

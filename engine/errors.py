@@ -122,6 +122,21 @@ class BadRequest(LogyardError):
     code = "bad_request"
 
 
+class WrongKind(BadRequest):
+    """The group is of another kind than was asked for; nothing was proposed."""
+
+    code = "wrong_kind"
+
+    def __init__(self, name: str, kind: str, wanted: str) -> None:
+        super().__init__(
+            f"group {name!r} is a {kind} group, and this is for a {wanted} group: use the verbs of a {kind}, or name "
+            "another group",
+            name=name,
+            kind=kind,
+            wanted=wanted,
+        )
+
+
 class Refused(LogyardError):
     """A well-formed request that the present state forbids (an illegal membership change, say)."""
 

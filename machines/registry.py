@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from logyard.engine.errors import BadRequest
@@ -12,6 +14,7 @@ from .log import AppendLog
 from .queue import Queue
 from .queue_options import queue_options
 
+BUILT_IN: Mapping[str, type[Machine]] = MappingProxyType({"log": AppendLog, "kv": KV, "queue": Queue})
 START_MAX = (1 << 62) - 1
 NUMBER_MAX = (1 << 62) - 1
 

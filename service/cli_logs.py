@@ -238,8 +238,8 @@ def append(
       logyard append orders invoice.pdf receipt.pdf
       logyard append films --file feature.mkv
     """
-    offsets: list[int] = []
-    payload_bytes = 0
+    records = payload_bytes = 0
+    runs: list[range] = []
     with opened(servers) as yard:
         log = yard.log(name)
         for batch in batches(input_records((*files, *more), metadata, whole)):
@@ -248,18 +248,42 @@ def append(
                 if key is not None:
                     raise click.UsageError("a record with --key has up to 1 MiB: it is not streamed")
                 offset, size = append_source(log, head, payload, compress)
-                offsets.append(offset)
+                add_run(runs, range(offset, offset + 1))
+                records += 1
                 payload_bytes += size
                 continue
             whole_ones = [(head, payload) for head, payload in batch if isinstance(payload, bytes)]
             keys = None if key is None else [key.encode()] * len(whole_ones)
-            offsets.extend(log.append_many(whole_ones, compress=compress, keys=keys))
+            offsets = log.append_many(whole_ones, compress=compress, keys=keys)
+            add_run(runs, offsets)
+            # Not `len`: a range may be longer than that can say.
+            records += offsets.stop - offsets.start
             payload_bytes += sum(len(payload) for _, payload in whole_ones)
-    fields: dict[str, object] = {"ok": True, "log": name, "records": len(offsets), "payload_bytes": payload_bytes}
-    if offsets:
-        fields.update(first=offsets[0], last=offsets[-1])
-    where = f"at offsets {offsets[0]} to {offsets[-1]}" if offsets else "(the input was empty)"
-    output.result(fields, f"{len(offsets)} records {where}")
+    fields: dict[str, object] = {"ok": True, "log": name, "records": records, "payload_bytes": payload_bytes}
+    if runs:
+        fields.update(first=runs[0].start, last=runs[-1].stop - 1)
+    where = f"at offsets {runs_text(runs)}" if runs else "(the input was empty)"
+    output.result(fields, f"{records} records {where}")
+
+
+def add_run(runs: list[range], more: range) -> None:
+    """Take offsets behind those that there are, as ranges however many they are."""
+    if runs and runs[-1].stop == more.start:
+        runs[-1] = range(runs[-1].start, more.stop)
+    elif more:
+        runs.append(more)
+
+
+def runs_text(runs: Sequence[range]) -> str:
+    """Ranges of offsets for people: others append as well, so there may be gaps; of many the first and the last."""
+    shown = runs if len(runs) <= RUNS_SHOWN else [*runs[: RUNS_SHOWN - 1], runs[-1]]
+    words = [f"{run.start} to {run.stop - 1}" for run in shown]
+    if len(shown) < len(runs):
+        words.insert(-1, f"{len(runs) - len(shown)} more ranges")
+    return ", ".join(words)
+
+
+RUNS_SHOWN = 8
 
 
 BATCH_RECORDS = 512

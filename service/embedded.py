@@ -22,7 +22,7 @@ from logyard.client.records import Page, Record
 from logyard.client.tail import TAIL_WAIT_S, Cursor, Tailed
 from logyard.client.wire import FRAME_BYTES_MAX, encode_frame
 from logyard.engine.config import SystemConfig
-from logyard.engine.errors import Gone, LogyardError, Refused
+from logyard.engine.errors import Gone, LogyardError, Refused, WrongKind
 from logyard.engine.host.member import Member
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
@@ -62,6 +62,7 @@ class EmbeddedLog:
     ) -> range:
         """Append records atomically: all of them, with consecutive offsets, or none. `keys`: one for each record of a
         keyed log; a record without payload takes its key away. `command`: of a producer's append, see `producer`."""
+        self._is_log()
         frame = Frame(command=command)
         zstd = wants(compress, self._member.spec.arguments.get("compress") == "zstd")
         found = (encode(head, body) if zstd and body is not None else (head, body) for head, body in records)
@@ -69,6 +70,11 @@ class EmbeddedLog:
         with trio.fail_after(math.inf if timeout is None else timeout):
             first, count = APPEND_REPLY.unpack(await self._node.commit(self._member, frame.encode()))
         return offsets_of(first, count)
+
+    def _is_log(self) -> None:
+        """Raise `WrongKind` for a group of a machine of one's own, which takes `command`s."""
+        if not isinstance(self._member.machine, AppendLog):
+            raise WrongKind(self.name, self._member.spec.machine, "log")
 
     async def command(self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"") -> bytes:
         """The reply of any machine to a command with one record. Raises what it is refused with."""

@@ -70,9 +70,8 @@ async def _change(system: HasKv, asked: Asked) -> object:
     return system.kv.change(asked.number("stream", least=1), add, remove, asked.flag("close", False))
 
 
-async def serve_watch(system: HasKv, arguments: Mapping[str, Any], sink: WatchSink) -> object:
+async def serve_watch(system: HasKv, asked: Asked, sink: WatchSink) -> object:
     """The verb that has a sink of its own. Raises when it is over."""
-    asked = Asked(arguments)
     add, local = _list(asked, "add", list, 65_536), asked.flag("local", False)
     return await system.kv.listen(asked.text("name"), asked.number("stream", least=1), add, local, sink)
 

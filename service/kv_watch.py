@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import trio
 
-from logyard.engine.errors import BadRequest, Refused, UnknownGroup
+from logyard.engine.errors import BadRequest, Refused, UnknownGroup, WrongKind
 from logyard.engine.types import Buffer
 from logyard.machines.kv import KV
 from logyard.machines.kv_command import Refusal, end_of, key_of, number
@@ -185,10 +185,10 @@ def _newer(member: Member, at: int | None) -> bool:
 
 
 def machine_of(member: Member) -> KV:
-    """The member's machine, if it is a KV. Raises `BadRequest`, `GroupStopped`."""
+    """The member's machine, if it is a KV. Raises `WrongKind`, `GroupStopped`."""
     member.check_running()
     if not isinstance(member.machine, KV):
-        raise BadRequest(f"group {member.spec.name!r} is a {member.spec.machine}, not a KV")
+        raise WrongKind(member.spec.name, member.spec.machine, "kv")
     return member.machine
 
 

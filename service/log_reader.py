@@ -26,7 +26,7 @@ from logyard.engine.entry import (
     timestamp_of,
     units_of,
 )
-from logyard.engine.errors import BadRequest, Busy, Corrupt, Gone, LogyardError, OutOfRange
+from logyard.engine.errors import BadRequest, Busy, Corrupt, Gone, LogyardError, OutOfRange, WrongKind
 from logyard.engine.host.member import Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
@@ -69,10 +69,10 @@ class Encoded(NamedTuple):
 
 
 def append_log(member: Member) -> AppendLog:
-    """The member's machine, if it is an append log. Raises `BadRequest`, `GroupStopped`."""
+    """The member's machine, if it is an append log. Raises `WrongKind`, `GroupStopped`."""
     member.check_running()
     if not isinstance(member.machine, AppendLog):
-        raise BadRequest(f"group {member.spec.name!r} is a {member.spec.machine}, not an append log")
+        raise WrongKind(member.spec.name, member.spec.machine, "log")
     return member.machine
 
 

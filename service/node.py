@@ -18,7 +18,7 @@ import trio
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import FRAME_BYTES, UNIFORM
-from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, NotLeader, Refused
+from logyard.engine.errors import BadRequest, Busy, Gone, GroupStopped, NotLeader, Refused, WrongKind
 from logyard.engine.host import halt
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.delivery import SessionSink
@@ -34,7 +34,7 @@ from logyard.engine.raft.core import LEADER
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers
 from logyard.machines.command import TRUNCATE
-from logyard.machines.registry import create_machine
+from logyard.machines.registry import BUILT_IN, create_machine
 
 from .config import NodeConfig
 from .kv_calls import KvPort
@@ -51,6 +51,11 @@ from .writer_process import WriterProcess
 
 RETRY_S = 0.02
 """When a client asks again for what this member has not applied yet: it has waited here already."""
+
+
+def kind_of(member: Member) -> str:
+    """What a group's clients speak to: the name of its machine, or of the built-in one that it is a kind of."""
+    return next((name for name, kind in BUILT_IN.items() if isinstance(member.machine, kind)), member.spec.machine)
 
 
 class Node(LogVerbs):
@@ -119,13 +124,21 @@ class Node(LogVerbs):
         """Everything about one group on this node."""
         return describe_member(self.system, self.system.member(name), brief=False)
 
-    def locate(self, names: Sequence[str]) -> list[tuple[str, int, int, list[int], bool]]:
-        """(name, uid, leader or 0, members, whether its option asks for compressed payloads) of each group."""
+    def require_kind(self, group: int | str, kind: str) -> None:
+        """Raise `WrongKind` unless a group, by uid or by name, is of that kind. Who is not here is not judged."""
+        uid = self.system.names.get(group, 0) if isinstance(group, str) else group
+        member = self.system.members.get(uid) or self.system.hibernation.find(uid, use=True)
+        if member is not None and member.spec.machine != kind and kind_of(member) != kind:
+            raise WrongKind(member.spec.name, kind_of(member), kind)
+
+    def locate(self, names: Sequence[str]) -> list[tuple[str, int, int, list[int], bool, str]]:
+        """(name, uid, leader or 0, members, whether its option asks for compressed payloads, kind) of each group."""
         found = []
         for name in names:
             member = self.system.member(name)
             compress = member.spec.arguments.get("compress") == "zstd"
-            found.append((name, member.uid, member.raft.leader, list(member.raft.configuration.voters), compress))
+            raft = member.raft
+            found.append((name, member.uid, raft.leader, list(raft.configuration.voters), compress, kind_of(member)))
         return found
 
     # Sessions

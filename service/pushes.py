@@ -20,8 +20,7 @@ from logyard.engine.host.system import System
 from logyard.engine.types import Buffer
 
 from .kv_calls import serve_watch
-from .rpc_arguments import Asked
-from .rpc_calls import SystemPort
+from .rpc_calls import SystemPort, asked_of
 
 ALIVE_S = 1.0
 """So often a listener is looked after, and told that the node lives: its client takes silence for a hung node."""
@@ -132,13 +131,13 @@ async def listen(system: System, name: str, session: int, sink: SessionSink) -> 
 
 async def serve_listen(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:
     """Listen to a session. Raises when it is over."""
-    asked, connection = Asked(arguments), pushing.connection
+    asked, connection = asked_of(system, arguments), pushing.connection
     listener = Listener(pushing.request, lambda: connection.unsent, connection.queue)
     return await system.listen(asked.text("name"), asked.number("session", least=1), listener)
 
 
 async def _watch(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:
-    return await serve_watch(system, arguments, Watching(pushing))
+    return await serve_watch(system, asked_of(system, arguments), Watching(pushing))
 
 
 LISTENING: Mapping[str, Callable[[SystemPort, Mapping[str, Any], Pushing], Awaitable[object]]] = MappingProxyType(

@@ -387,8 +387,9 @@ class RpcServer:
     def hello(self) -> bytes:
         """This node's HELLO, with the client addresses as they are now."""
         return wire.encode_hello(
-            self.system.cluster_id, self.system.node_id, self.client_addresses.items(), self.config.record_bytes_max
-        )
+            self.system.cluster_id, self.system.node_id, self.client_addresses.items(), self.config.record_bytes_max,
+            wire.KNOWS_KINDS,
+        )  # fmt: skip
 
     async def serve(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started` with the port. Raises OSError when the address can't be had."""

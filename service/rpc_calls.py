@@ -55,6 +55,9 @@ class SystemPort(ScanPort, HasKv, Protocol):
     ) -> None:
         """Queue a client frame; raises a `LogyardError` when it was not queued."""
 
+    def require_kind(self, group: int | str, kind: str) -> None:
+        """Raise `WrongKind` unless a group, by uid or by name, is of that kind, or is not here."""
+
     async def open_session(self, name: str, session: int, client: int, ttl_ms: int) -> object:
         """Begin a client's session in a group."""
 
@@ -100,7 +103,7 @@ class SystemPort(ScanPort, HasKv, Protocol):
         """Everything about a group."""
 
     def locate(self, names: Sequence[str]) -> Sequence[Sequence[Any]]:
-        """(name, uid, leader or 0, members) of each group; raises `UnknownGroup`."""
+        """(name, uid, leader or 0, members, compress, kind) of each group; raises `UnknownGroup`."""
 
     async def poll(
         self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str,
@@ -179,6 +182,9 @@ def submit_command(
         mode = flags & wire.REPLY_MODE
         if flags & ~wire.APPEND_FLAGS or mode not in wire.REPLY_MODES:
             raise wire.ProtocolError(f"an APPEND has no flags {flags:#x}")
+        kind = wire.kind_of(flags)
+        if kind:
+            system.require_kind(uid, kind)
         if mode == wire.REPLY_NONE:
             sink = Quiet(settled)
         low = bool(flags & wire.LOW_PRIORITY)
@@ -395,7 +401,15 @@ async def serve_call(system: SystemPort, method: str, arguments: Mapping[str, An
     handler = HANDLERS.get(method)
     if handler is None:
         raise BadRequest(f"no method {method[:64]!r}; there are {', '.join(sorted((*HANDLERS, 'cluster')))}")
-    return await handler(system, Asked(arguments))
+    return await handler(system, asked_of(system, arguments))
+
+
+def asked_of(system: SystemPort, arguments: Mapping[str, Any]) -> Asked:
+    """The arguments of a call. Raises `WrongKind` for a group that is not of the kind that they name."""
+    asked = Asked(arguments)
+    if "kind" in arguments:
+        system.require_kind(asked.text("name"), asked.text("kind"))
+    return asked
 
 
 def error_value(error: LogyardError) -> dict[str, object]:

@@ -22,6 +22,7 @@ from logyard.engine.errors import (
     NotLeader,
     OutOfRange,
     UnknownGroup,
+    WrongKind,
     encode_error,
 )
 from logyard.engine.host.intake import CommandRejected
@@ -243,6 +244,10 @@ class FakeSystem:
             raise OutOfRange(f"{before} is not there")
         log.start = max(log.start, before)
         return log.start
+
+    def require_kind(self, group: int | str, kind: str) -> None:
+        if kind != "log":
+            raise WrongKind(str(group), "log", kind)
 
     async def open_session(self, name: str, session: int, client: int, ttl_ms: int) -> object:
         self._read(name, "leader").sessions.register(session, client, ttl_ms)

@@ -249,7 +249,7 @@ async def test_blocking_sessions_that_end() -> None:
                 assert log.append(b"", b"%d" % number) == number
                 end()
             assert log.append(b"", b"3") == 3
-            session = yard._sessions["log"]
+            session = yard._sessions["log", "log"]
             assert session._numbers is not None
             session._numbers.last += 10 * WINDOW
             assert log.append(b"", b"4") == 4 and len(sessions.by_id) == 1

@@ -39,7 +39,8 @@ def test_the_layouts_are_the_same() -> None:
 
 
 def test_the_error_codes_are_the_same_set() -> None:
-    every: list[type[errors.LogyardError]] = [errors.LogyardError, *errors.LogyardError.__subclasses__()]
+    root, requests = errors.LogyardError, errors.BadRequest
+    every: list[type[errors.LogyardError]] = [root, *root.__subclasses__(), *requests.__subclasses__()]
     engine = [kind for kind in every if kind.__module__ == errors.__name__]
     assert {kind.code: kind.retry for kind in engine} == {
         code: kind.retry for code, kind in client_errors.classes().items()
@@ -165,7 +166,7 @@ def test_deep_and_broad_values_of_a_stranger_are_refused() -> None:
 def test_a_hello_says_who_is_there() -> None:
     frame = wire.encode_hello("yard", 3, {1: "127.0.0.1:7001", 3: "127.0.0.1:7003"}.items(), 99)
     hello = wire.decode_hello(frame[wire.HEADER_BYTES :])
-    assert hello == ("yard", 3, {1: "127.0.0.1:7001", 3: "127.0.0.1:7003"}, 99)
+    assert hello == wire.Hello("yard", 3, {1: "127.0.0.1:7001", 3: "127.0.0.1:7003"}, 99, 0)
     with pytest.raises(wire.ProtocolError, match="version"):
         wire.decode_hello(wire.pack([wire.VERSION + 1, "yard", 3, [], 0]))
 

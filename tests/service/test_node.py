@@ -60,7 +60,7 @@ async def test_what_a_node_says_of_its_groups(tmp_path: Path) -> None:
         await c.nodes[2].compact()
         found = c.nodes[2].describe("log")
         assert found["homes"] and found["segments"] and found["floor"] and found["released_before"] > [0, 0]
-        assert c.nodes[1].locate(["log"]) == [("log", row["uid"], 2, [1, 2, 3], False)]
+        assert c.nodes[1].locate(["log"]) == [("log", row["uid"], 2, [1, 2, 3], False, "log")]
         with pytest.raises(UnknownGroup):
             c.nodes[1].locate(["log", "none"])
 

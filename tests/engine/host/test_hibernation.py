@@ -95,7 +95,7 @@ async def test_a_follower_redirects_to_a_leader_that_sleeps(tmp_path: Path) -> N
         with pytest.raises(NotLeader) as caught:
             await c.append(follower, [(b"", b"x")])
         assert caught.value.leader == leader
-        ((_, _, located, members, _),) = c.nodes[follower].locate(["log"])
+        ((_, _, located, members, _, _),) = c.nodes[follower].locate(["log"])
         assert (located, members) == (leader, [1, 2, 3])
         assert await c.append(leader, [(b"", b"x")]) == range(3, 4)
 
