@@ -5,7 +5,8 @@ its first frame) and a random number of its start; and it says how many batches 
 peer that comes with another directory, with an epoch that was used already, or with fewer batches than it once had
 durable was wiped or restored from a copy: it has forgotten votes and acknowledgements, and must not take part under
 its old name. Invariant: an honest restart is never refused, because everything compared was durable there before it
-was said here. Rows are kept in the meta store by the host. Called by the transport.
+was said here. Only what was said with proof (`transport.proof`, TLS) is kept, in the meta store by the host. Called by
+the transport.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .errors import Outdated
+
+EPOCH_MAX = 2**32
+"""No node starts more often: a higher epoch is not one."""
 
 
 class Origin(NamedTuple):
@@ -24,6 +28,9 @@ class Origin(NamedTuple):
     epoch: int
     start: int
     written: int
+
+
+NOBODY = Origin(0, 0, 0, 0)
 
 
 class Vitals(NamedTuple):
@@ -47,18 +54,21 @@ class Acquaintances:
         self.fresh: set[int] = set()
         self.stale: set[int] = set()
 
-    def meet(self, node: int, origin: Origin) -> None:
-        """A process introduces itself; raises `Outdated` when it is not the successor of the one that is known."""
-        known = self.known.get(node)
-        if known is not None:
-            reason = difference(known, origin)
+    def meet(self, node: int, origin: Origin, *, proved: bool = True) -> None:
+        """A process introduces itself; raises `Outdated` when it is not the successor of the one that is known. Nothing
+        is kept of one that did not prove to be that node."""
+        known = self.known.get(node, NOBODY)
+        reason = difference(known, origin)
+        if not proved:
             if reason:
-                self.outdated[node] = reason
                 raise Outdated(node, reason)
-            if origin == known or (origin.epoch == known.epoch and origin.written <= known.written):
-                self.outdated.pop(node, None)
-                return
+            return
+        if reason:
+            self.outdated[node] = reason
+            raise Outdated(node, reason)
         self.outdated.pop(node, None)
+        if origin == known or (origin.epoch == known.epoch and origin.written <= known.written):
+            return
         self.known[node] = origin
         self.fresh.add(node)
 
@@ -86,8 +96,10 @@ class Acquaintances:
 
 def difference(known: Origin, origin: Origin) -> str:
     """Why `origin` can't be a later start of `known`, or nothing."""
-    if known.directory and origin.directory and known.directory != origin.directory:
+    if known.directory and known.directory != origin.directory:
         return f"its data directory {origin.directory:016x} is not the one it had, {known.directory:016x}"
+    if origin.epoch > EPOCH_MAX:
+        return f"no node started {origin.epoch} times"
     if origin.epoch < known.epoch:
         return f"its epoch {origin.epoch} is before {known.epoch}: an older copy of its data directory"
     if origin.epoch == known.epoch:
@@ -96,3 +108,8 @@ def difference(known: Origin, origin: Origin) -> str:
     elif origin.written and origin.written < known.written:
         return f"its log has {origin.written} batches and had {known.written}: an older copy of its data directory"
     return ""
+
+
+def plausible(origin: Origin) -> bool:
+    """Whether a node can have said this of itself. What can't be was stored by a release that asked for no proof."""
+    return bool(origin.directory) and origin.epoch <= EPOCH_MAX

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from logyard.engine.identity import Origin, difference
+from logyard.engine.identity import Origin, difference, plausible
 from logyard.pipeline.directory.report import DAMAGE
 
 
@@ -19,7 +19,9 @@ def compare(reports: Iterable[dict[str, Any]]) -> None:
     for report in found:
         for other in found:
             known = other["peers"].get(str(report["node"])) if other["cluster"] == report["cluster"] else None
-            reason = _reason(Origin(*known), report) if known is not None and other is not report else ""
+            if known is None or other is report or not plausible(Origin(*known)):
+                continue
+            reason = _reason(Origin(*known), report)
             if reason:
                 text = f"node {other['node']} will refuse it: {reason}"
                 report["findings"].append(

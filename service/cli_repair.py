@@ -1,10 +1,11 @@
 """The verbs for a log that does not go on by itself: campaign, skip, force-shrink, and
-forget for a node that lost its data. Registered by `service.cli`."""
+forget and readmit for a node that the others refuse. Registered by `service.cli`."""
 
 from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import click
 
@@ -137,6 +138,30 @@ def forget(lost: int, force: bool, servers: list[str], output: Output) -> None:
         raise click.exceptions.Exit(EXIT_FAILED)
 
 
+@click.command()
+@click.argument("path", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@json_option
+def readmit(path: Path, output: Output) -> None:
+    """Let a stopped node's directory start again that the other nodes refused (exit code 76).
+
+    Nothing is lost by it: at the next start the others judge again, and refuse a directory that did forget. It is the
+    way back for a node that was refused because somebody else had spoken in its name, which releases without a secret
+    between nodes did not notice.
+
+    \b
+    Example:
+      logyard readmit ./yard/node-2
+    """
+    from logyard.engine.disk import Disk
+    from logyard.engine.host.life import readmit as admit
+    from logyard.pipeline.directory.places import data_directories
+
+    reasons = {str(found): admit(Disk(), found) for found in data_directories(path)}
+    for name, reason in reasons.items():
+        output.say(f"{name}: {f'was refused: {reason}' if reason else 'was not refused'}")
+    output.result({"ok": True, "directories": reasons}, "it may start again")
+
+
 def commands() -> list[click.Command]:
     """The verbs of this module."""
-    return [campaign, skip, force_shrink, forget]
+    return [campaign, skip, force_shrink, forget, readmit]

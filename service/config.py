@@ -8,8 +8,11 @@ the key.
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 import sys
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -19,6 +22,7 @@ from typing import Any, TypeAlias
 from logyard.client.tls import TlsConfig, is_loopback
 from logyard.engine.config import GIB, KIB, MIB, SystemConfig, unknown_key
 from logyard.engine.errors import BadRequest
+from logyard.engine.transport.proof import SECRET_BYTES_MIN, Secret
 
 Address: TypeAlias = tuple[str, int]
 """(host, port); a name is not resolved here."""
@@ -27,6 +31,8 @@ _TABLES = ("node", "peers", "clients", "tls", "client_tls", "machines", "limits"
 _PREFIXES = {"LOGYARD_NODE_TLS_": "tls", **{f"LOGYARD_{name.upper()}_": name for name in _TABLES if name != "tls"}}
 """Of environment variables, and their tables. LOGYARD_TLS_... is what a client's certificate is given by."""
 _TLS_KEYS = ("ca", "certificate", "key")
+_PROOFS = ("required", "optional")
+_SECRET_BYTES_MAX = 4096
 _EVERYWHERE = ("0.0.0.0", "::")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 _PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
@@ -55,6 +61,21 @@ class NodeConfig:
     metrics_listen: Address | None = field(
         default=None,
         metadata={"meaning": "Where Prometheus scrapes this node ([metrics](metrics.md)); nowhere when absent."},
+    )
+    peer_secret_file: Path | None = field(
+        default=None,
+        metadata={
+            "meaning": "A secret that all nodes share, by which they know each other without TLS: the same file "
+            "on each, readable by its owner alone ([operating](operating.md#the-nodes-secret)). Needed where "
+            "`[peers]` are set without `[tls]`."
+        },
+    )
+    peer_secret: str = field(
+        default="required",
+        metadata={
+            "meaning": '`"optional"`: nodes that do not prove to know the secret may join as well, which is for an '
+            "upgrade from a release that has none."
+        },
     )
     writer_process: bool = field(
         default=True,
@@ -100,6 +121,17 @@ class NodeConfig:
         if self.client_listen[0] in _EVERYWHERE and self.id not in self.clients:
             key = f"clients.{self.id}"
             raise BadRequest(f"{key} is missing: say where clients find a node that listens on every address", key=key)
+        if self.peer_secret not in _PROOFS:
+            key = "node.peer_secret"
+            raise BadRequest(f'{key} = "{self.peer_secret}": must be one of {", ".join(_PROOFS)}', key=key)
+        if self.peers and self.tls is None and self.peer_secret_file is None:
+            key = "node.peer_secret_file"
+            raise BadRequest(
+                f"{key} is missing: without TLS the nodes know each other by a secret. Add peer_secret_file = "
+                '"peer.secret" to [node] on every node, with the same file: '
+                "(umask 077; head -c 32 /dev/urandom | base64 > peer.secret)",
+                key=key,
+            )
         strangers = sorted(set(self.clients) - {self.id, *self.peers})
         if strangers:
             raise BadRequest(f"clients.{strangers[0]}: there is no such peer", key=f"clients.{strangers[0]}")
@@ -205,11 +237,47 @@ def _node_value(key: str, value: object, root: Path) -> object:
         raise BadRequest(f"node.{key} = {value!r}: must be text in quotes", key=f"node.{key}")
     if key.endswith("_listen"):
         return _address(f"node.{key}", value, listen=True)
-    if key == "directory":
+    if key in ("directory", "peer_secret_file"):
         if not value:
-            raise BadRequest('node.directory = "": must name a directory', key="node.directory")
-        return _path("node.directory", value, root)
+            what = "directory" if key == "directory" else "file"
+            raise BadRequest(f'node.{key} = "": must name a {what}', key=f"node.{key}")
+        return _path(f"node.{key}", value, root)
     return value
+
+
+def read_secret(config: NodeConfig) -> Secret | None:
+    """What the nodes share where they do not speak TLS. Raises `BadRequest` for a file that others may read, or that
+    holds no secret."""
+    path = config.peer_secret_file
+    if path is None or config.tls is not None:
+        return None
+    key = "node.peer_secret_file"
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(_SECRET_BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise BadRequest(f"{key}: can't read {path}: {error.strerror}", key=key) from None
+    if mode & 0o077:
+        raise BadRequest(f"{key}: {path} may be read by others than its owner: chmod 600 {path}", key=key)
+    if not SECRET_BYTES_MIN <= len(text) <= _SECRET_BYTES_MAX:
+        raise BadRequest(f"{key}: {path} has {len(text)} bytes; a secret has {SECRET_BYTES_MIN} at least", key=key)
+    return Secret(text, config.peer_secret == "required")
+
+
+def make_secret(path: Path) -> None:
+    """Write a new secret for the nodes of a cluster, readable by its owner alone; one that is there stays."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        # Whole or not at all, also where several nodes make it at once.
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(temporary)
 
 
 def _path(key: str, value: str, root: Path) -> Path:
@@ -352,6 +420,7 @@ directory = "data"
 cluster = "orders"
 client_listen = "127.0.0.1:7001"
 peer_listen = "127.0.0.1:7101"
+peer_secret_file = "peer.secret"
 
 [peers]
 "2" = "127.0.0.1:7102"

@@ -42,12 +42,13 @@ def run_node(path: Path, *, until_eof: bool = False) -> int:
     """Serve until stopped; returns the exit code. Errors of the world become one line on standard error."""
     from logyard.engine.errors import BadRequest, LogyardError, Outdated, WalFailed
 
-    from .config import load_config
+    from .config import load_config, read_secret
     from .tls import open_doors
 
     try:
         config = load_config(path, os.environ)
         open_doors(config)
+        read_secret(config)
     except BadRequest as error:
         print(f"logyard serve: {error}", file=sys.stderr)
         return 2

@@ -23,6 +23,8 @@ from typing import Self
 
 from logyard.client.tls import TlsConfig
 
+from .config import make_secret
+
 READY_S = 60.0
 STOP_S = 20.0
 LOG_TAIL_LINES = 8
@@ -97,8 +99,9 @@ def format_config(
     cluster: str,
     limits: Mapping[str, object],
     tls: TlsConfig | None = None,
+    secret: Path | None = None,
 ) -> str:
-    """The text of a node's node.toml. `tls`: the files of both of its doors."""
+    """The text of a node's node.toml. `tls`: the files of both of its doors; `secret`: what its peers share without."""
     others = [other for other in nodes if other is not node]
     lines = [
         "[node]",
@@ -108,6 +111,7 @@ def format_config(
         f"directory = {json.dumps(str(node.data))}",
         f'client_listen = "{node.client_address}"',
         f'peer_listen = "{node.peer_address}"',
+        *secret_lines(secret if others and tls is None else None),
         "",
         "[peers]",
         *(f'"{other.node_id}" = "{other.peer_address}"' for other in others),
@@ -120,6 +124,11 @@ def format_config(
         *(f"{key} = {json.dumps(value)}" for key, value in limits.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def secret_lines(secret: Path | None) -> list[str]:
+    """The line of [node] that names the file."""
+    return [] if secret is None else [f"peer_secret_file = {json.dumps(str(secret))}"]
 
 
 def tls_files(directory: Path, stem: str) -> TlsConfig:
@@ -167,6 +176,11 @@ class LocalCluster:
         return [node.client_address for node in self.nodes.values()]
 
     @property
+    def secret(self) -> Path:
+        """What the nodes of a cluster without TLS share."""
+        return self.directory / "peer.secret"
+
+    @property
     def client_tls(self) -> TlsConfig | None:
         """The files of a client, for a cluster whose nodes speak TLS."""
         files = tls_files(self.directory / "tls", f"client-{CLIENT}")
@@ -187,6 +201,8 @@ class LocalCluster:
         if written:
             for name in names:
                 self.read_node(self.directory / name)
+            if self.count > 1:
+                self.add_secret()
             return
         ports = free_ports(2 * self.count, self.first_port)
         for number in range(1, self.count + 1):
@@ -201,7 +217,20 @@ class LocalCluster:
             issue(self.directory / "tls", CLUSTER, self.nodes, [CLIENT])
         for node in everyone:
             files = tls_files(self.directory / "tls", f"node-{node.node_id}") if self.tls else None
-            node.config_path.write_text(format_config(node, everyone, CLUSTER, self.limits, files), encoding="utf-8")
+            text = format_config(node, everyone, CLUSTER, self.limits, files, self.secret)
+            node.config_path.write_text(text, encoding="utf-8")
+        if self.count > 1 and not self.tls:
+            make_secret(self.secret)
+
+    def add_secret(self) -> None:
+        """Give the nodes of a directory that a release without secrets wrote one."""
+        for node in self.nodes.values():
+            text = node.config_path.read_text(encoding="utf-8")
+            table = tomllib.loads(text)
+            if "tls" not in table and "peer_secret_file" not in table["node"]:
+                make_secret(self.secret)
+                (line,) = secret_lines(self.secret)
+                node.config_path.write_text(text.replace("[node]\n", f"[node]\n{line}\n", 1), encoding="utf-8")
 
     def read_node(self, directory: Path) -> None:
         """Take a node's id and addresses from its node.toml."""

@@ -36,7 +36,7 @@ from logyard.engine.transport.peers import Peers
 from logyard.machines.command import TRUNCATE
 from logyard.machines.registry import BUILT_IN, create_machine
 
-from .config import NodeConfig
+from .config import NodeConfig, read_secret
 from .kv_calls import KvPort
 from .kv_verbs import KvVerbs
 from .log_verbs import LogVerbs
@@ -391,6 +391,6 @@ def build_peers(config: NodeConfig, system: System, door: Door | None = None) ->
     return Peers(
         config.id, config.cluster, system.epoch, addresses, transport, system.inbound,
         healthy=system.pulse.healthy, at_rest=system.ticker.is_resting, digest=system.hibernation.accord.digest,
-        guard=None if door is None else PeerGuard(door),
+        guard=None if door is None else PeerGuard(door), secret=read_secret(config),
         origin=system.origin, known=system.acquaintances, vitals=system.vitals,
     )  # fmt: skip

@@ -10,13 +10,16 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from ..errors import Outdated, WalFailed
-from ..identity import Acquaintances, Origin
+from ..errors import BadRequest, Outdated, WalFailed
+from ..identity import Acquaintances, Origin, plausible
+from ..log.meta import MetaStore
 from . import rows
 from .ending import MARK
 
 if TYPE_CHECKING:
-    from ..log.meta import MetaStore
+    from pathlib import Path
+
+    from ..disk import Disk
     from .system import System
 
 log = logging.getLogger(__name__)
@@ -48,7 +51,8 @@ def revalidate(system: System) -> None:
 
 def begin(system: System, meta: MetaStore) -> bool:
     """BLOCKING. A new epoch, which `recovered` stores; who this directory is, and who the others are. False when it is
-    the directory's first life. Raises `Outdated` for one that the others refused."""
+    the directory's first life. What a release without proofs let anybody store is left out. Raises `Outdated` for one
+    that the others refused."""
     refused = meta.get(rows.OUTDATED)
     if refused is not None:
         where = f"see {system.path} and docs/operating.md, 'A node that lost its data'"
@@ -58,8 +62,30 @@ def begin(system: System, meta: MetaStore) -> bool:
     start = int.from_bytes(os.urandom(8), "little")
     system.epoch = int.from_bytes(stored or b"", "little") + 1
     system.origin = Origin(int.from_bytes(number, "little"), system.epoch, start, 0)
-    system.acquaintances = Acquaintances(rows.peers(meta.scan(rows.PEER)))
+    known = rows.peers(meta.scan(rows.PEER))
+    for node, origin in known.items():
+        if not plausible(origin):
+            log.warning("what was stored of node %d was never said by it: whoever proves to be it is believed", node)
+    system.acquaintances = Acquaintances({node: origin for node, origin in known.items() if plausible(origin)})
     return stored is not None
+
+
+def readmit(disk: Disk, path: Path) -> str:
+    """BLOCKING. Let a stopped directory that the others refused start again; why they had refused it, or nothing. They
+    judge anew at its next start: who did forget is refused again. Raises `DirectoryInUse`, `BadRequest`."""
+    if not (path / "meta").is_dir():
+        raise BadRequest(f"{path} is no data directory")
+    lock = disk.lock_directory(str(path))
+    meta = MetaStore(disk, str(path / "meta"))
+    try:
+        meta.open(began=True)
+        refused = meta.get(rows.OUTDATED)
+        if refused is not None:
+            meta.commit([(rows.OUTDATED, None)])
+        return (refused or b"").decode()
+    finally:
+        meta.close()
+        disk.close(lock)
 
 
 def recovered(system: System, damaged: bool) -> None:

@@ -27,6 +27,10 @@ REFUSED = 2
 MESSAGES = 3
 LIVENESS = 4
 BLOB = 5
+CHALLENGE = 6
+PROVED = 7
+GREETINGS = (HELLO, REFUSED, CHALLENGE, PROVED)
+"""Types of frames before both sides know each other."""
 CONTROL = 0
 BULK = 1
 LANES = ("control", "bulk")
@@ -42,6 +46,8 @@ OUTDATED = 1
 """First byte of a REFUSED frame: the directory of who dials is older than what the listener knows of it; 0: other."""
 HELLO_BYTES_MAX = 1024
 """Largest section of a frame before both sides know each other."""
+REASON_BYTES_MAX = HELLO_BYTES_MAX - 64
+"""Of a refusal, so that a proof has room beside it."""
 LIVENESS_STRUCT = struct.Struct("<QQQQQQII")
 """sender's epoch, sender's counter, receiver's epoch as the sender knows it, receiver's counter echoed, digest; the
 sender's durable batches, the time of a sync of its disk (us), flags (1: it holds that for slow)."""
@@ -74,7 +80,8 @@ class Header(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Who opens a lane (or answers on it), and whom it believes to talk to. The last three: see `identity.Origin`."""
+    """Who opens a lane (or answers on it), and whom it believes to talk to; `directory` to `written`: see
+    `identity.Origin`. `proved` is not on the wire: whether the sender showed to be who it says (TLS, or `proof`)."""
 
     cluster: str
     node: int
@@ -84,6 +91,7 @@ class Hello(NamedTuple):
     directory: int = 0
     start: int = 0
     written: int = 0
+    proved: bool = False
 
     @property
     def origin(self) -> Origin:
@@ -129,9 +137,9 @@ def parse_header(data: Buffer, lane: int, config: TransportConfig) -> Header:
         raise Corrupt("peer frame header", 0, f"{want:016x}", f"{got:016x}")
     if version != VERSION:
         raise BadRequest(f"peer frame version {version} is not {VERSION}; update the older node")
-    if reserved or kind not in (HELLO, REFUSED, MESSAGES, LIVENESS, BLOB):
+    if reserved or not HELLO <= kind <= PROVED:
         raise BadRequest(f"peer frame of type {kind}, reserved {reserved}")
-    if kind in (HELLO, REFUSED, LIVENESS):
+    if kind == LIVENESS or kind in GREETINGS:
         fits = section <= HELLO_BYTES_MAX and not body and not count
     elif lane == CONTROL:
         fits = section + body <= config.control_frame_bytes
@@ -196,7 +204,7 @@ def decode_hello(section: Buffer) -> Hello:
 
 def encode_refused(reason: str, code: int = 0) -> bytes:
     """A whole REFUSED frame: why the listener closes the connection."""
-    section = bytes((code,)) + reason.encode()[: HELLO_BYTES_MAX - 1]
+    section = bytes((code,)) + reason.encode()[:REASON_BYTES_MAX]
     return encode_header(REFUSED, 0, section, 0) + section
 
 

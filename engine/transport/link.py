@@ -21,11 +21,14 @@ from .codec import NO_BODY, SECTION, check_messages
 from .config import TransportConfig
 from .eager import EagerReads
 from .frame import (
+    CHALLENGE,
     CONTROL,
+    GREETINGS,
     HEADER_BYTES,
     HELLO,
     MESSAGES,
     OUTDATED,
+    PROVED,
     REFUSED,
     Header,
     Hello,
@@ -35,6 +38,7 @@ from .frame import (
     encode_hello,
     parse_header,
 )
+from .proof import Exchange, ask, check_answer, encode_challenge
 
 Address = tuple[str, int]
 Write = Callable[[Sequence[Buffer]], int]
@@ -285,11 +289,18 @@ def prepare(sock: socket.socket | trio.socket.SocketType, config: TransportConfi
 
 
 async def dial(
-    address: Address, hello: Hello, config: TransportConfig, meet: Callable[[Hello], None], guard: Guard | None = None
+    address: Address,
+    hello: Hello,
+    config: TransportConfig,
+    meet: Callable[[Hello], None],
+    guard: Guard | None = None,
+    key: bytes = b"",
 ) -> tuple[Stream, Write]:
     """Connect and shake hands; `meet(theirs)` may still refuse. Returns the connection and its write that never waits.
 
-    Raises OSError, trio.TooSlowError, or `Refused`/`WrongIdentity`/`BadRequest`/`Corrupt`.
+    `key`: the secret that both sides prove to know; without it and without `guard` nobody proves anything.
+    Raises OSError, trio.TooSlowError, or `Refused`/`WrongIdentity`/`BadRequest`/`Corrupt`; `Outdated` only when a peer
+    that proved itself says so.
     """
     host, port = address
     if guard is None:
@@ -305,8 +316,11 @@ async def dial(
             if guard is not None:
                 stream, write, require = await guard.dial(sock, raw)
                 require(hello.cluster, hello.expected)
-            await send_exactly(stream, encode_hello(hello))
-            theirs = await read_hello(stream, hello.lane, config, hello.node)
+            if key and guard is None:
+                theirs = await _introduce(stream, hello, config, key)
+            else:
+                await send_exactly(stream, encode_hello(hello))
+                theirs = read_answer(*await read_greeting(stream, hello.lane, config), hello, proved=guard is not None)
         if (theirs.cluster, theirs.node) != (hello.cluster, hello.expected):
             raise WrongIdentity(
                 f"{host}:{port} is node {theirs.node} of cluster {theirs.cluster!r}, "
@@ -319,21 +333,44 @@ async def dial(
     return stream, write
 
 
-async def read_hello(sock: Stream, lane: int, config: TransportConfig, own: int = 0) -> Hello:
-    """The other side's HELLO, at most about a kilobyte, and not a byte after it. Raises `Outdated` when it refuses this
-    node, `own`, for that."""
+async def _introduce(stream: Stream, hello: Hello, config: TransportConfig, key: bytes) -> Hello:
+    """Exchange hellos with whoever proves to know the secret; nothing is said of this node before that."""
+    first = ask(hello.cluster, hello.node, hello.expected, hello.lane)
+    await send_exactly(stream, encode_challenge(first))
+    kind, second = await read_greeting(stream, hello.lane, config)
+    if kind != CHALLENGE:
+        read_answer(kind, second, hello, proved=False)
+        raise WrongIdentity("the peer does not prove itself: it is of an older release, or somebody else")
+    check_answer(key, first, second)
+    exchange = Exchange(key, first, second, dialled=True)
+    await send_exactly(stream, exchange.seal(HELLO, encode_hello(hello)[HEADER_BYTES:]))
+    kind, section = await read_greeting(stream, hello.lane, config)
+    if kind != PROVED:
+        return read_answer(kind, section, hello, proved=False)
+    return read_answer(*exchange.open(section), hello, proved=True)
+
+
+def read_answer(kind: int, section: Buffer, own: Hello, *, proved: bool) -> Hello:
+    """A listener's HELLO, or its REFUSED as an exception: `Outdated` only where it proved to be that peer."""
+    if kind == HELLO:
+        return decode_hello(section)._replace(proved=proved)
+    if kind != REFUSED:
+        raise BadRequest(f"a frame of type {kind} where a hello was due")
+    reason = bytes(section[1:]).decode(errors="replace")
+    if proved and section[:1] == bytes((OUTDATED,)):
+        raise Outdated(own.node, reason)
+    raise WrongIdentity(f"the peer refused{'' if proved else ', without proof'}: {reason}")
+
+
+async def read_greeting(sock: Stream, lane: int, config: TransportConfig) -> tuple[int, bytes]:
+    """Type and section of a frame of the handshake, at most about a kilobyte, and not a byte after it."""
     head = await read_exactly(sock, bytearray(HEADER_BYTES))
     header = parse_header(head, lane, config)
-    if header.type not in (HELLO, REFUSED):
+    if header.type not in GREETINGS:
         raise BadRequest(f"a connection opened with a frame of type {header.type}, not a hello")
-    section = await read_exactly(sock, bytearray(header.section))
+    section = bytes(await read_exactly(sock, bytearray(header.section)))
     check_section(header, section)
-    if header.type == REFUSED:
-        reason = section[1:].decode(errors="replace")
-        if section[:1] == bytes((OUTDATED,)):
-            raise Outdated(own, reason)
-        raise WrongIdentity(f"the peer refused: {reason}")
-    return decode_hello(section)
+    return header.type, section
 
 
 async def read_exactly(sock: Reads, into: bytearray, at: int = 0) -> bytearray:

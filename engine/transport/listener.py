@@ -1,7 +1,7 @@
 """The peer listener: accepts connections, learns within a bounded time who is there, and hands them to their peer.
 
-Nothing but a hello of at most a kilobyte is read from a connection before its identity is checked (faults section 4),
-and connections that have not said hello are counted. A bad one is told why, closed, and harms nothing else.
+Nothing but a kilobyte is read from a connection before its identity is checked (faults section 4) and, by TLS or by
+`proof`, shown; connections that have not got so far are counted. A bad one is told why, closed, and harms nothing else.
 Called by `peers`; with `link` the only door to sockets (law 12).
 """
 
@@ -12,12 +12,26 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from ..errors import LogyardError, Outdated
+from ..errors import BadRequest, LogyardError, Outdated, WrongIdentity
 from .config import TransportConfig
-from .frame import CONTROL, OUTDATED, Hello, encode_hello, encode_refused
-from .link import Address, Guard, Stream, family, prepare, read_hello, require_loopback, send_exactly
+from .frame import (
+    CHALLENGE,
+    CONTROL,
+    HEADER_BYTES,
+    HELLO,
+    OUTDATED,
+    PROVED,
+    REFUSED,
+    Hello,
+    decode_hello,
+    encode_hello,
+    encode_refused,
+)
+from .link import Address, Guard, Stream, family, prepare, read_greeting, require_loopback, send_exactly
+from .proof import Exchange, encode_challenge
 
 Admit = Callable[[Hello], Hello]
+Prove = Callable[[bytes], Exchange]
 Serve = Callable[[Hello, Stream], Awaitable[None]]
 
 
@@ -26,13 +40,24 @@ class Listener:
 
     `admit(theirs)` returns our hello in answer, or raises a `LogyardError` whose message the peer is told.
     `serve(theirs, stream)` then reads the connection until it ends. Without a `guard` (TLS) only a loopback address
-    is listened on. `refused` counts the connections that never said who they are; `refusal` is why the last one was.
+    is listened on. `prove(section)` answers a challenge with the beginning of an exchange, or raises a `LogyardError`;
+    `required`: a hello without one is refused. `refused` counts the connections that never said who they are; `refusal`
+    is why the last one was.
     """
 
-    __slots__ = ("address", "waiting", "refused", "refusal", "_config", "_admit", "_serve", "_guard")
+    __slots__ = (
+        "address", "waiting", "refused", "refusal", "_config", "_admit", "_serve", "_guard", "_prove", "_required",
+    )  # fmt: skip
 
     def __init__(
-        self, address: Address, config: TransportConfig, admit: Admit, serve: Serve, guard: Guard | None = None
+        self,
+        address: Address,
+        config: TransportConfig,
+        admit: Admit,
+        serve: Serve,
+        guard: Guard | None = None,
+        prove: Prove | None = None,
+        required: bool = False,
     ) -> None:
         if guard is None:
             require_loopback(address[0])
@@ -44,6 +69,8 @@ class Listener:
         self._admit = admit
         self._serve = serve
         self._guard = guard
+        self._prove = prove
+        self._required = required
 
     async def run(self, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled; `started` with the bound address (port 0 asks the kernel for one)."""
@@ -87,18 +114,35 @@ class Listener:
     async def _shake_hands(self, sock: trio.socket.SocketType) -> tuple[Hello, Stream]:
         prepare(sock, self._config)
         stream: Stream = sock
+        exchange: Exchange | None = None
         try:
             if self._guard is not None:
                 stream, require = await self._guard.accept(sock)
-            theirs = await read_hello(stream, CONTROL, self._config)
+            kind, section = await read_greeting(stream, CONTROL, self._config)
+            if kind == CHALLENGE:
+                if self._prove is None:
+                    raise BadRequest("this node proves itself by TLS: give the other one [tls] ca, certificate and key")
+                exchange = self._prove(section)
+                await send_exactly(stream, encode_challenge(exchange.second))
+                kind, section = await read_greeting(stream, CONTROL, self._config)
+                if kind != PROVED:
+                    raise BadRequest(f"a frame of type {kind} where a proof was due")
+                kind, section = exchange.open(section)
+            if kind != HELLO:
+                raise BadRequest(f"a frame of type {kind} where a hello was due")
+            theirs = decode_hello(section)
             if self._guard is not None:
                 require(theirs.cluster, theirs.node)
+            elif exchange is not None:
+                exchange.require(theirs)
+            elif self._required:
+                raise WrongIdentity("this node asks for proof: give every node the same peer_secret_file")
+            theirs = theirs._replace(proved=self._guard is not None or exchange is not None)
             ours = self._admit(theirs)
-        except Outdated as error:
-            await send_exactly(stream, encode_refused(error.reason, OUTDATED))
-            raise
         except LogyardError as error:
-            await send_exactly(stream, encode_refused(str(error)))
+            said = encode_refused(error.reason, OUTDATED) if isinstance(error, Outdated) else encode_refused(str(error))
+            await send_exactly(stream, said if exchange is None else exchange.seal(REFUSED, said[HEADER_BYTES:]))
             raise
-        await send_exactly(stream, encode_hello(ours))
+        said = encode_hello(ours)
+        await send_exactly(stream, said if exchange is None else exchange.seal(HELLO, said[HEADER_BYTES:]))
         return theirs, stream

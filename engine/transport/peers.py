@@ -38,6 +38,7 @@ from .handler import Handler, PeerStatus
 from .link import Address, Guard, Link, Stream, dial, receive
 from .listener import Listener
 from .liveness import NO_VITALS, Liveness
+from .proof import Exchange, Secret, answer, decode_challenge
 
 
 def _alike(some: list[Message], others: list[Message]) -> bool:
@@ -53,7 +54,7 @@ def _alike(some: list[Message], others: list[Message]) -> bool:
 class _Peer:
     """Both directions of one pair."""
 
-    __slots__ = ("node", "address", "links", "inbound", "up", "error", "scope", "called")
+    __slots__ = ("node", "address", "links", "inbound", "up", "error", "scope", "called", "proved", "plain")
 
     def __init__(self, node: int, address: Address, config: TransportConfig, on_drained: Callable[[int], None]) -> None:
         self.node = node
@@ -67,6 +68,8 @@ class _Peer:
         self.error = ""
         # Set when the peer dials this node.
         self.called = trio.Event()
+        # Whether it has proved itself: who does not after that is somebody else. Whether to dial it without proof next.
+        self.proved = self.plain = False
         self.scope = trio.CancelScope()
 
 
@@ -78,8 +81,8 @@ class Peers:
     directories apart, `known` what is known of the others' (see `identity`). `vitals()` goes with each renewal.
     `healthy()` says whether the WAL's syncs complete: renewals are sent only then; `at_rest()` whether fewer of them
     will do. `digest(node)` goes with each renewal (see `Liveness.digest_of`). `live` is shared and changed in place.
-    `guard` secures every connection (TLS); without it only loopback addresses are dialled and listened on. The
-    constructor does no I/O.
+    `guard` secures every connection (TLS); without it only loopback addresses are dialled and listened on, and `secret`
+    is what both sides prove to know. The constructor does no I/O.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Peers:
         digest: Callable[[int], int] = lambda node: 0,
         draw: random.Random | None = None,
         guard: Guard | None = None,
+        secret: Secret | None = None,
         origin: Origin | None = None,
         known: Acquaintances | None = None,
         vitals: Callable[[], Vitals] = lambda: NO_VITALS,
@@ -116,7 +120,12 @@ class Peers:
         self._digest = digest
         self._draw = draw or random.Random()
         self._guard = guard
-        self._listener = Listener(addresses[node_id], config, self._admit, self._serve, guard)
+        self._secret = None if guard is not None else secret
+        assert guard is not None or secret is not None, "nobody is believed without a proof"
+        required = secret is not None and secret.required
+        self._listener = Listener(
+            addresses[node_id], config, self._admit, self._serve, guard, self._prove if secret else None, required
+        )
         self._nursery: trio.Nursery | None = None
         self._peers: dict[int, _Peer] = {}
         for node, address in addresses.items():
@@ -272,10 +281,13 @@ class Peers:
         hello = self._hello(peer.node, link.lane)
         wait = config.backoff_min_ms
         while True:
+            key = self._key(peer)
             try:
-                stream, write = await dial(peer.address, hello, config, self._meet, self._guard)
+                stream, write = await dial(peer.address, hello, config, self._meet, self._guard, key)
             except (OSError, trio.TooSlowError, LogyardError) as error:
                 peer.error = f"{LANES[link.lane]}: {str(error) or 'handshake timed out'}"
+                # One of the first release refuses a challenge, any later one a hello without a proof.
+                peer.plain = isinstance(error, WrongIdentity) and bool(key)
                 if isinstance(error, Outdated) and error.node == self.node_id:
                     self._handler.on_outdated(peer.node, error.reason)
                 if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
@@ -297,18 +309,33 @@ class Peers:
             # A peer that has just dialled this node is there: no reason to let it wait.
             wait = min(2 * wait, config.backoff_max_ms) if pause.cancelled_caught else config.backoff_min_ms
 
+    def _key(self, peer: _Peer) -> bytes:
+        """What to dial with; nothing where TLS proves, or where a peer may do without and seems to."""
+        secret = self._secret
+        return b"" if secret is None or (peer.plain and not peer.proved and not secret.required) else secret.key
+
     # The accepted half.
 
+    def _prove(self, first: bytes) -> Exchange:
+        """Answer a challenge. This node proves to be itself, and nobody else: the check comes first."""
+        assert self._secret is not None
+        theirs = decode_challenge(first)
+        self._check(theirs.cluster, theirs.node, theirs.expected)
+        return Exchange(self._secret.key, first, answer(self._secret.key, first, theirs), dialled=False)
+
     def _admit(self, theirs: Hello) -> Hello:
-        if theirs.cluster != self.cluster_id or theirs.expected != self.node_id:
-            raise WrongIdentity(
-                f"this is node {self.node_id} of cluster {self.cluster_id!r}, "
-                f"not node {theirs.expected} of {theirs.cluster!r}"
-            )
-        if theirs.node not in self._peers:
-            raise WrongIdentity(f"node {theirs.node} is no peer of node {self.node_id}")
+        self._check(theirs.cluster, theirs.node, theirs.expected)
         self._meet(theirs)
         return self._hello(theirs.node, theirs.lane)
+
+    def _check(self, cluster: str, node: int, expected: int) -> None:
+        """Raise `WrongIdentity` unless a peer of this node means this node."""
+        if cluster != self.cluster_id or expected != self.node_id:
+            raise WrongIdentity(
+                f"this is node {self.node_id} of cluster {self.cluster_id!r}, not node {expected} of {cluster!r}"
+            )
+        if node not in self._peers:
+            raise WrongIdentity(f"node {node} is no peer of node {self.node_id}")
 
     def _hello(self, node: int, lane: int) -> Hello:
         directory, epoch, start, written = self.origin
@@ -316,13 +343,29 @@ class Peers:
 
     def _meet(self, theirs: Hello) -> None:
         """Compare a peer's epoch and directory with what is known. Raises `Outdated` for one that went back, which a
-        late word of a process that was replaced looks like."""
-        self.known.meet(theirs.node, theirs.origin)
-        if theirs.epoch > self.liveness.epoch_of(theirs.node):
-            self._notify(self.liveness.on_epoch(theirs.node, theirs.epoch))
-            for scope in self._peers[theirs.node].inbound:
+        late word of a process that was replaced looks like, and `WrongIdentity`. What was said without a proof is kept
+        no longer than until the peer proves itself, and is not stored."""
+        node, peer = theirs.node, self._peers[theirs.node]
+        first_proof = theirs.proved and not peer.proved
+        if peer.proved and not theirs.proved:
+            raise WrongIdentity(f"node {node} has proved itself before: who does not is somebody else")
+        self.known.meet(node, theirs.origin, proved=theirs.proved)
+        peer.proved = theirs.proved
+        seen = self.liveness.epoch_of(node)
+        if theirs.epoch < seen:
+            if not theirs.proved:
+                raise WrongIdentity(f"epoch {theirs.epoch} of node {node} is before {seen}")
+            # Somebody else said the later one.
+            self._notify(self.liveness.remove(node))
+            self.liveness.add(node)
+        if first_proof or theirs.epoch > seen:
+            self._notify(self.liveness.on_epoch(node, theirs.epoch))
+            for scope in peer.inbound:
                 if scope is not None:
                     scope.cancel()
+        if first_proof:
+            for link in peer.links:
+                link.reset("the peer proves itself elsewhere")
 
     async def _serve(self, theirs: Hello, stream: Stream) -> None:
         peer = self._peers.get(theirs.node)
@@ -356,7 +399,7 @@ class Peers:
             renewal = decode_renewal(section)
             changed, answer = self.liveness.on_renewal(node, renewal, trio.current_time())
             self._notify(changed)
-            if renewal.epoch == self.liveness.epoch_of(node):
+            if peer.proved and renewal.epoch == self.liveness.epoch_of(node):
                 self.known.heard(node, renewal.written)
             if answer:
                 self._send_renewal(peer)

@@ -25,6 +25,7 @@ OURS = frozenset({
     "auto-compaction-mode", "auto-compaction-retention", "max-txn-ops", "max-request-bytes",
     "watch-progress-notify-interval", "experimental-watch-progress-notify-interval", "snapshot-count",
     "heartbeat-interval", "election-timeout", "log-level", "servers", "group",
+    "peer-secret-file",
 })  # fmt: skip
 SWITCHES = frozenset({
     "force-new-cluster", "enable-v2", "enable-pprof", "strict-reconfig-check", "pre-vote", "client-cert-auth",
@@ -78,6 +79,7 @@ class Flags:
     level: str = "info"
     servers: tuple[str, ...] = ()
     group: str = "etcd"
+    peer_secret_file: str = ""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -134,6 +136,7 @@ def parse_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> Flags:
         level=level,
         servers=tuple(_split(given.get("servers", ""))),
         group=given.get("group", "etcd"),
+        peer_secret_file=given.get("peer-secret-file", ""),
         warnings=tuple(warnings),
     )
 

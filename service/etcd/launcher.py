@@ -22,6 +22,7 @@ import trio
 
 from logyard.client.aio import connect
 from logyard.client.errors import BadRequest, LogyardError
+from logyard.service.config import make_secret
 from logyard.service.daemon import leaves
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode, format_config, free_ports
 
@@ -101,10 +102,24 @@ def node_of(flags: Flags) -> LocalCluster:
     token = re.sub(r"[^A-Za-z0-9._-]", "_", flags.token)[:100] or "etcd"
     if token != flags.token:
         token += f"-{number_of(flags.token):x}"
-    mine.config_path.write_text(format_config(mine, nodes, token, flags.limits), encoding="utf-8")
+    secret = peer_secret(flags) if len(nodes) > 1 else None
+    mine.config_path.write_text(format_config(mine, nodes, token, flags.limits, secret=secret), encoding="utf-8")
     found = LocalCluster(directory, 1)
     found.nodes = {mine.node_id: mine}
     return found
+
+
+def peer_secret(flags: Flags) -> Path:
+    """The file by which the nodes of a cluster know each other: all are on this machine, and usually one user's."""
+    if flags.peer_secret_file:
+        return Path(flags.peer_secret_file).resolve()
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    try:
+        path = Path(state).expanduser() / "logyard" / "etcd-peer.secret"
+        make_secret(path)
+    except (OSError, RuntimeError) as error:
+        raise BadRequest(f"no place for the secret that the nodes share ({error}): --peer-secret-file FILE") from None
+    return path
 
 
 async def start_node(node: LocalCluster) -> None:

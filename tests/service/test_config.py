@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from logyard.engine.errors import BadRequest
-from logyard.service.config import config_reference, load_config
+from logyard.service.config import config_reference, load_config, make_secret, read_secret
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +26,7 @@ cluster = "orders"
 directory = "data"
 client_listen = "127.0.0.1:7002"
 peer_listen = "[::1]:7102"
+peer_secret_file = "peer.secret"
 [peers]
 "1" = "127.0.0.1:7101"
 "3" = "localhost:7103"
@@ -131,6 +132,9 @@ def test_with_tls_any_address_will_do(tmp_path: Path) -> None:
         (MINIMAL + "[peers]\n0 = '127.0.0.1:1'", "peers.0: a node's number is between"),
         (MINIMAL + "[peers]\n2 = '127.0.0.1:0'", 'peers.2 = "127.0.0.1:0": a port is between'),
         (MINIMAL + "[peers]\n2 = '10.0.0.2:7102'", "peers.2: 10.0.0.2 is not a loopback address"),
+        (MINIMAL + "[peers]\n2 = '127.0.0.1:7102'", 'Add peer_secret_file = "peer.secret" to [node] on every node'),
+        (MINIMAL + "peer_secret_file = ''", 'node.peer_secret_file = "": must name a file'),
+        (MINIMAL + "peer_secret = 'no'", 'node.peer_secret = "no": must be one of required, optional'),
         (MINIMAL + "[clients]\n2 = '127.0.0.1:7002'", "clients.2: there is no such peer"),
         (MINIMAL + "client_listen = '0.0.0.0:7001'", "node.client_listen: 0.0.0.0 is not a loopback address"),
         (MINIMAL + "peer_listen = 'example.org:7001'", "node.peer_listen: example.org is not a loopback address"),
@@ -204,3 +208,26 @@ def test_the_home_of_nobody_is_refused(tmp_path: Path, text: str) -> None:
     more = text if text.startswith("[node]") else MINIMAL + text + 'certificate = "c"\nkey = "k"\n'
     with pytest.raises(BadRequest, match=r"(node\.directory|tls\.ca) = '~nobody.*home"):
         load_config(write(tmp_path, more), {})
+
+
+def test_the_secret_of_the_nodes_is_its_owners_alone(tmp_path: Path) -> None:
+    secret = tmp_path / "peer.secret"
+    config = load_config(write(tmp_path, FULL), {"LOGYARD_NODE_PEER_SECRET": "optional"})
+    with pytest.raises(BadRequest, match="can't read"):
+        read_secret(config)
+    make_secret(secret)
+    text = secret.read_bytes()
+    make_secret(secret)
+    assert secret.read_bytes() == text and len(text) == 65 and secret.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node.toml", "peer.secret"]
+    found = read_secret(config)
+    assert found is not None and found.key == text.strip() and not found.required
+    secret.chmod(0o640)
+    with pytest.raises(BadRequest, match=f"others than its owner: chmod 600 {secret}"):
+        read_secret(config)
+    secret.chmod(0o600)
+    for wrong in (b"", b"  fifteen bytes..", b"x" * 5000):
+        secret.write_bytes(wrong)
+        with pytest.raises(BadRequest, match="a secret has 16 at least"):
+            read_secret(config)
+    assert read_secret(load_config(write(tmp_path, FULL + PEER_TLS), {})) is None, "certificates prove more"

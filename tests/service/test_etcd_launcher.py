@@ -165,7 +165,8 @@ def free_peers(count: int) -> list[int]:
     raise AssertionError("no ports")
 
 
-def test_three_nodes_make_one_cluster(tmp_path: Path) -> None:
+def test_three_nodes_make_one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     names = ("a", "b", "c")
     urls = [f"http://127.0.0.1:{port}" for port in free_peers(3)]
     cluster = "--initial-cluster=" + ",".join(f"{name}={url}" for name, url in zip(names, urls, strict=True))
@@ -182,6 +183,7 @@ def test_three_nodes_make_one_cluster(tmp_path: Path) -> None:
         assert {data(one["kvs"][0]["value"]) for one in found} == {b"1"}
         assert len({one["header"]["cluster_id"] for one in found}) == 1
         assert len({one["header"]["member_id"] for one in found}) == 3
+        assert (tmp_path / "state/logyard/etcd-peer.secret").stat().st_mode & 0o777 == 0o600
         status = servers["b"].call("/v3/maintenance/status")
         members = servers["c"].call("/v3/cluster/member/list")["members"]
         assert [(one["name"], one["peerURLs"]) for one in members] == [

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from logyard.engine.disk import Disk
 from logyard.engine.errors import LogyardError, Outdated, Refused
 from logyard.engine.host import rows
+from logyard.engine.host.life import readmit
 from logyard.engine.identity import Acquaintances, Origin
 
 from .cluster import Cluster, cluster, until
@@ -133,6 +135,45 @@ async def test_what_is_known_of_the_others_outlives_a_restart_of_all(tmp_path: P
         assert "is not the one it had" in await refused(c, 3, (1, 2))
         await c.crash(3)
         await c.leader(among=(1, 2))
+
+
+async def test_a_cluster_that_forged_hellos_ended_comes_back(tmp_path: Path) -> None:
+    """What a release without proofs stored: two nodes the word of a stranger about node 3, node 3 their refusal. The
+    two forget it at their next start, node 3 after `logyard readmit`; a directory that did forget is refused again."""
+    async with cluster(tmp_path) as c:
+        await c.fill(await c.leader(), 3, 100)
+        await c.applied()
+        await until(lambda: all(3 in stored(c, number) for number in (1, 2)))
+        await c.crash(3)
+        copy(c, 3, tmp_path / "copy")
+        await c.start(3)
+        await until(lambda: all(3 in c.system(number).live for number in (1, 2)))
+        forged = rows.peer(3, Origin(0, 2**62, 0, 0))
+        for number in (1, 2):
+            await c.system(number).storage.books.commit(lambda: [forged])
+        refusal = (rows.OUTDATED, b"its epoch 2 is before 4611686018427387904")
+        await c.system(3).storage.books.commit(lambda: [refusal])
+        await c.close()
+        for number in (1, 2):
+            await c.start(number)
+        with pytest.raises(Outdated, match="is before 4611686018427387904"):
+            await c.build(3).open()
+        assert "is before 4611686018427387904" in readmit(Disk(), directory(c, 3))
+        assert not readmit(Disk(), directory(c, 3)), "once is enough"
+        await c.start(3)
+        await until(lambda: all(len(c.system(number).live) == 3 for number in c.ids), "all are back")
+        await c.applied()
+        assert len(await c.read(3)) == 3 and not c.failures
+        # What is refused with reason is so again, whoever readmits it.
+        await c.crash(3)
+        await restore(c, 3, tmp_path / "copy")
+        await c.start(3)
+        await refused(c, 3, (1, 2))
+        await c.crash(3)
+        assert readmit(Disk(), directory(c, 3))
+        await c.start(3)
+        await refused(c, 3, (1, 2))
+        await c.crash(3)
 
 
 async def test_an_outdated_node_votes_for_nobody_although_a_stranger_asks_it(tmp_path: Path) -> None:

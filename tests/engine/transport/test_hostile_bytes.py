@@ -22,11 +22,12 @@ from logyard.engine.errors import BadRequest, Corrupt, LogyardError, WrongIdenti
 from logyard.engine.transport import codec, frame
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, CONTROL, HEADER_BYTES, Hello
-from logyard.engine.transport.link import Stream, dial, prepare, read_hello, receive
+from logyard.engine.transport.link import Stream, dial, prepare, read_greeting, receive
 from logyard.engine.transport.listener import Listener
+from logyard.engine.transport.proof import decode_challenge
 
 from .recorder import append, make_entry, reply
-from .test_peers import CONFIG, Node, cluster
+from .test_peers import CONFIG, SECRET, Node, cluster, prove_node
 
 KINDS: tuple[Sequence[bytes | bytearray | memoryview], ...] = (
     *codec.encode_messages([append(1, 5, [make_entry(5, 10, [b"x" * 300])]), reply(1)], 1 << 20),
@@ -88,7 +89,8 @@ async def test_what_is_malformed_closes_its_connection_alone(name: str) -> None:
         a.peers.add_peer(3, ("127.0.0.1", 1))
         await a.until(lambda: a.peers.live == {1, 2})
         for lane in (BULK, CONTROL):
-            stream, _ = await dial(a.peers.address, Hello("yard", 3, 1, 1, lane), CONFIG, lambda theirs: None)
+            hello = Hello("yard", 3, 1, 1, lane)
+            stream, _ = await dial(a.peers.address, hello, CONFIG, lambda theirs: None, None, SECRET.key)
             with stream:
                 with suppress(OSError):
                     await stream.sendmsg([CLASSES[name]])
@@ -178,7 +180,8 @@ async def test_redials_wait_longer_each_time_up_to_a_bound_and_with_jitter() -> 
             while len(times) < 14:
                 sock, _ = await listening.accept()
                 with sock:
-                    if (await read_hello(sock, CONTROL, config)).lane == BULK:
+                    _, section = await read_greeting(sock, CONTROL, config)
+                    if decode_challenge(section).lane == BULK:
                         times.append(trio.current_time())
         nursery.cancel_scope.cancel()
     gaps = [later - earlier for earlier, later in pairwise(times)]
@@ -209,7 +212,10 @@ async def test_a_stuck_bulk_lane_does_not_delay_control_messages() -> None:
         await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
-        other = Listener(("127.0.0.1", 0), config, lambda theirs: Hello("yard", 2, 1, 1, theirs.lane), serve)
+        hello = Hello("yard", 2, 1, 1, CONTROL)
+        other = Listener(
+            ("127.0.0.1", 0), config, lambda theirs: hello._replace(lane=theirs.lane), serve, prove=prove_node
+        )
         await nursery.start(other.run)
         node = Node(1, config=config)
         await nursery.start(node.run)

@@ -16,11 +16,18 @@ from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, CONTROL, Hello
 from logyard.engine.transport.link import Guard, dial
 from logyard.engine.transport.peers import Peers
+from logyard.engine.transport.proof import Exchange, Secret, answer, decode_challenge
 
 from .recorder import Recorder, append, entry_values, make_entry, reply, values
 
 CONFIG = TransportConfig(backoff_min_ms=10, backoff_max_ms=40, stable_ms=0)
 LOCAL = ("127.0.0.1", 0)
+SECRET = Secret(b"what nodes 1 to 3 share")
+
+
+def prove_node(first: bytes) -> Exchange:
+    """Answer a challenge as whoever is asked for."""
+    return Exchange(SECRET.key, first, answer(SECRET.key, first, decode_challenge(first)), dialled=False)
 
 
 class Node:
@@ -36,12 +43,15 @@ class Node:
         address: tuple[str, int] = LOCAL,
         healthy: Callable[[], bool] = lambda: True,
         guard: Guard | None = None,
+        secret: Secret | None = SECRET,
     ) -> None:
         self.recorder = Recorder()
         self.node = node
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
-        self.peers = Peers(node, cluster, epoch, {node: address}, config, self.recorder, healthy=healthy, guard=guard)
+        self.peers = Peers(
+            node, cluster, epoch, {node: address}, config, self.recorder, healthy=healthy, guard=guard, secret=secret
+        )
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         with self.scope:
@@ -222,7 +232,7 @@ async def test_a_second_connection_of_the_same_peer_replaces_the_first() -> None
     a, b = Node(1), Node(2)
     async with cluster(a, b):
         hello = Hello("yard", 1, 2, 1, BULK)
-        sock, _ = await dial(b.peers.address, hello, CONFIG, lambda theirs: None)
+        sock, _ = await dial(b.peers.address, hello, CONFIG, lambda theirs: None, None, SECRET.key)
         await b.until(lambda: b.recorder.downs == [1])
         sock.close()
         await b.until(lambda: b.recorder.ups == [1, 1])
