@@ -166,8 +166,8 @@ class Yard(SyncVerbs):
                 answer = connection.call(call.method, call.arguments, deadline)
                 cut = answer.was_cut
                 if answer.error is None:
-                    value = answer.value
-                    break
+                    # What is answered may say that another node is to be asked.
+                    return call.decode(answer.value)
                 error = answer.error
                 ambiguous |= (cut or isinstance(error, Unknown)) and not call.idempotent
                 if cut and ambiguous and not self.retry:
@@ -183,7 +183,6 @@ class Yard(SyncVerbs):
                 self._stumbled(call.group, error, retry, cut)
             except LogyardError as last:
                 raise outcome(last, ambiguous, call.method) from last
-        return call.decode(value)
 
     def append(
         self, name: str, frame: Frame, timeout: float | None = None, flags: int = 0

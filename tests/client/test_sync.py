@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from logyard.client import errors
+from logyard.client.admin import Call, leaders_view
 from logyard.client.sync import connect_sync
 
 from .fake_system import FakeCluster, fake_cluster, start_node
@@ -68,6 +69,20 @@ def every_verb(servers: list[str]) -> None:
             log.append(b"x")
         with pytest.raises(errors.UnknownGroup):
             yard.members("orders")
+
+
+async def test_an_answer_that_names_another_node_is_followed() -> None:
+    async with fake_cluster() as cluster:
+        cluster.create("a", [1, 2, 3], 2)
+        await in_thread(leader_moves, list(cluster.addresses.values()), cluster)
+
+
+def leader_moves(servers: list[str], cluster: FakeCluster) -> None:
+    with connect_sync(servers) as yard:
+        view = Call("describe", {"name": "a"}, leaders_view, group="a")
+        assert yard.run(view)["node"] == 2
+        cluster.logs["a"].leader = 3
+        assert yard.run(view)["node"] == 3
 
 
 async def test_threads_share_one_client() -> None:
