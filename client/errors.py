@@ -106,6 +106,12 @@ class JobPoisoned(LogyardError):
     code = "job_poisoned"
 
 
+class JobFailed(LogyardError):
+    """A storage job of the node failed by a defect; the node's status names it under `jobs`."""
+
+    code = "job_failed"
+
+
 class Gone(LogyardError):
     """What was asked for was truncated or released."""
 

@@ -84,6 +84,12 @@ class JobPoisoned(LogyardError):
     code = "job_poisoned"
 
 
+class JobFailed(LogyardError):
+    """A storage job failed by a defect of this program; `logyard status` names it under `jobs`."""
+
+    code = "job_failed"
+
+
 class Gone(LogyardError):
     """What was asked for was released or truncated."""
 

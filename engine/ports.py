@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from logyard.payloads.reference import PayloadRange, Position
 
+from .jobs import Jobs
 from .raft.messages import Message
 from .types import Buffer
 
@@ -126,6 +127,9 @@ class LivenessPort(Protocol):
 
 class StorePort(Protocol):
     """The payload store. What is marked BLOCKING runs in a thread; everything else may be called in a turn."""
+
+    jobs: Jobs
+    """What failed of its jobs, and of the janitor's."""
 
     def open(self) -> Sequence[int]:
         """BLOCKING. Open what is there; generations set aside are returned."""

@@ -157,6 +157,10 @@ METRICS = (
     Metric("writer_jobs", "counter", "Jobs that they finished.", field("writer", "jobs")),
     Metric("writer_jobs_set_aside", "counter", "Jobs that killed them time and again; the status has the reasons.",
            field("writer", "poisoned")),
+    Metric("storage_jobs_failed", "counter", "Storage jobs that failed by a defect; the status has the last one.",
+           field("jobs", "failed")),
+    Metric("storage_frozen", "gauge", "1: nothing is recycled or unlinked until the node is restarted.",
+           lambda row: [((), float(bool(row["jobs"]["frozen"])))]),
     Metric("payload_live_bytes", "gauge", "Payload bytes that no release has named yet.", live_bytes, ("home",)),
     Metric("payload_dead_bytes", "gauge", "Released payload bytes that still take space, in sealed WAL files and in"
            " generations.", dead_bytes, ("home",)),

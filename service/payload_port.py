@@ -18,6 +18,7 @@ import trio
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt, Gone, LogyardError, NoSpace
+from logyard.engine.jobs import Jobs
 from logyard.engine.log.payload_source import FileSource
 from logyard.engine.ports import SourceEntry
 from logyard.engine.ranges import union
@@ -48,6 +49,7 @@ class StoreAdapter:
         self._store = PayloadStore(directory, limits, disk)
         self._disk = disk
         self._writer = writer
+        self.jobs = Jobs()
         self._job = trio.Lock()
         # Generations whose rewriting failed or killed the writer process: left as they are until the next start.
         self._poisoned: set[int] = set()
@@ -153,6 +155,9 @@ class StoreAdapter:
         async with self._job:
             # In one step: what dies from here on is remembered for the copy.
             source = build()
+            if not source.groups:
+                # All of it died while the job waited: there is nothing to copy.
+                return
             job = self._store.migrate_job(source.ranges)
             if self._writer is None:
                 step = Pacer(bytes_s, _pause)
@@ -200,10 +205,11 @@ class StoreAdapter:
                 if report.damaged:
                     uid, index, reason = report.damaged[0]
                     raise Corrupt(f"payload of entry {index} of group {uid:016x}", 0, "its hash", reason)
-                self._store.adopt(report)
         except BaseException:
             self._store.abandon()
             raise
+        with self.jobs.switching("payloads that a job copied"):
+            self._store.adopt(report)
 
     async def _there(
         self, what: str, pack: Callable[[], Sequence[object]], bodies: Sequence[Buffer] = ()
@@ -244,7 +250,7 @@ class StoreAdapter:
     def unlink_dead(self, generations: Sequence[int]) -> int:
         """BLOCKING."""
         with _translated():
-            return sum(map(self._store.drop, generations))
+            return 0 if self.jobs.frozen else sum(map(self._store.drop, generations))
 
     def generations(self) -> Sequence[GenerationInfo]:
         """What there is."""

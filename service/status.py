@@ -95,6 +95,7 @@ def node_status(system: System) -> dict[str, Any]:
             **system.durability.status(),
         },
         "segments": storage.segments.status(),
+        "jobs": storage.jobs.status(),
         "holders": storage.holders.status(),
         "writer": system.writer.status() if system.writer is not None else dict(NO_WRITER),
         "generations": [

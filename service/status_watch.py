@@ -67,6 +67,8 @@ def troubles(found: Statuses) -> list[str]:
             lines[f"node {node}: its disk is slow ({disk['sync_ms']:g} ms a sync), others lead where they can"] = None
         if space.get("full"):
             lines[f"node {node}: its disk is full ({space.get('reason', '')}), writes wait"] = None
+        if frozen := row.get("jobs", {}).get("frozen"):
+            lines[f"node {node}: restart it, nothing is recycled or unlinked until then ({frozen})"] = None
         scrub = row.get("scrub", {})
         if scrub.get("running"):
             lines[f"node {node}: scrub at {scrub['running']}, {size_text(scrub['pass_bytes'])} read"] = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -46,6 +45,11 @@ def choose_victims(
     return found
 
 
+def name_of(file: SealedFile) -> str:
+    """What its migration is called in the log and in the status."""
+    return f"migration of WAL file {file.file}"
+
+
 class Migration:
     """Decides what moves, and moves it."""
 
@@ -59,7 +63,14 @@ class Migration:
         """Sealed files to migrate now, by this node's limits. One that failed waits until nothing in it lives, for
         a repair, a start, or `compact`."""
         config = self.system.config
-        files = [one for one in self.system.storage.files.values() if not one.kept and not (one.failed and one.live)]
+        jobs = self.system.storage.jobs
+        if jobs.frozen:
+            return []
+        files = [
+            one
+            for one in self.system.storage.files.values()
+            if not one.kept and not (one.failed and one.live) and jobs.is_due(name_of(one))
+        ]
         found = choose_victims(
             files, time.monotonic(), config.migrate_budget_bytes, config.migrate_age_s, config.migrate_dead_ratio
         )
@@ -84,7 +95,20 @@ class Migration:
 
     async def migrate(self, file: SealedFile, paced: bool = True) -> None:
         """Copy what lives in one sealed file to the current generation, then let the file go. Raises `Corrupt` for
-        damaged bytes, `JobPoisoned`."""
+        damaged bytes, `JobPoisoned`, and `JobFailed` for a defect."""
+        jobs, what = self.system.storage.jobs, name_of(file)
+        jobs.check()
+        try:
+            await self._migrate(file, paced)
+        except (LogyardError, OSError):
+            raise
+        except Exception as error:
+            failed = jobs.fail(what, error)
+            file.failed = jobs.is_hopeless(what)
+            raise failed from error
+        jobs.done(what)
+
+    async def _migrate(self, file: SealedFile, paced: bool) -> None:
         system = self.system
         storage = system.storage
         live = file.live
@@ -92,11 +116,17 @@ class Migration:
             try:
                 while file.shares:
                     # In portions: what the loop does for each group is done for some, and then others get their turn.
-                    some = sorted(file.shares)[:GROUPS_PER_JOB]
-                    source = partial(self._source, file, some)
-                    await system.store.migrate(source, self._limit() if paced else 0)
-                    for uid in some:
-                        file.remove(uid)
+                    some: list[int] = []
+
+                    def build(some: list[int] = some) -> FileSource:
+                        # Chosen when it is this job's turn: what was released while it waited has no share any more.
+                        some += sorted(file.shares)[:GROUPS_PER_JOB]
+                        return self._source(file, some)
+
+                    await system.store.migrate(build, self._limit() if paced else 0)
+                    with storage.jobs.switching(name_of(file)):
+                        for uid in some:
+                            file.remove(uid)
             except (Corrupt, JobPoisoned):
                 # Trying again would fill a generation with half copies each time; the file stays the home of what is
                 # good in it.
@@ -114,11 +144,12 @@ class Migration:
             # A home by what is stored, so it is one still: the next look lets it go.
             storage.files[file.file] = file
             raise
-        self.debt = max(0, self.debt - file.length)
-        system.counters.migrated_files += 1
-        system.counters.migrated_bytes += live
-        storage.homes.give_up(("wal", file.file), lambda: storage.recycle(file.file))
-        storage.segments.release(file.file)
+        with storage.jobs.switching(name_of(file)):
+            self.debt = max(0, self.debt - file.length)
+            system.counters.migrated_files += 1
+            system.counters.migrated_bytes += live
+            storage.homes.give_up(("wal", file.file), lambda: storage.recycle(file.file))
+            storage.segments.release(file.file)
 
     def _limit(self) -> int:
         """Bytes a second for the next job; 0: as fast as it can."""
@@ -149,6 +180,7 @@ class Migration:
         """Rewrite generations below a live ratio, unlink those with nothing live. These go also where there is no room
         for a copy of those, and where one of those is damaged; raises `NoSpace`, `Corrupt`, `JobPoisoned` then."""
         system = self.system
+        system.storage.jobs.check()
         trouble: LogyardError | None = None
         rewritten = 0
         try:
@@ -173,6 +205,7 @@ class Migration:
         or is damaged (`Corrupt`): that holds up nothing else."""
         system = self.system
         storage = system.storage
+        storage.jobs.check()
         trouble: LogyardError | None = None
         system.space.copy_at = 0.0
         try:

@@ -165,7 +165,7 @@ class Segments:
 
     async def remove_unused(self) -> None:
         """Unlink what nobody needs, after the rows that referred to it say so no more."""
-        if not self._unused:
+        if not self._unused or self.system.storage.jobs.frozen:
             return
         changed, self._unreferring = self._unreferring, set()
         unused, self._unused = self._unused, []

@@ -29,7 +29,7 @@ from .durability import metadata_bytes
 from .holders import Holders
 from .homes import Homes, SealedFile
 from .member import RUNNING, Member, SegmentRun, Spec, cut_runs
-from .migration import Migration
+from .migration import Migration, name_of
 from .pieces import runs_of
 from .segments import Segments
 from .space import SNAPSHOT_ENTRIES
@@ -49,6 +49,7 @@ class Storage:
 
     def __init__(self, system: System) -> None:
         self.system = system
+        self.jobs = system.store.jobs
         self.homes = Homes(system)
         self.migration = Migration(system)
         self.books = Books(system)
@@ -60,6 +61,7 @@ class Storage:
         self.segments = Segments(system)
         self._sealed: deque[Sealed] = deque()
         self._sealing: Sealed | None = None
+        self._half_adopted = False
         self._last_rolled = 0.0
         self._hard_states: set[Member] = set()
         self.janitor_lock = trio.Lock()
@@ -134,14 +136,16 @@ class Storage:
             await self._wake.wait()
             self._wake = trio.Event()
             async with self.janitor_lock:
-                await self._try("sealing", self.seal_all)
+                await self._try_anew("sealing", self.seal_all)
                 for file in self.migration.victims():
-                    await self._try(f"migration of WAL file {file.file}", self.migration.migrate, file)
+                    await self._try(name_of(file), self.migration.migrate, file)
                     if self._sealed:
                         # Files without segments hold up more than files with: what filled up meanwhile comes first.
-                        await self._try("sealing", self.seal_all)
+                        await self._try_anew("sealing", self.seal_all)
                 self.migration.book()
-                await self._try("collection", self.migration.collect, self.system.config.rewrite_live_ratio)
+                if not self.jobs.frozen:
+                    ratio = self.system.config.rewrite_live_ratio
+                    await self._try_anew("collection", self.migration.collect, ratio)
                 await self._try("removal of segments", self.segments.remove_unused)
             await self._try("removal of what transfers left", self._collect_transfers)
             await self._try("snapshots", self._take_due_snapshots)
@@ -161,6 +165,22 @@ class Storage:
                 # No promise holds up the space that a full disk needs.
                 self.system.chunks.give_up()
                 self.homes.expire(math.inf)
+
+    async def _try_anew(self, what: str, job: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        """The same, for jobs that change nothing before their switch: a defect is counted, and tried again later."""
+        if not self.jobs.is_due(what):
+            return
+
+        async def counted() -> None:
+            try:
+                await job(*arguments)
+            except (LogyardError, OSError):
+                raise
+            except Exception as error:
+                raise self.jobs.fail(what, error) from error
+            self.jobs.done(what)
+
+        await self._try(what, counted)
 
     async def _collect_transfers(self) -> None:
         """What was kept for other members' transfers, or for one that came to nothing."""
@@ -188,7 +208,8 @@ class Storage:
 
     async def seal_all(self) -> None:
         """Segments for all files that have none."""
-        while self._sealed:
+        # What a switch left half adopted is not adopted once more: a restart reads it anew from the file.
+        while self._sealed and not self._half_adopted:
             self._sealing = self._sealed.popleft()
             try:
                 await self._seal(self._sealing)
@@ -205,7 +226,10 @@ class Storage:
             found = await self.system.space.out_of_reserve("a segment", lambda: self.segments.write(sealed))
             file = SealedFile(sealed.file, sealed.length)
             touched = {member for member in hard_states if self.system.members.get(member.uid) is member}
-            self._adopt_segment(file, found, touched)
+            self._half_adopted = True
+            with self.jobs.switching(f"the segment of WAL file {file.file}"):
+                self._adopt_segment(file, found, touched)
+            self._half_adopted = False
             await self.books.commit_members(touched, sealed_files=[file])
         except BaseException:
             # The file is sealed again later, and what it says of terms and votes must be stored then.
@@ -307,8 +331,16 @@ class Storage:
                 self.books.floors.add(member)
 
     def recycle(self, file: int) -> None:
-        """A WAL file that nobody needs goes back to the stock. Its entries in memory must not name it any more."""
-        self.wal.recycle(file)
+        """A WAL file that nobody needs goes back to the stock. Its entries in memory must not name it any more. May be
+        called by a reader that gives its pin back: nothing of the janitor's trouble is the reader's."""
+        if self.jobs.frozen:
+            return
+        try:
+            self.wal.recycle(file)
+        except OSError as error:
+            log.error("storage: WAL file %d could not be recycled: %s", file, error)
+        except Exception as error:
+            self.jobs.freeze(f"the recycling of WAL file {file}", error)
 
     async def _take_due_snapshots(self) -> None:
         entries = self.system.config.snapshot_entries
@@ -361,9 +393,10 @@ class Storage:
                 [(member.uid, first, last) for first, last in runs],
                 lambda _, low, high: [one for one in entries if low <= one.index <= high],
             )
-            for first, last in runs:
-                self.homes.rehomed(member, first, last, before)
-                self.homes.settle(member, first, last)
+            with self.jobs.switching(f"payloads of group {member.spec.name}"):
+                for first, last in runs:
+                    self.homes.rehomed(member, first, last, before)
+                    self.homes.settle(member, first, last)
 
     async def move(
         self,
@@ -378,9 +411,10 @@ class Storage:
             ranges = [one for one, is_here in zip(ranges, here, strict=True) if is_here]
             before = {member: list(self.system.store.homes(member.uid)) for member in members}
             await self.system.store.write(ranges, read)
-            for member, (_, first, last) in zip(members, ranges, strict=True):
-                self.homes.rehomed(member, first, last, before[member])
-                self.homes.settle(member, first, last)
+            with self.jobs.switching("payloads of groups that go to sleep"):
+                for member, (_, first, last) in zip(members, ranges, strict=True):
+                    self.homes.rehomed(member, first, last, before[member])
+                    self.homes.settle(member, first, last)
 
     async def store_installed(self, member: Member, snapshot: Snapshot, encoded: Encoded) -> None:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
