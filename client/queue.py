@@ -153,7 +153,8 @@ class Queue:
 
         `prefetch`, `prefetch_bytes`: what is held at most; one message alone may be larger. `auto` False: `prefetch`
         messages come in all, and more only after `credit`. `priority`: higher ones are served first. `lease` (seconds):
-        what is not settled in this time goes to somebody else. `dead`: the queue's dead letters.
+        what is not settled in this time goes to somebody else. `dead`: the queue's dead letters. Leaving settles what
+        was gathered; raises `NotHeld` like `Consumer.flush`.
         """
         command = qw.attach_command(prefetch, prefetch_bytes, priority, lease, dead, auto)
         consumer = await open_session(self.yard, self.name, Consumer, "queue")
@@ -163,8 +164,9 @@ class Queue:
             self.yard.spawn(consumer.settling)
             yield consumer
             if consumer.failure is None:
-                await consumer.flush()
+                await consumer.sent()
                 await consumer.command(qw.detach_command())
+                consumer.told()
         finally:
             with trio.CancelScope(shield=True), suppress(LogyardError):
                 await consumer.close()
@@ -196,18 +198,18 @@ async def _first(batch: Batch) -> int:
 
 class Consumer(Session):
     """What `Queue.consume` gives: iterate over it for messages, settle each of them. A message that is settled late,
-    after its lease or by a consumer that was cut off for too long, may have been delivered to somebody else: at least
-    once."""
+    after its lease or by a consumer that was cut off for too long, is not this consumer's any more and comes again, to
+    it or to somebody else (at least once): settling it raises `NotHeld`."""
 
-    __slots__ = ("credit_bytes", "_inbox", "_messages", "_pending", "_wake", "_settled", "_given", "_known")
+    __slots__ = ("credit_bytes", "_inbox", "_messages", "_settles", "_wake", "_settled", "_given", "_known")
 
     def __init__(self, network: Network, name: str, number: int) -> None:
         super().__init__(network, name, number)
         self.credit_bytes = qw.PREFETCH_BYTES
         self._inbox = qw.Inbox()
         self._messages: deque[Message] = deque()
-        # Ranges of tags by what is to become of them, not sent yet; who waits for them shares an event.
-        self._pending: dict[int, list[tuple[int, int]]] = {}
+        # What is not sent yet; who waits for it shares an event.
+        self._settles = qw.Settles()
         self._wake = trio.lowlevel.ParkingLot()
         self._settled = trio.Event()
         # How often something was settled here, and up to where a quorum knows of it.
@@ -234,22 +236,26 @@ class Consumer(Session):
         return None
 
     def ack_nowait(self, message: Message, *, multiple: bool = False) -> None:
-        """Done with it, or with everything up to it: sent with others at the end of this turn."""
-        self._settle(qw.ACK, message, multiple)
+        """Done with it, or with everything up to it: sent with others at the end of this turn; `flush` says what came
+        of it."""
+        if not self._settles:
+            self._wake.unpark_all()
+        self._given += 1
+        self._settles.add(qw.ACK, message.tag, multiple)
 
-    async def ack(self, message: Message, *, multiple: bool = False) -> None:
-        """Done with it, or with everything up to it; returns when a quorum knows."""
-        self._settle(qw.ACK, message, multiple)
-        await self.flush()
+    async def ack(self, message: Message, *, multiple: bool = False) -> int:
+        """Done with it, or with everything up to it; returns when a quorum knows, how many messages that were. Raises
+        `NotHeld` when there were none: it is not this consumer's any more, and comes again or was settled before."""
+        return await self._settle(qw.ACK, message, multiple)
 
-    async def nack(self, message: Message, *, multiple: bool = False, requeue: bool = True) -> None:
-        """Back to its place in the queue, as a delivery that failed; without `requeue` it becomes a dead letter."""
-        self._settle(qw.REQUEUE if requeue else qw.REJECT, message, multiple)
-        await self.flush()
+    async def nack(self, message: Message, *, multiple: bool = False, requeue: bool = True) -> int:
+        """Back to its place in the queue, as a delivery that failed; without `requeue` it becomes a dead letter.
+        Returns and raises as `ack`."""
+        return await self._settle(qw.REQUEUE if requeue else qw.REJECT, message, multiple)
 
-    async def reject(self, message: Message) -> None:
-        """A dead letter."""
-        await self.nack(message, requeue=False)
+    async def reject(self, message: Message) -> int:
+        """A dead letter. Returns and raises as `ack`."""
+        return await self.nack(message, requeue=False)
 
     async def extend(self, *messages: Message) -> int:
         """Their leases begin anew; how many of them are still this consumer's."""
@@ -259,8 +265,19 @@ class Consumer(Session):
         """So many more messages (with `auto`: so many at most at a time) may come."""
         await self.command(qw.credit_command(messages, self.credit_bytes))
 
-    async def flush(self) -> None:
-        """Until everything that was settled so far is known to a quorum. Raises what stands in the way."""
+    async def flush(self) -> int:
+        """Until everything that `ack_nowait` settled so far is known to a quorum; returns how many messages that were
+        since the last `flush`. Raises `NotHeld` when some were not this consumer's any more, and what stands in the
+        way."""
+        await self.sent()
+        return self.told()
+
+    def told(self) -> int:
+        """How many messages `ack_nowait` settled since this was asked last, as far as is known. Raises `NotHeld`."""
+        return self._settles.told(self.name)
+
+    async def sent(self) -> None:
+        """Until everything that was gathered so far is known to a quorum. Raises what stands in the way."""
         given = self._given
         while self._known < given:
             if self.failure is not None:
@@ -269,11 +286,17 @@ class Consumer(Session):
         if self.failure is not None:
             raise self.failure.again()
 
-    def _settle(self, what: int, message: Message, multiple: bool) -> None:
-        if not self._pending:
-            self._wake.unpark_all()
-        self._given += 1
-        self._pending.setdefault(what, []).append((1 if multiple else message.tag, message.tag))
+    async def _settle(self, what: int, message: Message, multiple: bool) -> int:
+        """A command of its own, so that its answer is about this message."""
+        if multiple and self._known < self._given:
+            # What was gathered counts for itself.
+            await self.sent()
+        if self.failure is not None:
+            raise self.failure.again()
+        count = qw.count_of(
+            await self.command(qw.settle_command(what, [(1 if multiple else message.tag, message.tag)]))
+        )
+        return qw.check_held(self.name, count, int(not count))
 
     async def settling(self) -> None:
         """A task: settles what was gathered meanwhile, and asks for what was lost on the way."""
@@ -282,12 +305,10 @@ class Consumer(Session):
                 if self._inbox.lost:
                     self._inbox.lost = False
                     await self.command(qw.resend_command(self._inbox.next))
-                elif self._pending:
-                    pending, self._pending = self._pending, {}
+                elif self._settles:
                     given = self._given
-                    for what, tags in pending.items():
-                        for command in qw.settle_commands(what, tags):
-                            await self.command(command)
+                    for command, wanted in self._settles.take():
+                        self._settles.answered(await self.command(command), wanted)
                     self._known = given
                     self._finished()
                 else:

@@ -107,8 +107,9 @@ class Queue:
             consumer.start()
             yield consumer
             if consumer.failure is None:
-                consumer.flush()
+                consumer.send()
                 consumer.command(qw.detach_command())
+                consumer.told()
         finally:
             consumer.close()
 
@@ -129,7 +130,7 @@ class Consumer:
 
     __slots__ = (
         "yard", "name", "session", "failure", "closed", "credit_bytes", "_prefetch", "_numbers", "_inbox", "_messages",
-        "_pending", "_count", "_changed", "_connection", "_thread", "_beaten",
+        "_settles", "_count", "_changed", "_connection", "_thread", "_beaten",
     )  # fmt: skip
 
     def __init__(self, yard: Yard, name: str, prefetch: int, credit_bytes: int) -> None:
@@ -143,7 +144,7 @@ class Consumer:
         self._numbers = Sequences(self.session)
         self._inbox = qw.Inbox()
         self._messages: deque[Message] = deque()
-        self._pending: dict[int, list[tuple[int, int]]] = {}
+        self._settles = qw.Settles()
         self._count = 0
         self._changed = threading.Condition()
         self._connection: Connection | None = None
@@ -169,7 +170,7 @@ class Consumer:
                 self._check()
                 if self.closed:
                     return None
-                lost, idle = self._inbox.lost, not self._pending
+                lost, idle = self._inbox.lost, not self._settles
                 if idle and not lost:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
@@ -179,10 +180,11 @@ class Consumer:
                 self._inbox.lost = False
             if lost:
                 self.command(qw.resend_command(self._inbox.next))
-            self.flush()
+            self.send()
 
     def ack(self, message: Message, *, multiple: bool = False) -> None:
-        """Done with it, or with everything up to it."""
+        """Done with it, or with everything up to it. It is gathered, as `nack` and `reject` are: `flush` sends it, and
+        says whether the message was still this consumer's; leaving says it at the latest."""
         self._settle(qw.ACK, message, multiple)
 
     def nack(self, message: Message, *, multiple: bool = False, requeue: bool = True) -> None:
@@ -201,22 +203,34 @@ class Consumer:
         """So many more messages (with `auto`: so many at most at a time) may come."""
         self.command(qw.credit_command(messages, self.credit_bytes))
 
-    def flush(self) -> None:
-        """Until everything that was settled so far is known to a quorum. Raises what stands in the way."""
+    def flush(self) -> int:
+        """Until everything that was settled so far is known to a quorum; returns how many messages that were since the
+        last `flush`. Raises `NotHeld` when some were not this consumer's any more, and what stands in the way."""
+        self.send()
+        return self.told()
+
+    def told(self) -> int:
+        """How many messages were settled since this was asked last, as far as is known. Raises `NotHeld`."""
+        with self._changed:
+            return self._settles.told(self.name)
+
+    def send(self) -> None:
+        """Until everything that was gathered so far is known to a quorum. Raises what stands in the way."""
         with self._changed:
             self._check()
-            pending, self._pending, self._count = self._pending, {}, 0
-        for what, tags in pending.items():
-            for command in qw.settle_commands(what, tags):
-                self.command(command)
+            commands, self._count = self._settles.take(), 0
+        for command, wanted in commands:
+            reply = self.command(command)
+            with self._changed:
+                self._settles.answered(reply, wanted)
 
     def _settle(self, what: int, message: Message, multiple: bool) -> None:
         with self._changed:
-            self._pending.setdefault(what, []).append((1 if multiple else message.tag, message.tag))
+            self._settles.add(what, message.tag, multiple)
             self._count += 1
             full = multiple or 2 * self._count >= self._prefetch
         if full:
-            self.flush()
+            self.send()
 
     def _check(self) -> None:
         if self.failure is not None:

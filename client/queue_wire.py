@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import wire
-from .errors import BadRequest
+from .errors import BadRequest, LogyardError
 from .frame import SIZED
 from .wire import ProtocolError
 
@@ -103,12 +103,17 @@ def credit_command(messages: int, size: int) -> bytes:
     return CREDIT.pack(0x13, CONSUMER, messages, size)
 
 
-def settle_commands(what: int, tags: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-    """Settle messages by ranges of tags, in any order: as few commands as possible."""
+def settle_command(what: int, ranges: Iterable[tuple[int, int]]) -> bytes:
+    """Settle messages by rising ranges of tags."""
+    return SETTLE.pack(0x14, CONSUMER, what) + b"".join(RANGE.pack(*one) for one in ranges)
+
+
+def settle_commands(what: int, tags: Iterable[tuple[int, int]]) -> Iterator[tuple[bytes, int]]:
+    """Settle messages by ranges of tags, in any order: as few commands as possible, each with how many it means."""
     merged = merge(tags)
     for at in range(0, len(merged), RANGES_MAX):
         part = merged[at : at + RANGES_MAX]
-        yield SETTLE.pack(0x14, CONSUMER, what) + b"".join(RANGE.pack(*one) for one in part)
+        yield settle_command(what, part), sum([last - first + 1 for first, last in part])
 
 
 def extend_command(tags: Iterable[tuple[int, int]]) -> bytes:
@@ -180,6 +185,78 @@ class Message:
     def __repr__(self) -> str:
         size = None if self.body is None else len(self.body)
         return f"Message(tag={self.tag}, id={self.id}, body={size} bytes, deliveries={self.deliveries})"
+
+
+class NotHeld(LogyardError):
+    """Messages that were settled were not their consumer's any more: they were settled before, or their lease or the
+    consumer's session ended, and they come again. `settled` were, `missed` were not."""
+
+    code = "not_held"
+
+    def __init__(
+        self, message: str, details: Mapping[str, object] | None = None, *, code: str | None = None,
+        retry: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message, details, code=code, retry=retry)
+        self.settled = int(self._number("settled"))
+        self.missed = int(self._number("missed"))
+
+
+def check_held(name: str, settled: int, missed: int) -> int:
+    """How many messages were settled. Raises `NotHeld` if some were not this consumer's any more."""
+    if missed:
+        raise NotHeld(
+            f"{name}: {missed} of {settled + missed} messages were not this consumer's any more when they were settled "
+            "(twice, or after their lease, and then they come again): extend leases, or consume with longer ones",
+            {"settled": settled, "missed": missed},
+        )
+    return settled
+
+
+class Settles:
+    """What is to be settled, gathered, and how much of what was told the queue has found.
+
+    The queue answers a command with a number of messages, so those up to a tag (`multiple`) go apart from the single
+    ones: of these exactly as many must be found as there are tags, of those one at least.
+    """
+
+    __slots__ = ("_tags", "_settled", "_missed")
+
+    def __init__(self) -> None:
+        self._tags: dict[tuple[int, bool], list[int]] = {}
+        self._settled = self._missed = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._tags)
+
+    def add(self, what: int, tag: int, multiple: bool) -> None:
+        """Settle a message, or all up to it."""
+        self._tags.setdefault((what, multiple), []).append(tag)
+
+    def take(self) -> list[tuple[bytes, int]]:
+        """The commands for all of it, each with how many messages it must find."""
+        tags, self._tags = self._tags, {}
+        commands: list[tuple[bytes, int]] = []
+        for (what, multiple), some in tags.items():
+            if multiple:
+                continue
+            upto = max(tags.get((what, True), (0,)))
+            commands += settle_commands(what, [(tag, tag) for tag in some if tag > upto])
+        for (what, multiple), some in tags.items():
+            if multiple:
+                commands.append((settle_command(what, [(1, max(some))]), 1))
+        return commands
+
+    def answered(self, reply: bytes, wanted: int) -> None:
+        """The queue's answer to a command of `take`."""
+        count = count_of(reply)
+        self._settled += count
+        self._missed += max(0, wanted - count)
+
+    def told(self, name: str) -> int:
+        """How many messages were settled since this was asked last. Raises `NotHeld` if not all were."""
+        settled, missed, self._settled, self._missed = self._settled, self._missed, 0, 0
+        return check_held(name, settled, missed)
 
 
 class Inbox:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .cli_logs import members_option, opened, servers_option, text_of
-from .cli_output import Output, json_option
+from .cli_output import EXIT_FAILED, Output, json_option
 
 if TYPE_CHECKING:
+    from logyard.client.queue_sync import Consumer
     from logyard.client.queue_wire import Message
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,16 +116,17 @@ def publish(
       echo hello | logyard queue publish jobs
       logyard queue publish jobs a.json b.json --priority high
     """
-    ids: list[int] = []
+    messages = first = last = 0
     with opened(servers) as yard:
         target = yard.queue(name)
         for batch in batches(bodies(files, whole)):
             records = [(metadata.encode(), body) for body in batch]
-            ids += target.publish_many(records, priority=priority, ttl=ttl, delay=delay)
-    fields: dict[str, object] = {"ok": True, "queue": name, "messages": len(ids)}
-    if ids:
-        fields |= {"first": ids[0], "last": ids[-1]}
-    output.result(fields, "\t".join(map(str, [len(ids), *(ids[:1] and (ids[0], ids[-1]))])))
+            ids = target.publish_many(records, priority=priority, ttl=ttl, delay=delay)
+            messages, first, last = messages + len(ids), first or ids.start, ids.stop - 1
+    fields: dict[str, object] = {"ok": True, "queue": name, "messages": messages}
+    if messages:
+        fields |= {"first": first, "last": last}
+    output.result(fields, f"{messages}\t{first}\t{last}" if messages else "0")
 
 
 def bodies(files: tuple[Path, ...], whole: bool) -> Iterator[bytes]:
@@ -213,8 +215,28 @@ def consume(
                 messages.ack(message)
                 if count is not None and taken % held == 0 and taken < count:
                     messages.credit(min(held, count - taken))
+        acknowledged, not_held = settled(messages)
+    if not_held:
+        click.echo(
+            f"error: {not_held} of {acknowledged + not_held} messages were acknowledged too late, after their lease: "
+            "they come again; give a longer --lease",
+            err=True,
+        )
+    fields = {"ok": not not_held, "queue": name, "messages": shown, "acknowledged": acknowledged, "not_held": not_held}
+    if raw and not_held:
+        raise click.exceptions.Exit(EXIT_FAILED)
     if not raw:
-        output.result({"ok": True, "queue": name, "messages": shown})
+        output.result(fields)
+
+
+def settled(messages: Consumer) -> tuple[int, int]:
+    """How many messages were acknowledged, and how many were so in vain."""
+    from logyard.client.queue_wire import NotHeld
+
+    try:
+        return messages.flush(), 0
+    except NotHeld as late:
+        return late.settled, late.missed
 
 
 def message_fields(message: Message) -> dict[str, object]:

@@ -432,9 +432,8 @@ def test_client_and_machine_speak_alike() -> None:
     encoded = bytes(frame.encode()[0])
     region = encoded[FRAME_BYTES : FRAME_BYTES + FRAME.unpack_from(encoded)[4]]
     assert qc.parse_publish(region, 2, 8) == qc.Publish(1, 2000, 500, False, 0, 0, 0, struct.pack("<II", 8, 0))
-    assert qc.parse_ranges(next(queue_wire.settle_commands(0, [(5, 6), (1, 2), (3, 3)])), qc.SETTLE_HEAD.size) == [
-        (1, 3), (5, 6)
-    ]  # fmt: skip
+    settle, meant = next(queue_wire.settle_commands(0, [(5, 6), (1, 2), (3, 3)]))
+    assert (qc.parse_ranges(settle, qc.SETTLE_HEAD.size), meant) == ([(1, 3), (5, 6)], 5)
     assert queue_wire.attach_command(1, 2, 3, 4.0, True, False) == attach((1, 1), credit=1, size=2, priority=3,
         lease=4000, auto=False, dead=True).commands  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import AsyncIterator
@@ -11,14 +12,17 @@ from typing import Any
 
 import pytest
 import trio
+from click.testing import CliRunner
 
-from logyard.client import errors, queue_sync
+from logyard.client import errors, queue_sync, queue_wire
 from logyard.client.aio import Yard, connect
 from logyard.client.queue import Consumer, Message
+from logyard.client.queue_wire import NotHeld
 from logyard.client.sync import connect_sync
 from logyard.engine.errors import NotLeader
 from logyard.machines import queue as machines
 from logyard.service import pushes
+from logyard.service.cli import cli
 from logyard.service.pushes import Listener
 from tests.engine.host.cluster import Cluster, cluster, until
 
@@ -157,10 +161,12 @@ async def test_an_expired_lease_gives_the_message_to_somebody_else_and_a_late_ac
             await slow.credit(0)
             (theirs,) = await following(other, 1)
             assert (theirs.id, theirs.deliveries) == (mine.id, 1)
-            await slow.ack(mine)
+            with pytest.raises(NotHeld) as late:
+                await slow.ack(mine)
+            assert late.value.code == "not_held" and (late.value.settled, late.value.missed) == (0, 1)
             assert (await queue.stats())["unacked"] == 1, "it is the other's"
             assert await slow.extend(mine) == 0 and await other.extend(theirs) == 1
-            await other.ack(theirs)
+            assert await other.ack(theirs) == 1
         assert (await queue.stats())["acknowledged"] == 1
 
 
@@ -425,3 +431,118 @@ async def test_a_history_with_dying_consumers_and_leaders_is_total(tmp_path: Pat
         assert confirmed == settled == set(range(1, 301)) and not again
         stats = await queue.stats()
         assert (stats["acknowledged"], stats["ready"], stats["unacked"], stats["dead"]) == (300, 0, 0, 0)
+
+
+async def test_a_settle_says_how_many_messages_it_found(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        queue = yard.queue("q")
+        await queue.publish_many([(b"", b"%d" % number) for number in range(20)])
+        async with queue.consume(prefetch=20) as consumer:
+            held = await following(consumer, 20)
+            assert await consumer.ack(held[0]) == 1 and await consumer.ack(held[3], multiple=True) == 3
+            for settle in (consumer.ack, consumer.nack, consumer.reject):
+                with pytest.raises(NotHeld, match="1 of 1"):
+                    await settle(held[0])
+            with pytest.raises(NotHeld):
+                await consumer.ack(held[3], multiple=True)
+            assert await consumer.reject(held[4]) == 1 and await consumer.nack(held[5]) == 1
+            (again,) = await following(consumer, 1)
+            for one in (*held[6:10], again):
+                consumer.ack_nowait(one)
+            assert await consumer.flush() == 5 and await consumer.flush() == 0
+            for one in held[8:12]:
+                consumer.ack_nowait(one)
+            with pytest.raises(NotHeld, match="2 of 4") as some:
+                await consumer.flush()
+            assert (some.value.settled, some.value.missed) == (2, 2)
+            # What was gathered and is covered by a later `multiple` counts once.
+            consumer.ack_nowait(held[12])
+            consumer.ack_nowait(held[14], multiple=True)
+            assert await consumer.flush() == 3
+            async with trio.open_nursery() as nursery:
+                for one in held[15:18]:
+                    nursery.start_soon(consumer.ack, one)
+        assert (await queue.stats())["ready"] == 2
+
+
+async def test_leaving_says_what_was_settled_too_late(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        queue = yard.queue("q")
+        await queue.publish(b"x")
+        with pytest.raises(NotHeld):
+            async with queue.consume() as consumer:
+                (message,) = await following(consumer, 1)
+                await consumer.ack(message)
+                consumer.ack_nowait(message)
+        with pytest.raises(ValueError, match="mine"):
+            async with queue.consume() as consumer:
+                consumer.ack_nowait(message)
+                raise ValueError("mine")
+
+
+async def test_a_blocking_consumer_says_it_at_flush_and_when_it_leaves(tmp_path: Path) -> None:
+    def blocking(servers: list[str]) -> None:
+        with connect_sync(servers) as yard:
+            queue = yard.queue("q")
+            queue.publish_many([(b"", b"%d" % number) for number in range(10)])
+            with queue.consume(prefetch=10, lease=0.2) as slow:
+                first = slow.get(5)
+                assert first is not None
+                slow.credit(0)
+                with queue.consume(prefetch=20, priority=-1, lease=60) as other:
+                    # The lease of what the slow one holds ends, and all goes to the other one.
+                    taken = [other.get(20) for _ in range(10)]
+                    slow.ack(first)
+                    with pytest.raises(NotHeld) as late:
+                        slow.flush()
+                    assert (late.value.settled, late.value.missed) == (0, 1)
+                    for message in taken[:4]:
+                        assert message is not None
+                        other.ack(message)
+                    assert other.flush() == 4
+                    for message in taken[4:]:
+                        assert message is not None
+                        other.ack(message)
+                    assert other.get(0) is None, "which settles what was gathered"
+                    assert other.flush() == 6
+            queue.publish(b"once")
+            with pytest.raises(NotHeld), queue.consume() as consumer:
+                message = consumer.get(5)
+                assert message is not None
+                consumer.ack(message)
+                assert consumer.get(0) is None
+                consumer.ack(message)
+
+    async with served(tmp_path) as (_, doors, _):
+        await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
+
+
+async def test_the_command_line_says_how_many_were_acknowledged(tmp_path: Path) -> None:
+    def ask(servers: list[str], *words: str, code: int = 0) -> dict[str, Any]:
+        done = CliRunner().invoke(cli, ["queue", *words, "--servers", servers[0], "--json"])
+        assert done.exit_code == code, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def blocking(servers: list[str]) -> None:
+        with connect_sync(servers) as yard:
+            yard.queue("q").publish_many([(b"", b"one"), (b"", b"two")])
+            found = ask(servers, "consume", "q")
+            assert (found["acknowledged"], found["not_held"], len(found["messages"])) == (2, 0, 2)
+            yard.queue("q").publish(b"three")
+            ack = queue_sync.Consumer.ack
+
+            def late(consumer: queue_sync.Consumer, message: Message) -> None:
+                ack(consumer, message)
+                consumer.command(queue_wire.purge_command(True, False, False))
+                consumer.flush()
+                ack(consumer, message)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(queue_sync.Consumer, "ack", late)
+                found = ask(servers, "consume", "q", code=1)
+            assert not found["ok"] and (found["not_held"], len(found["messages"])) == (1, 1)
+            assert ask(servers, "consume", "q", "--requeue")["acknowledged"] == 0
+
+    async with served(tmp_path) as (_, doors, _):
+        await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))

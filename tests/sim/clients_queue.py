@@ -203,7 +203,7 @@ class Consumer(Client):
         if messages and not self.full:
             todo, self.todo = self.todo, {}
             for what, tags in todo.items():
-                for command in qw.settle_commands(what, tags):
+                for command, _ in qw.settle_commands(what, tags):
                     self._command(command)
 
     def answered(self, frame: Frame, data: bytes) -> None:
