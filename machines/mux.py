@@ -78,6 +78,8 @@ class Mux:
     releases ranges (`exclusive`) can't be a part. Replies are the part's own.
     """
 
+    version = 1
+
     def __init__(self, makers: Mapping[int, Callable[[], Machine]], versions: Sequence[Mapping[int, int]] = ()) -> None:
         self.makers = dict(makers)
         if not versions:

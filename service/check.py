@@ -14,31 +14,36 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import LogyardError, WrongIdentity
+from logyard.engine.errors import BadRequest, LogyardError, WrongIdentity
 from logyard.pipeline.directory.lock import held
 from logyard.pipeline.directory.report import DAMAGE, Progress
 
 
 def check_directory(
-    path: str | os.PathLike[str], repair: bool = False, progress: Progress | None = None
+    path: str | os.PathLike[str],
+    repair: bool = False,
+    progress: Progress | None = None,
+    machines: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Verify the data directory `path` of a node that is stopped. BLOCKING.
 
     Returns plain values: `ok` (no damage), `path`, `node`, `cluster`, `epoch`, `groups` (name, uid, snapshot, last,
-    floor of each), `findings` (severity damage, warning or healed; kind, group, path within the directory, message),
-    `counts` of what was verified, `orphans` and, after a repair, which of them were `removed`. `progress` is called
-    with (stage, done, total). Raises `DirectoryInUse` while a process has the directory, `WrongIdentity` for a newer
-    format.
+    floor of each), `findings` (severity damage, warning, unknown or healed; kind, group, path within the directory,
+    message), `counts` of what was verified, `orphans` and, after a repair, which of them were `removed`. `progress` is
+    called with (stage, done, total). `machines`: of the operator's own, by name, each "module:Class"; a group whose
+    machine is not at hand has findings `unknown`. Raises `DirectoryInUse` while a process has the directory,
+    `WrongIdentity` for a newer format, `BadRequest` for a machine that can't be loaded.
     """
     directory = Path(path)
     if not directory.is_dir():
         raise LogyardError(f"{directory} is not a directory")
     with held(directory, exclusive=repair):
-        fields = _read(directory, progress)
+        fields = _read(directory, progress, dict(machines or {}))
         complete = fields.pop("complete")
         removed: list[str] = []
         if repair and complete:
@@ -47,11 +52,11 @@ def check_directory(
     return {"ok": not damaged, "path": str(directory), **fields, "removed": removed}
 
 
-def _read(directory: Path, progress: Progress | None) -> dict[str, Any]:
+def _read(directory: Path, progress: Progress | None, machines: dict[str, str]) -> dict[str, Any]:
     """The report of a reading process. One that dies inside a map is started again without that map."""
     skip: list[str] = []
     while True:
-        fields, inside, code, errors = _process(directory, skip, progress)
+        fields, inside, code, errors = _process(directory, skip, progress, machines)
         if fields is not None:
             return fields
         if not inside or inside in skip:
@@ -61,10 +66,11 @@ def _read(directory: Path, progress: Progress | None) -> dict[str, Any]:
 
 
 def _process(
-    directory: Path, skip: list[str], progress: Progress | None
+    directory: Path, skip: list[str], progress: Progress | None, machines: dict[str, str]
 ) -> tuple[dict[str, Any] | None, str, int, str]:
     """(report or None, the map it was inside when it ended, exit code, its standard error)."""
-    command = [sys.executable, "-m", "logyard.service.check_process", str(directory.absolute()), *skip]
+    where = str(directory.absolute())
+    command = [sys.executable, "-m", "logyard.service.check_process", where, json.dumps(machines), *skip]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(part) for part in sys.path)}
     fields: dict[str, Any] | None = None
     inside = ""
@@ -84,7 +90,7 @@ def _process(
                     fields = line["report"]
                 else:
                     code, message = line["error"]
-                    raise WrongIdentity(message) if code == WrongIdentity.code else LogyardError(message)
+                    raise {kind.code: kind for kind in (WrongIdentity, BadRequest)}.get(code, LogyardError)(message)
         errors.seek(0)
         return fields, inside, process.returncode, errors.read()
 

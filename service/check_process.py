@@ -1,4 +1,5 @@
-"""The process that reads a directory for `service.check`: `python -m logyard.service.check_process DIR [SKIP...]`.
+"""The process that reads a directory for `service.check`: `python -m logyard.service.check_process DIR MACHINES
+[SKIP...]`; MACHINES is the JSON object of machines of the operator's own.
 
 Invariant: it writes nothing but lines of JSON to standard output. A bad page of a memory map kills a process without an
 exception; so each map is announced before it is read, and whoever started this one knows which killed it. SKIP are
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,17 @@ from logyard.pipeline.directory.meta import Facts, read_meta
 from logyard.pipeline.directory.payloads import check_payloads
 from logyard.pipeline.directory.report import Report
 
+from .own_machines import machine_factory
+
 Tell = Callable[[dict[str, Any]], None]
 
 
-def inspect(directory: Path, skip: frozenset[str], tell: Tell) -> dict[str, Any]:
-    """Read everything, change nothing. Returns the report's fields. Raises `WrongIdentity` for newer formats."""
+def inspect(
+    directory: Path, skip: frozenset[str], tell: Tell, machines: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Read everything, change nothing. Returns the report's fields. `machines`: see `check_directory`. Raises
+    `WrongIdentity` for newer formats, `BadRequest` for a machine that can't be loaded."""
+    make = machine_factory(machines or {})
     report = Report(
         lambda stage, done, total: tell({"progress": [stage, done, total]}), lambda path: tell({"inside": path})
     )
@@ -64,7 +71,7 @@ def inspect(directory: Path, skip: frozenset[str], tell: Tell) -> dict[str, Any]
             if uid in facts.deleted:
                 continue
             with report.guarded("group", group=name):
-                group = check_group(uid, facts, wal, segments, generations.homes.get(uid, ()), report)
+                group = check_group(uid, facts, wal, segments, generations.homes.get(uid, ()), report, make)
                 check_payloads(group, directory, wal, segments, generations, facts, report)
                 snapshot = group.snapshot.index if group.snapshot is not None else 0
                 row = {"name": name, "uid": f"{uid:016x}", "snapshot": snapshot, "last": group.last}
@@ -91,7 +98,8 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(line), flush=True)
 
     try:
-        tell({"report": inspect(Path(arguments[0]), frozenset(arguments[1:]), tell)})
+        directory, machines, *skip = arguments
+        tell({"report": inspect(Path(directory), frozenset(skip), tell, json.loads(machines))})
     except LogyardError as error:
         tell({"error": [error.code, str(error)]})
         return 1

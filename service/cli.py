@@ -126,21 +126,31 @@ def finding_text(finding: Mapping[str, object]) -> str:
 @cli.command()
 @click.argument("path", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--repair", is_flag=True, help="Remove what is damaged and can provably be rebuilt.")
+@click.option(
+    "--machine",
+    "machines",
+    multiple=True,
+    metavar="NAME=MODULE:CLASS",
+    help="A machine of your own, as in [machines] of node.toml; its groups can't be judged without it.",
+)
 @json_option
-def check(path: Path, repair: bool, output: Output) -> None:
+def check(path: Path, repair: bool, machines: tuple[str, ...], output: Output) -> None:
     """Verify the files of stopped nodes: DIR is a data directory, a node's directory, or that of a cluster.
 
     \b
     Example:
       logyard check ./yard
-    """
+    """  # fmt: skip
     from .check import check_directory
     from .check_peers import compare
 
-    reports = {str(found): check_directory(found, repair=repair) for found in data_directories(path)}
+    own = dict(one.partition("=")[::2] for one in machines)
+    reports = {str(found): check_directory(found, repair=repair, machines=own) for found in data_directories(path)}
     compare(reports.values())
     for name, found in reports.items():
-        output.say(f"{name}: {'good' if found['ok'] else 'DAMAGED'}")
+        open_ = sum(finding["severity"] == "unknown" for finding in found["findings"])
+        judged = f"good, but for {open_} findings that can't be judged here" if open_ else "good"
+        output.say(f"{name}: {judged if found['ok'] else 'DAMAGED'}")
         for finding in found["findings"][:FINDINGS_SHOWN]:
             output.say(f"  {finding_text(finding)}")
         if len(found["findings"]) > FINDINGS_SHOWN:

@@ -11,25 +11,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..entry import (
-    COMMANDS,
-    CONFIGURATION,
-    ENTRY,
-    GUARDED,
-    SYSTEM,
-    Entry,
-    frames_of,
-    records_in,
-    system_command,
-    timestamp_of,
-    units_of,
-)
+from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of
 from ..errors import Corrupt, LogyardError, NotLeader
-from ..machine import Batch, Context, Effect, Frame, PayloadRef, Position, Reject, Release
+from ..machine import Batch, Context, Frame, Reject
 from . import effects, halt
+from .apply import context_of, run_again, run_guarded, run_machine
 from .intake import answer
 from .member import DELETED, OK, RUNNING, Member, Owed, Queued
-from .sessions import CommandFault, OnEnd, apply_guarded, apply_next, run_batch
+from .sessions import apply_next
 
 if TYPE_CHECKING:
     from .system import System
@@ -140,57 +129,27 @@ class Applier:
     def apply_again(self, member: Member, entry: Entry) -> None:
         """Apply an entry of commands anew after a fault, or for a machine that is built anew, without what was
         skipped; who still waits for it is answered."""
-        stamp = timestamp_of(entry.data)
-        member.log_time = max(member.log_time, stamp)
-        context = Context(member.uid, entry.index, entry.term, stamp, member.version, records_in(entry.data))
-        left_out = (member.left_out or {}).get(entry.index, ())
-        frames = frames_of(entry.data)
-        for frame in frames:
-            if frame.flags & SYSTEM and frame.first in left_out:
-                effects.on_left_out(member, system_command(frame))
-        self._done(member, context, entry, self._guarded(member, context, entry, frames, left_out))
+        context = context_of(member, entry)
+        member.log_time = max(member.log_time, context.timestamp)
+        began = member.sessions is None
+        batch = run_again(member, context, entry, self.system.directory.on_delete)
+        self._table_began(member, began)
+        self._done(member, context, entry, batch)
 
     def try_frame(self, member: Member, entry: Entry, frame: Frame) -> None:
         """Let a machine that is thrown away afterwards apply one frame: no reply, no effects."""
-        stamp = timestamp_of(entry.data)
-        context = Context(member.uid, entry.index, entry.term, stamp, member.version, records_in(entry.data))
-        self._guarded(member, context, entry, [frame])
+        self._guarded(member, context_of(member, entry), entry, [frame])
 
-    def _guarded(
-        self, member: Member, context: Context, entry: Entry, frames: list[Frame], left_out: Sequence[int] = ()
-    ) -> Batch:
-        """An entry with frames of sessions or of the engine's own: the machine sees what it shall apply."""
-        own: list[Effect] = []
-        guarded = apply_guarded(
-            member.sessions,
-            context,
-            frames,
-            lambda context, shown: run_machine(member, context, entry, shown),
-            lambda context, command: effects.on_system(self.system, member, context, command, own),
-            session_end_of(member),
-            left_out,
-            member.uploads,
-            entry.data,
-        )
-        if guarded.sessions is not None and member.sessions is None:
+    def _guarded(self, member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
+        """An entry with frames of sessions or of the engine's own."""
+        began = member.sessions is None
+        batch = run_guarded(member, context, entry, frames, self.system.directory.on_delete)
+        self._table_began(member, began)
+        return batch
+
+    def _table_began(self, member: Member, had_none: bool) -> None:
+        if had_none and member.sessions is not None:
             self.system.heartbeats.began(member)
-        member.sessions, member.uploads = guarded.sessions, guarded.uploads
-        return Batch(guarded.batch.replies, [*own, *guarded.batch.effects]) if own else guarded.batch
-
-
-def session_end_of(member: Member) -> OnEnd | None:
-    """The machine's optional `on_session_end(context, session)`, called for sessions that it monitors."""
-    hook = getattr(member.machine, "on_session_end", None)
-    if hook is None:
-        return None
-    return lambda context, session: hook(context, session).effects if effects.wants_end(member, session) else ()
-
-
-def run_machine(member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
-    """What the machine says to frames of one entry; what it refuses is released at that index."""
-    if member.apply_batch is None:
-        return _apply_each(member, context, entry, frames)
-    return run_batch(member.apply_batch, context, frames)
 
 
 def _settle(member: Member, index: int) -> Owed | None:
@@ -205,36 +164,3 @@ def _settle(member: Member, index: int) -> Owed | None:
 def _fail(frames: Sequence[Queued], error: LogyardError) -> None:
     for queued in frames:
         queued.fail(error)
-
-
-def _apply_each(member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
-    """One `apply` a command, for machines without `apply_batch`. A frame's reply is that of its last command."""
-    hashes: dict[int, tuple[int, bytes]] = {}
-    packs: dict[int, bytes] = {}
-    for unit in units_of(entry.data):
-        if unit.records:
-            packs[unit.first_ordinal] = unit.hash
-        else:
-            hashes[unit.first_ordinal] = (unit.length, unit.hash)
-    replies: list[bytes | Reject] = []
-    found: list[Effect] = []
-    for frame in frames:
-        ordinal = frame.first
-        pack_hash = packs[ordinal]
-        reply: bytes | Reject = b""
-        for command in frame.split_commands():
-            size, digest = hashes.get(ordinal, (0, pack_hash))
-            ref = PayloadRef(context.uid, context.index, ordinal, context.term, size, digest)
-            try:
-                applied = member.machine.apply(context, command, (ref, *frame.pieces))
-                reply = applied.reply
-                found.extend(applied.effects)
-            except Reject as reject:
-                reply = reject
-                # A refused command's payload is nobody's: it dies at this very index (section 6, "nothing leaks").
-                found.append(Release(Position(context.index, ordinal), Position(context.index, ordinal + 1)))
-            except Exception as error:
-                raise CommandFault(ordinal) from error
-            ordinal += 1
-        replies.append(reply)
-    return Batch(replies, found)

@@ -17,23 +17,18 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LogyardError
 from ..machine import (
     Append,
-    Applied,
     Aux,
     Checkpoint,
     Context,
     Deliver,
     Effect,
     End,
-    Monitor,
     Position,
-    Reject,
     Release,
     Send,
-    Timer,
 )
 from ..raft.core import LEADER
-from . import versions
-from .machine_state import MachineState
+from .apply import REPLICATED, keep
 from .member import FAILED, RUNNING, Member
 
 if TYPE_CHECKING:
@@ -41,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REPLICATED = (Timer, Append, Monitor)
 LEADERS = (Send, Deliver, Aux, Checkpoint, End)
 
 
@@ -77,16 +71,8 @@ def release(system: System, member: Member, index: int, first: Position, end: Po
 
 
 def _keep(system: System, member: Member, context: Context, effect: Effect) -> None:
-    """Change the replicated state beside the machine."""
-    state = member.kept
-    if state is None:
-        state = member.kept = MachineState()
-    if isinstance(effect, Timer):
-        state.set_timer(effect.name, effect.due_ms, member.leading)
-    elif isinstance(effect, Append):
-        state.add_append(context.index, effect.command, member.leading)
-    elif isinstance(effect, Monitor):
-        state.monitors.add(effect.session)
+    """Change the replicated state beside the machine; a leader sees to what is to be proposed of it."""
+    state = keep(member, context, effect)
     if member.leading and state.waits:
         system.timed.add(member)
         if state.todo:
@@ -233,84 +219,6 @@ class _Again:
         """Failed before or while it was under way: the state says at the next try whether it is still to be done."""
         if status == FAILED and self._member.leading:
             self._put(self._what)
-
-
-# The engine's own commands
-
-
-def on_system(
-    system: System, member: Member, context: Context, command: list[Any], effects: list[Effect]
-) -> bytes | Reject:
-    """Apply a command of the engine's own, [name, ...arguments], that is not about sessions. Its effects go to
-    `effects`, to be performed with the entry's.
-
-    A `Reject` is its reply, like a machine's; what else a machine raises is a fault like in `apply`.
-    """
-    name, *arguments = command
-    try:
-        if name == "timer":
-            return _on_timer(member, context, effects, *arguments)
-        if name == "append":
-            return _on_append(member, context, effects, *arguments)
-        if name == "upgrade":
-            return versions.on_upgrade(member, *arguments)
-        if name == "skip":
-            return _on_skip(member, *arguments)
-        if name == "delete":
-            return system.directory.on_delete(member, context.index)
-    except Reject as reject:
-        return reject
-    return Reject("unknown_command", f"this version of the engine knows no command {name!r}")
-
-
-def _on_timer(member: Member, context: Context, effects: list[Effect], name: str, due: int) -> bytes:
-    state = member.kept
-    if state is None or state.timers.get(name) != due:
-        return b""
-    del state.timers[name]
-    method = getattr(member.machine, "on_timer", None)
-    return _took(effects, method(context, name)) if method is not None else b""
-
-
-def _on_append(
-    member: Member, context: Context, effects: list[Effect], index: int, number: int, command: bytes
-) -> bytes:
-    if index:
-        state = member.kept
-        if state is None or state.appends.pop((index, number), None) is None:
-            return b""
-    return _took(effects, member.machine.apply(context, command, ()))
-
-
-def _took(effects: list[Effect], applied: Applied) -> bytes:
-    effects += applied.effects
-    return applied.reply
-
-
-def _on_skip(member: Member, index: int, ordinal: int) -> bytes | Reject:
-    """The skip itself did its work when its command failed (`halt`); here it is only answered."""
-    if ordinal in (member.left_out or {}).get(index, ()):
-        return b""
-    return Reject("not_failed", f"command ({index}, {ordinal}) did not fail here; nothing was skipped")
-
-
-def on_left_out(member: Member, command: list[Any]) -> None:
-    """An operator had a command of the engine's own skipped: it is not asked for again."""
-    name, *arguments = command
-    state = member.kept
-    if state is not None and name == "timer" and state.timers.get(arguments[0]) == arguments[1]:
-        del state.timers[arguments[0]]
-    elif state is not None and name == "append":
-        state.appends.pop((arguments[0], arguments[1]), None)
-
-
-def wants_end(member: Member, session: int) -> bool:
-    """Whether the machine monitors a session that has ended now; asked once, by the one who tells it."""
-    state = member.kept
-    if state is None or session not in state.monitors:
-        return False
-    state.monitors.discard(session)
-    return True
 
 
 def describe(member: Member) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from ..entry import COMMANDS, SYSTEM, Entry, Frame, frames_of, is_guarded, system_command
 from ..errors import Corrupt, GroupStopped, NotLeader, Refused
-from ..machine import BatchMachine
 from ..raft.core import LEADER
 from . import replica
 from .member import HALTED, RUNNING, Halt, Member, Sink
-from .sessions import CommandFault
+from .sessions import CommandFault, batch_of
 from .versions import UnknownVersion
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def rebuild(system: System, member: Member, through: int) -> None:
     """
     machine = system.create_machine(member.spec.machine, member.spec.arguments)
     member.machine = machine
-    member.apply_batch = machine.apply_batch if isinstance(machine, BatchMachine) else None
+    member.apply_batch = batch_of(machine)
     member.version = 1
     member.sessions = member.uploads = None
     member.kept = None

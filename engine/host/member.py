@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..entry import Entry, records_in
 from ..errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_error
-from ..machine import BatchMachine, Machine
+from ..machine import Machine
 from ..ports import LivenessPort
 from ..raft.core import Raft
 from .budget import Budget
 from .log_time import LogTime
 from .machine_state import MachineState
-from .sessions import Sessions
+from .sessions import Sessions, batch_of
 from .uploads import Uploads
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Member:
         # Ordinals of skipped commands by index: left out again whenever their entry is applied anew.
         self.left_out: dict[int, tuple[int, ...]] | None = None
         # Asked once: a protocol's instance check costs more than applying a batch.
-        self.apply_batch = machine.apply_batch if isinstance(machine, BatchMachine) else None
+        self.apply_batch = batch_of(machine)
 
     @property
     def uid(self) -> int:

@@ -16,6 +16,7 @@ from .uploads import Uploads
 from .versions import UnknownVersion
 
 if TYPE_CHECKING:
+    from .apply import Replicated
     from .member import Member
 
 VERSION = 1
@@ -24,7 +25,7 @@ SESSIONS = "@sessions"
 UPLOADS = "@uploads"
 
 
-def restore(member: Member, snapshot: Snapshot) -> None:
+def restore(member: Replicated, snapshot: Snapshot) -> None:
     """Machine and engine state as of a snapshot. Raises `UnknownVersion` before anything is changed."""
     if snapshot.version > member.machine.version:
         raise UnknownVersion(snapshot.version, member.machine.version)
@@ -49,10 +50,10 @@ def sections(member: Member) -> dict[str, bytes]:
     return found
 
 
-def restore_sections(member: Member, sections: Mapping[str, bytes]) -> None:
+def restore_sections(member: Replicated, sections: Mapping[str, bytes]) -> None:
     """Replace the engine's state by a snapshot's; what has no section is empty."""
     member.sessions = sessions_of(sections)
-    member.uploads = uploads_of(member.uid, sections)
+    member.uploads = uploads_of(member.spec.uid, sections)
     member.kept = MachineState.of_sections(sections)
 
 

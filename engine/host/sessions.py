@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgpack
 
 from ..entry import BINDS, PIECE, SYSTEM, Frame, system_command
-from ..machine import Batch, Context, Effect, Position, Reject, Release
+from ..machine import Batch, BatchMachine, Context, Effect, Machine, Position, Reject, Release
 from .uploads import Uploads
 
 WINDOW = 64
@@ -300,6 +300,11 @@ def release_of(context: Context, frame: Frame) -> Release:
     if frame.records == context.records:
         return Release(Position(context.index, 0), Position(context.index + 1, 0))
     return Release(Position(context.index, frame.first), Position(context.index, frame.first + frame.records))
+
+
+def batch_of(machine: Machine) -> ApplyBatch | None:
+    """A machine's `apply_batch`, if it has one. Ask once: a protocol's instance check costs more than applying."""
+    return machine.apply_batch if isinstance(machine, BatchMachine) else None
 
 
 def run_batch(apply_batch: ApplyBatch, context: Context, frames: Sequence[Frame]) -> Batch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,7 @@ from ..raft.core import LEADER
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Manifest, Snapshot
 from . import replica, rows
+from .apply import claims_of
 from .books import Captured
 from .inbound import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PROGRESS
 from .member import RUNNING, Member
@@ -269,15 +270,6 @@ class Snapshots:
 
 def _first(one: PayloadRange) -> Position:
     return one.first
-
-
-def claims_of(member: Member) -> Iterator[PayloadRange]:
-    """What the machine needs, but for pieces of uploads that ended before it heard of them."""
-    for needed in member.machine.live_refs():
-        if member.uploads is None:
-            yield needed
-        else:
-            yield from member.uploads.claims(needed)
 
 
 def _nothing() -> None:

@@ -16,6 +16,7 @@ from ..raft.core import LEADER
 from .member import HALTED, RUNNING, Member
 
 if TYPE_CHECKING:
+    from .apply import Replicated
     from .system import System
 
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ MACHINE_VERSIONS = 30
 """Blob kind: {"machines": {kind: newest version}}."""
 
 
-def on_upgrade(member: Member, to: int) -> bytes:
+def on_upgrade(member: Replicated, to: int) -> bytes:
     """Apply ["upgrade", to]. Raises `UnknownVersion` where the machine is too old."""
     if to <= member.version:
         return b""

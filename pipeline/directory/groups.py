@@ -7,31 +7,36 @@ architecture section 5 (snapshot and log meet, terms never fall, no gap). Called
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from logyard.engine.entry import COMMANDS, CONFIGURATION, Entry, frames_of, is_guarded, records_in, timestamp_of
-from logyard.engine.errors import WrongIdentity
+from logyard.engine.entry import COMMANDS, CONFIGURATION, SYSTEM, Entry, frames_of, is_guarded, system_command
+from logyard.engine.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
 from logyard.engine.host import replica, rows
+from logyard.engine.host.apply import REPLICATED, claims_of, context_of, keep, run_again
 from logyard.engine.host.machine_state import MachineState
 from logyard.engine.host.member import Spec
-from logyard.engine.host.sessions import Sessions, apply_guarded, run_batch
+from logyard.engine.host.sessions import Sessions, batch_of
 from logyard.engine.host.uploads import Uploads
+from logyard.engine.host.versions import UnknownVersion
 from logyard.engine.log.meta_rows import Run, StateRow
 from logyard.engine.log.recovered import Recovered
-from logyard.engine.machine import Batch, BatchMachine, Context, Effect, Frame, Machine, Release, Timer
+from logyard.engine.machine import Machine, PayloadRange, Release
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.snapshot.format import Snapshot
+from logyard.machines.log import AppendLog
 from logyard.machines.registry import create_machine
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness, decode_live_set
 
 from .files import Segments, WalFacts, segment_path, wal_path
 from .meta import Facts
-from .report import Report, some
+from .report import DAMAGE, UNKNOWN, Report, some
 
 Hole: TypeAlias = tuple[int, int, int]
 """(first index, last index, the segment that should have them; 0: no checkpoint names one)"""
+MachineFactory: TypeAlias = Callable[[str, dict[str, Any]], Machine]
+"""Name, arguments -> a fresh machine. Raises `BadRequest` for one that is not at hand."""
 RECORDS_MAX = 1 << 31
 """More records than any entry has."""
 
@@ -39,11 +44,12 @@ RECORDS_MAX = 1 << 31
 class GroupLog:
     """One group as it would come up. `live` is what its snapshot says lives, `live_at_end` what is left when the whole
     log is applied: at least those payloads must be here. `commit`: what this directory alone proves to be committed.
-    `machine`: as of the log's end; None where that is not known."""
+    `replay`: as of the log's end; None where that is not known, for the reason `unknown`: then more may have died than
+    `live_at_end` says."""
 
     __slots__ = (
         "spec", "state", "snapshot", "base", "base_term", "flushed", "runs", "terms", "entries", "last", "term",
-        "commit", "floor", "whole", "alone", "live", "live_at_end", "machine",
+        "commit", "floor", "whole", "alone", "live", "live_at_end", "replay", "unknown",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, state: StateRow) -> None:
@@ -63,7 +69,8 @@ class GroupLog:
         self.alone = False
         self.live = Liveness()
         self.live_at_end = Liveness()
-        self.machine: Machine | None = None
+        self.replay: Replay | None = None
+        self.unknown = ""
 
     @property
     def name(self) -> str:
@@ -96,12 +103,19 @@ class Placed(NamedTuple):
 
 
 def check_group(
-    uid: int, facts: Facts, wal: WalFacts, segments: Segments, homes: Sequence[Home], report: Report
+    uid: int,
+    facts: Facts,
+    wal: WalFacts,
+    segments: Segments,
+    homes: Sequence[Home],
+    report: Report,
+    make: MachineFactory = create_machine,
 ) -> GroupLog:
-    """Put one group together, report what does not fit, and apply its log. `homes`: its payloads in generations."""
+    """Put one group together, report what does not fit, and apply its log. `homes`: its payloads in generations.
+    `make`: its machine, by name and arguments."""
     group = build_group(uid, facts, wal, report)
     _judge(group, report)
-    _apply(group, facts, segments, homes, report)
+    _apply(group, facts, segments, homes, report, make)
     return group
 
 
@@ -238,11 +252,11 @@ def in_order(group: GroupLog, segments: Segments) -> Iterator[Placed]:
         yield Placed(entry.index, entry, wal_path(entry.file) if entry.file else "wal", 0)
 
 
-def _apply(group: GroupLog, facts: Facts, segments: Segments, homes: Sequence[Home], report: Report) -> None:
+def _apply(
+    group: GroupLog, facts: Facts, segments: Segments, homes: Sequence[Home], report: Report, make: MachineFactory
+) -> None:
     """Walk the log once: no gap, terms as the checkpoint says, and the releases that its commands bring."""
-    replay: Replay | None = None
-    with report.guarded("machine", group=group.name):
-        replay = Replay(group)
+    replay = _replay_of(group, report, make)
     applied = group.snapshot.index if group.snapshot is not None else 0
     holes: list[Hole] = []
     expected, before = group.base + 1, group.base_term
@@ -265,17 +279,34 @@ def _apply(group: GroupLog, facts: Facts, segments: Segments, homes: Sequence[Ho
         before = max(before, entry.term)
         if index == applied + 1:
             applied = index
-            if replay is not None and entry.kind == COMMANDS:
+            if entry.kind == COMMANDS and not group.unknown:
                 with report.guarded("machine", path=path, group=group.name):
-                    _release(group, replay, entry)
-    if replay is not None and replay.exact and applied == group.last:
-        group.machine = replay.machine
+                    _release(group, replay, entry, segments, report)
+    if applied < group.last and not group.unknown:
+        group.unknown = f"entry {applied + 1} is not there to be applied"
+    if not group.unknown and isinstance(replay, Replay):
+        group.replay = replay
     _extend(holes, expected, group.flushed, 0)
     spared = [hole for hole in holes if _missing(group, hole, facts, homes, report)]
     if spared:
         names = some([segment_path(number) if number else "none" for _, _, number in spared])
         text = f"its checkpoint names segments that are gone; the snapshot covers their entries: {names}"
         report.warning("stale_run", text, path="meta", group=group.name)
+
+
+def _replay_of(group: GroupLog, report: Report, make: MachineFactory) -> Replay | str:
+    """The group as of its snapshot, or why nothing can be applied to it."""
+    try:
+        return Replay(group, make)
+    except UnknownVersion as error:
+        return f"its snapshot {error}"
+    except BadRequest as error:
+        machine = group.spec.machine
+        return f"its machine {machine!r} is not at hand ({error}); name it: --machine {machine}=MODULE:CLASS"
+    except Exception as error:  # a machine's restore may raise anything
+        text = f"its snapshot can't be restored: {type(error).__name__}: {error}"
+        report.damage("machine", text, path="meta", group=group.name)
+        return text
 
 
 def _missing(group: GroupLog, hole: Hole, facts: Facts, homes: Sequence[Home], report: Report) -> bool:
@@ -298,86 +329,129 @@ def _missing(group: GroupLog, hole: Hole, facts: Facts, homes: Sequence[Home], r
     for low, high, _ in stretches:
         group.whole = False
         text = f"entries {low} to {high} are missing" if low < high else f"entry {low} is missing"
-        report.damage("log", text, path=path, group=group.name)
+        # Below the snapshot they are needed for what lives of them, and that may be nothing.
+        severity = UNKNOWN if group.unknown and high <= snapshot else DAMAGE
+        report.add(severity, "log", text, path=path, group=group.name)
     return spared
 
 
-def _release(group: GroupLog, replay: Replay, entry: Entry) -> None:
+def _release(group: GroupLog, replay: Replay | str, entry: Entry, segments: Segments, report: Report) -> None:
     """What a command releases may be gone already, also when nobody can say yet that it is committed."""
-    for effect in replay.entry(entry):
-        if isinstance(effect, Release):
-            for first, end in replay.uploads.spared(*effect) if replay.uploads is not None else (effect,):
-                group.live_at_end.release(first, end)
-    # What a command of the engine's own did is not known here, so what is missing below may be its doing.
-    group.whole = group.whole and replay.exact
+    try:
+        if isinstance(replay, str):
+            raise CannotApply(f"entry {entry.index}: {replay}")
+        for first, end in replay.apply(entry, lambda: above_snapshot(group, segments)):
+            group.live_at_end.release(first, end)
+    except CannotApply as error:
+        group.unknown = str(error)
+        text = f"what lives from there on is not known: {error}"
+        report.unknown("machine", text, group=group.name)
+
+
+def above_snapshot(group: GroupLog, segments: Segments) -> Iterator[Entry]:
+    """The entries that a start would apply, as far as they can be read."""
+    base = group.snapshot.index if group.snapshot is not None else 0
+    return (one.entry for one in in_order(group, segments) if one.entry is not None and one.index > base)
+
+
+class CannotApply(LogyardError):
+    """A group stands still at an entry: its machine failed there, or is too old or not at hand."""
 
 
 class Replay:
-    """A group's machine and the engine's tables: as of its snapshot, then moved on entry by entry. `exact`: nothing
-    was applied that only a running node can apply."""
+    """A group's replicated state (`engine.host.apply`): as of its snapshot, then moved on entry by entry, as on a
+    member. `deleted`: by an entry of its own log."""
 
-    __slots__ = ("uid", "machine", "version", "sessions", "uploads", "kept", "exact")
+    leading = False
 
-    def __init__(self, group: GroupLog) -> None:
-        self.uid = group.spec.uid
-        self.machine: Machine = create_machine(group.spec.machine, group.spec.arguments)
+    def __init__(self, group: GroupLog, make: MachineFactory = create_machine) -> None:
+        self.spec = group.spec
+        self.left_out: dict[int, tuple[int, ...]] | None = None
+        self._group = group
+        self._make = make
+        self._begin()
+
+    def _begin(self) -> None:
+        self.machine = self._make(self.spec.machine, self.spec.arguments)
+        self.apply_batch = batch_of(self.machine)
+        self.version = 1
         self.sessions: Sessions | None = None
         self.uploads: Uploads | None = None
-        self.kept = MachineState()
-        self.version = 1
-        self.exact = isinstance(self.machine, BatchMachine)
-        if group.snapshot is not None:
-            sections, engine = replica.split(group.snapshot.sections)
-            self.machine.restore(sections)
-            self.version = group.snapshot.version
-            self.kept = MachineState.of_sections(engine) or self.kept
-            self.sessions = replica.sessions_of(engine)
-            self.uploads = replica.uploads_of(self.uid, engine)
+        self.kept: MachineState | None = None
+        self.deleted = False
+        if self._group.snapshot is not None:
+            replica.restore(self, self._group.snapshot)
 
-    def entry(self, entry: Entry) -> Sequence[Effect]:
-        """Apply an entry of commands; returns its effects."""
-        if not isinstance(self.machine, BatchMachine):
-            return ()
-        data = entry.data
-        context = Context(self.uid, entry.index, entry.term, timestamp_of(data), self.version, records_in(data))
-        batch_of, frames = self.machine.apply_batch, list(frames_of(data))
-        own_effects: list[Effect] = []
+    def apply(
+        self, entry: Entry, log: Callable[[], Iterator[Entry]]
+    ) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Apply an entry of commands; returns the ranges of payloads that it releases. `log`: all entries above the
+        snapshot. A command that fails is left out if an operator had it skipped; else this raises `CannotApply`."""
+        if self.deleted:
+            return iter(())
+        while True:
+            try:
+                effects = self._effects(entry)
+            except Corrupt:
+                raise
+            except Exception as error:  # a machine may raise anything
+                self._leave_out(entry, error, log)
+                continue
+            if self.deleted:
+                # With the group all of its payloads went.
+                return iter([((0, 0), (self._group.last + 1, 0))])
+            return (part for effect in effects for part in self._released(effect))
 
-        def run(context: Context, shown: list[Frame]) -> Batch:
-            return run_batch(batch_of, context, shown)
+    def named(self) -> Iterator[tuple[int, int]]:
+        """(first, end) of entries that the state names one by one: each of them has payload."""
+        yield from ((claim.first.index, claim.first.index + 1) for claim in claims_of(self) if _is_entry(claim))
+        if isinstance(self.machine, AppendLog):
+            yield from ((first, first + count) for one in self.machine.long.values() for first, _, count in one.runs)
+        if self.uploads is not None:
+            yield from ((index, index + 1) for index in self.uploads.indexes)
 
-        def own(context: Context, command: list[Any]) -> bytes:
-            own_effects.extend(self._own(context, *command))
-            return b""
+    def spans(self) -> list[tuple[int, int]]:
+        """(first, end) of the stretches that the state needs as a whole: entries in them may have no payload."""
+        return [(one.first.index, one.end.index + 1) for one in claims_of(self) if not _is_entry(one)]
 
-        if is_guarded(data):
-            guarded = apply_guarded(self.sessions, context, frames, run, own, uploads=self.uploads, data=data)
-            self.sessions, batch, self.uploads = guarded
-        else:
-            batch = run(context, frames)
-        effects = [*own_effects, *batch.effects]
-        for effect in effects:
-            if isinstance(effect, Timer):
-                self.kept.set_timer(effect.name, effect.due_ms, False)
-        return effects
+    def _released(self, effect: Release) -> Iterable[tuple[tuple[int, int], tuple[int, int]]]:
+        return self.uploads.spared(*effect) if self.uploads is not None else (effect,)
 
-    def _own(self, context: Context, name: str, *arguments: Any) -> Sequence[Effect]:
-        """A command of the engine's own, as far as a stopped log can apply it."""
-        machine: Any = self.machine
-        if name == "upgrade":
-            if self.version < arguments[0] <= machine.version:
-                if hasattr(machine, "upgrade"):
-                    machine.upgrade(self.version, arguments[0])
-                self.version = arguments[0]
-        elif name == "timer" and hasattr(machine, "on_timer"):
-            timer, due = arguments
-            if self.kept.timers.get(timer) == due:
-                del self.kept.timers[timer]
-                found: Sequence[Effect] = machine.on_timer(context, timer).effects
-                return found
-        else:
-            self.exact = False
-        return ()
+    def _effects(self, entry: Entry) -> list[Release]:
+        context = context_of(self, entry)
+        released = []
+        for effect in run_again(self, context, entry, self._delete).effects:
+            if isinstance(effect, Release):
+                released.append(effect)
+            elif isinstance(effect, REPLICATED):
+                keep(self, context, effect)
+        return released
+
+    def _delete(self, _: object, index: int) -> bytes:
+        self.deleted = True
+        return b""
+
+    def _leave_out(self, entry: Entry, error: Exception, log: Callable[[], Iterator[Entry]]) -> None:
+        """Note the next skip of a command of this entry, and come back to where the entry found the machine."""
+        used = (self.left_out or {}).get(entry.index, ())
+        for later in log():
+            if later.index > entry.index and later.kind == COMMANDS and is_guarded(later.data):
+                for frame in frames_of(later.data):
+                    name, *arguments = system_command(frame) if frame.flags & SYSTEM else ("",)
+                    if name == "skip" and arguments[0] == entry.index and arguments[1] not in used:
+                        self.left_out = {**(self.left_out or {}), entry.index: (*used, arguments[1])}
+                        self._begin()
+                        for earlier in log():
+                            if earlier.index < entry.index and earlier.kind == COMMANDS:
+                                self._effects(earlier)
+                        return
+        cause = error.__cause__ or error
+        raise CannotApply(f"entry {entry.index}: {type(cause).__name__}: {cause}") from error
+
+
+def _is_entry(claim: PayloadRange) -> bool:
+    """Whether a claim is of one entry."""
+    return claim.first < claim.end <= (claim.first.index + 1, 0)
 
 
 def _extend(holes: list[Hole], first: int, last: int, segment: int) -> None:

@@ -25,7 +25,7 @@ from .files import Segments, WalFacts, wal_path
 from .generations import Generations
 from .groups import RECORDS_MAX, GroupLog, in_order
 from .meta import Facts
-from .report import Report
+from .report import DAMAGE, UNKNOWN, Report
 
 
 def check_payloads(
@@ -42,6 +42,7 @@ def check_payloads(
             if entry is not None:
                 checking.entry(entry)
         checking.lost()
+        checking.needed()
         checking.holes()
         checking.counters()
     finally:
@@ -86,9 +87,13 @@ class _Group:
         return self.group.live_at_end.live_units(index, places)
 
     def _missing(self, text: str, path: str) -> None:
-        """A live payload that is not where it should be."""
+        """A live payload that is not where it should be; one that may have died where what lives is not known."""
         if self.group.resolves:
-            self._report.damage("payload", text, path=path, group=self.group.name)
+            self._report.add(self._severity, "payload", text, path=path, group=self.group.name)
+
+    @property
+    def _severity(self) -> str:
+        return UNKNOWN if self.group.unknown else DAMAGE
 
     def lost(self) -> None:
         """What went with a generation before the last start, as far as its entries are not in the log any more."""
@@ -176,7 +181,7 @@ class _Group:
             dead = marks.is_dead(ledger.at(index, unit.number))
             if dead and unit.number in live:
                 text = f"unit {unit.number} of entry {index} lives and is counted as dead"
-                self._report.damage("counter", text, path="meta", group=group.name)
+                self._report.add(self._severity, "counter", text, path="meta", group=group.name)
             elif not dead and settled and not group.live.unit_is_live(index, unit.first_ordinal, unit.records):
                 self._leaked[home.generation] = self._leaked.get(home.generation, 0) + unit.length
 
@@ -249,9 +254,24 @@ class _Group:
 
     # The whole
 
+    def needed(self) -> None:
+        """Every entry whose payload the group's state names is somewhere: other entries leave no trace when they had
+        none (sessions that begin and end, one a term, changes of members)."""
+        group = self.group
+        if group.replay is None or not group.resolves or not group.whole:
+            return
+        for first, end in group.replay.named():
+            for index in range(max(first, 1), end):
+                if index in self._terms or index in self._seen or group.live_at_end.is_entry_dead(index, RECORDS_MAX):
+                    continue
+                home = self._home_of(index)
+                if home is None or self._generations.get(home.generation) is not None:
+                    path = self._generations.data(home.generation) if home is not None else "meta"
+                    self._missing(f"the payload of entry {index} is needed, and nothing is known of it", path)
+
     def holes(self) -> None:
-        """Stretches that live by the snapshot and of which nothing is known. Entries without payload (one a term, and
-        changes of members) leave such stretches; a longer one cannot be explained by those."""
+        """Stretches that live by the snapshot and of which nothing is known. Entries without payload leave such ones;
+        where a state names ranges and not entries, a stretch is a loss if those can't explain it."""
         group = self.group
         if group.snapshot is None or not group.resolves or not group.whole:
             return
@@ -259,12 +279,14 @@ class _Group:
         plain = len(configurations) == 1 and configurations[0][0] == 0
         covered = sorted(self._covered)
         known = sorted(self._terms)
+        ranges = group.replay.spans() if group.replay is not None else [(0, group.last + 1)]
         for live in group.live_at_end.live_ranges(group.snapshot.index):
             at = max(live.first.index, 1)
             stop = live.end.index if live.end.ordinal else live.end.index - 1
             for first, last in [*(pair for pair in covered if pair[1] >= at), (stop + 1, stop + 1)]:
-                if at <= min(first - 1, stop):
-                    self._hole(at, min(first - 1, stop), known, plain)
+                low, high = at, min(first - 1, stop)
+                if low <= high and any(begin <= high and low < end for begin, end in ranges):
+                    self._hole(low, high, known, plain)
                 at = max(at, last + 1)
                 if at > stop:
                     break
@@ -275,19 +297,23 @@ class _Group:
         at = bisect_right(known, first)
         low = self._terms[known[at - 1]] if at else 0
         high = self._terms[known[at]] if at < len(known) else group.snapshot.term
-        if last - first + 1 <= high - low + 1 or self._adds_up():
+        log = group.replay is not None and isinstance(group.replay.machine, AppendLog)
+        if last - first + 1 <= high - low + 1 or (log and self._adds_up()):
             return
         text = f"entries {first} to {last} live by the snapshot, and nothing is known of them"
-        if plain:
-            self._missing(text, "meta")
-        else:
+        if not plain:
             text += "; some may be changes of members"
             self._report.warning("payload", text, path="meta", group=group.name)
+        elif log:
+            self._missing(text, "meta")
+        else:
+            text += "; they may have had no payload"
+            self._report.unknown("payload", text, path="meta", group=group.name)
 
     def _adds_up(self) -> bool:
         """Whether an append log's records are all there, by their number: then what leaves no trace had none. (The
         engine's own commands have no payload either: sessions that begin and end.)"""
-        machine = self.group.machine
+        machine = self.group.replay.machine if self.group.replay is not None else None
         if not isinstance(machine, AppendLog):
             return False
         found: dict[int, bytes] = {}
@@ -301,8 +327,6 @@ class _Group:
         for index, entry, _, _ in in_order(self.group, self._segments):
             if entry is not None:
                 found.setdefault(index, entry.data)
-        if machine.keys is not None:
-            return found.keys() >= machine.keys.entries.keys()
         start, offset = machine.start_position, machine.start
         for index in sorted(found):
             if index >= start.index:

@@ -170,20 +170,17 @@ class StoppedLog:
         for generation, run, uid in self.node.generations.marks:
             if uid == self.uid:
                 self.bytes += self.node.generations.marks[generation, run, uid].live
-        for entry in self.entries(at + 1, group.commit):
+        above = at + 1
+        for entry in self.entries(above, group.commit):
             if entry.index != at + 1:
                 raise self._hole(at + 1, entry.index - 1)
             at = entry.index
             self.bytes += len(entry.data) + entry.body_bytes
             if entry.kind == COMMANDS:
-                replay.entry(entry)
+                replay.apply(entry, lambda: self.entries(above, group.commit))
         if at < group.commit:
             raise self._hole(at + 1, group.commit)
-        if not replay.exact or not isinstance(replay.machine, AppendLog):
-            raise LogyardError(
-                f"log {self.name!r}: an operator's command in it can only be applied by a node; start the node and "
-                "take a snapshot of the log"
-            )
+        assert isinstance(replay.machine, AppendLog)
         if replay.machine.keys is not None:
             raise LogyardError(f"log {self.name!r} is keyed, which can't be read from a directory yet: start the node")
         self.machine, self.applied = replay.machine, at

@@ -16,6 +16,8 @@ DAMAGE = "damage"
 """Something acknowledged is lost or unreadable here: it must come from a peer."""
 WARNING = "warning"
 """Worth knowing, and nothing is lost: a torn last batch, leftovers of a crash."""
+UNKNOWN = "unknown"
+"""What is here can't be judged: its machine is not at hand, or stands still before the end of its log."""
 HEALED = "healed"
 """Bytes that do not verify, of which a second copy does: the next start puts them right."""
 CAP = 20
@@ -59,6 +61,10 @@ class Report:
     def warning(self, kind: str, message: str, *, path: str = "", group: str = "") -> None:
         """Nothing is lost."""
         self.add(WARNING, kind, message, path=path, group=group)
+
+    def unknown(self, kind: str, message: str, *, path: str = "", group: str = "") -> None:
+        """Whether anything is lost can't be known here."""
+        self.add(UNKNOWN, kind, message, path=path, group=group)
 
     def healed(self, kind: str, message: str, *, path: str = "", group: str = "") -> None:
         """A second copy is good."""
