@@ -40,9 +40,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     # What a directory says is what a start would make of it, so the same code reads it; but nothing that runs a node.
     "logyard.pipeline.directory": (
         "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.machines", TOP, "logyard.engine.log",
-        "logyard.engine.snapshot", "logyard.engine.host.damaged", "logyard.engine.host.machine_state",
-        "logyard.engine.host.member", "logyard.engine.host.replica", "logyard.engine.host.rows",
-        "logyard.engine.host.sessions", "logyard.engine.host.uploads",
+        "logyard.engine.snapshot", "logyard.engine.host.apply", "logyard.engine.host.damaged",
+        "logyard.engine.host.machine_state", "logyard.engine.host.member", "logyard.engine.host.replica",
+        "logyard.engine.host.rows", "logyard.engine.host.sessions", "logyard.engine.host.uploads",
     ),
     "logyard.bench": (
         "logyard.bench", "logyard.client", "logyard.engine", "logyard.machines", "logyard.payloads", "logyard.pipeline",

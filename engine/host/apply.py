@@ -7,6 +7,7 @@ come to the same state, the same releases and the same follow-ups.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -30,7 +31,8 @@ from .machine_state import MachineState
 from .member import Spec
 from .sessions import ApplyBatch, CommandFault, OnEnd, Sessions, apply_guarded, run_batch
 from .uploads import Uploads
-from .versions import on_upgrade
+
+log = logging.getLogger(__name__)
 
 REPLICATED = (Timer, Append, Monitor)
 
@@ -48,6 +50,14 @@ class Replicated(Protocol):
     kept: MachineState | None
     leading: bool
     left_out: dict[int, tuple[int, ...]] | None
+
+
+class UnknownVersion(Exception):
+    """The log asks for a machine version that this process does not have."""
+
+    def __init__(self, version: int, newest: int) -> None:
+        super().__init__(f"needs machine version {version}, this node has {newest}; it waits for a newer logyard")
+        self.version = version
 
 
 OnDelete: TypeAlias = Callable[[Any, int], bytes]
@@ -193,7 +203,7 @@ def _on_system(
         if name == "append":
             return _on_append(state, context, effects, *arguments)
         if name == "upgrade":
-            return on_upgrade(state, *arguments)
+            return _on_upgrade(state, *arguments)
         if name == "skip":
             return _on_skip(state, *arguments)
         if name == "delete":
@@ -225,6 +235,20 @@ def _on_append(
 def _took(effects: list[Effect], applied: Applied) -> bytes:
     effects += applied.effects
     return applied.reply
+
+
+def _on_upgrade(state: Replicated, to: int) -> bytes:
+    """Apply ["upgrade", to]. Raises `UnknownVersion` where the machine is too old."""
+    if to <= state.version:
+        return b""
+    if to > state.machine.version:
+        raise UnknownVersion(to, state.machine.version)
+    upgrade = getattr(state.machine, "upgrade", None)
+    if upgrade is not None:
+        upgrade(state.version, to)
+    state.version = to
+    log.info("group %s: machine version %d is in force", state.spec.name, to)
+    return b""
 
 
 def _on_skip(state: Replicated, index: int, ordinal: int) -> bytes | Reject:

@@ -15,9 +15,9 @@ from ..entry import COMMANDS, SYSTEM, Entry, Frame, frames_of, is_guarded, syste
 from ..errors import Corrupt, GroupStopped, NotLeader, Refused
 from ..raft.core import LEADER
 from . import replica
+from .apply import UnknownVersion
 from .member import HALTED, RUNNING, Halt, Member, Sink
 from .sessions import CommandFault, batch_of
-from .versions import UnknownVersion
 
 if TYPE_CHECKING:
     from .system import System

@@ -30,11 +30,11 @@ from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
 from . import life, receiving, revival, rows
+from .apply import UnknownVersion
 from .departures import Departed
 from .homes import SealedFile
 from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
 from .receiving import restore
-from .versions import UnknownVersion
 
 if TYPE_CHECKING:
     from .storage import Storage

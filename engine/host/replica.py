@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..snapshot.format import Snapshot
+from .apply import UnknownVersion
 from .machine_state import MachineState
 from .sessions import Sessions
 from .uploads import Uploads
-from .versions import UnknownVersion
 
 if TYPE_CHECKING:
     from .apply import Replicated

@@ -16,7 +16,6 @@ from ..raft.core import LEADER
 from .member import HALTED, RUNNING, Member
 
 if TYPE_CHECKING:
-    from .apply import Replicated
     from .system import System
 
 log = logging.getLogger(__name__)
@@ -24,14 +23,6 @@ log = logging.getLogger(__name__)
 
 SAID_S = 0.2
 """Nodes tell each other what they know within a second after they meet."""
-
-
-class UnknownVersion(Exception):
-    """The log asks for a machine version that this process does not have."""
-
-    def __init__(self, version: int, newest: int) -> None:
-        super().__init__(f"needs machine version {version}, this node has {newest}; it waits for a newer logyard")
-        self.version = version
 
 
 class Versions:
@@ -150,20 +141,6 @@ class Versions:
 
 MACHINE_VERSIONS = 30
 """Blob kind: {"machines": {kind: newest version}}."""
-
-
-def on_upgrade(member: Replicated, to: int) -> bytes:
-    """Apply ["upgrade", to]. Raises `UnknownVersion` where the machine is too old."""
-    if to <= member.version:
-        return b""
-    if to > member.machine.version:
-        raise UnknownVersion(to, member.machine.version)
-    upgrade = getattr(member.machine, "upgrade", None)
-    if upgrade is not None:
-        upgrade(member.version, to)
-    member.version = to
-    log.info("group %s: machine version %d is in force", member.spec.name, to)
-    return b""
 
 
 def must_wait(member: Member) -> bool:

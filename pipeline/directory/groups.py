@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 from logyard.engine.entry import COMMANDS, CONFIGURATION, SYSTEM, Entry, frames_of, is_guarded, system_command
 from logyard.engine.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
 from logyard.engine.host import replica, rows
-from logyard.engine.host.apply import REPLICATED, claims_of, context_of, keep, run_again
+from logyard.engine.host.apply import REPLICATED, UnknownVersion, claims_of, context_of, keep, run_again
 from logyard.engine.host.machine_state import MachineState
 from logyard.engine.host.member import Spec
 from logyard.engine.host.sessions import Sessions, batch_of
 from logyard.engine.host.uploads import Uploads
-from logyard.engine.host.versions import UnknownVersion
 from logyard.engine.log.meta_rows import Run, StateRow
 from logyard.engine.log.recovered import Recovered
 from logyard.engine.machine import Machine, PayloadRange, Release
