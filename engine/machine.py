@@ -176,6 +176,9 @@ class Machine(Protocol):
         What `describe` shows of the state: plain values.
     `freeze() -> Frozen`
         For a large state, in place of `snapshot`: a view that later commands do not change, written by a thread.
+    `has_terms() -> bool`
+        Whether anything that was granted for a length of log time is running: the leader asks before log time jumps to
+        the wall clock. Without it: whether a timer is set. Local.
     `query(request) -> bytes`
         A read of this member's state; changes nothing.
     """

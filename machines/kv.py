@@ -79,6 +79,8 @@ class KV:
 
     __slots__ = ("state", "history", "history_bytes", "term", "armed", "purging", "keeping", "_effects")
     version = 1
+    renews_terms = True
+    """`_begin`: a new leader's first command gives every lease all of its time again."""
 
     def __init__(self, history: int = HISTORY_REVISIONS, history_bytes: int = HISTORY_BYTES) -> None:
         self.state = State()

@@ -67,6 +67,8 @@ class AppendLog:
     )  # fmt: skip
     version = 2
     upgrade_on_demand = True
+    wall_time = True
+    """Its times are ages of records: nothing is granted for a length of time."""
     exclusive = True
     """Its truncations release ranges: payloads of another machine in its group would go with them."""
 

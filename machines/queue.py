@@ -106,6 +106,10 @@ class Queue:
             state.detach(consumer, counted=True)
         return Applied(b"", self._finish(context))
 
+    def has_terms(self) -> bool:
+        """Whether a lease, a delay or a time to live is running, the queue's own too."""
+        return self.state.has_terms()
+
     def _finish(self, context: Context, own: Iterable[tuple[int, int]] | None = None) -> list[Effect]:
         state = self.state
         state.dispatch()

@@ -141,6 +141,12 @@ class QueueState:
             found.append(self.unused_since + self.options.expires_ms)
         return min(found, default=None)
 
+    def has_terms(self) -> bool:
+        """Whether anything was granted for a length of time that is not over."""
+        if self.delayed or (self.unused_since and not self.ended) or any(map(_expires, self._expiries)):
+            return True
+        return any(consumer.held for consumer in self.consumers.values())
+
     def deadline(self, consumer: Consumer) -> int:
         """When what it gets now has to be settled."""
         due = self.now + (consumer.lease_ms or self.options.lease_ms)

@@ -1,8 +1,8 @@
 """Timers of hibernating groups: when to wake each, and the clock that its log time goes on by.
 
-Invariant: a group that sleeps under this node as its leader keeps its `LogTime`. Begun anew at every waking, log time
-would stand still over the sleep, and a timer further away than a group stays awake would never ring. Called by
-`hibernation`.
+Invariant: a group that sleeps keeps its `LogTime`, on its leader's node and on the others. Begun anew at every waking,
+log time would stand still over the sleep, and a timer further away than a group stays awake would never ring. Called
+by `hibernation`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import heapq
 import math
 from typing import TYPE_CHECKING
 
+from . import terms
 from .log_time import MS, LogTime
 from .member import Member
 
@@ -22,7 +23,7 @@ AGAIN_NS = 10_000_000_000
 
 
 class Alarms:
-    """By group: the monotonic time (ns) to wake it at, and the clock of its leadership. Groups without timers have
+    """By group: the monotonic time (ns) to wake it at, and its clock, where that is known. Groups without timers have
     none."""
 
     def __init__(self, hibernation: Hibernation) -> None:
@@ -32,19 +33,21 @@ class Alarms:
         # What is not the newest of its group counts for nothing.
         self._due: list[tuple[int, int]] = []
 
-    def set(self, uid: int, due_ms: int, member: Member | None) -> None:
-        """A group goes to sleep whose next timer is due at `due_ms` of log time. `member`: as it is led here, else its
-        log time is not known, and taken for the wall clock's."""
-        system, clock = self.system, None
-        wall, wait = system.wall_ns(), 0
-        if member is None:
-            wait = max(0, due_ms * MS - wall)
-        else:
-            system.scheduler.log_time(member)
-            clock = member.clock
-            assert clock is not None, "who leads has a clock"
-            wait = clock.until(due_ms, wall)
+    def set(self, uid: int, due_ms: int, member: Member) -> None:
+        """A group goes to sleep whose next timer is due at `due_ms` of log time."""
+        system, clock = self.system, member.clock
+        if clock is None:
+            clock = system.scheduler.new_clock(member)
+        clock.now(system.monotonic_ns())
+        free = member.wall_time or terms.none_runs(member)
+        wait = clock.until_by(due_ms, system.wall_ns()) if free else clock.until(due_ms)
         self._push(uid, system.monotonic_ns() + wait, clock)
+
+    def adopt(self, uid: int, due_ms: int, slept_ms: int) -> None:
+        """A group sleeps on after a restart, since `slept_ms` of log time: what passed meanwhile is not known, so it is
+        looked at when either clock would say that the timer is due."""
+        wait = min(due_ms * MS - self.system.wall_ns(), (due_ms - slept_ms) * MS)
+        self._push(uid, self.system.monotonic_ns() + max(0, wait), None)
 
     def _push(self, uid: int, at: int, clock: LogTime | None) -> None:
         self._alarms[uid] = (at, clock)

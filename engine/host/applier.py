@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of
+from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of, timestamp_of
 from ..errors import Corrupt, LogyardError, NotLeader
 from ..machine import Batch, Context, Frame, Reject
 from . import effects, halt
@@ -89,6 +89,7 @@ class Applier:
 
     def _entry(self, member: Member, entry: Entry) -> None:
         if entry.kind != COMMANDS:
+            member.log_time = max(member.log_time, timestamp_of(entry.data))
             owed = _settle(member, entry.index)
             if owed is not None:
                 _fail(owed.frames, NotLeader(member.raft.leader))

@@ -17,31 +17,34 @@ if TYPE_CHECKING:
 
 
 class Guests:
-    """client -> (group, time to live in ms) of its sessions."""
+    """client -> (group, time to live in ms) of its sessions; group -> since when silence counts."""
 
-    __slots__ = ("system", "_clients")
+    __slots__ = ("system", "_clients", "_since")
 
     def __init__(self, system: System) -> None:
         self.system = system
         self._clients: dict[int, dict[int, int]] = {}
+        self._since: dict[int, float] = {}
 
-    def _silent_ms(self, client: int) -> float:
+    def _silent_ms(self, client: int, since: float) -> float:
         hearts = self.system.heartbeats
-        return 1000 * (hearts.clock - hearts.last_seen.get(client, 0.0))
+        return 1000 * (hearts.now() - max(since, hearts.last_seen.get(client, 0.0)))
 
     def is_silent(self, member: Member) -> bool:
         """A session's client was not heard of for half its time to live: its end may have to be proposed soon."""
         return member.sessions is not None and any(
-            2 * self._silent_ms(one.client) > one.ttl_ms for one in member.sessions.by_id.values()
+            2 * self._silent_ms(one.client, member.lead_since) > one.ttl_ms for one in member.sessions.by_id.values()
         )
 
     def sleep(self, member: Member) -> None:
         """A group that this node leads goes to sleep."""
         for session in member.sessions.by_id.values() if member.sessions is not None else ():
             self._clients.setdefault(session.client, {})[member.uid] = session.ttl_ms
+            self._since[member.uid] = member.lead_since
 
     def wake(self, member: Member) -> None:
         """It is awake."""
+        member.lead_since = self._since.pop(member.uid, member.lead_since)
         for session in member.sessions.by_id.values() if member.sessions is not None else ():
             groups = self._clients.get(session.client, {})
             groups.pop(member.uid, None)
@@ -51,7 +54,6 @@ class Guests:
     def overdue(self) -> Iterator[int]:
         """Groups with a session to end. Asked once a second."""
         for client, groups in self._clients.items():
-            silent_ms = self._silent_ms(client)
             for uid, ttl_ms in groups.items():
-                if silent_ms > ttl_ms:
+                if self._silent_ms(client, self._since[uid]) > ttl_ms:
                     yield uid

@@ -39,15 +39,19 @@ class Heartbeats:
         self._groups: set[Member] = set()
         self._looked = time.monotonic()
 
+    def now(self) -> float:
+        """The clock between two looks."""
+        return self.clock + min(time.monotonic() - self._looked, LOOK_SECONDS_MAX)
+
     def seen(self, client: int) -> None:
         """A sign of life of a client that has a session here."""
-        self.last_seen[client] = self.clock
+        self.last_seen[client] = self.now()
 
     def heard(self, client: int) -> None:
         """Somebody says that it is alive. Raises `Busy` when too many without a session here are remembered."""
         if client not in self.last_seen and len(self.last_seen) >= CLIENTS_MAX:
             self._forget()
-        self.last_seen[client] = self.clock
+        self.last_seen[client] = self.now()
 
     async def open(self, member: Member, session: int, client: int, ttl_ms: int) -> None:
         """Register a session: committed when this returns. Raises `BadRequest`, `Busy`, `NotLeader`."""
@@ -66,12 +70,12 @@ class Heartbeats:
 
     def leads(self, member: Member) -> None:
         """This node was elected: every session has its whole time to live again."""
-        member.lead_since = self.clock
+        member.lead_since = self.now()
         if member.sessions is not None:
-            self._groups.add(member)
+            self.began(member)
 
     def began(self, member: Member) -> None:
-        """A group has its first session."""
+        """A group has its first session, or is led on after it slept: silence counts on."""
         if member.raft.role == LEADER:
             self._groups.add(member)
 

@@ -262,7 +262,7 @@ class Hibernation:
         if leader == system.node_id:
             self.guests.sleep(member)
         if row.due:
-            self.alarms.set(member.uid, row.due, member if leader == system.node_id else None)
+            self.alarms.set(member.uid, row.due, member)
         self.slept += 1
         return True
 
@@ -325,6 +325,9 @@ class Hibernation:
             system.scheduler.mark(member)
             return member
         self.guests.wake(member)
+        if clock is not None:
+            # Who is elected now goes on from there.
+            member.heard_ns = clock.read_at(member.log_time)
         raft = member.raft
         own = system.node_id
         if leader == own and raft.vote == own and raft.term == row.term:
@@ -398,12 +401,12 @@ class Hibernation:
         elif kind == SLEEPERS:
             self.accord.corrected(node, header["parts"], header["groups"])
 
-    def adopt(self, uid: int, row: Row, leader: int, epoch: int) -> None:
+    def adopt(self, uid: int, row: Row, leader: int, epoch: int, slept_ms: int) -> None:
         """At recovery: a group that slept when this node ended. Nobody leads it until its leader is met again."""
         under = leader if leader != self.system.node_id else 0
         self.sleepers.add(uid, row._replace(leader=0, under=under, epoch=epoch))
         if row.due:
-            self.alarms.set(uid, row.due, None)
+            self.alarms.adopt(uid, row.due, slept_ms)
 
 
 class _Offer:

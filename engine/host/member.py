@@ -153,7 +153,7 @@ class Member:
         "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
         "damaged", "snapshot_stored", "sessions", "system_queue", "kept", "version", "clock", "leading", "halt",
         "uploads", "left_out", "budget", "urgent", "guarded", "under_way", "lead_since",
-        "low", "low_waited", "early", "chunks", "compactable",
+        "low", "low_waited", "early", "chunks", "compactable", "heard_ns", "wall_time",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, budget: Budget) -> None:
@@ -192,6 +192,9 @@ class Member:
         # By node, the messages that wait for the disk (`sender`).
         self.slow_sends: dict[int, list[Message]] | None = None
         self.log_time = 0
+        # When the newest entry, or a snapshot, came to this process, by its monotonic clock: log time had come as far
+        # as that entry's then (`log_time`).
+        self.heard_ns = 0
         self.sessions: Sessions | None = None
         # Frames of sessions are queued, and which of them are proposed and not answered (`intake`).
         self.guarded = False
@@ -216,6 +219,8 @@ class Member:
         self.halt: Halt | None = None
         # Ordinals of skipped commands by index: left out again whenever their entry is applied anew.
         self.left_out: dict[int, tuple[int, ...]] | None = None
+        # Nothing that its machine grants is a length of time: log time is the wall clock's at any moment.
+        self.wall_time: bool = getattr(machine, "wall_time", False)
         # Asked once: a protocol's instance check costs more than applying a batch.
         self.apply_batch = batch_of(machine)
 

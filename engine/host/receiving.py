@@ -402,6 +402,7 @@ def restore(member: Member, snapshot: Snapshot, system: System) -> None:
     member.liveness = system.store.decode_liveness(snapshot.live)
     member.last_release = snapshot.release
     member.log_time = max(member.log_time, snapshot.timestamp)
+    member.heard_ns = system.monotonic_ns()
     replica.restore(member, snapshot)
 
 

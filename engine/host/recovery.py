@@ -212,7 +212,7 @@ def _limits(system: System) -> Limits:
 def _encoder(system: System, uid: int) -> Callable[[int, int, int, bytes], Entry]:
     def encode(index: int, term: int, kind: int, content: bytes) -> Entry:
         member = system.members.get(uid)
-        return build_plain(index, term, kind, system.reader.newest_time(member) if member else 0, content)
+        return build_plain(index, term, kind, system.scheduler.own_time(member, kind) if member else 0, content)
 
     return encode
 
@@ -275,6 +275,7 @@ def build_member(
     )  # fmt: skip
     machine = system.create_machine(spec.machine, spec.arguments)
     member = Member(spec, raft, machine, system.store.new_liveness(), system.budget)
+    member.heard_ns = system.monotonic_ns()
     member.segments = segments
     member.flushed = flushed
     member.floor = max(state.floor, recovered.floor)

@@ -41,7 +41,7 @@ def adopt_row(system: System, spec: Spec, state: meta_rows.StateRow) -> None:
     configuration = Configuration.decode(state.extra["configurations"][0][2])
     shape = Shape(configuration.voters, configuration.learners, (), (), spec.machine)
     row = Row(state.term, _last(state), due, start, end, 0, size, shape, spec.name)
-    system.hibernation.adopt(spec.uid, row, leader, epoch)
+    system.hibernation.adopt(spec.uid, row, leader, epoch, state.extra.get("slept", 0))
 
 
 def stored_spec(system: System, uid: int) -> Spec:

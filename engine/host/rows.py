@@ -102,7 +102,7 @@ def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int
         "configurations": _configurations(raft),
     }
     if asleep:
-        row.extra["asleep"] = list(asleep)
+        row.extra["asleep"], row.extra["slept"] = list(asleep), member.log_time
     if member.compactable < row.snapshot_index and (keep_log or snapshot is None):
         row.extra["compactable"] = member.compactable
     return row.put()

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
-from ..entry import FRAMES_MAX, build_commands, build_system
+from ..entry import FRAMES_MAX, NOOP, build_commands, build_system
 from ..errors import Busy, LogyardError, NotLeader
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
 from ..raft.replication import NOTED, UNTOLD
-from . import effects, intake
+from . import effects, intake, terms
 from .log_time import LogTime
 from .member import Member, Queued
 
@@ -288,6 +288,8 @@ class Scheduler:
         item.entries = entries
         item.truncate = ready.truncated
         floor = 0
+        if entries:
+            member.heard_ns = self.system.monotonic_ns()
         for entry in entries:
             if entry.tombstone > floor:
                 floor = entry.tombstone
@@ -309,13 +311,29 @@ class Scheduler:
         """Log time now, in ms, of a group that this member leads."""
         clock = member.clock
         if clock is None:
-            clock = member.clock = self._new_clock(member)
-        return max(member.log_time, clock.now(self.system.wall_ns(), self.system.monotonic_ns()))
+            clock = member.clock = self.new_clock(member)
+        system = self.system
+        if member.wall_time or (member.leading and terms.none_runs(member)):
+            now = clock.follow(system.wall_ns(), system.monotonic_ns())
+        else:
+            now = clock.now(system.monotonic_ns())
+        return max(member.log_time, now)
 
-    def _new_clock(self, member: Member) -> LogTime:
-        """The clock of a leadership goes on where the log ends, also above what is applied here."""
-        last = self.system.reader.newest_time(member)
-        return LogTime(last, self.system.wall_ns(), self.system.monotonic_ns())
+    def own_time(self, member: Member, kind: int) -> int:
+        """Log time, in ms, of an entry of the core's own: a no-op begins the clock of its leadership."""
+        if kind == NOOP:
+            clock = member.clock = self.new_clock(member)
+            if terms.renews(member):
+                clock.jump(self.system.wall_ns())
+        return self.log_time(member) if member.clock is not None else self.system.reader.newest_time(member)
+
+    def new_clock(self, member: Member) -> LogTime:
+        """A clock that goes on where the log ends, also above what is applied here, from when its end came: what has
+        passed since then had passed for its leader as well."""
+        system = self.system
+        clock = LogTime(system.reader.newest_time(member), system.wall_ns(), member.heard_ns)
+        clock.now(system.monotonic_ns())
+        return clock
 
     def _role_changed(self, member: Member) -> None:
         self.system.leaderboard.note(member)
@@ -325,8 +343,9 @@ class Scheduler:
             effects.on_following(self.system, member)
         if member.raft.role == LEADER:
             if member.raft.applied < member.raft.lead_index:
-                member.clock = self._new_clock(member)
-            self.system.heartbeats.leads(member)
+                self.system.heartbeats.leads(member)
+            elif member.sessions is not None:
+                self.system.heartbeats.began(member)
         else:
             member.clock = None
             member.fail_queue(NotLeader(member.raft.leader))

@@ -334,7 +334,7 @@ async def test_a_timer_wakes_its_group(tmp_path: Path) -> None:
         assert packed is not None
         due = time.time_ns() // 1_000_000 + 50
         hibernation.sleepers.add(uid, packed._replace(due=due))
-        hibernation.alarms.set(uid, due, None)
+        hibernation.alarms.adopt(uid, due, 0)
         await until(lambda: not sleeps(c, leader), "it is due")
         assert time.time_ns() // 1_000_000 >= due and c.member(leader).raft.role == LEADER
 

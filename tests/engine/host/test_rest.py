@@ -36,7 +36,7 @@ async def test_an_alarm_rings_a_node_out_of_its_rest(tmp_path: Path) -> None:
         assert packed is not None
         due = time.time_ns() // 1_000_000 + 20
         system.hibernation.sleepers.add(uid, packed._replace(due=due))
-        system.hibernation.alarms.set(uid, due, None)
+        system.hibernation.alarms.adopt(uid, due, 0)
         assert system.hibernation.alarms.next_s() <= 0.02
         await until(lambda: uid in system.members, "it is due")
         assert system.members[uid].raft.role == LEADER

@@ -490,7 +490,7 @@ async def test_a_session_sleeps_with_its_group_and_ends_when_its_client_is_silen
         for turn in range(3):
             run.nodes[1].heartbeat(CLIENT)
             await until(sleeps, "the group sleeps with its session")
-            assert turn or beats.last_seen[CLIENT] == beats.clock
+            assert turn or beats.last_seen[CLIENT] >= beats.clock
             beats.clock += 4.0
         run.nodes[1].heartbeat(CLIENT)
         beats.clock += 4.0

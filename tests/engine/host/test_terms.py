@@ -1,0 +1,309 @@
+"""Terms (leases of both machines, delays, sessions) are never early, and late by no more than they may be.
+
+Clocks are moved by hand: what passes between two moves is nothing. Both bounds are looked at: just before its time a
+term runs, just after it is over.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgpack
+import pytest
+
+from logyard.client.wire import encode_frame
+from logyard.engine.host import effects, terms
+from logyard.machines import kv_command as kv
+from logyard.machines import queue_command as queue
+from logyard.machines.kv import KV
+from logyard.machines.queue import Queue
+
+from .cluster import Cluster, cluster, until
+from .test_effects import Clocks
+from .test_hibernation import asleep
+
+LEASE_MS = 6000
+SESSION, OTHER = 71, 72
+TTL_MS = 600_000
+
+
+class Rig:
+    """A cluster by clocks of its own, with one group, whose machine is `kind`."""
+
+    def __init__(self, c: Cluster, kind: str) -> None:
+        self.c = c
+        self.kind = kind
+        self.clocks = Clocks(c)
+        self.sequences: dict[int, int] = {}
+        build = c.build
+
+        def ruled(number: int) -> Any:
+            system = build(number)
+            system.wall_ns, system.monotonic_ns = lambda: self.clocks.wall, lambda: self.clocks.monotonic
+            return system
+
+        cast(Any, c).build = ruled
+
+    async def leader(self) -> int:
+        return await self.c.leader(self.kind)
+
+    @property
+    async def machine(self) -> Any:
+        return self.c.member(await self.leader(), self.kind).machine
+
+    async def order(self, *command: object) -> list[Any]:
+        """A KV command; its reply."""
+        number = await self.leader()
+        packed = msgpack.packb(command)
+        reply = await self.c.nodes[number].command(self.c.member(number, self.kind), packed)
+        found: list[Any] = msgpack.unpackb(reply)
+        assert found[0] == 0, found
+        return found
+
+    async def say(self, session: int, command: bytes, bodies: int = 0) -> None:
+        """A queue's command."""
+        number = await self.leader()
+        sequence = self.sequences[session] = self.sequences.get(session, 0) + 1
+        records: list[tuple[bytes, bytes | None]] = [(b"", b"x")] * bodies or [(b"", None)]
+        frame = encode_frame(records, command=command, session=session, sequence=sequence)
+        await self.c.nodes[number].commit(self.c.member(number, self.kind), frame)
+
+    async def consumer(self, session: int, lease_ms: int = LEASE_MS) -> None:
+        number = await self.leader()
+        await self.c.nodes[number].open_session(self.kind, session, session, TTL_MS)
+        await self.say(session, queue.ATTACH_COMMAND.pack(queue.ATTACH, 1, queue.AUTO, 0, 10, 1 << 20, lease_ms))
+
+    async def publish(self, session: int, due: int = 0, flags: int = 0) -> None:
+        head = queue.PUBLISH_COMMAND.pack(queue.PUBLISH, 0, flags, 0, 0, due, 0, 0)
+        await self.say(session, head + (1).to_bytes(4, "little"), 1)
+
+    async def pass_by(self, seconds: float, wall: float | None = None) -> None:
+        """Time passes, and everything that is due by now happens, whichever member leads."""
+        self.clocks.move(seconds, wall)
+        await self.look()
+
+    async def look(self) -> None:
+        number = await self.leader()
+        member, system = self.c.member(number, self.kind), self.c.system(number)
+        await until(lambda: member.leading, "it leads")
+        effects.propose_due(system, member)
+        # A timer that is not there: an entry that changes nothing.
+        await system.commit(member, "timer", "", 0)
+
+    async def leases(self) -> int:
+        machine = await self.machine
+        assert isinstance(machine, KV)
+        return len(machine.state.leases.rows)
+
+    async def holders(self) -> list[int]:
+        """The sessions that hold a message."""
+        machine = await self.machine
+        assert isinstance(machine, Queue)
+        return [one.key[0] for one in machine.state.consumers.values() if one.held]
+
+
+async def rig_of(c: Cluster, kind: str) -> Rig:
+    rig = Rig(c, kind)
+    await c.create(kind, machine=kind)
+    return rig
+
+
+async def test_a_kv_lease_is_whole_after_its_group_slept(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", hibernate_after_ms=30) as c:
+        rig = await rig_of(c, "kv")
+        await rig.order(kv.PUT, b"k", b"v", 0, 0)
+        await asleep(c, "kv")
+        rig.clocks.move(45)
+        await rig.order(kv.GRANT, LEASE_MS, 7)
+        for _ in range(5):
+            await rig.pass_by(1.19)
+            assert await rig.leases() == 1
+        await rig.pass_by(0.06)
+        assert await rig.leases() == 0
+
+
+@pytest.mark.parametrize("step", [3600, -3600])
+async def test_a_step_of_the_wall_clock_ends_and_prolongs_no_lease(tmp_path: Path, step: float) -> None:
+    async with cluster(tmp_path, 1, group="") as c:
+        rig = await rig_of(c, "kv")
+        await rig.order(kv.GRANT, LEASE_MS, 7)
+        await rig.pass_by(3, step)
+        await rig.pass_by(2.9)
+        assert await rig.leases() == 1
+        await rig.pass_by(0.11)
+        assert await rig.leases() == 0
+
+
+@pytest.mark.parametrize("step", [0, 3600, -3600])
+async def test_a_new_leader_gives_a_kv_lease_one_whole_term(tmp_path: Path, step: float) -> None:
+    async with cluster(tmp_path, group="") as c:
+        rig = await rig_of(c, "kv")
+        await rig.order(kv.GRANT, LEASE_MS, 7)
+        await c.applied("kv")
+        rig.clocks.move(5, 5 + step)
+        await c.lead(1 + await rig.leader() % 3, "kv")
+        await rig.pass_by(1.01)
+        await rig.pass_by(4.89)
+        assert await rig.leases() == 1
+        await rig.pass_by(1.12)
+        assert await rig.leases() == 0, "a whole term after its time at the latest"
+
+
+@pytest.mark.parametrize("step", [0, 3600, -3600])
+async def test_a_queues_lease_goes_on_under_a_new_leader(tmp_path: Path, step: float) -> None:
+    """What passed under the one before counts, though it wrote nothing meanwhile."""
+    async with cluster(tmp_path, group="") as c:
+        rig = await rig_of(c, "queue")
+        await rig.consumer(SESSION)
+        await rig.publish(SESSION)
+        await rig.consumer(OTHER)
+        await c.applied("queue")
+        rig.clocks.move(3, 3 + step)
+        await c.lead(1 + await rig.leader() % 3, "queue")
+        await rig.pass_by(2.9)
+        assert await rig.holders() == [SESSION]
+        await rig.pass_by(0.21)
+        assert await rig.holders() == [OTHER]
+
+
+@pytest.mark.parametrize("step", [0, 3600, -3600])
+async def test_no_queue_lease_or_delay_is_early_after_all_were_restarted(tmp_path: Path, step: float) -> None:
+    async with cluster(tmp_path, group="") as c:
+        rig = await rig_of(c, "queue")
+        await rig.consumer(SESSION)
+        await rig.publish(SESSION)
+        await rig.consumer(OTHER, 600_000)
+        await rig.publish(OTHER, LEASE_MS)
+        for number in c.ids:
+            await c.crash(number)
+        rig.clocks.move(45, 45 + step)
+        for number in c.ids:
+            await c.start(number)
+        await rig.look()
+        await rig.pass_by(5.9)
+        machine = await rig.machine
+        assert await rig.holders() == [SESSION] and machine.state.delayed
+        await rig.pass_by(0.21)
+        assert not machine.state.delayed and OTHER in await rig.holders()
+
+
+async def test_queue_leases_and_delays_are_whole_after_the_group_slept(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", hibernate_after_ms=30) as c:
+        rig = await rig_of(c, "queue")
+        await rig.consumer(SESSION)
+        await rig.consumer(OTHER, 600_000)
+        await asleep(c, "queue")
+        rig.clocks.move(45)
+        await rig.publish(SESSION)
+        await rig.publish(OTHER, LEASE_MS)
+        assert await rig.holders() == [SESSION]
+        for _ in range(5):
+            await rig.pass_by(1.19)
+            assert await rig.holders() == [SESSION] and (await rig.machine).state.delayed
+        await rig.pass_by(0.16)
+        assert OTHER in await rig.holders() and not (await rig.machine).state.delayed
+
+
+async def test_a_term_that_runs_while_its_group_sleeps_ends_in_time(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", hibernate_after_ms=30) as c:
+        rig = await rig_of(c, "kv")
+        await rig.order(kv.GRANT, LEASE_MS, 7)
+        await asleep(c, "kv")
+        slept = {number: c.system(number).hibernation.woken for number in c.ids}
+        rig.clocks.move(5.9, -3600)
+        for number in c.ids:
+            c.system(number).hibernation.alarms.ring()
+        assert slept == {number: c.system(number).hibernation.woken for number in c.ids}, "its time has not come"
+        rig.clocks.move(0.11)
+        await until(lambda: all(c.system(number).hibernation.woken > slept[number] for number in c.ids), "it wakes")
+        await until(lambda: not c.member(1, "kv").machine.state.leases.rows, "and ends")  # type: ignore[attr-defined]
+
+
+async def test_whoever_follows_a_sleeping_leader_knows_how_long_that_slept(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", hibernate_after_ms=30) as c:
+        rig = await rig_of(c, "queue")
+        await rig.consumer(SESSION)
+        await rig.publish(SESSION)
+        await rig.consumer(OTHER)
+        leader = await rig.leader()
+        await asleep(c, "queue")
+        rig.clocks.move(5)
+        await c.crash(leader)
+        await rig.look()
+        assert await rig.leader() != leader and await rig.holders() == [SESSION]
+        await rig.pass_by(0.9)
+        assert await rig.holders() == [SESSION]
+        await rig.pass_by(0.21)
+        assert await rig.holders() == [OTHER]
+
+
+async def test_log_time_jumps_only_when_nothing_that_was_granted_is_running(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="") as c:
+        rig = await rig_of(c, "kv")
+        leader = await rig.leader()
+        member, system = c.member(leader, "kv"), c.system(leader)
+        before = member.log_time
+        await rig.order(kv.GRANT, LEASE_MS, 7)
+        await rig.pass_by(1, 3600)
+        assert member.log_time - before < 1100, "a lease is running"
+        await rig.order(kv.REVOKE, 7)
+        await rig.look()
+        assert member.log_time - before >= 3_600_000
+        # One that is proposed and not applied may be running just as well.
+        c.network.partition([leader], [number for number in c.ids if number != leader])
+        last, now = member.raft.log.last_index, system.scheduler.log_time(member)
+        (frame,) = encode_frame([(b"", None)], command=msgpack.packb((kv.GRANT, LEASE_MS, 8)))
+        system.submit(member.uid, memoryview(frame), cast(Any, Nobody()), 1)
+        await until(lambda: member.raft.log.last_index > last, "it is proposed")
+        rig.clocks.move(1, 3600)
+        assert not terms.none_runs(member)
+        assert member.raft.role != 2 or system.scheduler.log_time(member) - now < 1100
+
+
+class Nobody:
+    def reply(self, request: int, status: int, data: bytes) -> None:
+        """Not wanted."""
+
+
+async def test_a_log_goes_by_the_wall_clock(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1) as c:
+        rig = Rig(c, "log")
+        leader = await rig.leader()
+        await c.append(leader, [(b"", b"x")])
+        rig.clocks.move(1, 3600)
+        await c.append(leader, [(b"", b"y")])
+        assert c.member(leader).log_time == rig.clocks.wall // 1_000_000
+
+
+async def test_a_session_is_not_early_by_when_its_leader_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(tmp_path, 1, tick_ms=1000) as c:
+        beats = c.system(1).heartbeats
+        now = beats._looked
+        monkeypatch.setattr("logyard.engine.host.heartbeats.time", SimpleNamespace(monotonic=lambda: now))
+        await c.nodes[1].open_session("log", SESSION, SESSION, 2000)
+        member = c.member(1)
+        now += 0.9
+        c.nodes[1].heartbeat(SESSION)
+        for seconds in (0.1, 1.0, 0.8):
+            now += seconds
+            beats.look()
+            assert not member.system_queue, "1.9 s since it was heard of"
+        now += 0.2
+        beats.look()
+        await until(lambda: member.sessions is None, "2.1 s")
+
+
+async def test_a_session_of_a_group_that_slept_does_not_begin_anew(tmp_path: Path) -> None:
+    async with cluster(tmp_path, hibernate_after_ms=30) as c:
+        await c.nodes[await c.leader()].open_session("log", SESSION, SESSION, 10_000)
+        leader = await c.leader()
+        beats = c.system(leader).heartbeats
+        c.nodes[leader].heartbeat(SESSION)
+        await asleep(c)
+        heard = beats.last_seen[SESSION]
+        beats.clock += 10.5
+        c.system(leader).hibernation.look()
+        await until(lambda: c.replica(leader) is not None and not c.member(leader).sessions, "it ends")
+        assert beats.clock - heard < 15
