@@ -17,6 +17,7 @@ from typing import Any
 
 import xxhash
 
+from .features import FEATURES, MORE_KINDS, drawn
 from .kinds import KINDS, VERBS
 from .minimise import minimise
 from .run import Result, Run
@@ -27,8 +28,12 @@ COVERED_MINUTES = 1.0
 TRIED = 4
 """In so many seeds each fault is forced, when there are many seeds."""
 SHARE_MIN = 3
-NO_VERBS = "none"
-"""As `--verbs`: no fault at all."""
+ALL_FEATURES = 20
+"""So many seeds together have every feature."""
+NONE = "none"
+"""As `--verbs`: no fault at all; as `--features`: as before there were any."""
+PLAIN = "plain"
+"""As `--features`: none of them, but with their checks."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -40,6 +45,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=4, help="groups of each cluster")
     parser.add_argument("--verbs", default="", help="only these faults, comma-separated; `none`: none")
     parser.add_argument(
+        "--features", default="", help=f"only these of {', '.join(FEATURES)}; `none`: none; default: drawn by the seed"
+    )
+    parser.add_argument(
         "--share", type=int, default=0, help="faults that each seed is forced to try; 0: enough for all"
     )
     parser.add_argument("--workers", type=int, default=0, help="processes; 0: one a core")
@@ -50,28 +58,52 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if found.minutes <= 0 or found.seeds < 1 or not 1 <= found.groups <= 64:
         parser.error("give at least one seed, some minutes, and 1 to 64 groups")
     # Together the seeds try each fault a few times; a seed alone tries all.
+    unknown = set(filter(None, found.features.split(","))) - {*FEATURES, NONE, PLAIN}
+    if unknown:
+        parser.error(f"no feature is called {', '.join(sorted(unknown))}; there are {', '.join(FEATURES)}")
     found.share = found.share or max(SHARE_MIN, min(len(VERBS), -(-TRIED * len(VERBS) // found.seeds)))
     return found
+
+
+def recorded(row: dict[str, Any]) -> Job:
+    """A recorded seed."""
+    verbs, features = row.get("verbs"), row.get("features")
+    return (
+        row["seed"],
+        row["minutes"],
+        row["groups"],
+        None if verbs is None else tuple(verbs),
+        row["share"],
+        None if features is None else tuple(features),
+    )
 
 
 def jobs_of(options: argparse.Namespace) -> list[Job]:
     """What to run."""
     if options.regressions:
         rows = json.loads(REGRESSIONS.read_text())
-        return [
-            (row["seed"], row["minutes"], row["groups"], row.get("verbs") and tuple(row["verbs"]), row["share"])
-            for row in rows
-        ]
-    verbs = tuple(verb for verb in options.verbs.split(",") if verb != NO_VERBS) if options.verbs else None
+        return [recorded(row) for row in rows]
+    verbs = tuple(verb for verb in options.verbs.split(",") if verb != NONE) if options.verbs else None
     seeds = range(options.seed, options.seed + options.seeds)
-    return [(seed, options.minutes, options.groups, verbs, options.share) for seed in seeds]
+    return [
+        (seed, options.minutes, options.groups, verbs, options.share, features_of(seed, options.features))
+        for seed in seeds
+    ]
+
+
+def features_of(seed: int, asked: str) -> tuple[str, ...] | None:
+    """The features of one seed: those asked for, or what it draws."""
+    if asked == NONE:
+        return None
+    return tuple(name for name in asked.split(",") if name != PLAIN) if asked else tuple(sorted(drawn(seed)))
 
 
 def command_of(job: Job) -> str:
     """Return the command that repeats one seed exactly: what is forced depends on `--share`, which `--seeds` sets."""
-    seed, minutes, groups, verbs, share = job
+    seed, minutes, groups, verbs, share, features = job
     command = f"python -m tests.sim --seed {seed} --minutes {minutes} --groups {groups} --share {share}"
-    return command if verbs is None else f"{command} --verbs {','.join(sorted(verbs)) or NO_VERBS}"
+    command += f" --features {NONE if features is None else ','.join(sorted(features)) or PLAIN}"
+    return command if verbs is None else f"{command} --verbs {','.join(sorted(verbs)) or NONE}"
 
 
 def summary(jobs: Sequence[Job], found: Sequence[Result]) -> dict[str, Any]:
@@ -92,7 +124,7 @@ def summary(jobs: Sequence[Job], found: Sequence[Result]) -> dict[str, Any]:
         "commits": sum(result.commits for result in found),
         "elections": sum(result.elections for result in found),
         "events": sum(result.events for result in found),
-        "faults": {kind: faults[kind] for kind in sorted(KINDS)},
+        "faults": {kind: faults[kind] for kind in sorted(KINDS | MORE_KINDS if any(job[5] for job in jobs) else KINDS)},
         "violations": [
             {"seed": result.seed, "what": what, "command": command_of(job)}
             for job, result in zip(jobs, found, strict=True)
@@ -104,11 +136,16 @@ def summary(jobs: Sequence[Job], found: Sequence[Result]) -> dict[str, Any]:
 
 def shrink(job: Job) -> str:
     """A smaller run that fails as well, as a command."""
-    seed, minutes, groups, _, share = job
-    kept, smaller = minimise(lambda verbs: Run(seed, minutes, groups, verbs, share).go())
+    seed, minutes, groups, verbs, share, features = job
+    own = None if features is None else frozenset(features)
+    more = {verb for name in own or () for verb in FEATURES[name]}
+    kept, smaller = minimise(
+        lambda fewer: Run(seed, minutes, groups, fewer, share, own).go(), of=verbs or {*VERBS, *more}
+    )
     if smaller is None:
         return command_of(job)
-    return f"{command_of((seed, minutes, groups, tuple(kept), share))}   # {smaller.violations[0].splitlines()[0]}"
+    again = (seed, minutes, groups, tuple(kept), share, features)
+    return f"{command_of(again)}   # {smaller.violations[0].splitlines()[0]}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -129,7 +166,11 @@ def main(arguments: Sequence[str]) -> int:
     if failing is not None and not options.no_minimise and not options.regressions:
         report["smaller"] = shrink(failing)
     covered = not options.regressions and not options.verbs and options.minutes * options.seeds >= COVERED_MINUTES
-    report["missed"] = [kind for kind, count in report["faults"].items() if not count] if covered else []
+    # Features are drawn, not forced: together some seeds have all.
+    wanted = KINDS | MORE_KINDS if options.seeds >= ALL_FEATURES else KINDS
+    report["missed"] = (
+        [kind for kind, count in report["faults"].items() if not count and kind in wanted] if covered else []
+    )
     if options.json:
         print(json.dumps(report))
     else:

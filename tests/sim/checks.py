@@ -88,6 +88,8 @@ class Checker:
         self.damaged: set[int] = set()
         self.elections = 0
         self.commits = 0
+        # Whether who is at rest has to know its leader.
+        self.leaders_known = False
         self.on_elected: Callable[[int, int], None] = lambda number, uid: None
 
     # After every event
@@ -338,6 +340,8 @@ class Checker:
                     reasons.append(
                         f"{group.name}: node {number} applied {member.raft.applied} of {raft.log.last_index}"
                     )
+                elif self.leaders_known and member.raft.leader != raft.node:
+                    reasons.append(f"{group.name}: node {number} does not know that node {raft.node} leads")
                 elif not member.resolves:
                     reasons.append(f"{group.name}: node {number} is below its floor")
         return reasons

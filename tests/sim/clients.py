@@ -21,6 +21,8 @@ PATIENCE_S = 1.5
 WINDOW = 32
 """Frames of one session under way; the engine remembers the replies of 64."""
 TTL_MS = 60_000
+SHORT_TTL_MS = (1500, 4000, TTL_MS)
+NO_FEATURES: frozenset[str] = frozenset()
 REFUSED = frozenset({"not_leader", "unknown", "busy", "group_stopped", "no_space", "unknown_group", "wal_failed"})
 
 
@@ -38,6 +40,8 @@ class Group:
         self.created = False
         # It may have been deleted, and is to be made again.
         self.recreate = False
+        # Until then its clients say nothing of their own accord, so that it may fall asleep.
+        self.quiet_until = 0.0
 
     def reset(self) -> None:
         """It was made anew: nothing of what was there is there."""
@@ -81,12 +85,17 @@ class Workload:
         kinds: Sequence[Callable[[Workload, str], Group]],
         rate: float,
         fault: Callable[[str], None],
+        features: frozenset[str] = NO_FEATURES,
+        more: random.Random | None = None,
     ) -> None:
         self.cluster = cluster
         self.loop = cluster.loop
         self.draw = draw
         self.fault = fault
         self.rate = rate
+        self.features = features
+        # What features draw from.
+        self.more = more or random.Random(0)
         self.clients: list[Client] = []
         self.groups = [kind(self, f"g{number}") for number, kind in enumerate(kinds)]
         self.tags = 0
@@ -177,11 +186,15 @@ class Client:
         # The session that is being opened, while an answer to that may come.
         self.opening = 0
         self.pending: dict[int, Frame] = {}
+        self.ttl_ms = workload.more.choice(SHORT_TTL_MS) if "sessions" in workload.features else TTL_MS
 
     def talk(self, begun: int) -> None:
         """One burst, and the next one later."""
         work = self.work
         if work.stopping or begun != work.begun:
+            return
+        if work.loop.now < self.group.quiet_until:
+            work.loop.at(self.group.quiet_until, None, self.talk, begun)
             return
         said = work.burst // 2
         if self.group.created and not self.session:
@@ -248,7 +261,7 @@ class Client:
         work.loop.at(work.loop.now + 2.0, None, give_up)
 
     async def _open(self, number: int, session: int) -> None:
-        await self.work.cluster.node(number).open_session(self.group.name, session, self.number, TTL_MS)
+        await self.work.cluster.node(number).open_session(self.group.name, session, self.number, self.ttl_ms)
 
     def send(self, frame: Frame, number: int = 0) -> None:
         """To a node; again after a while if no answer comes."""

@@ -193,7 +193,7 @@ class Watcher:
         group, work = self.group, self.group.work
         work.loop.at(work.loop.now + WATCH_S * work.draw.uniform(0.5, 1.5), None, self.go)
         up = work.cluster.up
-        if not group.created or not up:
+        if not group.created or not up or work.loop.now < group.quiet_until:
             return
         number = work.draw.choice(up)
         host, uid = work.cluster.hosts[number], group.uid

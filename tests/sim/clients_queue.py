@@ -18,6 +18,7 @@ from logyard.machines.queue_command import PUBLISH_REPLY
 from .clients import Client, Frame, Group, Workload
 
 PREFETCH = 64
+REQUEUE = 1
 REQUEUED = 0.04
 REJECTED = 0.02
 LISTEN_S = 0.8
@@ -35,7 +36,8 @@ class QueueGroup(Group):
         super().__init__(work, name)
         self.reset()
         Publisher(work, self)
-        self.consumer = Consumer(work, self)
+        for _ in range(work.more.choice((2, 3)) if "consumers" in work.features else 1):
+            Consumer(work, self)
 
     def reset(self) -> None:
         self.confirmed: dict[int, int] = {}
@@ -43,6 +45,8 @@ class QueueGroup(Group):
         self.sent: set[int] = set()
         self.delivered: dict[int, int] = {}
         self.newest = 0
+        # Ids of messages whose settling was answered.
+        self.settled: set[int] = set()
 
     def lacks(self, machine: Any) -> str:
         following = machine.state.next_number
@@ -67,6 +71,17 @@ class QueueGroup(Group):
             self.missing[number] = tag
         self.newest = max(self.newest, number)
         self.work.acknowledged += 1
+
+    def settle(self, ids: Sequence[int], count: int, final: bool) -> None:
+        """So many of these were settled, as answered: what a consumer holds nobody takes from it, and what is gone
+        is gone."""
+        if count != len(ids):
+            self.work.fault(f"{self.name}: settling {len(ids)} messages was answered with {count}, {min(ids)} first")
+        if final:
+            again = self.settled.intersection(ids)
+            if again:
+                self.work.fault(f"{self.name}: message {min(again)} was settled twice")
+            self.settled.update(ids)
 
     def pending(self) -> list[str]:
         if self.missing and self.created:
@@ -104,7 +119,7 @@ class Publisher(Client):
 
 
 class Consumer(Client):
-    """Listens where its group is led, and settles what it gets; `what` of a frame is not looked at."""
+    """Listens where its group is led, and settles what it gets; `what` of a settling frame: how, and whose ids."""
 
     group: QueueGroup
     talks = False
@@ -115,7 +130,7 @@ class Consumer(Client):
         self.listening = 0
         self.heard = 0.0
         self.dropped = 0
-        # Delivery tags that are not settled yet, by what becomes of them.
+        # Delivery tags that are not settled yet, with their messages, by what becomes of them.
         self.todo: dict[int, list[tuple[int, int]]] = {}
         workload.loop.at(0.0, None, self.go)
 
@@ -141,12 +156,12 @@ class Consumer(Client):
         self.inbox, self.dropped, self.todo = qw.Inbox(), 0, {}
         self._command(qw.attach_command(PREFETCH, 1 << 20, 0, None, False, True))
 
-    def _command(self, command: bytes) -> None:
+    def _command(self, command: bytes, what: tuple[int, list[int]] | None = None) -> None:
         if self.session:
             self.sequence += 1
             records = [(b"", None)]
             data = wire.encode_frame(records, command=command, session=self.session, sequence=self.sequence)
-            self.put(None, b"".join(data))
+            self.put(what, b"".join(data))
 
     def _listen(self) -> None:
         work, session = self.work, self.session
@@ -199,12 +214,16 @@ class Consumer(Client):
             self.group.took(message.id, message.body)
             dice = draw.random()
             what = 1 if dice < REQUEUED else 2 if dice < REQUEUED + REJECTED else 0
-            self.todo.setdefault(what, []).append((message.tag, message.tag))
+            self.todo.setdefault(what, []).append((message.tag, message.id))
         if messages and not self.full:
             todo, self.todo = self.todo, {}
-            for what, tags in todo.items():
-                for command, _ in qw.settle_commands(what, tags):
-                    self._command(command)
+            for what, held in todo.items():
+                # Fewer than a command may have ranges.
+                ((command, _),) = qw.settle_commands(what, [(tag, tag) for tag, _ in held])
+                self._command(command, (what, [number for _, number in held]))
 
     def answered(self, frame: Frame, data: bytes) -> None:
+        if frame.what is not None:
+            what, ids = frame.what
+            self.group.settle(ids, qw.count_of(data), what != REQUEUE)
         self.heard = self.work.loop.now

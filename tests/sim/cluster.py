@@ -74,6 +74,8 @@ class Host:
         self.other = ""
         # What was damaged while it was down.
         self.rot = ""
+        # Its program knows older versions of machines only.
+        self.old_program = False
 
 
 class SimLife(Life):
@@ -103,7 +105,13 @@ class Cluster:
     """Nodes 1..n, one network."""
 
     def __init__(
-        self, loop: Loop, seed: int, count: int, limits: Mapping[str, Any], machines: Machines = create_machine
+        self,
+        loop: Loop,
+        seed: int,
+        count: int,
+        limits: Mapping[str, Any],
+        machines: Machines = create_machine,
+        old_machines: Machines = create_machine,
     ) -> None:
         self.loop = loop
         self.draw = random.Random(seed)
@@ -112,6 +120,7 @@ class Cluster:
         self.network = SimNetwork(loop, transport, self.draw.getrandbits(64))
         self.hosts = {number: Host(number, self.draw) for number in range(1, count + 1)}
         self.machines = machines
+        self.old_machines = old_machines
         self.hits: Counter[str] = Counter()
         # Called with (host): when a process is gone, and when its engine takes part.
         self.on_gone: Callable[[Host], None] = lambda host: None
@@ -143,7 +152,7 @@ class Cluster:
     async def _live(self, host: Host, life: SimLife) -> None:
         system = build_system(
             cast(Path, SimPath(host.files.prefix)), host.number, "sim", self.config, disk=life.disk,
-            machines=self.machines,
+            machines=self.old_machines if host.old_program else self.machines,
         )  # fmt: skip
         system.draw = life.draw.randrange
         await system.open()

@@ -140,6 +140,8 @@ class Loop:
         self.on_crash: Callable[[Life], None] = lambda life: None
         self.on_still: Callable[[], None] = lambda: None
         self.closed_by: list[BaseException] = []
+        # How long others run, at most, where trio lets them: when a lock is taken that is free. 0: not at all.
+        self.turn_s = 0.0
         self._heap: list[tuple[float, int, Timer]] = []
         self._ready: deque[Timer] = deque()
         self._sequence = 0

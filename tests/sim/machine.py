@@ -23,6 +23,18 @@ class SimLog(AppendLog):
         return super()._other(context, frame, frames, effects)
 
 
+class OldLog(SimLog):
+    """As the program before knows it."""
+
+    __slots__ = ()
+    version = 1
+
+
+def old_machines(name: str, arguments: dict[str, Any]) -> Machine:
+    """As `machines`, of the program before."""
+    return OldLog() if name == "log" else create_machine(name, arguments)
+
+
 def machines(name: str, arguments: dict[str, Any]) -> Machine:
     """As the registry, with that log. One that is thrown away is called with an empty batch first, at every birth and
     every start: an entry all of whose frames were refused may be the first that a machine meets."""

@@ -5,7 +5,7 @@ A verb less changes what is drawn after it, so this finds a small failure of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .kinds import VERBS
 from .run import Result
@@ -13,9 +13,11 @@ from .run import Result
 TRIES = 60
 
 
-def minimise(fails: Callable[[frozenset[str]], Result], tries: int = TRIES) -> tuple[frozenset[str], Result | None]:
+def minimise(
+    fails: Callable[[frozenset[str]], Result], tries: int = TRIES, of: Iterable[str] = VERBS
+) -> tuple[frozenset[str], Result | None]:
     """The verbs that are left, and the last failing result. Halves are left out first, then single verbs."""
-    kept = sorted(VERBS)
+    kept = sorted(of)
     best: Result | None = None
     size = max(1, len(kept) // 2)
     while size and tries:

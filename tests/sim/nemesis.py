@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from .faults_disk import DiskFaults
+from .faults_features import FeatureFaults
 from .faults_group import GroupFaults
 from .faults_network import NetworkFaults
 from .faults_process import ProcessFaults
 from .faults_rot import RotFaults
 
 
-class Nemesis(NetworkFaults, ProcessFaults, DiskFaults, GroupFaults, RotFaults):
+class Nemesis(NetworkFaults, ProcessFaults, DiskFaults, GroupFaults, RotFaults, FeatureFaults):
     """One run's."""
 
     def heal(self) -> None:
@@ -47,10 +48,13 @@ class Nemesis(NetworkFaults, ProcessFaults, DiskFaults, GroupFaults, RotFaults):
                 node = self.cluster.node(number)
                 if member.raft.configuration.joint:
                     todo = True
+                    if not member.raft.configuration.auto_leave:
+                        self.leave_joint(number, group)
                 elif len(voters) < 3:
                     todo = True
                     spare = [one for one in self.cluster.hosts if one not in voters]
-                    self.ask(number, node.change_members(group.name, "add", spare[0]))
+                    kind = "promote" if spare[0] in member.raft.configuration.learners else "add"
+                    self.ask(number, node.change_members(group.name, kind, spare[0]))
                 elif len(voters) > 3:
                     todo = True
                     other = next(one for one in voters if one != number)

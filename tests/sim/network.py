@@ -19,13 +19,15 @@ from logyard.engine.identity import Acquaintances, Origin, Vitals
 from logyard.engine.raft.messages import Message
 from logyard.engine.transport.codec import decode_messages
 from logyard.engine.transport.config import TransportConfig
-from logyard.engine.transport.frame import HEADER_BYTES, MESSAGES, check_section, parse_header
+from logyard.engine.transport.frame import HEADER_BYTES, LIVENESS, MESSAGES, check_section, parse_header
 from logyard.engine.transport.memory import Lane, MemoryNetwork, MemoryPeers
 
 from .loop import Life, Loop, Timer
 
 REDIAL_S = 0.08
 KEPT = 64
+KIND_AT = 5
+"""Where in a frame its type is."""
 
 
 class Weather:
@@ -41,6 +43,8 @@ class Weather:
         self.corrupt = 0.0
         # Links that stand still until then: (from, to) -> time.
         self.clogged: dict[tuple[int, int], float] = {}
+        # Renewals do not pass, everything else does: (from, to).
+        self.mute: set[tuple[int, int]] = set()
 
 
 class SimPeers(MemoryPeers):
@@ -213,6 +217,9 @@ class SimNetwork(MemoryNetwork):
         if weather.loss and draw.random() < weather.loss:
             self.hits["N1.loss"] += 1
             self._lose(pair)
+            return
+        if weather.mute and pair in weather.mute and data[KIND_AT] == LIVENESS:
+            self.hits["N6.mute"] += 1
             return
         delay = weather.base_s + weather.spread_s * draw.random()
         if weather.late and draw.random() < weather.late:

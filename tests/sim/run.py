@@ -19,20 +19,24 @@ from typing import Any
 from logyard.engine.errors import LogyardError, WalFailed
 
 from .checks import Checker
-from .clients import Workload
+from .clients import NO_FEATURES, Workload
 from .clients_kv import KvGroup
 from .clients_log import LogGroup, pairs_of
 from .clients_queue import QueueGroup
 from .cluster import Cluster, Host
+from .features import FEATURES, MORE_KINDS
+from .keeping import Keeping
 from .kinds import CLIENTS, KINDS, VERBS, forced_of, verbs_for
 from .loop import Doomed, Loop, Stop
-from .machine import machines
+from .machine import machines, old_machines
 from .nemesis import Nemesis
 from .patches import installed
 
 KINDS_OF_GROUPS = (LogGroup, LogGroup, KvGroup, QueueGroup)
 NODES = 4
 VOTERS = 3
+TURN_S = 0.005
+"""Of a busy loop: a turn of everybody else."""
 RATE = 60.0
 """Client operations a simulated second."""
 START_S = 2.0
@@ -73,10 +77,17 @@ class Result:
 
 
 class Run:
-    """One seed's. `allowed`: only these fault verbs, for the minimiser; None: all. `share`: how many are forced."""
+    """One seed's. `allowed`: only these fault verbs, for the minimiser; None: all. `share`: how many are forced.
+    `features`: what the run has of `features`; None: as before there were any."""
 
     def __init__(
-        self, seed: int, minutes: float, groups: int = 4, allowed: frozenset[str] | None = None, share: int = len(VERBS)
+        self,
+        seed: int,
+        minutes: float,
+        groups: int = 4,
+        allowed: frozenset[str] | None = None,
+        share: int = len(VERBS),
+        features: frozenset[str] | None = None,
     ) -> None:
         self.seed = seed
         self.seconds = minutes * 60
@@ -90,14 +101,23 @@ class Run:
             "snapshot_entries": self.draw.choice((16, 60, 1 << 20)),
             "hibernate_move_bytes": self.draw.choice((0, 64 << 10)),
         }
-        self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines)
+        self.features = features or NO_FEATURES
+        # Features draw from a stream of their own.
+        self.more = random.Random(f"more of {seed}")
+        self.loop.turn_s = TURN_S if "checkpoints" in self.features else 0.0
+        if "sleep" in self.features:
+            limits["hibernate_after_ms"] = self.more.choice((1500, 1500, 4000))
+        self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines, old_machines)
         self.result = Result(seed)
         draw = random.Random(self.draw.getrandbits(64))
         kinds = [KINDS_OF_GROUPS[number % len(KINDS_OF_GROUPS)] for number in range(groups)]
-        self.work = Workload(self.cluster, draw, kinds, RATE, self.fault)
+        self.work = Workload(self.cluster, draw, kinds, RATE, self.fault, self.features, self.more)
         self.checker = Checker(self.cluster, self.fault)
         self.nemesis = Nemesis(self.cluster, self.work, self.checker, random.Random(self.draw.getrandbits(64)))
+        self.keeping = Keeping(self.cluster, self.fault) if features is not None else None
+        self.checker.leaders_known = features is not None
         self.reading = 0
+        self.result.swarm.append(" ".join(sorted(self.features)))
         self.result.swarm.append(str(limits))
 
     def fault(self, what: str) -> None:
@@ -170,7 +190,11 @@ class Run:
     def _whole(self) -> None:
         for number, host in self.cluster.hosts.items():
             host.drift = self.draw.choice((1.0, 1.0, self.draw.uniform(0.8, 1.25)))
+            if "versions" in self.features:
+                host.old_program = self.more.random() < 0.5
             self.cluster.start(number)
+        if self.keeping is not None:
+            self.keeping.go()
         self.loop.run(START_S)
         for group in self.work.groups:
             self.create(group)
@@ -243,13 +267,31 @@ class Run:
         for verb in ("roll", "snapshot", "compact", "truncate"):
             for _ in range(draw.choice((0, 1, 2))):
                 nemesis.after(draw.uniform(0.0, length), getattr(nemesis, verb))
+        if self.features:
+            self._more(length)
         loop.run(loop.now + length)
         nemesis.active = False
+
+    def _more(self, length: float) -> None:
+        """What features bring about in a round."""
+        more, now = self.more, self.loop.now
+        for name in sorted(self.features):
+            for verb in FEATURES[name]:
+                if (self.allowed is None or verb in self.allowed) and more.random() < 0.6:
+                    self.result.swarm.append(verb)
+                    for _ in range(more.choice((1, 1, 2, 3))):
+                        self.nemesis.after(more.uniform(0.0, length * 0.85), getattr(self.nemesis, verb))
+        if "sleep" in self.features:
+            for group in self.work.groups:
+                if more.random() < 0.5:
+                    group.quiet_until = now + more.uniform(4.0, max(5.0, length))
 
     def liveness(self) -> None:
         """All is healed: everybody has to agree, and everything pending be answered, in bounded time."""
         loop, cluster, work = self.loop, self.cluster, self.work
         self.nemesis.heal()
+        for group in work.groups:
+            group.quiet_until = 0.0
         deadline = loop.now + CONVERGE_S
         talked = False
         reasons: list[str] = []
@@ -258,6 +300,8 @@ class Run:
                 if host.life is None:
                     cluster.start(number)
             self.nemesis.skip_poison()
+            if self.features:
+                self._give_way()
             for group in work.groups:
                 if self._is_gone(group) or not group.created:
                     self.create(group)
@@ -281,6 +325,13 @@ class Run:
         self.checker.equal(work.groups)
         self._read_all()
         work.begin()
+
+    def _give_way(self) -> None:
+        """What operators do to what features left behind."""
+        if "versions" in self.features:
+            self.nemesis.renew_programs()
+        if "roles" in self.features and (self.nemesis.victim or self.nemesis.membership):
+            self.nemesis.allow_leading()
 
     def _is_gone(self, group: Any) -> bool:
         """A deletion that nobody was told of was carried out after all."""
@@ -389,7 +440,7 @@ class Run:
     def _count(self) -> None:
         result, hits = self.result, self._hits()
         for kind, count in hits.items():
-            (result.faults if kind in KINDS else result.notes)[kind] += count
+            (result.faults if kind in KINDS or kind in MORE_KINDS else result.notes)[kind] += count
         result.simulated_s = self.loop.now
         result.events = self.loop.events
         result.operations = self.work.operations

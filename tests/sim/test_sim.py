@@ -17,10 +17,12 @@ import pytest
 import trio
 
 from logyard.engine.host import system
+from logyard.engine.raft.core import Raft
 
 from .__main__ import command_of, jobs_of, parse, summary
 from .clients_kv import KvGroup
 from .clients_queue import QueueGroup
+from .features import FEATURES, drawn
 from .kinds import KINDS, VERBS, forced_of
 from .loop import Stop
 from .minimise import minimise
@@ -148,3 +150,47 @@ def test_the_minimiser_keeps_what_is_needed() -> None:
 def test_what_makes_no_sense_is_refused(wrong: list[str]) -> None:
     with pytest.raises(SystemExit):
         parse(wrong)
+
+
+def test_features_are_drawn_from_a_stream_of_their_own() -> None:
+    assert set().union(*(drawn(seed) for seed in range(40))) == set(FEATURES)
+    assert jobs_of(parse(["--seed", "11", "--features", "none"]))[0][5] is None
+    assert jobs_of(parse(["--seed", "11", "--features", "plain"]))[0][5] == ()
+    assert jobs_of(parse(["--seed", "11"]))[0][5] == tuple(sorted(drawn(11)))
+    with pytest.raises(SystemExit):
+        parse(["--features", "wings"])
+    # A run without them draws what it drew before there were any: the same verbs in the same rounds.
+    one, two = (Run(12, 0.3, features=features).go() for features in (None, frozenset[str]()))
+    assert [line for line in one.swarm if line] == [line for line in two.swarm if line]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_each_feature_makes_a_run_of_its_own(feature: str) -> None:
+    verbs = frozenset(FEATURES[feature])
+    one, two = (Run(21, 0.4, allowed=verbs, features=frozenset({feature})).go() for _ in range(2))
+    assert not one.violations, one.violations
+    assert one.event_hash == two.event_hash != Run(21, 0.4, allowed=verbs).go().event_hash
+    tried = [kind for verb in verbs for kind in FEATURES[feature][verb]]
+    assert not tried or any(one.faults[kind] for kind in tried), one.swarm
+
+
+@pytest.mark.parametrize(("forgets", "says"), [(True, "does not know its leader"), (False, "does not get nearer")])
+def test_who_does_not_find_its_leader_or_falls_behind_is_noticed(
+    forgets: bool, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(9, 1.0, allowed=frozenset(), features=frozenset())
+    step = Raft.step
+    deaf: list[Raft] = []
+    monkeypatch.setattr(Raft, "step", lambda raft, message: None if raft in deaf else step(raft, message))
+
+    def strike() -> None:
+        name = run.work.groups[0].name
+        held = [(number, run.cluster.replica(number, name)) for number in run.cluster.up]
+        raft = next(one.raft for number, one in held if one is not None and not run.cluster.leads(number, name))
+        deaf.append(raft)
+        if forgets:
+            raft.leader = 0
+
+    run.loop.at(5.0, None, strike)
+    (what,) = run.go().violations
+    assert says in what

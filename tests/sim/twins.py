@@ -72,6 +72,14 @@ async def shielded_checkpoint(loop: Loop) -> None:
     await park(may_not)
 
 
+async def others_turn(loop: Loop) -> None:
+    """Others run, and time passes meanwhile, where trio has a checkpoint and a run without features has none."""
+    if loop.turn_s:
+        assert loop.task is not None and loop.life is not None
+        loop.at(loop.now + loop.turn_s * loop.life.draw.random() ** 3, loop.life, loop.step, loop.task, None, None)
+        await park(may_not)
+
+
 class ParkingLot:
     """As trio's."""
 
@@ -126,6 +134,7 @@ class Limiter:
             if task.is_cancelled:
                 raise Cancelled
             self._free -= 1
+            await others_turn(self._loop)
             return
         self._waiting[task] = None
         await park(lambda _: self._waiting.pop(task, None) and None)
@@ -294,7 +303,9 @@ class Channel:
             if self._closed:
                 raise trio.EndOfChannel
             await self._readers.park()
-        return self._items.popleft()
+        item = self._items.popleft()
+        await others_turn(self._loop)
+        return item
 
     def receive_nowait(self) -> Any:
         if not self._items:

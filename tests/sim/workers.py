@@ -10,14 +10,15 @@ from typing import TypeAlias
 
 from .run import Result, Run
 
-Job: TypeAlias = tuple[int, float, int, tuple[str, ...] | None, int]
-"""Seed, minutes, groups, verbs (None: all), how many of them are forced."""
+Job: TypeAlias = tuple[int, float, int, tuple[str, ...] | None, int, tuple[str, ...] | None]
+"""Seed, minutes, groups, verbs (None: all), how many of them are forced, features (None: as before there were any)."""
 
 
 def run_one(job: Job) -> Result:
     """One seed, in whatever process."""
-    seed, minutes, groups, verbs, share = job
-    return Run(seed, minutes, groups, None if verbs is None else frozenset(verbs), share).go()
+    seed, minutes, groups, verbs, share, features = job
+    allowed = None if verbs is None else frozenset(verbs)
+    return Run(seed, minutes, groups, allowed, share, None if features is None else frozenset(features)).go()
 
 
 def results(jobs: Sequence[Job], workers: int) -> Iterator[Result]:

@@ -1,0 +1,43 @@
+"""What a run may have beyond what the first recorded seeds drew: each is on or off for a whole run.
+
+Invariant: a run without features draws exactly what it drew before there were any, so that recorded seeds replay; which
+features a fresh seed has comes from a random stream of its own. Used by `run`, the clients and `faults_features`.
+"""
+
+from __future__ import annotations
+
+import random
+
+FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
+    # Members that receive the log and do not vote, that are to vote when they have caught up, that may not lead.
+    "roles": {
+        "learner": ("M2.learner", "M2.promotable"),
+        "demote": ("M2.demoted",),
+        "swap": ("M2.joint",),
+        "may_not_lead": ("M3.may_not_lead",),
+    },
+    # A node's renewals do not arrive while everything else does: liveness flaps, and no link breaks.
+    "mute": {"mute": ("N6.mute",)},
+    # A lock that is free, and a channel that has something, let others run first, as trio's do.
+    "checkpoints": {},
+    # Several logs are truncated beside migration and compaction.
+    "truncations": {"truncate_beside": ("L5.truncated_beside",)},
+    # Groups fall asleep while everything goes on around them.
+    "sleep": {},
+    # Sessions with a short time to live, and sessions that are closed under load.
+    "sessions": {"close_session": ("Q2.closed",)},
+    # More than one consumer of a queue.
+    "consumers": {},
+    # Some nodes run a program with an older version of a machine.
+    "versions": {"old_program": ("U1.old",), "new_program": ("U1.new",), "use_new": ("U1.used",)},
+}
+"""By feature, its verbs with the kinds that each can hit."""
+MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}
+MORE_KINDS = frozenset(kind for kinds in MORE_VERBS.values() for kind in kinds)
+CHANCE = 0.6
+
+
+def drawn(seed: int) -> frozenset[str]:
+    """Return the features of a fresh seed."""
+    draw = random.Random(f"features of {seed}")
+    return frozenset(name for name in FEATURES if draw.random() < CHANCE)
