@@ -17,6 +17,7 @@ from typing import BinaryIO, Literal, overload
 import trio
 
 from .admin import Call
+from .background import background
 from .compression import SMALLEST, encode, wants
 from .errors import BadRequest, Busy, Gone, LogyardError, OutOfRange
 from .kv import KvYard
@@ -95,19 +96,14 @@ async def connect(
         servers, timeout=timeout, retry=retry, window_bytes=window_bytes, tls=tls, exactly_once=exactly_once,
         session_ttl=session_ttl,
     )  # fmt: skip
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(yard.serve, name=task_name)
         try:
             await yard.first_contact()
             yield yard
             await yard.sessions.close()
-        except BaseException as error:  # carried around the nursery, which would wrap it in a group
-            failure = error
-        yard.close()
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        finally:
+            yard.close()
 
 
 class Yard(QueueYard, KvYard, Network):

@@ -52,9 +52,16 @@ class Sequences:
         self.open.discard(sequence)
 
 
-def expired(name: str) -> SessionExpired:
+STRUCK = "refusal"
+"""In the details of a `SessionExpired`: the code with which a session refused a frame that may have been applied."""
+
+
+def expired(name: str, refusal: str = EXPIRED) -> SessionExpired:
     """What becomes of a frame that was perhaps applied before its session ended."""
-    return SessionExpired(f"{name}: the session ended while this was under way: it may or may not have happened")
+    return SessionExpired(
+        f"{name}: the session ended while this was under way: it may or may not have happened; look, then do it again",
+        {STRUCK: refusal},
+    )
 
 
 def final(name: str, error: LogyardError) -> LogyardError:

@@ -23,7 +23,7 @@ from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, latest_call, open_call
 from .queue_sync import Queue
 from .records import Buffer
-from .sequences import RENEW, expired, final, new_number
+from .sequences import RENEW, STRUCK, expired, final, new_number
 from .session import ATTEMPT_S, Pushed, Retry, Routes, outcome
 from .sync_link import Connection
 from .sync_log import Log
@@ -61,14 +61,6 @@ def connect_sync(
         yard.close()
         raise
     return yard
-
-
-class Ambiguous(Exception):
-    """A session's end, `refusal`, struck a frame that may have been applied by an earlier try."""
-
-    def __init__(self, refusal: LogyardError) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
 
 
 class Yard(SyncVerbs):
@@ -203,13 +195,13 @@ class Yard(SyncVerbs):
             ticket = session.take(deadline)
             try:
                 return self._command(name, frame.encode(ticket[0].session, ticket[1]), deadline, flags), ticket
-            except Ambiguous as end:
-                session.renew(ticket, end.refusal)
-                raise expired(name) from None
             except LogyardError as error:
                 if error.code not in RENEW:
                     raise final(name, error) from None
-                session.renew(ticket, error)
+                session.renew(ticket, error.details.get(STRUCK, error.code))
+                if STRUCK in error.details:
+                    # It may have been applied: in another session it might be so twice.
+                    raise
             finally:
                 session.done(ticket)
 
@@ -292,7 +284,7 @@ class Yard(SyncVerbs):
                     return reply
                 error = answer.error
                 if ambiguous and error.code in RENEW:
-                    raise Ambiguous(error)
+                    raise expired(name, error.code)
                 ambiguous |= cut or isinstance(error, Unknown)
                 if ambiguous and not again:
                     raise Unknown(f"{name}: not known whether it happened: {error}")

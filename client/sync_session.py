@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from .errors import Busy, LogyardError
+from .errors import Busy
 from .sequences import OUT_OF_WINDOW, Sequences
 
 Ticket = tuple[Sequences, int]
@@ -62,12 +62,12 @@ class SyncSession:
             ticket[0].done(ticket[1])
             self._changed.notify_all()
 
-    def renew(self, ticket: Ticket, error: LogyardError) -> None:
-        """The session of a ticket is of no more use."""
+    def renew(self, ticket: Ticket, code: object) -> None:
+        """The session of a ticket is of no more use, as the `code` of a refusal says."""
         with self._lock:
             if self._numbers is ticket[0]:
                 self._numbers = None
-                if error.code == OUT_OF_WINDOW:
+                if code == OUT_OF_WINDOW:
                     # It must not take effect later in a session that moved on.
                     self._stale = ticket[0].session
 

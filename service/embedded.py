@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from logyard.client.background import background
 from logyard.client.board import Standing, standings
 from logyard.client.compression import encode, parse, ranges_of, wants
 from logyard.client.frame import Frame
@@ -253,7 +254,8 @@ async def open_system(
     path: str | Path, config: SystemConfig | None = None, machines: Mapping[str, type[Machine]] | None = None
 ) -> AsyncIterator[EmbeddedSystem]:
     """Open (or create) a directory as a node of its own. `machines`: your own kinds by name, each made without
-    arguments; a name is for good. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
+    arguments; a name is for good. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`; what the block raises comes as
+    it is."""
     own = dict(machines or {})
 
     def made(name: str, arguments: dict[str, Any]) -> Machine:
@@ -262,10 +264,9 @@ async def open_system(
     system = build_system(Path(path), 1, "embedded", config or SystemConfig(), machines=made)
     await system.open()
     try:
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             await nursery.start(system.run, NoPeers())
             yield EmbeddedSystem(Node(system), own)
-            nursery.cancel_scope.cancel()
     finally:
         system.part()
         system.close()

@@ -14,6 +14,7 @@ from typing import Any
 import trio
 import trio.testing
 
+from logyard.client.background import background
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.errors import LogyardError
@@ -233,7 +234,7 @@ async def cluster(
     """`nodes` running nodes in one process, with directories below `path`. `machines`: your own kinds by name, made
     without arguments; `limits`: of `SystemConfig`."""
     Path(path).mkdir(parents=True, exist_ok=True)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         found = MemoryCluster(Path(path), nodes, nursery, machines or {}, limits)
         await nursery.start(found.network.run)
         for number in found.ids:
@@ -244,4 +245,3 @@ async def cluster(
             with trio.CancelScope(shield=True):
                 for number in list(found.nodes):
                     await found.crash(number)
-        nursery.cancel_scope.cancel()
