@@ -1,9 +1,31 @@
-"""What all tests share: how hypothesis runs. Everything else is a fixture beside the tests that use it."""
+"""What all tests share: where their files are, how they meet Ctrl-C, how hypothesis runs. Everything else is a fixture
+beside the tests that use it."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The machines that run this are shared and noisy: an example may take long without being wrong.
 settings.register_profile("logyard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("logyard")
+
+MEMORY = "/dev/shm"
+MEMORY_BYTES = 4 << 30
+"""What a run may need there at its widest: four workers with a cluster of preallocated files each."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the files of tests into memory, where there is room: what a test says must not hang on how long this
+    machine's disk takes for a sync. `--basetemp` or PYTEST_DEBUG_TEMPROOT name another place.
+
+    Signals are met as in a foreground shell: a background one leaves SIGINT ignored, and children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)

@@ -1,13 +1,14 @@
 """The product's source as the tests about it see it: files, module names, syntax trees, imports.
 
-Used by test_architecture (who imports whom) and test_tidy (form). Reads files, imports nothing of them.
+Used by test_architecture (who imports whom) and test_tidy (form), which share one parse of each file. Reads files,
+imports nothing of them.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,39 +23,47 @@ class Source:
     module: str
     text: str
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         """The parsed file."""
         return ast.parse(self.text, self.path)
 
-    def imports(self) -> Iterator[tuple[int, str]]:
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree, parents before children."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def imports(self) -> list[tuple[int, str]]:
         """(line, dotted name) of every import, lazy and typing-only ones too; `from a import b` gives a.b."""
+        found: list[tuple[int, str]] = []
         package = self.module if self.path.endswith("__init__.py") else self.module.rpartition(".")[0]
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
-                for alias in node.names:
-                    yield node.lineno, alias.name
+                found += [(node.lineno, alias.name) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 origin = node.module or ""
                 if node.level:
                     parts = package.split(".")
                     parts = parts[: len(parts) - node.level + 1]
                     origin = ".".join([*parts, *([node.module] if node.module else [])])
-                for alias in node.names:
-                    yield node.lineno, f"{origin}.{alias.name}"
+                found += [(node.lineno, f"{origin}.{alias.name}") for alias in node.names]
+        return found
 
 
-def product_sources() -> list[Source]:
+@cache
+def product_sources() -> tuple[Source, ...]:
     """Every file of the packages at its real place, and the facade."""
     found = [Source(*_named(path)) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     found += [Source(*_named(path)) for name in ("logyard", "pyspark_logyard") for path in (ROOT / name).glob("*.py")]
     assert len(found) > 10
-    return found
+    return tuple(found)
 
 
-def test_sources() -> list[Source]:
+@cache
+def test_sources() -> tuple[Source, ...]:
     """The tests themselves."""
-    return [Source(*_named(path)) for path in sorted((ROOT / "tests").rglob("*.py"))]
+    return tuple(Source(*_named(path)) for path in sorted((ROOT / "tests").rglob("*.py")))
 
 
 test_sources.__test__ = False  # type: ignore[attr-defined]

@@ -125,7 +125,7 @@ def floor_offences(source: Source, top: set[str]) -> list[str]:
         allowed += top
     return [
         f"{source.path}:{line}: {scope} must not import {name}"
-        for line, name in source.imports()
+        for line, name in source.imports
         if within(name, ["logyard", "pyspark_logyard"]) and not within(name, allowed) and name != "logyard.__version__"
     ]
 
@@ -133,7 +133,7 @@ def floor_offences(source: Source, top: set[str]) -> list[str]:
 def bare_offences(source: Source) -> list[str]:
     return [
         f"{source.path}:{line}: {name} is a second copy of logyard.{name}"
-        for line, name in source.imports()
+        for line, name in source.imports
         if within(name, PACKAGES)
     ]
 
@@ -143,10 +143,10 @@ def purity_offences(source: Source) -> list[str]:
         return []
     found = [
         f"{source.path}:{line}: the core must not import {name}"
-        for line, name in source.imports()
+        for line, name in source.imports
         if name.split(".")[0] not in PURE | {"logyard"}
     ]
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncWith | ast.AsyncFor):
             found.append(f"{source.path}:{node.lineno}: the core never awaits")
         if (
@@ -163,8 +163,8 @@ def uses(source: Source) -> list[tuple[int, str]]:
 
     A call is there a second time, with (). A name imported from a module counts as called.
     """
-    found = [use for line, name in source.imports() for use in ((line, name), (line, f"{name}()"))]
-    everything = list(ast.walk(source.tree))
+    found = [use for line, name in source.imports for use in ((line, name), (line, f"{name}()"))]
+    everything = source.nodes
     nodes = [node for node in everything if isinstance(node, ast.Attribute)]
     inner = {id(node.value) for node in nodes}
     called = {id(node.func) for node in everything if isinstance(node, ast.Call)}
@@ -184,7 +184,7 @@ def door_offences(source: Source) -> list[str]:
     for resource, (names, doors) in DOORS.items():
         if source.path in doors:
             continue
-        imported = {name.split(".")[0] for _, name in source.imports()}
+        imported = {name.split(".")[0] for _, name in source.imports}
         found += [
             f"{source.path}:{line}: {resource} belong in {', '.join(doors)}, not here ({name})"
             for line, name in uses(source)
@@ -196,7 +196,7 @@ def door_offences(source: Source) -> list[str]:
 def lmdb_offences(source: Source) -> list[str]:
     if source.path.startswith("payloads/") or source.path == "engine/log/meta.py":
         return []
-    return [f"{source.path}:{line}: imports lmdb" for line, name in source.imports() if within(name, ["lmdb"])]
+    return [f"{source.path}:{line}: imports lmdb" for line, name in source.imports if within(name, ["lmdb"])]
 
 
 def freedom_offences(source: Source) -> list[str]:
@@ -204,7 +204,7 @@ def freedom_offences(source: Source) -> list[str]:
         f"{source.path}:{line}: {source.module} must not import {name}"
         for prefix, libraries in FREE_OF.items()
         if within(source.module, [prefix])
-        for line, name in source.imports()
+        for line, name in source.imports
         if within(name, libraries)
     ]
 

@@ -27,7 +27,7 @@ def long_files(source: Source) -> Iterator[str]:
 
 
 def long_functions(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
             if lines > FUNCTION_LINES_MAX:
@@ -42,7 +42,7 @@ def missing_docstrings(source: Source) -> Iterator[str]:
 def vague_names(source: Source) -> Iterator[str]:
     if VAGUE & set(source.module.rpartition(".")[2].split("_")):
         yield f"{source.path}: a name that says nothing"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef):
             words = {word.lower() for word in re.findall(r"[A-Z][a-z0-9]*", node.name)}
             if VAGUE & words:
@@ -57,14 +57,14 @@ def unfinished_marks(source: Source) -> Iterator[str]:
 
 def sleeps(source: Source) -> Iterator[str]:
     """A blocking sleep stands in place of a condition; a timer of the event loop is trio's."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and (node.value.id, node.attr) == ("time", "sleep")
         ):
             yield f"{source.path}:{node.lineno}: wait for a condition, not for time"
-    for line, name in source.imports():
+    for line, name in source.imports:
         if name == "time.sleep":
             yield f"{source.path}:{line}: wait for a condition, not for time"
 
@@ -79,7 +79,7 @@ def module_state(source: Source) -> Iterator[str]:
         made = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in CONTAINERS
         if empty or (made and isinstance(value, ast.Call) and not value.args):
             yield f"{source.path}:{node.lineno}: module-level state"
-    for inner in ast.walk(source.tree):
+    for inner in source.nodes:
         if isinstance(inner, ast.Global):
             yield f"{source.path}:{inner.lineno}: global {', '.join(inner.names)}"
 
@@ -88,12 +88,12 @@ def missing_annotations_import(source: Source) -> Iterator[str]:
     code = [
         node for node in source.tree.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
     ]
-    if code and not any(name == "__future__.annotations" for _, name in source.imports()):
+    if code and not any(name == "__future__.annotations" for _, name in source.imports):
         yield f"{source.path}: from __future__ import annotations"
 
 
 def mocks(source: Source) -> Iterator[str]:
-    for line, name in source.imports():
+    for line, name in source.imports:
         if name.startswith(("unittest.mock", "mock.")) or name == "mock":
             yield f"{source.path}:{line}: use the real thing, or the in-memory twin that ships beside it"
 

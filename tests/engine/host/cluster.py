@@ -22,6 +22,7 @@ from logyard.engine.disk import Disk
 from logyard.engine.errors import LogyardError, NotLeader, Refused
 from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
+from logyard.engine.log import meta_rows
 from logyard.engine.machine import Machine
 from logyard.engine.raft.core import LEADER
 from logyard.engine.transport.config import TransportConfig
@@ -54,6 +55,9 @@ SMALL: dict[str, Any] = {
     "hibernate_after_ms": 0,
     # Tests count syncs, and let the nth fail.
     "disk_probe_ms": 60_000,
+    # Nor does a leader move because this machine's disk is slow: only tests of that say when it is.
+    "disk_stall_ms": 600_000,
+    "disk_slow_ms": 0,
 }
 
 Records = Sequence[tuple[bytes, bytes | None]]
@@ -289,6 +293,16 @@ class Cluster:
             )
 
         await until(same, lambda: f"all of {numbers} apply {name}\n{rows()}")
+
+    async def bare(self, *numbers: int) -> None:
+        """Until nodes have no group, and a crash would bring none back: a replica leaves memory first, its rows go with
+        a commit after that."""
+
+        def is_bare(number: int) -> bool:
+            system = self.system(number)
+            return not (system.group_count or system.names or system.storage.books.meta.keys(meta_rows.GroupRow.PREFIX))
+
+        await until(lambda: all(is_bare(number) for number in numbers), f"nodes {numbers} have no group")
 
     def partition(self, *some: int) -> None:
         """Cut some nodes off from the others."""

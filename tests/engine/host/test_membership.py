@@ -47,7 +47,7 @@ async def test_two_of_three_members_are_replaced_under_load(tmp_path: Path) -> N
         await c.applied(among=[1, 4, 5])
         for number in (4, 5):
             assert [body for _, body in await c.read(number)] == written
-        await until(lambda: not c.system(2).members and not c.system(3).members, "the old replicas go")
+        await c.bare(2, 3)
         await c.crash(2)
         await c.crash(3)
         await c.append(1, [(b"", b"goes on")])
@@ -115,7 +115,7 @@ async def test_one_of_three_makes_itself_the_group_when_the_others_are_gone(tmp_
         # The others come back with the old configuration: they are told, and their replicas go.
         await c.start(2)
         await c.start(3)
-        await until(lambda: not c.system(2).members and not c.system(3).members)
+        await c.bare(2, 3)
         await all_live(c)
         await c.nodes[1].change_membership("log", [("add_promotable", 2), ("add_promotable", 3)])
         await until(lambda: c.member(1).raft.configuration.voters == (1, 2, 3))
@@ -140,7 +140,7 @@ async def test_a_removed_replica_goes_and_a_new_one_comes(tmp_path: Path) -> Non
             bodies += await c.fill(1, 3, 6 * KIB)
             if away:
                 await c.start(3)
-            await until(lambda: not c.system(3).members and not c.system(3).names, "the replica goes")
+            await c.bare(3)
             books = payload_books(c.system(3))
             assert not books["wal"] and not any(books["generations"].values())
             left = c.system(3).departures.departed[c.member(1).uid]
@@ -180,7 +180,7 @@ async def test_a_node_that_was_removed_makes_no_replica_for_those_who_have_not_h
         await c.append(2, [(b"", b"committed without one")])
         changes = [("add", 4), ("add", 5), ("remove", 2), ("remove", 3)]
         await c.nodes[2].change_membership("log", changes)
-        await until(lambda: not c.system(2).members and not c.system(3).members)
+        await c.bare(2, 3)
         for number in (4, 5):
             await c.crash(number)
         c.network.heal()
@@ -202,7 +202,7 @@ async def test_a_definition_or_a_word_of_a_stale_member_changes_nothing(tmp_path
     async with cluster(tmp_path) as c:
         await c.lead(1)
         await c.nodes[1].change_members("log", "remove", 3)
-        await until(lambda: not c.system(3).members)
+        await c.bare(3)
         uid = c.member(1).uid
         directory, departures = c.system(3).directory, c.system(3).departures
         # Of a member that has not heard of the removal, as in `test_a_node_that_was_removed_...`.
@@ -230,7 +230,7 @@ async def test_a_removed_leader_hands_in_its_replica(tmp_path: Path) -> None:
         found = await c.nodes[1].change_members("log", "remove", 1)
         assert found["voters"] == [2, 3]
         leader = await c.leader(among=[2, 3])
-        await until(lambda: not c.system(1).members)
+        await c.bare(1)
         await c.append(leader, [(b"", b"on")])
 
 
@@ -245,11 +245,11 @@ async def test_deletion_is_a_command_and_reaches_who_was_away(tmp_path: Path) ->
         await c.crash(3)
         await until(lambda: 3 not in c.system(1).live)
         await c.nodes[1].delete_group("log")
-        await until(lambda: not c.system(1).members and not c.system(2).members)
+        await c.bare(1, 2)
         with pytest.raises(LogyardError):
             await c.append(1, [(b"", b"late")])
         await c.start(3)
-        await until(lambda: not c.system(3).members)
+        await c.bare(3)
         for number in c.ids:
             assert uid in c.system(number).directory.deleted
             await c.restart(number)
@@ -344,9 +344,9 @@ async def test_a_deletion_that_only_a_follower_applied_is_finished_by_the_next_l
         await c.nodes[1].delete_group("log")
         await until(lambda: told == {2, 3})
         await c.crash(1)
-        await until(lambda: not c.system(2).members and not c.system(3).members)
+        await c.bare(2, 3)
         await c.start(1)
-        await until(lambda: not c.system(1).members)
+        await c.bare(1)
 
 
 async def test_without_a_quorum_a_group_is_deleted_by_force_only(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ async def test_without_a_quorum_a_group_is_deleted_by_force_only(tmp_path: Path)
         await c.nodes[1].delete_group("log", force=True)
         assert not c.system(1).members
         await c.start(2)
-        await until(lambda: not c.system(2).members)
+        await c.bare(2)
 
 
 async def test_a_transfer_waits_for_the_target_and_ends_in_time(tmp_path: Path) -> None:
@@ -424,7 +424,7 @@ async def test_a_crash_while_a_replica_is_made_anew_leaves_it_to_be_made_again(
         bodies = await c.fill(1, 10, 3 * KIB)
         await c.applied()
         await c.nodes[1].change_members("log", "remove", 3)
-        await until(lambda: not c.system(3).members)
+        await c.bare(3)
         asked = trio.Event()
 
         async def store(*_: object) -> None:
