@@ -190,7 +190,7 @@ class Yard(SyncVerbs):
         with self._lock:
             session = self._sessions.get((name, kind))
             if session is None:
-                session = self._sessions[name, kind] = SyncSession(partial(self._begin, name, kind))
+                session = self._sessions[name, kind] = SyncSession(partial(self._begin, name, kind), self._session_ttl)
         while True:
             ticket = session.take(deadline)
             try:

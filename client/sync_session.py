@@ -2,14 +2,14 @@
 
 Invariant: a frame keeps its number until it is answered, and at most a window of them is under way; a session of no
 more use is replaced by the first who hears of it. No heartbeat of its own: a node takes frames for signs of life, and
-an idle client whose session ended just opens another. Used by `sync`.
+a session that was idle for its time to live is replaced before anything is sent in it. Used by `sync`.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from time import monotonic
 
 from .errors import Busy
 from .sequences import OUT_OF_WINDOW, Sequences
@@ -19,12 +19,15 @@ Ticket = tuple[Sequences, int]
 
 
 class SyncSession:
-    """`begin(stale, deadline)` closes a session (0: none) and opens another, whose number it returns; it may block."""
+    """`begin(stale, deadline)` closes a session (0: none) and opens another, whose number it returns; it may block.
+    `ttl`: seconds that a session lives without a sign of life."""
 
-    __slots__ = ("_begin", "_lock", "_changed", "_numbers", "_opening", "_stale")
+    __slots__ = ("_begin", "_ttl", "_used", "_lock", "_changed", "_numbers", "_opening", "_stale")
 
-    def __init__(self, begin: Callable[[int, float], int]) -> None:
+    def __init__(self, begin: Callable[[int, float], int], ttl: float) -> None:
         self._begin = begin
+        self._ttl = ttl
+        self._used = monotonic()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._numbers: Sequences | None = None
@@ -35,13 +38,14 @@ class SyncSession:
         """A number for a frame; waits for room in the window. Raises `Busy` when there is none in time, and what stands
         in the way of a session."""
         with self._lock:
+            self._look()
             while True:
                 if self._numbers is None and not self._opening:
                     self._opening = True
                     break
                 if self._numbers is not None and self._numbers.room:
                     return self._numbers, self._numbers.next()
-                left = deadline - time.monotonic()
+                left = deadline - monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     raise Busy("the session's window is full", {"cause": "session window", "retry_after": 0.01})
             stale = self._stale
@@ -56,10 +60,18 @@ class SyncSession:
                 self._changed.notify_all()
         return self.take(deadline)
 
+    def _look(self) -> None:
+        """Let go of a session that has ended by itself, or is about to, with nothing under way in it."""
+        now, numbers = monotonic(), self._numbers
+        if numbers is not None and not numbers.open and now - self._used > self._ttl:
+            self._numbers, self._stale = None, numbers.session
+        self._used = now
+
     def done(self, ticket: Ticket) -> None:
         """A frame is finished, whatever came of it."""
         with self._lock:
             ticket[0].done(ticket[1])
+            self._used = monotonic()
             self._changed.notify_all()
 
     def renew(self, ticket: Ticket, code: object) -> None:

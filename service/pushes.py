@@ -116,7 +116,10 @@ async def listen(system: System, name: str, session: int, sink: SessionSink) -> 
                 system.check_leader(member)
                 if member.leading:
                     if member.sessions is None or session not in member.sessions.by_id:
-                        raise SessionExpired(f"{name}: session {session:016x} has ended")
+                        raise SessionExpired(
+                            f"{name}: session {session:016x} has ended, its client was silent for its time to live or "
+                            "closed it: what it held went back; open another one (consume again)"
+                        )
                     if not told:
                         told = True
                         effects.on_listening(system, member, session)

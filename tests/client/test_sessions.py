@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 import trio
 
-from logyard.client import errors, wire
+from logyard.client import errors, sync_session, wire
 from logyard.client.aio import connect
 from logyard.client.frame import Frame
 from logyard.client.log import Place
@@ -286,3 +287,34 @@ async def test_blocking_reply_modes() -> None:
 
         await blocking(cluster, work)
         assert sorted(bodies(cluster)) == [b"a", b"b", b"c"]
+
+
+async def test_a_blocking_client_that_was_idle_takes_another_session_before_it_sends_anything() -> None:
+    """Nothing is under way in the old one, so nothing can be applied twice; in it a lost answer could not be told from
+    a session that had ended by itself."""
+    ahead = 0.0
+    real = time.monotonic
+
+    async with fake_cluster(1) as cluster:
+        log, system = cluster.create("log", [1], 1), cluster.nodes[1]
+
+        def blocking() -> None:
+            nonlocal ahead
+            with connect_sync(seeds(cluster), session_ttl=20, timeout=500) as yard:
+                assert yard.log("log").append(b"a") == 0
+                (first,) = log.sessions.by_id
+                assert yard.log("log").append(b"b") == 1 and list(log.sessions.by_id) == [first]
+                ahead += 30
+                for session in list(log.sessions.by_id):
+                    log.sessions.expire(session)
+                system.lose = 1
+                assert yard.log("log").append(b"c") == 2, "an answer that is lost is given again"
+                (second,) = log.sessions.by_id
+                assert second != first
+                ahead += 10
+                assert yard.log("log").append(b"d") == 3 and list(log.sessions.by_id) == [second]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sync_session, "monotonic", lambda: real() + ahead)
+            await trio.to_thread.run_sync(blocking)
+    assert [head for head, _ in log.records] == [b"a", b"b", b"c", b"d"]
