@@ -1,12 +1,20 @@
 """What a planted bug is: product code with one thing in it replaced. Used by the lists of bugs and by `planted`."""
 
 from __future__ import annotations
+import __future__
 
+import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .disk import SimDisk
+
+
+class Stale(Exception):
+    """The product has changed where a planted bug changes it: the bug has to be planted anew."""
+
 
 Swap = tuple[Any, str, Callable[[Any], Any]]
 """Where, which name, and what the old one becomes."""
@@ -18,19 +26,23 @@ class Bug(NamedTuple):
     name: str
     rule: str
     swaps: Sequence[Swap]
+    # Whether it takes the features of fresh seeds to see it.
+    featured: bool = False
 
 
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
     """Product code with this bug in it."""
-    undo = []
-    for owner, name, make in bug.swaps:
-        before = owner.__dict__[name]
-        undo.append((owner, name, before))
-        swapped = make(before)
-        swapped.original = before
-        setattr(owner, name, swapped)
+    undo: list[tuple[Any, str, Any]] = []
     try:
+        for owner, name, make in bug.swaps:
+            before = owner.__dict__.get(name)
+            if before is None:
+                raise Stale(f"{bug.name}: {owner.__name__} has no {name} any more")
+            swapped = make(before)
+            swapped.original = before
+            undo.append((owner, name, before))
+            setattr(owner, name, swapped)
         yield
     finally:
         for owner, name, before in reversed(undo):
@@ -48,6 +60,26 @@ def unplanted(bug: Bug) -> Iterator[None]:
     finally:
         for owner, name, swapped in inside:
             setattr(owner, name, swapped)
+
+
+def edited(*edits: tuple[str, str]) -> Callable[[Any], Any]:
+    """A function with some of its text replaced: a mended bug put back. Raises `Stale` where the text is not found."""
+
+    def make(old: Any) -> Any:
+        text = textwrap.dedent(inspect.getsource(old))
+        for before, after in edits:
+            if text.count(before) != 1:
+                raise Stale(f"{old.__qualname__} has {text.count(before)} times: {before}")
+            text = text.replace(before, after)
+        found: dict[str, Any] = {}
+        exec(
+            compile(text, f"<planted in {old.__qualname__}>", "exec", __future__.annotations.compiler_flag),
+            old.__globals__,
+            found,
+        )
+        return found[old.__name__]
+
+    return make
 
 
 @contextmanager

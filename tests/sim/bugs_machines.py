@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from logyard.engine.host import replica
-from logyard.machines import queue
+from logyard.machines import kv, queue
 from logyard.machines.queue_state import QueueState
 from logyard.service import kv_watch
 
-from .bugs import Bug, hidden, nothing
+from .bugs import Bug, edited, hidden, nothing
 
 
 def _skips_a_revision(old: Any) -> Any:
@@ -37,5 +37,11 @@ BUGS = (
     Bug("watch_skips_a_revision", "a watch sees every revision", [(kv_watch, "_revisions", _skips_a_revision)]),
     Bug("held_not_in_snapshots", "what a consumer holds is state", [(queue, "encode", _forgets_what_is_held)]),
     Bug("message_lost", "what is confirmed is delivered", [(QueueState, "publish", _publishes_less)]),
+    Bug(
+        "empty_batch_raises",
+        "an entry all of whose frames were refused is applied",
+        [(kv, "spans_of", edited(("for frame in frames:", "frames[0]\n    for frame in frames:")))],
+        featured=True,
+    ),
     Bug("pieces_not_in_snapshots", "uploads are part of the state", [(replica, "uploads_of", nothing)]),
 )

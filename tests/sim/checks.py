@@ -92,6 +92,11 @@ class Checker:
         self.leaders_known = False
         self.on_elected: Callable[[int, int], None] = lambda number, uid: None
 
+    def newest_leader(self, uid: int) -> int:
+        """Who leads, or led, the newest term of a group that anybody did."""
+        truth = self.truth.get(uid)
+        return truth.leaders[max(truth.leaders)] if truth is not None and truth.leaders else 0
+
     # After every event
 
     def look(self, life: Life | None) -> None:

@@ -93,6 +93,8 @@ class Workload:
         self.draw = draw
         self.fault = fault
         self.rate = rate
+        # Who was the last to lead a group's newest term, by uid.
+        self.newest_leader: Callable[[int], int] = lambda uid: 0
         self.features = features
         # What features draw from.
         self.more = more or random.Random(0)

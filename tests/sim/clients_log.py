@@ -60,12 +60,16 @@ class LogGroup(Group):
         work = self.work
         work.operations += 1
         least = max(self.acked_end, self.read_end) if consistency == "linearizable" else 0
+        if consistency == "leader" and work.newest_leader(self.uid) == number:
+            # Who leads the newest term when it is asked, and when it answers, has all that was acknowledged before.
+            least = self.acked_end
         uid = self.uid
 
         def done(result: Any, error: BaseException | None) -> None:
             if error is None:
                 if uid == self.uid:
-                    self._look(result, least, number)
+                    still = consistency != "leader" or work.newest_leader(uid) == number
+                    self._look(result, least if still else 0, number, consistency)
             elif not isinstance(error, LogyardError):
                 work.cluster.on_bug(f"a read of {self.name} from node {number}", error)
             elif error.code in ("corrupt", "error", "bad_request"):
@@ -84,10 +88,12 @@ class LogGroup(Group):
         page = Page(b"".join(blocks), header["start"], header["end"], header["node"], offset, 20)
         return bounds, pairs_of(page)
 
-    def _look(self, result: Any, least: int, number: int) -> None:
+    def _look(self, result: Any, least: int, number: int, consistency: str) -> None:
         bounds, records = result
         if least and bounds["end"] < least:
-            self.work.fault(f"{self.name}: a linearizable read at node {number} saw {bounds['end']}, {least} was known")
+            self.work.fault(
+                f"{self.name}: a {consistency} read at node {number} saw {bounds['end']}, {least} was known"
+            )
         if least:
             self.read_end = max(self.read_end, bounds["end"])
         self.compare(records or (), number)
@@ -134,6 +140,10 @@ class LogClient(Client):
             self.put(
                 tags, b"".join(encode_frame(records, command=APPEND, session=self.session, sequence=self.sequence))
             )
+        if "reads" in work.features:
+            for number in work.cluster.up:
+                if work.cluster.leads(number, self.group.name):
+                    work.read(self.group, number, "leader")
         if work.draw.random() < 0.4:
             # Also of a leader that was: it must not answer.
             for number in work.cluster.up:

@@ -83,6 +83,7 @@ class SimLife(Life):
 
     files: FileSystem
     disk: _Disk
+    old_program: bool
 
 
 class _Disk(SimDisk):
@@ -138,6 +139,7 @@ class Cluster:
         host.starts += 1
         life = SimLife(self.loop, number, random.Random(self.draw.getrandbits(64)), host.drift, 100.0)
         life.files = host.files
+        life.old_program = host.old_program
         life.disk = _Disk(host.files, host.faults, life)
         life.disk.crash_in = crash_in
         life.thread_s = host.thread_s

@@ -28,7 +28,7 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "sessions": {"close_session": ("Q2.closed",)},
     # More than one consumer of a queue.
     "consumers": {},
-    # Some nodes run a program with an older version of a machine.
+    # Some nodes run the program before: an older version of a machine, and log time that catches up at double pace.
     "versions": {"old_program": ("U1.old",), "new_program": ("U1.new",), "use_new": ("U1.used",)},
 }
 """By feature, its verbs with the kinds that each can hit."""

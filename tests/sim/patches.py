@@ -23,6 +23,7 @@ import lmdb
 import trio
 
 from logyard.engine.host import durability, member, pulling
+from logyard.engine.host.log_time import LogTime
 from logyard.engine.log import meta, wal, wal_ahead
 from logyard.payloads import generation as generations
 from logyard.payloads import store as payload_store
@@ -238,4 +239,34 @@ def installed(loop: Loop, draw: random.Random) -> Iterator[None]:
                 setattr(owner, name, value)
 
 
-__all__ = ["Crashed", "installed"]
+@contextmanager
+def old_stamps(loop: Loop) -> Iterator[None]:
+    """Processes of the program before stamp as that did: log time catches up with the wall clock at up to twice the
+    pace, and waits for it at half of it, whatever runs. Apply reads no clock, so states are equal all the same."""
+    before = {name: LogTime.__dict__[name] for name in ("now", "follow")}
+
+    def slewed(self: Any, monotonic_ns: int) -> int:
+        passed = monotonic_ns - self._read
+        if passed > 0:
+            wall_ns = Clock(loop).time_ns()
+            self._read = monotonic_ns
+            self._stamp = min(max(wall_ns, self._stamp + passed // 2), self._stamp + passed * 2)
+        return int(self._stamp // 1_000_000)
+
+    def now(self: Any, monotonic_ns: int) -> int:
+        own = slewed if loop.life.old_program else before["now"]  # type: ignore[union-attr]
+        return int(own(self, monotonic_ns))
+
+    def follow(self: Any, wall_ns: int, monotonic_ns: int) -> int:
+        if loop.life.old_program:  # type: ignore[union-attr]
+            return slewed(self, monotonic_ns)
+        return int(before["follow"](self, wall_ns, monotonic_ns))
+
+    LogTime.now, LogTime.follow = now, follow  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LogTime.now, LogTime.follow = before["now"], before["follow"]  # type: ignore[method-assign]
+
+
+__all__ = ["Crashed", "installed", "old_stamps"]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from . import bugs_disk, bugs_machines, bugs_raft, bugs_state
 from .bugs import Bug, planted, unplanted
+from .features import drawn
 from .run import Result, Run
 
 MINUTES = 1.0
@@ -24,10 +25,15 @@ RECORDED = Path(__file__).with_name("planted.json")
 BUGS = (*bugs_raft.BUGS, *bugs_disk.BUGS, *bugs_state.BUGS, *bugs_machines.BUGS)
 
 
+def run_of(seed: int, minutes: float, featured: bool) -> Run:
+    """A seed, with the features it draws or as before there were any."""
+    return Run(seed, minutes, features=drawn(seed) if featured else None)
+
+
 @cache
-def complaint(seed: int, minutes: float) -> str:
+def complaint(seed: int, minutes: float, featured: bool) -> str:
     """What the product itself, nothing being planted, violates with a seed; nothing when it passes."""
-    return "; ".join(Run(seed, minutes).go().violations)
+    return "; ".join(run_of(seed, minutes, featured).go().violations)
 
 
 def hunt(bug: Bug, seed: int, cpu_s: float, minutes: float = MINUTES) -> tuple[Result | None, float, int]:
@@ -37,10 +43,10 @@ def hunt(bug: Bug, seed: int, cpu_s: float, minutes: float = MINUTES) -> tuple[R
     with planted(bug):
         while time.process_time() - began < cpu_s:
             tried += 1
-            result = Run(seed, minutes).go()
+            result = run_of(seed, minutes, bug.featured).go()
             if result.violations:
                 with unplanted(bug):
-                    if not complaint(seed, minutes):
+                    if not complaint(seed, minutes, bug.featured):
                         return result, time.process_time() - began, tried
             seed += 1
     return None, time.process_time() - began, tried
@@ -49,7 +55,7 @@ def hunt(bug: Bug, seed: int, cpu_s: float, minutes: float = MINUTES) -> tuple[R
 def main(arguments: Sequence[str]) -> int:
     """Hunt, print, judge."""
     parser = argparse.ArgumentParser("python -m tests.sim.planted", description=__doc__)
-    parser.add_argument("--bug", default="", help="only this one")
+    parser.add_argument("--bug", default="", help="only these, comma-separated")
     parser.add_argument("--seed", type=int, default=1000, help="the first seed")
     parser.add_argument("--cpu", type=float, default=60.0, help="seconds of CPU for each")
     parser.add_argument("--json", action="store_true")
@@ -57,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     rows = []
     for bug in BUGS:
-        if options.bug and bug.name != options.bug:
+        if options.bug and bug.name not in options.bug.split(","):
             continue
         result, spent, tried = hunt(bug, options.seed, options.cpu)
         first = result.violations[0].splitlines()[0] if result is not None else ""
@@ -73,6 +79,8 @@ def main(arguments: Sequence[str]) -> int:
         found = [
             {"bug": row["bug"], "seed": row["seed"], "minutes": MINUTES} for row in rows if row["seed"] is not None
         ]
+        new = {row["bug"] for row in found}
+        found = [row for row in json.loads(RECORDED.read_text()) if row["bug"] not in new] + found
         RECORDED.write_text("[\n" + ",\n".join(f"  {json.dumps(row)}" for row in found) + "\n]\n")
     return 0 if all(row["seed"] is not None for row in rows) else 1
 

@@ -13,6 +13,7 @@ import random
 import time
 import traceback
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +31,7 @@ from .kinds import CLIENTS, KINDS, VERBS, forced_of, verbs_for
 from .loop import Doomed, Loop, Stop
 from .machine import machines, old_machines
 from .nemesis import Nemesis
-from .patches import installed
+from .patches import installed, old_stamps
 
 KINDS_OF_GROUPS = (LogGroup, LogGroup, KvGroup, QueueGroup)
 NODES = 4
@@ -142,7 +143,7 @@ class Run:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            with installed(self.loop, random.Random(self.draw.getrandbits(64))):
+            with installed(self.loop, random.Random(self.draw.getrandbits(64))), self._programs():
                 self._connect()
                 try:
                     self._whole()
@@ -163,6 +164,9 @@ class Run:
         result.cpu_s = time.process_time() - began
         return result
 
+    def _programs(self) -> AbstractContextManager[None]:
+        return old_stamps(self.loop) if "versions" in self.features else nullcontext()
+
     def _connect(self) -> None:
         cluster, checker = self.cluster, self.checker
         self.loop.on_event = checker.look
@@ -172,6 +176,7 @@ class Run:
         cluster.on_gone = self._gone
         cluster.network.on_send = checker.listen
         checker.on_elected = self._elected
+        self.work.newest_leader = checker.newest_leader
 
     def _started(self, host: Host) -> None:
         if not host.other:
@@ -183,6 +188,8 @@ class Run:
         group = self.checker.groups.get(uid)
         if group is not None:
             self.loop.soon(None, self.work.read, group, number, "linearizable")
+            if "reads" in self.features:
+                self.loop.soon(None, self.work.read, group, number, "leader")
 
     def _gone(self, host: Host) -> None:
         self.checker.seen[host.number] = {}
