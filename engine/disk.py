@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from .errors import Busy, Corrupt, LogyardError
 from .lock import lock_directory
 from .types import Buffer
 
@@ -30,6 +31,12 @@ ALIGNMENT = 4096
 OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
+SPARE_DESCRIPTORS = 16
+"""Held in reserve, for files whose opening must not wait until a connection ends."""
+SHORT_RETRY_S = 0.5
+SHORTAGE = "the node's file descriptors or memory"
+
+
 def is_full(error: BaseException) -> bool:
     """Whether an error says that the disk, or this user's share of it, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -42,6 +49,22 @@ def is_damage(error: OSError) -> bool:
     """Whether an error of reading says that bytes are lost. All others are the process's or the machine's, and pass: no
     descriptors, no memory, no right."""
     return error.errno in _DAMAGE
+
+
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def is_short(error: BaseException) -> bool:
+    """Whether an error says that the process or the machine lacks descriptors or memory. That passes, and says nothing
+    about a disk or a file: what met it is done again later."""
+    return isinstance(error, OSError) and error.errno in SHORT
+
+
+def unreadable(path: str, offset: int, want: object, error: OSError) -> LogyardError:
+    """What a read that failed means: `Busy` where the process lacks something, else `Corrupt`."""
+    if is_short(error):
+        return Busy(SHORTAGE, SHORT_RETRY_S)
+    return Corrupt(path, offset, want, error.strerror)
 
 
 def join_small(buffers: Iterable[Buffer]) -> list[Buffer]:
@@ -62,13 +85,57 @@ def join_small(buffers: Iterable[Buffer]) -> list[Buffer]:
 
 
 class Disk:
-    """Real files. It holds no state but counters, so that any number of threads may use one."""
+    """Real files. It holds no state but counters and descriptors in reserve, so that any number of threads may use
+    one."""
 
-    __slots__ = ("fdatasyncs", "bytes_written")
+    __slots__ = ("fdatasyncs", "bytes_written", "_spare", "_spare_max")
 
     def __init__(self) -> None:
         self.fdatasyncs = 0
         self.bytes_written = 0
+        self._spare: list[int] = []
+        self._spare_max = 0
+
+    def __del__(self) -> None:
+        self.let_go()
+
+    def hold(self, count: int = SPARE_DESCRIPTORS) -> None:
+        """Keep so many descriptors in reserve: whoever else fills the process's table, files can still be opened."""
+        self._spare_max = count
+        self._refill()
+
+    def let_go(self) -> None:
+        """Give the reserve back."""
+        self._spare_max = 0
+        while self.spend():
+            pass
+
+    def spend(self) -> bool:
+        """Give one descriptor of the reserve up for what is opened next; False when none is left."""
+        try:
+            os.close(self._spare.pop())
+        except IndexError:
+            return False
+        return True
+
+    def _refill(self) -> None:
+        try:
+            while len(self._spare) < self._spare_max:
+                self._spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            if not is_short(error):
+                raise
+
+    def _open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        """A descriptor, out of the reserve when there is no other."""
+        while True:
+            try:
+                fd = os.open(path, flags | os.O_CLOEXEC, mode)
+            except OSError as error:
+                if not (is_short(error) and self.spend()):
+                    raise
+            else:
+                return fd
 
     def make_directory(self, path: str) -> None:
         """Create `path` (0700) unless it is there, and make its name durable."""
@@ -84,15 +151,17 @@ class Disk:
 
     def create(self, path: str) -> int:
         """A descriptor of a new, empty file (0600), for reading and writing; its name is not durable yet."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | OPEN, 0o600)
+        return self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | OPEN)
 
     def open_file(self, path: str, *, write: bool = False) -> int:
         """A descriptor of a file that exists."""
-        return os.open(path, (os.O_RDWR if write else os.O_RDONLY) | OPEN)
+        return self._open(path, (os.O_RDWR if write else os.O_RDONLY) | OPEN)
 
     def close(self, fd: int) -> None:
-        """Give a descriptor back."""
+        """Give a descriptor back, to the reserve first."""
         os.close(fd)
+        if len(self._spare) < self._spare_max:
+            self._refill()
 
     def size(self, fd: int) -> int:
         """Bytes of an open file."""
@@ -176,7 +245,7 @@ class Disk:
         MiB.
         """
         try:
-            return os.open(path, os.O_WRONLY | os.O_DIRECT | OPEN)
+            return self._open(path, os.O_WRONLY | os.O_DIRECT | OPEN)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -252,7 +321,7 @@ class Disk:
 
     def sync_directory(self, path: str) -> None:
         """Make creations, renames and removals of names in `path` durable."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self.sync_file(fd)
         finally:

@@ -6,6 +6,11 @@ carries payload bytes.
 
 from __future__ import annotations
 
+import errno
+
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What the system says when the process or the machine lacks descriptors or memory."""
+
 
 class PayloadError(Exception):
     """The root of this package's errors."""
@@ -49,6 +54,10 @@ class GenerationUnfinished(GenerationFailed):
 
 class FormatNewer(GenerationFailed):
     """Written by a newer version: nothing is touched."""
+
+
+class StoreShort(PayloadError):
+    """The process or the machine lacks descriptors or memory, which says nothing about a file: to be done again."""
 
 
 class JobStale(PayloadError):

@@ -18,7 +18,16 @@ from collections.abc import Callable, Iterable, Iterator
 import lmdb
 
 from . import layout
-from .errors import FormatNewer, GenerationFailed, GenerationUnfinished, PayloadCorrupt, PayloadMissing, StoreFull
+from .errors import (
+    SHORT,
+    FormatNewer,
+    GenerationFailed,
+    GenerationUnfinished,
+    PayloadCorrupt,
+    PayloadMissing,
+    StoreFull,
+    StoreShort,
+)
 from .journal import Journal
 from .layout import KEY, SourceRow, StoredEntry
 from .ledger import Columns
@@ -95,7 +104,12 @@ class Generation:
 
     def _claim_lock_file(self) -> None:
         """LMDB maps this file and writes to it: on a full disk that is a signal that kills, here it is an error."""
-        fd = os.open(os.path.join(self.path, "lock.mdb"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(os.path.join(self.path, "lock.mdb"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno in SHORT:
+                raise StoreShort(f"{self.path}: {error}") from error
+            raise
         try:
             os.posix_fallocate(fd, 0, LOCK_BYTES)
         except OSError as error:
@@ -183,9 +197,11 @@ class Generation:
                 if self._closing:
                     self._close()
 
-    def _failure(self, error: lmdb.Error) -> GenerationFailed | StoreFull:
+    def _failure(self, error: lmdb.Error) -> GenerationFailed | StoreFull | StoreShort:
         """An LMDB error in our words. A commit that the kernel cuts short is an I/O error to LMDB, full disk or not."""
         code = errno.ENOSPC if isinstance(error, lmdb.DiskError) else getattr(error, "code", 0)
+        if code in SHORT or isinstance(error, lmdb.MemoryError):
+            return StoreShort(f"{self.path}: {error}")
         if code == errno.EIO and self.writable:
             space = os.statvfs(self.path)
             if space.f_bavail * space.f_frsize < 2 * self.config.transaction_bytes:
@@ -199,7 +215,8 @@ class Generation:
         try:
             fd = os.open(os.path.join(self.path, "sealed"), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreFull(f"{self.path}: it cannot be sealed: {error}") from error
+            kind = StoreShort if error.errno in SHORT else StoreFull
+            raise kind(f"{self.path}: it cannot be sealed: {error}") from error
         os.close(fd)
         sync_directory(self.path)
 

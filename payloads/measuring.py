@@ -11,7 +11,7 @@ import struct
 from typing import NamedTuple
 
 from . import layout
-from .errors import GenerationFailed, GenerationUnfinished, PayloadCorrupt
+from .errors import SHORT, GenerationFailed, GenerationUnfinished, PayloadCorrupt, StoreShort
 from .free_pages import EMPTY, BadPage, free_pages
 from .layout import KEY
 from .ledger import ENTRY_SLOT, Columns
@@ -115,6 +115,8 @@ def check_file(path: str) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
+        if error.errno in SHORT:
+            raise StoreShort(f"{path}: {error}") from error
         raise GenerationFailed(path, f"it cannot be opened: {error}") from error
     try:
         metas = _metas(fd)
@@ -127,6 +129,8 @@ def check_file(path: str) -> None:
             if not problem or metas == before:
                 break
     except OSError as error:
+        if error.errno in SHORT:
+            raise StoreShort(f"{path}: {error}") from error
         raise GenerationFailed(path, f"it cannot be read: {error}") from error
     finally:
         os.close(fd)

@@ -13,7 +13,7 @@ import shutil
 import threading
 from typing import Protocol
 
-from .errors import FormatNewer, GenerationFailed, GenerationUnfinished
+from .errors import FormatNewer, GenerationFailed, GenerationUnfinished, StoreShort
 from .generation import Generation
 from .journal import Journal
 from .writing import GenerationConfig
@@ -27,6 +27,10 @@ class DiskDoor(Protocol):
 
     def sync_directory(self, path: str, /) -> object:
         """fsync a directory."""
+        ...
+
+    def spend(self) -> bool:
+        """Give up a descriptor held in reserve, for what is opened next; False when none is left."""
         ...
 
 
@@ -88,10 +92,7 @@ class Shelf:
                 raise self._failed[number]
             generation = Generation(self.path(number), number, self.config, self._journal)
             try:
-                if self.writer and not generation.sealed and os.path.isdir(generation.path):
-                    generation.open_writer()
-                else:
-                    generation.open_reader()
+                self._begin(generation)
             except (FormatNewer, GenerationUnfinished):
                 raise
             except GenerationFailed as error:
@@ -100,6 +101,20 @@ class Shelf:
                 raise
             self._open[number] = generation
             return generation
+
+    def _begin(self, generation: Generation) -> None:
+        """Open a generation, out of the reserve of descriptors when there are no others."""
+        while True:
+            try:
+                if self.writer and not generation.sealed and os.path.isdir(generation.path):
+                    generation.open_writer()
+                else:
+                    generation.open_reader()
+            except StoreShort:
+                if not self._disk.spend():
+                    raise
+            else:
+                return
 
     def create(self, number: int, base_run: int) -> Generation:
         """A new, empty generation; `base_run` is the highest run number in use. It stays open in a process that

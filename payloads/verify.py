@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import lmdb
 
-from .errors import FormatNewer, GenerationUnfinished, PayloadError, StoreFull
+from .errors import FormatNewer, GenerationUnfinished, PayloadError, StoreFull, StoreShort
 from .generation import Generation
 from .ledger import Columns
 from .writing import GenerationConfig
@@ -90,7 +90,7 @@ def _passes(error: PayloadError) -> bool:
     cause = error.__cause__
     code = getattr(cause, "errno", None) or getattr(cause, "code", 0)
     system = isinstance(cause, OSError) or type(cause) is lmdb.Error
-    return isinstance(error, StoreFull) or isinstance(cause, PASSING) or (system and code not in LASTING)
+    return isinstance(error, StoreFull | StoreShort) or isinstance(cause, PASSING) or (system and code not in LASTING)
 
 
 def main(arguments: list[str]) -> int:

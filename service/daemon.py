@@ -79,12 +79,14 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
     """One trio loop: the node, and one task each for signals and for the end of standard input."""
     import trio
 
+    from logyard.engine.descriptors import raise_limit
     from logyard.engine.errors import BadRequest
 
     from . import memory
     from .node import serve
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_limit()
 
     async def stop_on_signal(stop: Callable[[], None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

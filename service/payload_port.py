@@ -16,8 +16,8 @@ from pathlib import Path
 import trio
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import Disk
-from logyard.engine.errors import Corrupt, Gone, LogyardError, NoSpace
+from logyard.engine.disk import SHORT_RETRY_S, SHORTAGE, Disk
+from logyard.engine.errors import Busy, Corrupt, Gone, LogyardError, NoSpace
 from logyard.engine.jobs import Jobs
 from logyard.engine.log.payload_source import FileSource
 from logyard.engine.ports import SourceEntry
@@ -26,7 +26,14 @@ from logyard.engine.types import Buffer
 from logyard.payloads import verify
 from logyard.payloads.checkpoints import Home
 from logyard.payloads.compaction import MigrateReport, RewriteJob, choose_rewrite
-from logyard.payloads.errors import GenerationFailed, PayloadCorrupt, PayloadError, PayloadMissing, StoreFull
+from logyard.payloads.errors import (
+    GenerationFailed,
+    PayloadCorrupt,
+    PayloadError,
+    PayloadMissing,
+    StoreFull,
+    StoreShort,
+)
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.payloads.reference import PayloadRange, Position
@@ -308,6 +315,8 @@ class _translated:
             raise Gone(str(error)) from error
         if isinstance(error, StoreFull):
             raise NoSpace(str(error)) from error
+        if isinstance(error, StoreShort):
+            raise Busy(SHORTAGE, SHORT_RETRY_S) from error
         if isinstance(error, PayloadCorrupt):
             corrupt = Corrupt("payload store", 0, "", "")
             Exception.__init__(corrupt, str(error))

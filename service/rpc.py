@@ -17,6 +17,7 @@ import trio
 from logyard.client import wire
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
+from logyard.engine.descriptors import CLIENTS, has_room
 from logyard.engine.errors import BadRequest, Busy, LogyardError
 from logyard.engine.transport.eager import EagerReads
 
@@ -421,7 +422,7 @@ class RpcServer:
                 self.log.warning("a connection could not be accepted: %s", error)
                 await trio.sleep(0.05)
                 continue
-            if len(self.connections) >= self.config.connections_max:
+            if len(self.connections) >= self.config.connections_max or not has_room(raw.fileno(), CLIENTS):
                 raw.close()
                 continue
             connection = Connection(self, raw)

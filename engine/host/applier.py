@@ -7,12 +7,15 @@ to a session or is the engine's own goes through `sessions` first; effects go to
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import trio
+
 from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of, timestamp_of
-from ..errors import Corrupt, LogyardError, NotLeader
+from ..errors import Busy, Corrupt, LogyardError, NotLeader
 from ..machine import Batch, Context, Frame, Reject
 from . import effects, halt
 from .apply import context_of, run_again, run_guarded, run_machine
@@ -22,6 +25,8 @@ from .sessions import apply_next
 
 if TYPE_CHECKING:
     from .system import System
+
+log = logging.getLogger(__name__)
 
 APPLY_BYTES = 4 * 1024 * 1024
 
@@ -77,6 +82,10 @@ class Applier:
         except Corrupt as error:
             self.system.damages.found(member, error)
             return
+        except Busy as error:
+            log.warning("group %s: entries are applied later: %s", member.spec.name, error)
+            self.system.nursery.start_soon(self._later, member, error.retry_after)
+            return
         except Exception as error:
             self.system.stop_member(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
             return
@@ -86,6 +95,12 @@ class Applier:
         # Frames of sessions wait until this leader has applied what was there before it.
         if raft.dirty or member.guarded:
             self.system.scheduler.mark(member)
+
+    async def _later(self, member: Member, seconds: float) -> None:
+        """Go on with what could not be read for want of descriptors or memory."""
+        await trio.sleep(seconds)
+        if self.system.members.get(member.uid) is member and not member.raft.stopped:
+            self.apply_all((member,))
 
     def _entry(self, member: Member, entry: Entry) -> None:
         if entry.kind != COMMANDS:

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..entry import COMMANDS, SYSTEM, Entry, Frame, frames_of, is_guarded, system_command
-from ..errors import Corrupt, GroupStopped, NotLeader, Refused
+from ..errors import Busy, Corrupt, GroupStopped, NotLeader, Refused
 from ..raft.core import LEADER
 from . import replica
 from .apply import UnknownVersion
@@ -39,7 +39,7 @@ def failed(system: System, member: Member, entry: Entry, error: Exception) -> bo
         try:
             _retry(system, member, entry)
             return True
-        except Corrupt:
+        except (Busy, Corrupt):
             raise
         except Exception as again:
             error = again
@@ -58,7 +58,7 @@ def resume(system: System, member: Member) -> bool:
     member.state, member.reason = RUNNING, ""
     try:
         _retry(system, member, entry)
-    except Corrupt:
+    except (Busy, Corrupt):
         raise
     except Exception as error:
         if not failed(system, member, entry, error):
@@ -142,7 +142,7 @@ def _probe(system: System, member: Member, entry: Entry, frames: list[Frame]) ->
     for frame in frames:
         try:
             system.applier.try_frame(member, entry, frame)
-        except Corrupt:
+        except (Busy, Corrupt):
             raise
         except Exception:
             return frame

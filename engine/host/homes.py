@@ -15,8 +15,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ..disk import is_short
 from ..entry import Entry, records_in, units_of
-from ..errors import Corrupt, LogyardError
+from ..errors import Busy, Corrupt, LogyardError
 from ..machine import Position
 from ..ports import HomePort, LivenessPort
 from .member import Member, SegmentRun
@@ -164,8 +165,8 @@ class Homes:
         base = member.snapshot_index
         try:
             share, total = self._count(member, run)
-        except (LogyardError, OSError):
-            if run.first > base:
+        except (LogyardError, OSError) as error:
+            if run.first > base or isinstance(error, Busy) or is_short(error):
                 raise
             self.system.refill.lose(member.uid, run.first, min(run.last, base))
             if member.raft.log.snapshot_index < base:

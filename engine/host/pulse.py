@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..disk import is_full
+from ..disk import is_full, is_short
 
 if TYPE_CHECKING:
     from .system import System
@@ -77,8 +77,8 @@ class Pulse:
                 await trio.to_thread.run_sync(self._sync, abandon_on_cancel=True)
                 break
             except OSError as error:
-                if is_full(error):
-                    # A full disk is none that hangs, and votes have a reserve.
+                if is_full(error) or is_short(error):
+                    # Neither a full disk nor a process without descriptors hangs, and votes have a reserve.
                     break
                 await trio.sleep(self.system.config.disk_probe_ms / 1000)
         self._probed = time.monotonic()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from ..entry import Entry, Unit, timestamp_of, unit_hash, units_of
-from ..errors import Corrupt, Gone, LogyardError
+from ..errors import Busy, Corrupt, Gone, LogyardError
 from ..ports import HomePort
 from ..types import Buffer
 from .member import Member
@@ -127,8 +127,8 @@ class Reader:
         return []
 
     async def read(self, member: Member, wanted: Sequence[Wanted], mend: bool = True) -> list[Buffer]:
-        """The bytes of each wanted range, verified by unit hash. Raises `Gone`, `Corrupt`. `mend`: what is missing or
-        damaged here comes from a peer, unless it was released.
+        """The bytes of each wanted range, verified by unit hash. Raises `Gone`, `Corrupt`, `Busy`. `mend`: what is
+        missing or damaged here comes from a peer, unless it was released.
 
         Pins every home before the first await, so that nothing asked for here can be destroyed while it is read.
         """
@@ -154,7 +154,8 @@ class Reader:
         data: list[Buffer] = []
         for want, one in zip(wanted, found, strict=True):
             if isinstance(one, LogyardError):
-                if not mend:
+                if not mend or isinstance(one, Busy):
+                    # A process that lacks descriptors or memory has lost nothing.
                     raise one
                 one = await self.system.repair.unit(member, want, one)
             data.append(one)

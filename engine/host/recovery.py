@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgpack
 
+from ..disk import is_short
 from ..entry import Entry, build_plain
-from ..errors import Corrupt, LogyardError
+from ..errors import Busy, Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.recovered import Collector, Recovered
@@ -72,6 +73,8 @@ def _open(system: System) -> None:
     disk = system.disk
     path = system.path
     disk.make_directory(str(path))
+    disk.hold()
+    storage.closing.append(disk.let_go)
     storage.lock_fd = lock_fd = disk.lock_directory(str(path))
     storage.closing.append(lambda: disk.close(lock_fd))
     life.revalidate(system)
@@ -351,6 +354,8 @@ def _adopt_files(system: System, flushed: int) -> None:
                 try:
                     storage.homes.book(member, file, run)
                 except (LogyardError, OSError) as error:
+                    if isinstance(error, Busy) or is_short(error):
+                        raise
                     system.damages.later(member, f"segment {number}: {error}")
     for member in system.members.values():
         storage.homes.look_for_lost(member)
@@ -376,6 +381,8 @@ def _kept(system: System, users: dict[int, set[int]]) -> set[int]:
         number = _segment_number(name)
         try:
             here = left & system.storage.segments.reader(number).groups.keys() if number else set()
+        except Busy:
+            raise
         except LogyardError:
             # What it had nobody can tell.
             here = left

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import Corrupt
+from ..disk import unreadable
 from ..log.segment import SegmentReader
 from ..log.segment_writer import SegmentJob, SegmentRunner, SegmentWritten, build_segment_job, run_segment_job
 from ..log.wal import Sealed
@@ -54,7 +54,7 @@ class Segments:
             try:
                 reader = self._readers[number] = SegmentReader(self.system.disk, path, number)
             except OSError as error:
-                raise Corrupt(path, 0, "a segment", error.strerror) from error
+                raise unreadable(path, 0, "a segment", error) from error
         return reader
 
     def opened(self, number: int) -> SegmentReader | None:

@@ -102,7 +102,7 @@ class Space:
         """What an ordinary write gets."""
         self.system.counters.refused(DISK)
         return NoSpace(
-            "the disk of this node is full: reads, truncation and deletion go on, writes wait for space",
+            f"the disk of this node is full ({self.reason}): reads, truncation and deletion go on, writes wait",
             cause=DISK,
             retry_after=RETRY_S,
         )
@@ -132,7 +132,7 @@ class Space:
             self.full = True
             self.reason = reason
             self._since = time.monotonic()
-            log.error("the disk is full (%s): reads and deletions go on, writes wait for room", reason)
+            log.error("no room on the disk (%s): reads and deletions go on, writes wait for it", reason)
 
     # The janitor's
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 import lmdb
 import msgpack
 
-from ..disk import Disk, is_full
-from ..errors import Corrupt, LogyardError, NoSpace, WalFailed, WrongIdentity
+from ..disk import SHORT, SHORT_RETRY_S, SHORTAGE, Disk, is_full, is_short
+from ..errors import Busy, Corrupt, LogyardError, NoSpace, WalFailed, WrongIdentity
 from .meta_copies import HEADER_BYTES, Fixes, commit_of, holds, judge, seal
 from .meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
 
@@ -101,6 +101,8 @@ class MetaStore:
             try:
                 environment = self._scan(path)
             except (lmdb.Error, OSError) as error:
+                if is_short(error) or getattr(error, "code", 0) in SHORT:
+                    raise Busy(SHORTAGE, SHORT_RETRY_S) from error
                 if is_full(error) or isinstance(error, lmdb.DiskError):
                     # Nothing is wrong with it.
                     raise NoSpace(f"the disk of the meta store is full: {error}") from error
@@ -274,6 +276,8 @@ class MetaStore:
             raise NoSpace(f"the meta store's map of {self._map_bytes} bytes is full") from error
         except (lmdb.Error, OSError) as error:
             code = getattr(error, "errno", 0) or getattr(error, "code", 0)
+            if code in SHORT:
+                raise NoSpace(f"no room for the meta store: {error}") from error
             if code in (errno.ENOSPC, errno.EDQUOT) or "No space" in str(error) or "quota" in str(error):
                 raise NoSpace("the disk of the meta store is full") from error
             # A write that the kernel cuts short is an I/O error to LMDB, full disk or not.

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..disk import Disk
+from ..disk import Disk, unreadable
 from ..entry import Unit, units_of
 from ..errors import Corrupt
 from ..ports import SourceEntry
@@ -76,12 +76,12 @@ class FileReader:
         try:
             self._segment = SegmentReader(disk, source.segment, source.file)
         except OSError as error:
-            raise Corrupt(source.segment, 0, "a segment", error.strerror) from error
+            raise unreadable(source.segment, 0, "a segment", error) from error
         try:
             self._fd = disk.open_file(self._path)
         except OSError as error:
             self._segment.close()
-            raise Corrupt(self._path, 0, "a WAL file", error.strerror) from error
+            raise unreadable(self._path, 0, "a WAL file", error) from error
 
     def close(self) -> None:
         """Give both files back."""
@@ -119,7 +119,7 @@ class FileReader:
         try:
             found = self._disk.read(self._fd, length, offset)
         except OSError as error:
-            raise Corrupt(self._path, offset, f"{length} readable bytes", error.strerror) from error
+            raise unreadable(self._path, offset, f"{length} readable bytes", error) from error
         if len(found) != length:
             raise Corrupt(self._path, offset, f"{length} bytes", len(found))
         return found

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from ..disk import Disk
+from ..disk import Disk, unreadable
 from ..entry import Entry, parse_entry
 from ..errors import Corrupt, WrongIdentity
 from ..types import Buffer
@@ -189,7 +189,7 @@ class SegmentReader:
         try:
             return self._disk.read(self._fd, length, offset)
         except OSError as error:
-            raise Corrupt(self.path, offset, f"{length} readable bytes", error.strerror) from error
+            raise unreadable(self.path, offset, f"{length} readable bytes", error) from error
 
     def close(self) -> None:
         """Close the file."""

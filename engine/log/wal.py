@@ -8,14 +8,13 @@ time; reads, pins, `recycle` and `prepare_next` may come from any other.
 
 from __future__ import annotations
 
-import errno
 import mmap
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from ..config import SystemConfig
-from ..disk import Disk
+from ..disk import Disk, is_full, is_short
 from ..entry import Entry
 from ..errors import LogyardError, NoSpace, WalFailed
 from .record import (
@@ -169,7 +168,13 @@ class Wal:
     def _open_direct(self) -> None:
         if self._direct >= 0:
             self.disk.close(self._direct)
-        self._direct = self.disk.open_direct(self._files.path(self._head.epoch))
+            self._direct = -1
+        try:
+            self._direct = self.disk.open_direct(self._files.path(self._head.epoch))
+        except OSError as error:
+            if not is_short(error):
+                raise
+            # The file is in use already, and can be written through the page cache.
         self._ahead.begin(self._fd, self._direct, self._size)
 
     def close(self) -> None:
@@ -365,9 +370,10 @@ class Wal:
             raise WalFailed(str(self._error))
 
     def _fail(self, error: OSError) -> NoReturn:
-        """A full disk refuses this write only; everything else ends this WAL for good."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, SyncFailed):
-            raise NoSpace(f"the disk of the WAL is full: {error.strerror}") from error
+        """A full disk, or a process without descriptors or memory, refuses this write only; everything else ends this
+        WAL for good."""
+        if not isinstance(error, SyncFailed) and (is_full(error) or is_short(error)):
+            raise NoSpace(f"no room for the WAL: {error.strerror}") from error
         self._error = WalFailed(f"WAL file {self._head.epoch}: {error}; this node acknowledges nothing more")
         raise self._error from error
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..disk import Disk, is_full
+from ..disk import Disk, is_full, unreadable
 from ..entry import Entry
 from ..errors import Corrupt, Gone
 from .record import BLOCK, DATA_START, FileHead, encode_file_head
@@ -293,7 +293,7 @@ class WalFiles:
             try:
                 found = self._disk.read(file.fd, length, offset)
             except OSError as error:
-                raise Corrupt(file.path, offset, f"{length} readable bytes", error.strerror) from error
+                raise unreadable(file.path, offset, f"{length} readable bytes", error) from error
             if len(found) != length:
                 raise Corrupt(file.path, offset, f"{length} bytes", len(found))
             return found

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from ..descriptors import PEERS, has_room
 from ..errors import BadRequest, LogyardError, Outdated, WrongIdentity
 from .config import TransportConfig
 from .frame import (
@@ -90,7 +91,7 @@ class Listener:
                         # Out of descriptors, or the peer is gone again. Both pass; without a pause the first spins.
                         await trio.sleep(0.05)
                         continue
-                    if self.waiting >= self._config.handshakes:
+                    if self.waiting >= self._config.handshakes or not has_room(sock.fileno(), PEERS):
                         self.refused += 1
                         sock.close()
                         continue

@@ -25,6 +25,9 @@ class Door:
     def __init__(self) -> None:
         self.synced: list[str] = []
 
+    def spend(self) -> bool:
+        return False
+
     def sync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         os.fsync(fd)

@@ -62,6 +62,9 @@ class SimDisk(Disk):
         # Told of each write: (file, offset, bytes).
         self.watch: Callable[[File, int, bytes], None] = _nothing
 
+    def hold(self, count: int = 0) -> None:
+        """Nothing: its descriptors are numbers."""
+
     def step(self, operation: str) -> None:
         """One step that changes something: the place where processes die and errors come."""
         if not self.life.alive:

@@ -1,0 +1,214 @@
+"""A process without descriptors or memory has lost nothing: what met that is done again, and no disk or file is blamed
+for it (law 7)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+import pytest
+import trio
+
+from logyard.engine.disk import SPARE_DESCRIPTORS, Disk, FaultyDisk
+from logyard.engine.errors import Busy, NoSpace
+from logyard.engine.log.meta import MetaStore
+from logyard.engine.log.wal import WalItem
+from logyard.payloads.errors import StoreShort
+from logyard.payloads.generation import Generation
+from logyard.payloads.shelf import Shelf
+from tests.engine.log.model import command, open_wal, recover
+from tests.payloads.support import SMALL, Door
+
+from .cluster import KIB, cluster, until
+
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class ShortDisk(Disk):
+    """Files whose names end in `short` can't be opened, for want of descriptors."""
+
+    __slots__ = ("short", "met")
+
+    def __init__(self, short: str = "") -> None:
+        super().__init__()
+        self.short = short
+        self.met = 0
+
+    def open_file(self, path: str, *, write: bool = False) -> int:
+        if self.short and path.endswith(self.short):
+            self.met += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return super().open_file(path, write=write)
+
+
+@contextmanager
+def full_table() -> Iterator[None]:
+    """No descriptor is left in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    taken = []
+    try:
+        while True:
+            try:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError as error:
+                assert error.errno == errno.EMFILE
+                break
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("error", SHORT)
+@pytest.mark.parametrize("call", ["create", "preallocate", "write", "rename"])
+def test_a_roll_that_finds_no_descriptor_waits_for_one(tmp_path: Path, call: str, error: int) -> None:
+    """It counted as a failed disk: the node ended, exit code 75."""
+    disk = FaultyDisk()
+    wal, _, _ = open_wal(disk, str(tmp_path))
+    refused = index = 0
+    while wal.current < 4:
+        index += 1
+        items = [WalItem(7, [command(7, index, bodies=[b"s" * 4200])])]
+        if wal.room < 16 * KIB and not refused:
+            disk.fail(call, 1, error)
+        try:
+            wal.write(items)
+        except NoSpace:
+            refused += 1
+            wal.write(items)
+    assert refused == 1
+    wal.close()
+    memory, result = recover(Disk(), str(tmp_path))
+    assert sorted(memory.log[7]) == list(range(1, index + 1)) and not result.damage
+
+
+def test_a_full_table_of_descriptors_leaves_files_a_reserve(tmp_path: Path) -> None:
+    disk = Disk()
+    path = str(tmp_path / "file")
+    os.close(disk.create(path))
+    disk.hold()
+    with full_table():
+        held = [disk.open_file(path) for _ in range(SPARE_DESCRIPTORS - 1)]
+        disk.sync_directory(str(tmp_path))
+        held.append(disk.open_file(path))
+        with pytest.raises(OSError, match="Too many open files"):
+            disk.open_file(path)
+        assert not disk.spend()
+        for fd in held:
+            disk.close(fd)
+        # What comes back is kept for files again.
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(path, os.O_RDONLY)
+        disk.close(disk.open_file(path))
+    disk.let_go()
+
+
+def test_a_generation_that_finds_no_descriptor_is_not_set_aside(tmp_path: Path) -> None:
+    door = Door()
+    made = Generation(str(tmp_path / "gen-0000000001"), 1, SMALL)
+    made.create(0, door.sync_directory)
+    made.seal(door.sync_directory)
+    made.close()
+    shelf = Shelf(str(tmp_path), SMALL, door, writer=False)
+    with full_table():
+        with pytest.raises(StoreShort):
+            shelf.get(1)
+        assert not shelf.failed()
+    assert shelf.get(1).statistics().total == 0
+    shelf.close()
+
+
+def test_a_meta_store_that_finds_no_descriptor_is_not_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both copies would have been: a node that can't tell any more what it promised."""
+    store = MetaStore(Disk(), str(tmp_path / "meta"))
+    store.open("test", 1)
+    store.commit([(b"key", b"value")])
+    store.close()
+    real = lmdb.open
+
+    def short(path: str, **options: object) -> lmdb.Environment:
+        if options.get("readahead") is False and options.get("readonly") and "lock" not in options:
+            failure = lmdb.Error(f"{path}: Too many open files")
+            failure.__dict__["code"] = errno.EMFILE
+            raise failure
+        return real(path, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lmdb, "open", short)
+        with pytest.raises(Busy):
+            MetaStore(Disk(), str(tmp_path / "meta")).open("test", 1)
+    assert not list((tmp_path / "meta").glob("*.bad-*"))
+    again = MetaStore(Disk(), str(tmp_path / "meta"))
+    again.open("test", 1, began=True)
+    assert again.get(b"key") == b"value"
+    again.close()
+
+
+async def test_a_start_short_of_descriptors_calls_no_segment_damaged(tmp_path: Path) -> None:
+    disk = ShortDisk()
+    async with cluster(tmp_path, 1, disks={1: disk}) as c:
+        await c.fill(1, 60, 40 * KIB)
+        await until(lambda: c.member(1).flushed > 0, "segments are written")
+        await c.crash(1)
+        disk.short = ".seg"
+        with pytest.raises(Busy):
+            await c.build(1).open()
+        assert disk.met
+        disk.short = ""
+        await c.start(1)
+        await c.leader()
+        assert not c.system(1).damages.known and len(await c.read(1)) == 60
+
+
+async def test_a_read_short_of_descriptors_is_busy_and_loses_nothing(tmp_path: Path) -> None:
+    disk = ShortDisk()
+    async with cluster(tmp_path, 1, disks={1: disk}) as c:
+        await c.fill(1, 60, 40 * KIB)
+        await until(lambda: c.member(1).flushed > 0, "segments are written")
+        await c.restart(1)
+        await c.leader()
+        system = c.system(1)
+        for number in list(system.storage.segments.users):
+            system.storage.segments.renew(number)
+        disk.short = ".seg"
+        member = c.member(1)
+        with pytest.raises(Busy, match="descriptors"):
+            system.reader.log_entries(member, 1, 5, 1 << 20)
+        with pytest.raises(Busy, match="descriptors"):
+            await c.read(1)
+        assert member.state == "running" and not system.damages.known and not system.repair.failed
+        disk.short = ""
+        assert len(await c.read(1)) == 60
+
+
+async def test_apply_that_is_short_of_descriptors_goes_on_later(tmp_path: Path) -> None:
+    """What it can't read now it reads later: that is no fault of the group."""
+    disk = ShortDisk()
+    async with cluster(tmp_path, 3, disks={3: disk}) as c:
+        await c.lead(1)
+        await c.fill(1, 60, 40 * KIB)
+        await c.applied()
+        system, member = c.system(3), c.member(3)
+        real = system.reader.log_entries
+        met = trio.Event()
+
+        def short(*arguments: object) -> object:
+            if not met.is_set():
+                met.set()
+                raise Busy("the node's file descriptors or memory", 0.05)
+            return real(*arguments)  # type: ignore[arg-type]
+
+        system.reader.log_entries = short  # type: ignore[assignment]
+        await c.append(1, [(b"", b"one more")])
+        await met.wait()
+        await c.applied()
+        assert member.state == "running"
