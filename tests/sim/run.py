@@ -13,6 +13,7 @@ import random
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from logyard.engine.errors import LogyardError, WalFailed
 
 from .checks import Checker
-from .clients import NO_FEATURES, Workload
+from .clients import NO_FEATURES, Group, Workload
 from .clients_kv import KvGroup
 from .clients_log import LogGroup, pairs_of
 from .clients_queue import QueueGroup
@@ -32,6 +33,7 @@ from .loop import Doomed, Loop, Stop
 from .machine import machines, old_machines
 from .nemesis import Nemesis
 from .patches import installed, old_stamps
+from .terms import GROUPS, TermGroup, Terms
 
 KINDS_OF_GROUPS = (LogGroup, LogGroup, KvGroup, QueueGroup)
 NODES = 4
@@ -111,12 +113,18 @@ class Run:
         self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines, old_machines)
         self.result = Result(seed)
         draw = random.Random(self.draw.getrandbits(64))
-        kinds = [KINDS_OF_GROUPS[number % len(KINDS_OF_GROUPS)] for number in range(groups)]
+        kinds: list[Callable[[Workload, str], Group]] = [
+            KINDS_OF_GROUPS[number % len(KINDS_OF_GROUPS)] for number in range(groups)
+        ]
+        if "terms" in self.features:
+            kinds = [*kinds, *GROUPS]
         self.work = Workload(self.cluster, draw, kinds, RATE, self.fault, self.features, self.more)
         self.checker = Checker(self.cluster, self.fault)
         self.nemesis = Nemesis(self.cluster, self.work, self.checker, random.Random(self.draw.getrandbits(64)))
         self.keeping = Keeping(self.cluster, self.fault) if features is not None else None
         self.checker.leaders_known = features is not None
+        looked_at = [group for group in self.work.groups if isinstance(group, TermGroup)]
+        self.terms = Terms(self.cluster, looked_at, 2 if "versions" in self.features else 1)
         self.reading = 0
         self.result.swarm.append(" ".join(sorted(self.features)))
         self.result.swarm.append(str(limits))
@@ -202,6 +210,8 @@ class Run:
             self.cluster.start(number)
         if self.keeping is not None:
             self.keeping.go()
+        if self.terms.groups:
+            self.terms.go()
         self.loop.run(START_S)
         for group in self.work.groups:
             self.create(group)
@@ -276,6 +286,7 @@ class Run:
                 nemesis.after(draw.uniform(0.0, length), getattr(nemesis, verb))
         if self.features:
             self._more(length)
+        self.terms.good = False
         loop.run(loop.now + length)
         nemesis.active = False
 
@@ -297,6 +308,7 @@ class Run:
         """All is healed: everybody has to agree, and everything pending be answered, in bounded time."""
         loop, cluster, work = self.loop, self.cluster, self.work
         self.nemesis.heal()
+        self.terms.good = True
         for group in work.groups:
             group.quiet_until = 0.0
         deadline = loop.now + CONVERGE_S
@@ -448,6 +460,8 @@ class Run:
         result, hits = self.result, self._hits()
         for kind, count in hits.items():
             (result.faults if kind in KINDS or kind in MORE_KINDS else result.notes)[kind] += count
+        for group in self.terms.groups:
+            result.notes[f"terms.{group.machine}"] += group.checked
         result.simulated_s = self.loop.now
         result.events = self.loop.events
         result.operations = self.work.operations
