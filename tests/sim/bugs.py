@@ -26,8 +26,8 @@ class Bug(NamedTuple):
     name: str
     rule: str
     swaps: Sequence[Swap]
-    # Whether it takes the features of fresh seeds to see it.
-    featured: bool = False
+    # Whether it takes the features of fresh seeds to see it, or which ones.
+    featured: bool | frozenset[str] = False
 
 
 @contextmanager

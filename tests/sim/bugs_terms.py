@@ -25,4 +25,4 @@ def _slews(old: Any) -> Any:
     return log_time
 
 
-BUGS = (Bug("log_time_slewed", "no term is early", [(Scheduler, "log_time", _slews)], True),)
+BUGS = (Bug("log_time_slewed", "no term is early", [(Scheduler, "log_time", _slews)], frozenset({"terms"})),)

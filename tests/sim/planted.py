@@ -25,13 +25,15 @@ RECORDED = Path(__file__).with_name("planted.json")
 BUGS = (*bugs_raft.BUGS, *bugs_disk.BUGS, *bugs_state.BUGS, *bugs_machines.BUGS, *bugs_terms.BUGS)
 
 
-def run_of(seed: int, minutes: float, featured: bool) -> Run:
-    """A seed, with the features it draws or as before there were any."""
-    return Run(seed, minutes, features=drawn(seed) if featured else None)
+def run_of(seed: int, minutes: float, featured: bool | frozenset[str]) -> Run:
+    """A seed, with the features it draws, with those named, or as before there were any."""
+    if featured is True:
+        featured = drawn(seed)
+    return Run(seed, minutes, features=featured or None)
 
 
 @cache
-def complaint(seed: int, minutes: float, featured: bool) -> str:
+def complaint(seed: int, minutes: float, featured: bool | frozenset[str]) -> str:
     """What the product itself, nothing being planted, violates with a seed; nothing when it passes."""
     return "; ".join(run_of(seed, minutes, featured).go().violations)
 

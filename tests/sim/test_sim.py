@@ -194,3 +194,11 @@ def test_who_does_not_find_its_leader_or_falls_behind_is_noticed(
     run.loop.at(5.0, None, strike)
     (what,) = run.go().violations
     assert says in what
+
+
+def test_terms_are_looked_at_in_groups_of_their_own() -> None:
+    run = Run(22, 0.6, features=frozenset({"terms", "sleep"}))
+    result = run.go()
+    assert not result.violations, result.violations
+    assert result.notes["terms.kv"] > 5 and result.notes["terms.queue"] > 50
+    assert all(group.good_s > 5 for group in run.terms.groups)
