@@ -62,11 +62,13 @@ def offsets_of(first: int, count: int) -> range:
     return range(0) if first == NO_OFFSET else range(first, first + count)
 
 
-def consistency_of(node: int | None, consistency: str | None, staleness: float | None = None) -> str:
-    """The consistency of a read: what was asked for, else ``local`` from a chosen member and ``leader`` otherwise.
+def consistency_of(
+    node: int | None, consistency: str | None, staleness: float | None = None, default: str = "leader"
+) -> str:
+    """The consistency of a read: what was asked for, else ``local`` from a chosen member and `default` otherwise.
     ``bounded`` goes with a `staleness` in seconds, and only with that."""
     if consistency is None and staleness is None:
-        return "leader" if node is None else "local"
+        return default if node is None else "local"
     found = "bounded" if consistency is None else consistency
     if found not in CONSISTENCY or (found == "bounded") != (staleness is not None) or (staleness or 0) < 0:
         raise BadRequest(
@@ -178,8 +180,8 @@ def body_steps(
 def latest_call(
     name: str, node: int | None, consistency: str | None, staleness: float | None = None, uid: int = 0
 ) -> Call[Bounds]:
-    """The log's bounds."""
-    arguments: dict[str, object] = {"consistency": consistency_of(node, consistency, staleness)}
+    """The log's bounds: behind nothing that was acknowledged, unless something less is asked for."""
+    arguments: dict[str, object] = {"consistency": consistency_of(node, consistency, staleness, "linearizable")}
     if staleness is not None:
         arguments["staleness_s"] = staleness
     if uid:

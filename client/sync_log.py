@@ -330,7 +330,8 @@ class Log:
     def latest(
         self, *, node: int | None = None, consistency: str | None = None, staleness: float | None = None
     ) -> Bounds:
-        """The log's bounds: (start, end), the first offset and the next free one."""
+        """The log's bounds: (start, end), the first offset and the next free one. Linearizable, unless a member
+        (``local``), a `staleness` or another `consistency` is asked for."""
         return self.yard.run(latest_call(self.name, node, consistency, staleness))
 
     def describe(self, node: int | None = None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The append log's verbs of a node: they need both the machine and the payload homes. `service.node.Node` has them.
 
-`local` reads this member as it is, `leader` the leader without asking anybody, `linearizable` after a ReadIndex round,
-`bounded` any member, once it has applied what was committed so and so long ago (`engine.host.follower_reads`).
+`local` reads this member as it is, `leader` the leader, once it has applied what was committed before its term, without
+asking anybody, `linearizable` after a ReadIndex round, `bounded` any member, once it has applied what was committed so
+and so long ago (`engine.host.follower_reads`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class LogVerbs:
         by now. Raises `NotLeader`, `UnknownGroup`, `Busy` when nobody can tell how old this member's state is."""
         member = log_scan.member_of(self.system, name, uid)
         if consistency == "leader":
-            self.system.check_leader(member)
+            await self.system.led(member)
         elif consistency == "linearizable":
             self.system.check_leader(member)
             await self.system.read_index(member)

@@ -259,7 +259,7 @@ async def _read_body(system: SystemPort, asked: Asked) -> Data:
 
 
 async def _latest(system: SystemPort, asked: Asked) -> object:
-    return await system.bounds(asked.text("name"), asked.text("consistency", "leader"), **_freshness(asked))
+    return await system.bounds(asked.text("name"), asked.text("consistency", "linearizable"), **_freshness(asked))
 
 
 async def _truncate(system: SystemPort, asked: Asked) -> object:

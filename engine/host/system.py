@@ -381,6 +381,21 @@ class System:
         await self.wait(member, lambda: member.raft.applied >= index)
         return index
 
+    async def led(self, member: Member) -> None:
+        """Until this node, which leads the group, has applied what was committed before its term: what it says then is
+        never behind what earlier leaders acknowledged. Raises `NotLeader`, also when that takes longer than an
+        election."""
+        self.check_leader(member)
+        raft, config = member.raft, self.config
+        if raft.applied >= raft.lead_index:
+            return
+        term = raft.term
+        with trio.move_on_after(config.election_ticks * config.tick_ms / 1000):
+            await self.wait(member, lambda: raft.applied >= raft.lead_index or raft.term != term)
+        self.check_leader(member)
+        if raft.applied < raft.lead_index or raft.term != term:
+            raise NotLeader(0)
+
     async def transfer(self, name: str, node: int) -> None:
         """Move a group's leadership to `node`; returns when this member follows it. Raises `Refused`, `NotLeader`."""
         member = self.member(name)
