@@ -200,5 +200,5 @@ def test_terms_are_looked_at_in_groups_of_their_own() -> None:
     run = Run(22, 0.6, features=frozenset({"terms", "sleep"}))
     result = run.go()
     assert not result.violations, result.violations
-    assert result.notes["terms.kv"] > 5 and result.notes["terms.queue"] > 50
+    assert result.notes["terms.kv"] >= 3 and result.notes["terms.queue"] > 30
     assert all(group.good_s > 5 for group in run.terms.groups)
