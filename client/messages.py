@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import trio
 
 from .admin import call_leader
 from .errors import LogyardError
-from .log import close_call, open_call
+from .log import open_call
 from .sequences import Sequences, final, new_number
 from .wire import Buffer, ProtocolError, encode_frame
 
@@ -26,7 +27,6 @@ BUFFER_BYTES = 8 << 20
 """What is kept for `messages`; one message alone may be larger."""
 OVERHEAD = 64
 """What a message counts beside its bytes: empty ones are bounded, too."""
-CLOSE_S = 5.0
 
 
 class Message(NamedTuple):
@@ -127,10 +127,10 @@ class Session:
             await self._lot.park()
 
     async def close(self) -> None:
-        """End it; nothing comes any more. Raises what stood in the way of telling the group: it ends by itself then."""
+        """End it; nothing comes any more. Raises what stands in the way of telling the group, which is told later."""
         if not self.closed:
             self._end()
-            await self._network.run(close_call(self.name, self.id), CLOSE_S)
+            await self._network.sessions.end(self.name, self.id)
 
     def _end(self) -> None:
         self.closed = True
@@ -174,7 +174,9 @@ async def open_session(network: Network, name: str, make: Callable[[Network, str
     try:
         await network.run(open_call(name, session.id, keeper.client, int(keeper.ttl * 1000), kind))
     except BaseException:
-        keeper.held.pop(session.id, None)
+        # It may have begun all the same.
+        with trio.CancelScope(shield=True), suppress(LogyardError):
+            await keeper.end(name, session.id)
         raise
     network.spawn(session.listen)
     return session

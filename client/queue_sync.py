@@ -11,13 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from . import queue_wire as qw
 from .errors import LogyardError
 from .frame import Frame
-from .log import close_call, query_call
+from .log import query_call
 from .queue_wire import Message
 from .sequences import Sequences, final
 from .wire import REPLY, Buffer, encode_frame, for_kind
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer", "Message", "Queue"]
 
-CLOSE_S = 5.0
 FOR_QUEUE = for_kind("queue")
 
 
@@ -262,8 +261,7 @@ class Consumer:
             connection = self._connection
         if connection is not None:
             connection.interrupt()
-        with suppress(LogyardError):
-            self.yard.run(close_call(self.name, self.session), CLOSE_S)
+        self.yard.end_session(self.name, self.session)
 
     # Its thread
 

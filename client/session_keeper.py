@@ -6,8 +6,9 @@ all sessions of the client at once, so they cost the same for one log and for th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -20,7 +21,7 @@ from .sequences import Sequences, new_number
 from .session import Routes
 
 OPEN_S = 5.0
-"""One try to open a session; what waits for it has deadlines of its own."""
+"""One try to open a session, or to close one; what waits for it has deadlines of its own."""
 CLOSE_S = 1.0
 """Leaving waits no longer than this for sessions to be closed: what is left open ends by itself."""
 CLOSE_AT_ONCE = 64
@@ -40,6 +41,9 @@ class Client(Protocol):
 
     async def ask(self, address: tuple[str, int], method: str, arguments: dict[str, object], deadline: float) -> None:
         """Ask one server once."""
+
+    def spawn(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task until the client ends."""
 
     def kick(self, lane: Lane) -> None:
         """Send what a lane has."""
@@ -83,6 +87,26 @@ class SessionKeeper:
         finally:
             lane.opening = 0
         network.kick(lane)
+
+    async def end(self, name: str, session: int) -> None:
+        """Close a session of a caller. What nobody takes within a moment is told as soon as somebody does: until then
+        this client's heartbeats keep the session alive, with all that it holds. Raises what stands in the way now."""
+        self.held.pop(session, None)
+        try:
+            await self._network.run(close_call(name, session), OPEN_S)
+        except LogyardError as error:
+            if error.retry != "never":
+                self._network.spawn(partial(self._end, name, session))
+            raise
+
+    async def _end(self, name: str, session: int) -> None:
+        while True:
+            try:
+                await self._network.run(close_call(name, session), OPEN_S)
+                return
+            except LogyardError as error:
+                if error.retry == "never":
+                    return
 
     async def beat(self) -> None:
         """Tell every node that this client lives, three times within a time-to-live."""

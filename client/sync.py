@@ -33,6 +33,8 @@ from .tls import TlsConfig, client_context
 __all__ = ["Log", "Yard", "connect_sync"]
 
 TIMEOUT_S = 30.0
+END_S = 5.0
+"""One try to close a session."""
 CLOSE_S = 1.0
 """Closing waits no longer than this for sessions to end: what is left open ends by itself."""
 IDLE_CONNECTIONS = 8
@@ -68,7 +70,7 @@ class Yard(SyncVerbs):
 
     __slots__ = (
         "timeout", "retry", "exactly_once", "_context", "_routes", "_idle", "_lock", "_chance", "_closed", "_client",
-        "_session_ttl", "_sessions",
+        "_session_ttl", "_sessions", "_ending",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +95,8 @@ class Yard(SyncVerbs):
         self._lock = threading.Lock()
         self._chance = random.Random()
         self._closed = False
+        # Names and numbers of sessions that could not be closed yet.
+        self._ending: list[tuple[str, int]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -250,8 +254,21 @@ class Yard(SyncVerbs):
         """Open a session; its number. `kind`: what the group must be."""
         return self._begin(name, kind, 0, time.monotonic() + self.timeout)
 
+    def end_session(self, name: str, session: int) -> None:
+        """Close a session. What nobody takes within a moment is told at the next heartbeat, which would keep it."""
+        try:
+            self.run(close_call(name, session), END_S)
+        except LogyardError as error:
+            if error.retry != "never":
+                with self._lock:
+                    self._ending.append((name, session))
+
     def beat(self) -> None:
-        """Tell every node that this client lives."""
+        """Tell every node that this client lives, and that sessions ended which could not be closed before."""
+        with self._lock:
+            ending, self._ending = self._ending, []
+        for name, session in ending:
+            self.end_session(name, session)
         for node in self.nodes():
             with suppress(LogyardError):
                 self.run(call_node("heartbeat", node, client=self._client), self._session_ttl / 3)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
 
-from logyard.client import errors, sync_session, wire
+from logyard.client import errors, session_keeper, sync, sync_session, wire
 from logyard.client.aio import connect
 from logyard.client.frame import Frame
 from logyard.client.log import Place
@@ -318,3 +319,63 @@ async def test_a_blocking_client_that_was_idle_takes_another_session_before_it_s
             patch.setattr(sync_session, "monotonic", lambda: real() + ahead)
             await trio.to_thread.run_sync(blocking)
     assert [head for head, _ in log.records] == [b"a", b"b", b"c", b"d"]
+
+
+async def seen(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(20):
+        while not condition():
+            await trio.sleep(0.01)
+
+
+async def test_a_session_that_nobody_could_close_is_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The client's heartbeats cover all of its sessions: one that it forgot would hold what it holds for ever.
+    monkeypatch.setattr(session_keeper, "OPEN_S", 0.2)
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("log", [1, 2, 3], 1)
+        session = await yard.open_session("log")
+        assert cluster.sessions == {session.id}
+        the_log(cluster).leader = 0
+        with pytest.raises(errors.NotLeader):
+            await session.close()
+        the_log(cluster).leader = 2
+        await seen(lambda: not cluster.sessions)
+
+
+async def test_a_session_whose_beginning_nobody_waited_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("log", [1, 2, 3], 1)
+        begun, run = trio.Event(), yard.run
+
+        async def slow(call: Any, timeout: float | None = None, pushed: Any = None) -> Any:
+            found = await run(call, timeout, pushed)
+            if cluster.sessions and not begun.is_set():
+                begun.set()
+                await trio.sleep_forever()
+            return found
+
+        monkeypatch.setattr(type(yard), "run", lambda self, *arguments: slow(*arguments))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(yard.open_session, "log")
+            await begun.wait()
+            nursery.cancel_scope.cancel()
+        assert not cluster.sessions and not yard.sessions.held
+
+
+async def test_a_blocking_client_closes_at_its_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "END_S", 0.2)
+
+    def work(cluster: FakeCluster) -> None:
+        with connect_sync(seeds(cluster)) as yard:
+            session = yard.begin_session("log")
+            assert cluster.sessions == {session}
+            the_log(cluster).leader = 0
+            yard.end_session("log", session)
+            assert cluster.sessions == {session}
+            the_log(cluster).leader = 3
+            yard.beat()
+            assert not cluster.sessions
+
+    async with fake_cluster() as cluster:
+        cluster.create("log", [1, 2, 3], 1)
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(work, cluster, abandon_on_cancel=True)

@@ -14,7 +14,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from logyard.client import errors, queue_sync, queue_wire
+from logyard.client import errors, queue_sync, queue_wire, sync
 from logyard.client.aio import Yard, connect
 from logyard.client.queue import Consumer, Message
 from logyard.client.queue_wire import NotHeld
@@ -252,7 +252,7 @@ async def test_a_blocking_consumer_does_the_same(tmp_path: Path) -> None:
 async def test_a_blocking_consumer_that_is_closed_while_nobody_answers_leaves_no_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_sync, "CLOSE_S", 0.2)
+    monkeypatch.setattr(sync, "END_S", 0.2)
     async with served(tmp_path, 1) as (_, doors, _):
         addresses = list(doors.addresses.values())
 
