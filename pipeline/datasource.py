@@ -42,10 +42,14 @@ class LogyardDataSource(DataSource):
         return "logyard"
 
     def schema(self) -> StructType:
-        """The columns, after all options were checked."""
+        """The columns, after all options were checked, and that the logs which are named are there."""
         from .schema import spark_schema
 
-        return spark_schema(parse_options(self.options).payloads)
+        options = parse_options(self.options)
+        if options.names is not None:
+            with closing(open_source(options)) as source:
+                check_named(options, source.logs(options.names))
+        return spark_schema(options.payloads)
 
     def reader(self, schema: StructType) -> LogReader:
         """A reader of what the options name."""

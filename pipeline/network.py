@@ -13,17 +13,21 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from logyard.client.admin import Call, call_node
 from logyard.client.errors import LogyardError, OutOfRange, UnknownGroup
 from logyard.client.log import body_steps
 from logyard.client.scans import LOG_ROWS, RANGES_MAX, LogRow, Outcome, Scan, logs_call, scan_call, seek_call
-from logyard.client.session import backoff
+from logyard.client.session import backoff, parse_address
 from logyard.client.sync import Yard, connect_sync
+from logyard.client.sync_link import Connection
+from logyard.client.tls import client_context
 
 from .errors import DataLoss
 from .sources import LogInfo, Reading, Wanted
@@ -34,14 +38,74 @@ if TYPE_CHECKING:
     from logyard.client.tls import TlsConfig
 
 log = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 TIMEOUT_S = 60.0
 NODE_PATIENCE_S = 3.0
 """Planning goes on without a node that can't be reached for so long."""
 ANSWER_S = 30.0
 NAMES_MAX = 4096
+THREADS_MAX = 64
 SCAN_BYTES = 4 << 20
 SCAN_ROWS = 40_000
+
+
+SILENT_S = 10.0
+"""Who did not answer is not asked again for so long, while there is somebody else."""
+
+
+class Silent:
+    """Addresses that did not answer a moment ago, of this process: a dead node costs one planning its patience, and
+    not each."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def note(self, address: str) -> None:
+        """It did not answer."""
+        self._since[address] = time.monotonic()
+
+    def is_silent(self, address: str) -> bool:
+        """Whether it would be asked in vain."""
+        return time.monotonic() < self._since.get(address, -SILENT_S) + SILENT_S
+
+    def clear(self) -> None:
+        """Ask everybody again."""
+        self._since.clear()
+
+
+SILENT = Silent()
+
+
+def as_they_come(calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T | LogyardError]]:
+    """The outcomes of `calls`, all made at once, in the order in which they come. Who stops listening waits for none
+    of the others."""
+    pool = ThreadPoolExecutor(max_workers=min(THREADS_MAX, len(calls)))
+    try:
+        futures = {pool.submit(call): key for key, call in calls.items()}
+        for future in as_completed(futures):
+            try:
+                yield futures[future], future.result()
+            except LogyardError as error:
+                yield futures[future], error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def at_once(calls: Mapping[K, Callable[[], T]]) -> dict[K, T | LogyardError]:
+    """The outcomes of `calls`, all made at once."""
+    return dict(as_they_come(calls))
+
+
+def _greet(server: str, tls: TlsConfig | None) -> dict[int, str]:
+    """The client addresses of the cluster that answers at `server`."""
+    connection = Connection(parse_address(server), time.monotonic() + NODE_PATIENCE_S, client_context(tls))
+    try:
+        hello = connection.channel.hello
+        return {hello.node: server, **hello.clients}
+    finally:
+        connection.close()
 
 
 @dataclass(slots=True)
@@ -73,6 +137,7 @@ class NetworkSource:
         self._tls = tls
         self._timeout_s = timeout_s
         self._yard: Yard | None = None
+        self._addresses: dict[int, str] | None = None
         self._chance = random.Random()
 
     @property
@@ -92,15 +157,20 @@ class NetworkSource:
         """See `LogSource.logs`. One call a node; a node that does not answer is left out, with a warning. A log all
         of whose members are on such nodes is not found."""
         few = sorted(names) if names is not None and len(names) <= NAMES_MAX else None
+        addresses = self._reach()
         found: list[LogRow] = []
         missing: list[tuple[int, LogyardError]] = []
-        nodes = self.yard.nodes()
-        for node in nodes:
-            try:
-                found += self._rows(node, few)
-            except LogyardError as error:
-                missing.append((node, error))
-        if missing and len(missing) == len(nodes):
+        asked = {node: address for node, address in addresses.items() if not SILENT.is_silent(address)} or addresses
+        for node in addresses.keys() - asked.keys():
+            missing.append((node, LogyardError(f"it did not answer less than {SILENT_S:g} s ago")))
+        answers = at_once({node: partial(self._rows, node, few) for node in asked})
+        for node, answer in sorted(answers.items()):
+            if isinstance(answer, LogyardError):
+                SILENT.note(addresses[node])
+                missing.append((node, answer))
+            else:
+                found += answer
+        if len(missing) == len(addresses):
             raise missing[0][1]
         for node, why in missing:
             log.warning("node %d does not answer (%s); logs that are on it alone are not seen", node, why)
@@ -111,6 +181,26 @@ class NetworkSource:
             for info in merge_rows(found)
             if (names is None or info.name in names) and (matches is None or matches(info.name))
         ]
+
+    def _reach(self) -> dict[int, str]:
+        """The client address of every node. All of `servers` are asked at once, and the first that answers is
+        enough; raises what each of them said when none does."""
+        if self._addresses is None:
+            known = [server for server in self._servers if not SILENT.is_silent(server)] or self._servers
+            refusals: list[tuple[str, LogyardError]] = []
+            for server, answer in as_they_come({server: partial(_greet, server, self._tls) for server in known}):
+                if isinstance(answer, LogyardError):
+                    SILENT.note(server)
+                    refusals.append((server, answer))
+                    continue
+                self._servers = [server, *(other for other in self._servers if other != server)]
+                self._addresses = dict(answer)
+                break
+            else:
+                why = "; ".join(str(error) for _, error in refusals)
+                first = refusals[0][1]
+                raise LogyardError(f"servers: none of them answers: {why}", code=first.code, retry=first.retry)
+        return self._addresses
 
     def _rows(self, node: int, names: Sequence[str] | None) -> list[LogRow]:
         rows: list[LogRow] = []

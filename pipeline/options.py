@@ -260,7 +260,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
         except ValueError as error:
             raise OptionError(f"{option.name}: {error}, not {text!r}") from None
     for name, _ in texts.values():
-        raise OptionError(f"{name}: there is no such option; {_hint(name)}")
+        raise OptionError(_unknown(name))
     _exactly_one(present, "servers", "path")
     _exactly_one(present, "subscribe", "subscribePattern", "assign")
     starts = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
@@ -281,10 +281,40 @@ def parse_options(given: Mapping[str, str]) -> Options:
     return found
 
 
-def _hint(name: str) -> str:
+ELSEWHERE = {
+    "kafka.bootstrap.servers": "here it is servers",
+    "bootstrap.servers": "here it is servers",
+    "topic": "here a topic's partitions are logs: subscribe, subscribePattern or assign",
+    "includeHeaders": "what a record has beside its payload is in the column meta",
+    "maxOffsetsPerTrigger": "logs are read as batches: give startingOffsets and endingOffsets",
+    "minOffsetsPerTrigger": "logs are read as batches: give startingOffsets and endingOffsets",
+    "maxBytesPerTrigger": "logs are read as batches: give startingOffsets and endingOffsets",
+    "maxTriggerDelay": "logs are read as batches: give startingOffsets and endingOffsets",
+    "maxRecordsPerPartition": "here it is maxPartitionBytes",
+    "groupIdPrefix": "a read joins no group of consumers",
+    "kafka.group.id": "a read joins no group of consumers",
+    "fetchOffset.numRetries": "here it is timeoutSeconds",
+    "fetchOffset.retryIntervalMs": "here it is timeoutSeconds",
+    "kafkaConsumer.pollTimeoutMs": "here it is timeoutSeconds",
+    "kafka.security.protocol": "here it is tlsCa, tlsCertificate and tlsKey",
+    "kafka.ssl.truststore.location": "here it is tlsCa",
+    "kafka.ssl.keystore.location": "here it is tlsCertificate and tlsKey",
+}
+"""Options of Spark's format "kafka" and what stands in their place."""
+
+
+def _unknown(name: str) -> str:
+    """What is said of an option that is none. Spark hands names over in lower case: known ones are written as their
+    own documentation writes them."""
+    elsewhere = {one.lower(): one for one in ELSEWHERE}
+    if name.lower() in elsewhere:
+        foreign = elsewhere[name.lower()]
+        return f"{foreign}: there is no such option; {ELSEWHERE[foreign]}"
     known = {one.name.lower(): one.name for one in OPTIONS}
     near = get_close_matches(name.lower(), known, 1)
-    return f"is it {known[near[0]]}?" if near else f"there are {', '.join(known.values())}"
+    if near:
+        return f"{name}: there is no such option; is it {known[near[0]]}?"
+    return f"{name}: there is no such option (Spark tells names in lower case); there are {', '.join(known.values())}"
 
 
 def _exactly_one(present: set[str], *names: str) -> None:

@@ -78,18 +78,27 @@ def serve(config: Path, until_eof: bool) -> None:
 @click.option("--dir", "directory", type=DIRECTORY, required=True, help="Where the nodes live; kept, used again.")
 @click.option("--port", type=click.IntRange(1024, 65000), default=7001, show_default=True, help="First client port.")
 @click.option("--tls", is_flag=True, help="A new cluster speaks TLS only; certificates are made in DIR/tls.")
+@click.option(
+    "--restart-after",
+    type=click.FloatRange(0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A node that is killed or crashes starts again after so long; 0: it stays down.",
+)
 @json_option
-def up(nodes: int, directory: Path, port: int, tls: bool, output: Output) -> None:
+def up(nodes: int, directory: Path, port: int, tls: bool, restart_after: float, output: Output) -> None:
     """Run a local cluster for development; Ctrl-C stops it cleanly.
 
     The first node answers clients on --port, the next on the port after it, and so on; peers talk on the ports
-    after those. A directory that holds a cluster keeps its ports.
+    after those. A directory that holds a cluster keeps its ports. Kill a node (its pid is shown) to see the others
+    take over: they go on, and it comes back after --restart-after.
 
     \b
     Example:
       logyard up --nodes 3 --dir ./yard
     """
-    from .local_cluster import LocalCluster
+    from .local_cluster import LOOK_S, KeptUp, LocalCluster
 
     directory.mkdir(parents=True, exist_ok=True)
     stopping = threading.Event()
@@ -107,13 +116,14 @@ def up(nodes: int, directory: Path, port: int, tls: bool, output: Output) -> Non
             output.say(f"export LOGYARD_TLS_CA={files.ca} LOGYARD_TLS_CERT={files.certificate}")
             output.say(f"export LOGYARD_TLS_KEY={files.key}")
         output.say("Ctrl-C stops the cluster")
-        died: Mapping[int, int] = {}
-        while not died and not stopping.wait(0.5):
-            died = cluster.exited()
+        kept = KeptUp(cluster, restart_after, output.say)
+        while kept.look() and not stopping.wait(LOOK_S):
+            pass
         codes = cluster.stop()
-    fields = {"ok": not died, "addresses": cluster.addresses, "exit_codes": {**codes, **died}}
-    if died:
-        output.say("; ".join(f"node {node_id} ended with code {code}" for node_id, code in died.items()))
+    fields = {
+        "ok": not any(codes.values()) and not kept.all_down, "addresses": cluster.addresses,
+        "exit_codes": {**kept.down, **codes}, "ended": kept.ended,
+    }  # fmt: skip
     output.result(fields, "stopped")
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,6 +32,11 @@ NODE_VARIABLES = ("LOGYARD_NODE_", "LOGYARD_PEERS_", "LOGYARD_CLIENTS_", "LOGYAR
 CLUSTER = "local"
 CLIENT = "local"
 """The name of the client whose certificate a cluster with TLS comes with."""
+
+
+LOOK_S = 0.5
+CRASHED = 70
+"""The exit code of a node that met a bug of ours; the other codes say that it must not run."""
 
 
 class ClusterFailed(Exception):
@@ -348,3 +353,56 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class KeptUp:
+    """The nodes of a running cluster, seen to: one that ends does not end the others. `restart_after` seconds later
+    it starts again (0: never), unless it said that it must not run: a start would say the same.
+
+    `ended`: (node, exit code) of each end, `down`: those that are down, with their last code.
+    """
+
+    def __init__(self, cluster: LocalCluster, restart_after: float, say: Callable[[str], None]) -> None:
+        self.cluster = cluster
+        self.ended: list[tuple[int, int]] = []
+        self.down: dict[int, int] = {}
+        self._restart_after = restart_after
+        self._say = say
+        self._due: dict[int, float] = {}
+
+    @property
+    def all_down(self) -> bool:
+        """Whether nothing runs, and nothing will."""
+        return len(self.down) == len(self.cluster.nodes) and not self._due
+
+    def look(self) -> bool:
+        """See who ended, start who is due; False when all are down for good."""
+        now = time.monotonic()
+        for node_id, code in self.cluster.exited().items():
+            self._ended(node_id, code, now)
+        for node_id in [node_id for node_id, due in self._due.items() if due <= now]:
+            del self._due[node_id]
+            try:
+                self.cluster.restart(node_id)
+            except ClusterFailed as error:
+                self._say(str(error))
+                if self.cluster.nodes[node_id].process is None:
+                    self._say(f"node {node_id} stays down")
+                    continue
+            del self.down[node_id]
+            process = self.cluster.nodes[node_id].process
+            self._say(f"node {node_id} runs again, pid {process.pid if process is not None else 0}")
+        return not self.all_down
+
+    def _ended(self, node_id: int, code: int, now: float) -> None:
+        node = self.cluster.nodes[node_id]
+        self.cluster.forget(node)
+        self.ended.append((node_id, code))
+        self.down[node_id] = code
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        if self._restart_after and (code < 0 or code == CRASHED):
+            self._due[node_id] = now + self._restart_after
+            then = f"it starts again in {self._restart_after:g} s"
+        else:
+            then = f"it stays down; start it with: logyard serve --config {node.config_path}"
+        self._say(f"node {node_id} {how}; {then} (its log: {node.log_path})")

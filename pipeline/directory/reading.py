@@ -32,6 +32,8 @@ from .meta import Facts, read_meta
 from .report import DAMAGE, Report
 
 SCAN_BYTES = 1 << 20
+COMPARED = 256
+"""Entries at the end of what two copies have in common that are looked at for one whose term both know."""
 APPEND_LOG = "log"
 ADVICE = "read another member's directory, or run `logyard check` on this one"
 
@@ -130,6 +132,11 @@ class StoppedNode:
         log.replay()
         return log
 
+    def unread(self, uid: int) -> StoppedLog | None:
+        """One log whose machine is still empty; None where it is damaged."""
+        group = build_group(uid, self.facts, self.wal, self.report)
+        return StoppedLog(self, group, self.generations.homes.get(uid, [])) if group.whole else None
+
     def wal_file(self, number: int) -> int:
         """A descriptor of a WAL file that is a home. Raises `OSError`."""
         fd = self._fds.get(number)
@@ -208,6 +215,24 @@ class StoppedLog:
         if reader is None:
             raise self.corrupt(self.node.directory / segment_path(number), "it is missing or has no readable index")
         return reader
+
+    def parts_from(self, other: StoppedLog) -> int:
+        """An entry that both directories know to be committed and that is of another term here than there; 0: none is
+        known. Equal terms at one index mean equal logs up to there (Raft's log matching)."""
+        last = min(self.group.commit, other.group.commit)
+        for index in range(last, max(0, last - COMPARED), -1):
+            mine, theirs = self._term(index), other._term(index)
+            if mine and theirs:
+                return index if mine != theirs else 0
+        return 0
+
+    def _term(self, index: int) -> int:
+        """The term of a committed entry, as far as log or payload still tell; 0: they do not."""
+        found = self.group.term_at(index)
+        snapshot = self.group.snapshot
+        if not found and snapshot is not None and index == snapshot.index:
+            return snapshot.term
+        return found or next((one.term for one in self.located(index, index)), 0)
 
     def located(self, first: int, last: int) -> Iterator[Located]:
         """Entries from `first` to `last` that may have payload, rising. Those that were released may be missing."""

@@ -68,11 +68,21 @@ class DirectorySource:
                     copies.setdefault((name, uid), []).append(node)
         found: dict[str, LogInfo] = {}
         for (name, uid), nodes in sorted(copies.items(), key=lambda item: item[0]):
+            for problem in differences(uid, nodes):
+                raise LogyardError(problem, code="copies_differ")
             best = self._best(uid, nodes)
             machine = best.machine
             members = tuple(node.node for node in nodes)
             info = LogInfo(name, uid, machine.start, machine.end, best.bytes, best.node.node, members)
-            if name not in found or len(found[name].members) < len(members):
+            known = found.get(name)
+            if known is not None and len(known.members) == len(members):
+                other = next(node for node in self.nodes if node.node == known.leader)
+                raise LogyardError(
+                    f"log {name!r}: {other.directory} and {best.node.directory} hold different logs of this name "
+                    f"({known.uid:016x}, {uid:016x}); name the directory to be read",
+                    code="copies_differ",
+                )
+            if known is None or len(known.members) < len(members):
                 found[name] = info
         return list(found.values())
 
@@ -177,6 +187,20 @@ class DirectorySource:
             f"log {wanted.log!r}: records {first}..{wanted.end - 1} are not known to be committed in {self._path}; it "
             f"ends at {first}"
         )
+
+
+def differences(uid: int, nodes: Sequence[StoppedNode]) -> Iterator[str]:
+    """What keeps copies of one log from being one log: an entry that two directories know to be committed, in
+    different terms (a member that was cut off by a forced change of members, say)."""
+    logs = [log for node in nodes if (log := node.unread(uid)) is not None]
+    for number, one in enumerate(logs):
+        for other in logs[:number]:
+            index = one.parts_from(other)
+            if index:
+                yield (
+                    f"log {one.name!r}: {other.node.directory} and {one.node.directory} hold different entries "
+                    f"{index}, and both as committed: they are no copies of each other; name the directory to be read"
+                )
 
 
 def _lost(

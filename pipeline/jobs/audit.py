@@ -51,8 +51,10 @@ def run_audit(
     options = parse_options({"subscribePattern": ".*", **given})
     summary = Summary(rows)
     if options.path is not None:
-        from .audit_directory import audit_directory, directory_tasks
+        from .audit_directory import audit_directory, differing, directory_tasks
 
+        for problem in differing(Path(options.path), options):
+            summary.problem(problem)
         tasks = directory_tasks(Path(options.path), options)
         for result in run_tasks(spark, partial(audit_directory, options), tasks):
             summary.add(result)

@@ -22,6 +22,7 @@ from ..directory.payloads import check_payloads
 from ..directory.places import data_directories
 from ..directory.reading import StoppedNode, plain_errors
 from ..directory.report import DAMAGE, Report
+from ..directory.source import differences
 from ..options import Options
 from .running import Result, bins
 
@@ -60,6 +61,20 @@ def directory_tasks(path: Path, options: Options) -> list[DirectoryTask]:
             tasks += (DirectoryTask(directory, node.node, generation=number) for number in node.generations.numbers)
             tasks.append(DirectoryTask(directory, node.node))
     return tasks
+
+
+def differing(path: Path, options: Options) -> list[str]:
+    """Copies of one log that differ, each with the names of both directories. Raises as `directory_tasks`."""
+    matches = re.compile(options.pattern or ".*").fullmatch
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(StoppedNode(directory)) for directory in data_directories(path)]
+        copies: dict[int, list[StoppedNode]] = {}
+        for node in nodes:
+            for uid in node.uids():
+                name = node.facts.name(uid)
+                if matches(name) and (options.names is None or name in options.names):
+                    copies.setdefault(uid, []).append(node)
+        return [problem for uid, same in sorted(copies.items()) for problem in differences(uid, same)]
 
 
 def audit_directory(options: Options, task: DirectoryTask) -> Iterator[Result]:

@@ -52,6 +52,29 @@ def test_a_sequence_is_appended_once_and_answered_as_often_as_it_comes() -> None
     assert live == [((0, 0), (3, 0)), ((4, 0), (5, 0))]
 
 
+def test_a_replay_that_is_cut_elsewhere_loses_and_doubles_records() -> None:
+    """As docs/guides/from-kafka.md warns: a sequence stands for a batch, whatever is in it."""
+    run, sent = Run(), [*range(12)]
+    stored: list[int] = []
+
+    def send(size: int, until: int) -> None:
+        for sequence, at in enumerate(range(0, until, size), 1):
+            batch = sent[at : at + size]
+            reply = run.produce(7, sequence, len(batch))
+            assert isinstance(reply, bytes)
+            offset, _ = APPEND_REPLY.unpack(reply)
+            if offset == len(stored):
+                stored.extend(batch)
+
+    send(3, 6)
+    send(2, 12)
+    assert stored == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9, 10, 11]
+    run, stored = Run(), []
+    send(2, 8)
+    send(4, 12)
+    assert stored == [0, 1, 2, 3, 4, 5, 6, 7], "8 to 11 are lost, and nobody was told"
+
+
 def test_a_copy_in_the_same_entry_leaves_the_other_frames_alone() -> None:
     run = Run()
     frames = [frame(7, 1, 2, 0), frame(7, 1, 2, 2), Frame(UNIFORM, 0, 1, 1, 10, 0, 0, 0, APPEND, 4)]

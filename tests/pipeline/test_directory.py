@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import msgpack
 import pytest
 import trio
 from xxhash import xxh3_128_digest
 
 from logyard.client.errors import Corrupt, DirectoryInUse, LogyardError, OutOfRange
 from logyard.engine.config import SystemConfig
+from logyard.engine.disk import Disk
+from logyard.engine.log.meta import IDENTITY, MetaStore
 from logyard.machines.log import AppendLog
 from logyard.pipeline.directory.source import DirectorySource
 from logyard.pipeline.errors import DataLoss
+from logyard.pipeline.jobs.audit_directory import differing
+from logyard.pipeline.options import parse_options
 from logyard.pipeline.sources import GAP, LogInfo, Reading, Wanted
 from logyard.service.embedded import EmbeddedLog, open_system
 
@@ -207,3 +213,47 @@ def test_nothing_is_known_without_a_meta_store(data: Path) -> None:
         (data / "meta" / name / "data.mdb").write_bytes(b"")
     with pytest.raises(Corrupt, match="meta"):
         DirectorySource(data).logs()
+
+
+def test_copies_that_differ_are_refused_with_both_names(tmp_path: Path) -> None:
+    """Two directories that say they are members of one log, and went apart after an entry."""
+
+    async def life() -> None:
+        common = tmp_path / "common"
+        async with open_system(common, CONFIG) as system:
+            await put(await system.start_group("log", AppendLog()), 0, 20)
+        for number, starts in ((1, 1), (2, 2)):
+            path = Path(shutil.copytree(common, tmp_path / f"node-{number}" / "data"))
+            (path.parent / "node.toml").touch()
+            for start in range(starts):
+                # Each start is a term of its own.
+                async with open_system(path, CONFIG) as system:
+                    log = await system.start_group("log", AppendLog())
+                    if start == starts - 1:
+                        await put(log, 20, 40)
+            renumber(path, number)
+        shutil.rmtree(common)
+
+    trio.run(life)
+    both = ["node-1", "node-2"]
+    source = DirectorySource(tmp_path)
+    with pytest.raises(LogyardError, match="hold different entries") as caught:
+        source.logs()
+    source.close()
+    assert caught.value.code == "copies_differ" and all(str(tmp_path / name) in str(caught.value) for name in both)
+    (problem,) = differing(tmp_path, parse_options({"path": str(tmp_path), "subscribePattern": ".*"}))
+    assert all(str(tmp_path / name) in problem for name in both)
+    shutil.rmtree(tmp_path / "node-1")
+    shutil.copytree(tmp_path / "node-2", tmp_path / "node-3")
+    renumber(tmp_path / "node-3" / "data", 3)
+    with closing(DirectorySource(tmp_path)) as one:
+        assert [info.members for info in one.logs()] == [(2, 3)]
+
+
+def renumber(path: Path, node: int) -> None:
+    """Make a directory one of another node."""
+    store = MetaStore(Disk(), str(path / "meta"))
+    store.open()
+    assert store.identity is not None
+    store.commit([(IDENTITY, msgpack.packb(list(store.identity._replace(node=node))))])
+    store.close()

@@ -85,6 +85,22 @@ def test_a_wrong_one_is_named_first(option: str, given: dict[str, str]) -> None:
     assert str(caught.value).splitlines()[0].startswith(f"{option}: ")
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("kafka.bootstrap.servers", "kafka.bootstrap.servers: there is no such option; here it is servers"),
+        ("maxoffsetspertrigger", "maxOffsetsPerTrigger: there is no such option; logs are read as batches"),
+        ("includeheaders", "includeHeaders: there is no such option; what a record has beside its payload"),
+        ("startingoffset", "startingoffset: there is no such option; is it startingOffsets?"),
+        ("something", "something: there is no such option (Spark tells names in lower case); there are servers, path"),
+    ],
+)
+def test_what_is_said_of_an_option_that_is_none(given: str, said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_options(HERE | {given: "x"})
+    assert str(caught.value).startswith(said)
+
+
 def test_every_option_has_a_meaning_and_a_field() -> None:
     assert len({one.name.lower() for one in OPTIONS}) == len({one.field for one in OPTIONS}) == len(OPTIONS)
     assert all(one.doc.endswith(".") and "|" not in one.doc for one in OPTIONS)

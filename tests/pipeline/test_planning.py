@@ -94,6 +94,22 @@ def test_followers_come_first_and_share_the_work() -> None:
     assert alone[0].wanted.nodes == (4,)
 
 
+def test_tasks_of_one_range_are_cut_by_who_leads() -> None:
+    """As docs/guides/from-kafka.md warns: all tasks together are the same, a task's number is no place."""
+    ranges = [Weighed(wanted(f"log-{n}", 0, 1000), (n % 5 + 1) << 20) for n in range(12)]
+    plans = []
+    for shift in (1, 2):
+        leaders = {one.wanted.log: (n + shift) % 3 + 1 for n, one in enumerate(ranges)}
+        plans.append(pack(spread(ranges, leaders), 6 << 20, 4, 2))
+    records = [
+        sorted((one.log, offset) for task in tasks for one in task for offset in range(one.first, one.end))
+        for tasks in plans
+    ]
+    assert records[0] == records[1] and len(records[0]) == 12_000
+    first, second = ([{(one.log, one.first, one.end) for one in task} for task in tasks] for tasks in plans)
+    assert first != second
+
+
 def test_small_logs_share_tasks_and_a_long_one_is_split() -> None:
     small = [weigh(wanted(f"log-{n:04}", 0, 10), A, False) for n in range(5000)]
     assert len(pack(small, 128 << 20, None, 2)) == 4

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from logyard.client.sync import connect_sync
 from logyard.service.cli import cli
-from logyard.service.local_cluster import LocalCluster
+from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
 
 COMMAND = [sys.executable, "-m", "logyard.service.cli"]
 
@@ -274,10 +276,22 @@ def test_a_second_process_on_the_directory_is_refused(cluster: LocalCluster) -> 
     assert "Traceback" not in done.stderr
 
 
-def start_up(directory: Path, nodes: int) -> tuple[subprocess.Popen[str], list[int]]:
+def free_range(count: int) -> int:
+    """The first of so many ports that are free now: tests run beside each other."""
+    while True:
+        first = random.randrange(20_000, 60_000)
+        try:
+            free_ports(count, first)
+        except ClusterFailed:
+            continue
+        return first
+
+
+def start_up(directory: Path, nodes: int, *more: str) -> tuple[subprocess.Popen[str], list[int]]:
     """`logyard up`; returns it and the nodes' process ids when it said that all are there."""
+    port = str(free_range(2 * nodes))
     process = subprocess.Popen(
-        [*COMMAND, "up", "--nodes", str(nodes), "--dir", str(directory), "--port", "17801", "--json"],
+        [*COMMAND, "up", "--nodes", str(nodes), "--dir", str(directory), "--port", port, "--json", *more],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr is not None
@@ -309,13 +323,40 @@ def test_nodes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     assert reach(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_up_ends_when_a_node_dies(tmp_path: Path) -> None:
-    process, pids = start_up(tmp_path, 2)
-    os.kill(pids[0], signal.SIGKILL)
+def test_up_goes_on_when_a_node_is_killed_and_starts_it_again(tmp_path: Path) -> None:
+    """Who tries a failover: the others answer meanwhile, and the node comes back as it was."""
+    process, pids = start_up(tmp_path, 3, "--restart-after", "2")
+    assert process.stderr is not None
+    config = tomllib.loads((tmp_path / "node-1" / "node.toml").read_text())
+    with connect_sync([config["node"]["client_listen"]]) as yard:
+        yard.create("log")
+        assert yard.log("log").append(b"", b"before") == 0
+        leader = int(yard.describe("log")["leader"])
+        os.kill(pids[leader - 1], signal.SIGKILL)
+        assert yard.log("log").append(b"", b"meanwhile") == 1
+        said = process.stderr.readline()
+        assert said.startswith(f"node {leader} was ended by signal 9; it starts again in 2 s"), said
+        again = process.stderr.readline()
+        assert again.startswith(f"node {leader} runs again, pid "), again
+        assert reach(lambda: yard.log("log").latest(node=leader).end == 2)
+    os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert json.loads(output.splitlines()[-1])["exit_codes"]["1"] == -9
-    assert not alive(pids[1])
+    fields = json.loads(output.splitlines()[-1])
+    assert process.returncode == 0 and fields["ok"] and fields["ended"] == [[leader, -9]]
+    assert fields["exit_codes"] == {"1": 0, "2": 0, "3": 0}
+
+
+def test_up_leaves_a_node_down_if_told_so_and_ends_with_the_last(tmp_path: Path) -> None:
+    process, pids = start_up(tmp_path, 2, "--restart-after", "0")
+    assert process.stderr is not None
+    os.kill(pids[0], signal.SIGKILL)
+    said = process.stderr.readline()
+    assert "stays down" in said and f"logyard serve --config {tmp_path / 'node-1' / 'node.toml'}" in said
+    assert alive(pids[1])
+    os.kill(pids[1], signal.SIGKILL)
+    output, _ = process.communicate(timeout=30)
+    fields = json.loads(output.splitlines()[-1])
+    assert process.returncode == 1 and fields["exit_codes"] == {"1": -9, "2": -9} and not fields["ok"]
 
 
 def test_a_terminated_bench_leaves_nothing_behind(tmp_path: Path) -> None:
