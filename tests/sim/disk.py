@@ -42,6 +42,8 @@ class Faults:
         self.stale_read = False
         # Bytes that all files may have, once the disk is full; -1: it is not.
         self.quota = -1
+        # The next commit of a generation meets the end of its map, which the estimate did not see.
+        self.map_full = False
         # Its next write ends by an error of the program, and counts as this kind.
         self.bug = ""
 

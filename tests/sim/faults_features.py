@@ -122,7 +122,11 @@ class FeatureFaults(Ground):
 
     def _compact(self, number: int) -> None:
         if number in self.cluster.up:
-            self.ask(number, self.cluster.node(number).compact(), "L5.truncated_beside")
+            self.ask(
+                number,
+                self.cluster.node(number).compact(),
+                "L5.truncated_beside" if "truncations" in self.work.features else "",
+            )
 
     def _truncate_all(self) -> None:
         for group in self.work.groups:
@@ -133,6 +137,15 @@ class FeatureFaults(Ground):
                     low = group.acked_end if self.draw.random() < 0.5 else group.start
                     group.start = self.draw.randint(low, group.acked_end)
                     self.ask(led[0], self.cluster.node(led[0]).truncate(group.name, group.start))
+
+    # D6: maps
+
+    def map_full(self) -> None:
+        """While payloads are moved: the map of a generation ends sooner than was estimated."""
+        for number in self.cluster.up:
+            self.cluster.hosts[number].faults.map_full = True
+            self._roll(number)
+            self.after(0.1 + 0.3 * self.draw.random(), self._compact, number)
 
     # Q2: sessions
 

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from . import bugs_disk, bugs_machines, bugs_raft, bugs_state, bugs_terms
+from . import bugs_disk, bugs_machines, bugs_mutants, bugs_raft, bugs_state, bugs_terms
 from .bugs import Bug, planted, unplanted
 from .features import drawn
 from .run import Result, Run
 
 MINUTES = 1.0
 RECORDED = Path(__file__).with_name("planted.json")
-BUGS = (*bugs_raft.BUGS, *bugs_disk.BUGS, *bugs_state.BUGS, *bugs_machines.BUGS, *bugs_terms.BUGS)
+BUGS = (*bugs_raft.BUGS, *bugs_disk.BUGS, *bugs_state.BUGS, *bugs_machines.BUGS, *bugs_terms.BUGS, *bugs_mutants.BUGS)
 
 
 def run_of(seed: int, minutes: float, featured: bool | frozenset[str]) -> Run:

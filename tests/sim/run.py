@@ -111,6 +111,9 @@ class Run:
         if "sleep" in self.features:
             limits["hibernate_after_ms"] = self.more.choice((1500, 1500, 4000))
         self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines, old_machines)
+        if "maps" in self.features:
+            # Less than a user may ask for, so that a run has many.
+            object.__setattr__(self.cluster.config, "generation_transaction_bytes", self.more.choice((4096, 1 << 20)))
         self.result = Result(seed)
         draw = random.Random(self.draw.getrandbits(64))
         kinds: list[Callable[[Workload, str], Group]] = [

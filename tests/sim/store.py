@@ -161,6 +161,10 @@ class Transaction:
         try:
             # Before it nothing of it is there, after it everything: LMDB's last write is its meta page.
             disk.step("commit")
+            if disk.faults.map_full and self._undo and self._environment.is_generation:
+                disk.faults.map_full = False
+                disk.faults.hits["D6.map_full"] += 1
+                raise lmdb.MapFullError("mdb_txn_commit: MDB_MAP_FULL: mapsize limit reached (simulated)")
             if disk.faults.quota >= 0 and self._undo:
                 disk.claim(self._environment.growth)
         except OSError as error:
@@ -188,8 +192,9 @@ class Transaction:
 class Environment:
     """An open one."""
 
-    def __init__(self, disk: SimDisk, file: File, map_size: int) -> None:
+    def __init__(self, disk: SimDisk, file: File, map_size: int, is_generation: bool) -> None:
         self.disk = disk
+        self.is_generation = is_generation
         if file.rows is None:
             file.rows = Rows()
         self.rows: Rows = file.rows
@@ -242,7 +247,7 @@ def module(loop: Loop) -> Any:
             disk.step("names")
             files.create(f"{path}/lock.mdb", exclusive=False)
             files.create(where).resize(2 * PAGE)
-        return Environment(disk, files.file(where), map_size)
+        return Environment(disk, files.file(where), map_size, "/gen-" in path)
 
     return SimpleNamespace(
         open=open_, Error=lmdb.Error, MapFullError=lmdb.MapFullError, DiskError=lmdb.DiskError,
