@@ -6,6 +6,7 @@ runner drives what is here from outside: everything is one thread. Used by `run`
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
@@ -185,6 +186,8 @@ class Cluster:
 
     def _ended(self, host: Host, what: str, error: BaseException) -> None:
         for cause in leaves(error):
+            if host.ready and is_short(cause):
+                self.on_bug(what, RuntimeError(f"it ended for want of descriptors: {cause!r}"))
             refused = isinstance(cause, LogyardError | OSError) and not host.ready
             if refused or isinstance(cause, WalFailed | Outdated | Doomed):
                 host.failure = cause
@@ -276,6 +279,15 @@ def _close(loop: Loop, life: Life, task: Task) -> None:
         loop.closed_by.append(error)
     finally:
         loop.life, loop.task = before, None
+
+
+def is_short(error: BaseException | None) -> bool:
+    """Whether a failure comes of a want of descriptors."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def leaves(error: BaseException) -> list[BaseException]:

@@ -42,6 +42,8 @@ class Faults:
         self.stale_read = False
         # Bytes that all files may have, once the disk is full; -1: it is not.
         self.quota = -1
+        # The process has no descriptor left.
+        self.no_descriptors = False
         # The next commit of a generation meets the end of its map, which the estimate did not see.
         self.map_full = False
         # Its next write ends by an error of the program, and counts as this kind.
@@ -92,13 +94,20 @@ class SimDisk(Disk):
     def list_directory(self, path: str) -> list[str]:
         return sorted(self.files.directory(path).names)
 
+    def _descriptor(self) -> None:
+        if self.faults.no_descriptors:
+            self.faults.hits["P4.descriptors"] += 1
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} (simulated)")
+
     def create(self, path: str) -> int:
         self.step("names")
+        self._descriptor()
         return self.files.open(self.files.create(path))
 
     def open_file(self, path: str, *, write: bool = False) -> int:
         if not self.life.alive:
             raise Crashed
+        self._descriptor()
         return self.files.open(self.files.file(path))
 
     def close(self, fd: int) -> None:

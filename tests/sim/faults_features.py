@@ -7,6 +7,7 @@ from typing import Any
 from logyard.engine.host.member import Member
 
 from .clients_log import LogGroup
+from .cluster import Host
 from .ground import Ground
 
 
@@ -137,6 +138,23 @@ class FeatureFaults(Ground):
                     low = group.acked_end if self.draw.random() < 0.5 else group.start
                     group.start = self.draw.randint(low, group.acked_end)
                     self.ask(led[0], self.cluster.node(led[0]).truncate(group.name, group.start))
+
+    # P4: descriptors
+
+    def descriptors(self) -> None:
+        """A node has none left for a while, in which its WAL rolls, and sometimes a process starts."""
+        host = self.some()
+        if host is None:
+            return
+        host.faults.no_descriptors = True
+        self._roll(host.number)
+        self.after(0.1 + 0.2 * self.draw.random(), self._compact, host.number)
+        self.after(self.draw.uniform(0.3, 3.0), self._have_descriptors, host)
+        if self.draw.random() < 0.3:
+            self.down(host)
+
+    def _have_descriptors(self, host: Host) -> None:
+        host.faults.no_descriptors = False
 
     # D6: maps
 

@@ -24,6 +24,8 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "truncations": {"truncate_beside": ("L5.truncated_beside",)},
     # Generations fill up between two entries, in small transactions.
     "maps": {"map_full": ("D6.map_full",)},
+    # A process has no descriptor left for a while.
+    "descriptors": {"descriptors": ("P4.descriptors",)},
     # Groups fall asleep while everything goes on around them.
     "sleep": {},
     # Sessions with a short time to live, and sessions that are closed under load.
