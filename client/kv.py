@@ -71,6 +71,14 @@ class KV:
         self._lane = cast(KvLane, yard.lane(name, KvLane))
         self._rounds: dict[tuple[str, int | None], _Round] = {}
         self._watcher: Watcher | None = None
+        # The newest term in which a question was answered, and who led then.
+        self.term = 0
+        self._term_of = 0
+
+    @property
+    def same_leader(self) -> bool:
+        """Whether commands go to the node that led when `term` was learned."""
+        return self._lane.leader == self._term_of
 
     # Reads
 
@@ -276,7 +284,9 @@ class KV:
                 arguments: dict[str, object] = {"consistency": consistency, "requests": some}
                 call = read_call("fetch", self.name, node, of_kind(arguments, "kv"), _answers, "kv")
                 wait = found.deadline - trio.current_time()
-                more, bodies = await self.yard.run(call, max(0.0, wait))
+                more, bodies, term = await self.yard.run(call, max(0.0, wait))
+                if term >= self.term:
+                    self.term, self._term_of = term, self._lane.leader
                 answers += more
                 found.bodies |= bodies
         except LogyardError as error:
@@ -310,12 +320,12 @@ def _bounded(questions: list[bytes]) -> list[bytes]:
     return questions[:QUESTIONS_MAX]
 
 
-def _answers(value: Any) -> tuple[list[bytes], Bodies]:
+def _answers(value: Any) -> tuple[list[bytes], Bodies, int]:
     header, data = value
     try:
         answers = header["answers"]
         if not answers:
             raise LogyardError("a question got no answer")
-        return answers, bodies_of(header["places"], data)
+        return answers, bodies_of(header["places"], data), header.get("term", 0)
     except (KeyError, TypeError, ValueError) as error:
         raise LogyardError(f"the answer to a question cannot be read: {error!r}") from None

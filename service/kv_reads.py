@@ -129,6 +129,6 @@ def _cut(data: Buffer, unit: Unit, number: int) -> Buffer:
     return memoryview(data)[at : at + size] if size != ABSENT else b""
 
 
-def header_of(answers: Answers, node: int) -> dict[str, Any]:
-    """What goes before the bytes."""
-    return {"node": node, "answers": answers.answers, "places": answers.places}
+def header_of(answers: Answers, node: int, term: int) -> dict[str, Any]:
+    """What goes before the bytes. `term`: the one in which it is answered."""
+    return {"node": node, "term": term, "answers": answers.answers, "places": answers.places}

@@ -33,7 +33,7 @@ class KvVerbs:
         """See `kv_reads.fetch`. `consistency`: local, leader, linearizable (one ReadIndex round for all)."""
         member = await self._consistent(name, consistency)
         answers = await kv_reads.fetch(self._system, member, requests)
-        return kv_reads.header_of(answers, self._system.node_id), answers.parts
+        return kv_reads.header_of(answers, self._system.node_id, member.raft.term), answers.parts
 
     async def events(
         self, name: str, key: bytes, end: bytes, flags: int, start: int, wait_s: float, consistency: str

@@ -43,6 +43,7 @@ STEPS = (
     Step("fuzz", ("-m", "tests.fuzz", "--seconds", "60", "--golden", "--atheris", "--seed", "7")),
     Step("matrix-leader", ("-m", "tests.matrix", "--seed", "1", "--only", "leader")),
     Step("matrix-follower", ("-m", "tests.matrix", "--seed", "1", "--only", "follower")),
+    Step("etcd", ("-m", "tests.etcd", "--requests", "20000", "--seed", "100000")),
     Step("powercut", ("-m", "tests.powercut", "--cycles", "150")),
     Step("chaos-1", ("-m", "tests.chaos", "--minutes", "7", "--seed", "3")),
     Step("chaos-2", ("-m", "tests.chaos", "--minutes", "7", "--seed", "4")),

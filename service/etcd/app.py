@@ -22,24 +22,27 @@ from starlette.routing import BaseRoute, Route
 
 from logyard.client.errors import LogyardError
 from logyard.client.kv import KV
+from logyard.client.kv_requests import Steps, T
 from logyard.client.kv_wire import Changes
 
-from . import cluster, leases, store, streams
+from . import cluster, leases, store, streams, watching
 from .cluster import CLUSTER_VERSION, SERVER_VERSION, Member
 from .leases import revision_of
 from .words import (
     EXHAUSTED,
     INVALID,
     NOT_FOUND,
-    TOO_LARGE,
+    OVERHEAD_BYTES,
     TOO_MANY,
     UNIMPLEMENTED,
     UNKNOWN,
     GatewayError,
     Header,
     Message,
+    Schema,
     decoded,
     packed,
+    too_long,
     translated,
 )
 
@@ -51,8 +54,6 @@ BODIES_BYTES_MAX = 128 << 20
 """Of all requests that are under way, and of what streams hold of messages that are not complete."""
 CALLS_MAX = 4096
 """Requests under way, streams among them."""
-OVERHEAD_BYTES = 512 << 10
-"""What a request may have beside keys and values."""
 HEALTH_S = 5.0
 TERM_S = 2.0
 """So old the term in a header may be."""
@@ -60,29 +61,39 @@ TERM_S = 2.0
 log = logging.getLogger("logyard.etcd")
 
 Take = Callable[[int], None]
-Call = Callable[["Gateway", Message], Awaitable[dict[str, Any]]]
+
+
+class Call(NamedTuple):
+    """A path: what is asked, and who answers."""
+
+    schema: Schema
+    answer: Callable[[Gateway, Message], Awaitable[dict[str, Any]]]
+
 
 CALLS: Mapping[str, Call] = {
-    "/kv/range": store.range_,
-    "/kv/put": store.put,
-    "/kv/deleterange": store.deleterange,
-    "/kv/txn": store.txn,
-    "/kv/compaction": store.compaction,
-    "/lease/grant": leases.grant,
-    "/lease/revoke": leases.revoke,
-    "/kv/lease/revoke": leases.revoke,
-    "/lease/timetolive": leases.timetolive,
-    "/kv/lease/timetolive": leases.timetolive,
-    "/lease/leases": leases.leases,
-    "/kv/lease/leases": leases.leases,
-    "/cluster/member/list": cluster.member_list,
-    "/maintenance/status": cluster.status,
-    "/maintenance/alarm": cluster.alarm,
-    "/maintenance/defragment": cluster.defragment,
-    "/auth/status": cluster.auth_status,
-    "/auth/authenticate": cluster.not_enabled,
+    "/kv/range": Call(store.RANGE, store.range_),
+    "/kv/put": Call(store.PUT, store.put),
+    "/kv/deleterange": Call(store.DELETE, store.deleterange),
+    "/kv/txn": Call(store.TXN, store.txn),
+    "/kv/compaction": Call(store.COMPACTION, store.compaction),
+    "/lease/grant": Call(leases.GRANT_REQUEST, leases.grant),
+    "/lease/revoke": Call(leases.LEASE, leases.revoke),
+    "/kv/lease/revoke": Call(leases.LEASE, leases.revoke),
+    "/lease/timetolive": Call(leases.TIME_TO_LIVE_REQUEST, leases.timetolive),
+    "/kv/lease/timetolive": Call(leases.TIME_TO_LIVE_REQUEST, leases.timetolive),
+    "/lease/leases": Call(leases.LEASES_REQUEST, leases.leases),
+    "/kv/lease/leases": Call(leases.LEASES_REQUEST, leases.leases),
+    "/cluster/member/list": Call(cluster.MEMBER_LIST, cluster.member_list),
+    "/maintenance/status": Call(cluster.NOTHING, cluster.status),
+    "/maintenance/alarm": Call(cluster.ALARM, cluster.alarm),
+    "/maintenance/defragment": Call(cluster.NOTHING, cluster.defragment),
+    "/auth/status": Call(cluster.NOTHING, cluster.auth_status),
+    "/auth/authenticate": Call(cluster.AUTHENTICATE, cluster.not_enabled),
 }
-STREAMS: Mapping[str, streams.Streaming] = {"/watch": streams.watch, "/lease/keepalive": streams.keepalive}
+STREAMS: Mapping[str, tuple[Schema, streams.Streaming]] = {
+    "/watch": (watching.REQUEST, streams.watch),
+    "/lease/keepalive": (leases.LEASE, streams.keepalive),
+}
 ABSENT = (
     "/maintenance/hash", "/maintenance/snapshot", "/maintenance/transfer-leadership", "/maintenance/downgrade",
     "/cluster/member/add", "/cluster/member/remove", "/cluster/member/update", "/cluster/member/promote",
@@ -94,11 +105,13 @@ ABSENT = (
 
 
 class Limits(NamedTuple):
-    """`request_bytes`: key and value of a put; `progress_s`: between two notifications of a quiet watch."""
+    """`request_bytes`: keys and values of a request; `progress_s`: between two notifications of a quiet watch;
+    `lease_s_min`: a shorter lease lasts so long."""
 
     request_bytes: int = 1_572_864
     txn_operations: int = 128
     progress_s: float = 600.0
+    lease_s_min: int = 2
 
     @property
     def body_bytes(self) -> int:
@@ -107,13 +120,13 @@ class Limits(NamedTuple):
 
 
 class Gateway:
-    """What all calls share. `node`: the node beside it, 0 if there is none; `named`: members that the command line
-    names, by node; `members`: the group where gateways announce themselves. `stopping`: streams end; `ended`: all
-    have."""
+    """What all calls share. `by_token`: the token alone says which cluster it is, not also the group. `node`: the node
+    beside it, 0 if there is none; `named`: members that the command line names, by node; `members`: the group where
+    gateways announce themselves. `stopping`: streams end; `ended`: all have."""
 
     __slots__ = (
-        "kv", "members", "header", "limits", "node", "token", "name", "named", "stopping", "ended", "watches",
-        "encoded", "_bytes", "_calls",
+        "kv", "members", "header", "limits", "node", "token", "by_token", "name", "named", "stopping", "ended",
+        "watches", "encoded", "_bytes", "_calls",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +136,7 @@ class Gateway:
         *,
         name: str = "default",
         token: str = "etcd-cluster",
+        by_token: bool = False,
         node: int = 0,
         named: tuple[Member, ...] = (),
         limits: Limits | None = None,
@@ -133,6 +147,7 @@ class Gateway:
         self.node = node or None
         self.name = name
         self.token = token
+        self.by_token = by_token
         self.named = named
         self.header = Header(cluster.number_of(token), cluster.number_of(token, name), 0)
         self.stopping = trio.Event()
@@ -143,10 +158,26 @@ class Gateway:
         self._bytes = 0
         self._calls = 0
 
+    async def run(self, steps: Steps[T], *, consistency: str = "linearizable", node: int | None = None) -> T:
+        """What `kv_requests` wants to ask of the group. The header knows the term of the answer then: clients compare
+        those of several gateways (a question's answer has it; of a command's it is known while the leader stays)."""
+        found = await self.kv.run(steps, consistency=consistency, node=node)
+        if not self.kv.same_leader:
+            await self.kv.status()
+        self._learn(self.kv.term)
+        return found
+
+    def _learn(self, term: int) -> None:
+        if term > self.header.term:
+            self.header = self.header._replace(term=term)
+
     async def describe(self) -> dict[str, Any]:
         """The group below, as its leader sees it; also gives the header its term."""
         found = await self.kv.yard.describe(self.kv.name)
-        self.header = self.header._replace(term=int(found.get("term", 0)))
+        if not self.by_token:
+            # Whoever names no token has a cluster of its own nevertheless.
+            self.header = self.header._replace(cluster=cluster.number_of(self.token, str(found.get("uid", ""))))
+        self._learn(int(found.get("term", 0)))
         return found
 
     def id_of(self, node: int) -> int:
@@ -179,24 +210,36 @@ class Gateway:
 
 
 async def body_of(gateway: Gateway, request: Request, take: Take) -> bytes:
-    """A request's body. Raises `GatewayError` for one that is too long, before it is there, or takes too long."""
+    """A request's body. Raises `GatewayError` for one that takes too long, and for one that is too long: when it
+    was read to its end, unless it says that it goes on for much longer."""
     limit = gateway.limits.body_bytes
-    said = request.headers.get("content-length", "0")
-    if int(said if said.isdigit() else "0") > limit:
-        raise GatewayError(INVALID, TOO_LARGE)
+    size = length_of(request)
+    refusal = too_long(size, limit) if size > limit else None
     parts: list[bytes] = []
     size = 0
     try:
         with trio.fail_after(BODY_S):
-            async for part in request.stream():
-                take(len(part))
-                size += len(part)
-                if size > limit:
-                    raise GatewayError(INVALID, TOO_LARGE)
-                parts.append(part)
+            if refusal is None:
+                async for part in request.stream():
+                    size += len(part)
+                    take(len(part))
+                    if size > limit:
+                        raise too_long(size, limit)
+                    parts.append(part)
+                return b"".join(parts)
     except trio.TooSlowError:
         raise GatewayError(INVALID, "the request's body did not come", 408) from None
-    return b"".join(parts)
+    except GatewayError as error:
+        refusal = error
+    if length_of(request) <= streams.DRAINED_BYTES:
+        await streams.drain(request.receive)
+    raise refusal
+
+
+def length_of(request: Request) -> int:
+    """What a request says of the length of its body."""
+    said = request.headers.get("content-length", "0")
+    return int(said) if said.isdigit() and len(said) < 20 else 0
 
 
 def failure(error: Exception) -> GatewayError:
@@ -211,7 +254,7 @@ def failure(error: Exception) -> GatewayError:
 
 def refused(error: GatewayError) -> Response:
     """The answer to a call that failed. A body that was not read is no next request."""
-    close = {"connection": "close"} if error.message in (TOO_LARGE, TOO_MANY) or error.status == 408 else {}
+    close = {"connection": "close"} if error.code == EXHAUSTED or error.status == 408 else {}
     return Response(error.body, error.status, close, media_type=JSON)
 
 
@@ -219,8 +262,8 @@ async def answer(gateway: Gateway, call: Call, request: Request) -> Response:
     """One unary call."""
     try:
         with gateway.under_way() as take:
-            asked = decoded(await body_of(gateway, request, take))
-            return Response(packed(await call(gateway, asked)), media_type=JSON)
+            asked = decoded(await body_of(gateway, request, take), call.schema)
+            return Response(packed(await call.answer(gateway, asked)), media_type=JSON)
     except ClientDisconnect:
         raise
     except Exception as error:
@@ -258,8 +301,10 @@ def make_app(gateway: Gateway) -> Starlette:
     """The application."""
     routes: list[BaseRoute] = [Route("/version", _version), Route("/health", partial(_health, gateway))]
     for prefix in PREFIXES:
-        for path, call in {**CALLS, **dict.fromkeys(ABSENT, _unimplemented)}.items():
+        for path, call in {**CALLS, **dict.fromkeys(ABSENT, Call(cluster.NOTHING, _unimplemented))}.items():
             routes.append(Route(prefix + path, partial(answer, gateway, call), methods=["POST"]))
-        for path, handler in STREAMS.items():
-            routes.append(Route(prefix + path, streams.Stream(gateway, handler, failure), methods=["POST"]))
-    return Starlette(routes=routes, exception_handlers={404: _other, 405: _other})
+        for path, (schema, handler) in STREAMS.items():
+            routes.append(Route(prefix + path, streams.Stream(gateway, handler, schema, failure), methods=["POST"]))
+    app = Starlette(routes=routes, exception_handlers={404: _other, 405: _other})
+    app.router.redirect_slashes = False
+    return app

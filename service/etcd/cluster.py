@@ -15,7 +15,7 @@ from logyard.client.kv import KV
 from logyard.client.kv_wire import KeyValue
 
 from .leases import revision_of
-from .words import UNIMPLEMENTED, GatewayError, Message, choice_of
+from .words import UNIMPLEMENTED, GatewayError, Message, Schema, choice, flag, string
 
 if TYPE_CHECKING:
     from .app import Gateway
@@ -24,6 +24,11 @@ SERVER_VERSION = "3.5.16"
 """The etcd whose paths and answers these are; clients choose their path by it."""
 CLUSTER_VERSION = "3.5.0"
 MEMBERS = "etcd-members"
+
+NOTHING = Schema()
+MEMBER_LIST = Schema(linearizable=flag)
+ALARM = Schema(action=choice("GET", "ACTIVATE", "DEACTIVATE"))
+AUTHENTICATE = Schema(name=string, password=string)
 
 
 class Member(NamedTuple):
@@ -59,6 +64,8 @@ def _member(one: KeyValue) -> Member:
 
 async def member_list(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Every member, as it has announced itself, and those that the command line names."""
+    # For the term of the header.
+    await revision_of(gateway)
     found = {one.name: one for one in gateway.named}
     for one in await known(gateway.members):
         if not found.get(one.name, Member("")).client_urls:
@@ -88,7 +95,7 @@ async def status(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 async def alarm(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """There are none: a full disk says so with every write, and nothing has to be lifted afterwards."""
-    if choice_of("action", asked.fields.get("action"), ("GET", "ACTIVATE", "DEACTIVATE")) == 1:
+    if asked.number("action") == 1:
         raise GatewayError(UNIMPLEMENTED, "logyard: alarms are not set by hand")
     return {"header": gateway.header.at(await revision_of(gateway))}
 
@@ -101,7 +108,7 @@ async def defragment(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 async def auth_status(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Never enabled."""
-    return {"header": gateway.header.at(await revision_of(gateway))}
+    return {"header": gateway.header.at(await revision_of(gateway)), "authRevision": "1"}
 
 
 async def not_enabled(gateway: Gateway, asked: Message) -> dict[str, Any]:

@@ -7,6 +7,7 @@ warning. Used by `launcher`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,11 +71,13 @@ class Flags:
     cluster: Mapping[str, str] = field(default_factory=dict)
     is_new: bool = True
     token: str = "etcd-cluster"
+    token_given: bool = False
     retention: float = 0.0
     by_revision: bool = False
     txn_operations: int = 128
     request_bytes: int = 1_572_864
     progress_s: float = 600.0
+    lease_s_min: int = 2
     limits: Mapping[str, int] = field(default_factory=dict)
     level: str = "info"
     servers: tuple[str, ...] = ()
@@ -127,11 +130,13 @@ def parse_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> Flags:
         cluster=cluster,
         is_new=state == "new",
         token=given.get("initial-cluster-token", "etcd-cluster"),
+        token_given="initial-cluster-token" in given,
         retention=_retention(mode, given.get("auto-compaction-retention", "0")),
         by_revision=mode == "revision",
         txn_operations=_number(given, "max-txn-ops", 128),
         request_bytes=_number(given, "max-request-bytes", 1_572_864),
         progress_s=_seconds("watch-progress-notify-interval", progress) if progress else 600.0,
+        lease_s_min=_lease_s_min(given),
         limits=_limits(given),
         level=level,
         servers=tuple(_split(given.get("servers", ""))),
@@ -224,6 +229,13 @@ def _number(given: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdigit() or not 0 < int(text) < 1 << 40:
         raise BadRequest(f"--{name} is a positive number, not {text!r}")
     return int(text)
+
+
+def _lease_s_min(given: Mapping[str, str]) -> int:
+    """As etcd has it: one and a half election timeouts, in whole heartbeats, then in whole seconds."""
+    heartbeat = _number(given, "heartbeat-interval", 100)
+    heartbeats = _number(given, "election-timeout", 1000) // heartbeat
+    return max(1, math.ceil(3 * heartbeats // 2 * heartbeat / 1000))
 
 
 def _seconds(name: str, text: str) -> float:

@@ -161,10 +161,10 @@ async def _serve(flags: Flags, servers: Sequence[str], node: LocalCluster | None
     number = next(iter(node.nodes)) if node is not None else 0
     async with connect(servers) as yard, trio.open_nursery() as nursery:
         named = tuple([Member(name, (flags.cluster[name],)) for name in flags.names]) if flags.cluster else ()
-        limits = Limits(flags.request_bytes, flags.txn_operations, flags.progress_s)
+        limits = Limits(flags.request_bytes, flags.txn_operations, flags.progress_s, flags.lease_s_min)
         gateway = Gateway(
-            yard.kv(flags.group), yard.kv(MEMBERS), name=flags.name, token=flags.token, node=number, named=named,
-            limits=limits,
+            yard.kv(flags.group), yard.kv(MEMBERS), name=flags.name, token=flags.token, by_token=flags.token_given,
+            node=number, named=named, limits=limits,
         )  # fmt: skip
         nursery.start_soon(_stop_on_signal, stopped, gateway, node)
         with trio.CancelScope() as starting:

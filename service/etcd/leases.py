@@ -6,6 +6,7 @@ Used by `app`.
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from logyard.client import kv_requests
@@ -13,30 +14,51 @@ from logyard.client.errors import LogyardError
 from logyard.client.kv_wire import GRANT, KEEP, LEASES, REVOKE, STATUS, TIME_TO_LIVE
 
 from .store import lease_of
-from .words import RANGE, GatewayError, Message, text
+from .words import INT64_MAX, RANGE, GatewayError, Message, Schema, flag, malformed, number, text
 
 if TYPE_CHECKING:
     from .app import Gateway
 
 TTL_MAX_S = 9_000_000_000
-TTL_MIN_S = 1
-"""A shorter one is made this long, as etcd does with its own least time."""
 NOT_FOUND = "lease_not_found"
+EXISTS = "lease_exists"
+NUMBER_BITS = 62
+"""Of a lease that the gateway numbers: by chance, so that it is none of the small ones that clients choose."""
+
+GRANT_REQUEST = Schema(TTL=number, ID=number)
+LEASE = Schema(ID=number)
+TIME_TO_LIVE_REQUEST = Schema(ID=number, keys=flag)
+LEASES_REQUEST = Schema()
 
 
 async def grant(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """A new lease; ID 0: with a number of its own."""
+    """A new lease; ID 0: with a number of its own. A short one lasts for etcd's least time."""
     ttl = asked.number("TTL")
     if ttl > TTL_MAX_S:
         raise GatewayError(RANGE, "etcdserver: too large lease TTL")
-    order = (GRANT, max(ttl, TTL_MIN_S) * 1000, lease_of(asked.number("ID")))
-    revision, lease, granted = await gateway.kv.run(kv_requests.numbers(*order))
+    wanted = asked.number("ID")
+    if lease_of(wanted) == INT64_MAX:
+        raise malformed("logyard: a lease has a number from 1 to 2^63 - 2")
+    revision, lease, granted = await granted_of(gateway, ttl, wanted)
     return {"header": gateway.header.at(revision), "ID": str(lease), "TTL": str(granted // 1000)}
+
+
+async def granted_of(gateway: Gateway, ttl: int, lease: int = 0) -> tuple[int, int, int]:
+    """(revision, number, milliseconds) of a new lease. Raises a `LogyardError`."""
+    while True:
+        wanted = lease or secrets.randbits(NUMBER_BITS) | 1 << NUMBER_BITS - 1
+        order = (GRANT, max(ttl, gateway.limits.lease_s_min) * 1000, wanted)
+        try:
+            revision, found, granted = await gateway.run(kv_requests.numbers(*order))
+            return revision, found, granted
+        except LogyardError as error:
+            if error.code != EXISTS or lease:
+                raise
 
 
 async def revoke(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """End a lease; its keys go."""
-    found = await gateway.kv.run(kv_requests.numbers(REVOKE, lease_of(asked.number("ID"))))
+    found = await gateway.run(kv_requests.numbers(REVOKE, lease_of(asked.number("ID"))))
     return {"header": gateway.header.at(found[0])}
 
 
@@ -45,7 +67,7 @@ async def keepalive(gateway: Gateway, asked: Message) -> dict[str, Any]:
     lease = asked.number("ID")
     fields = {"ID": str(lease)} if lease else {}
     try:
-        revision, granted = await gateway.kv.run(kv_requests.numbers(KEEP, max(0, lease)))
+        revision, granted = await gateway.run(kv_requests.numbers(KEEP, lease_of(lease)))
     except LogyardError as error:
         if error.code != NOT_FOUND:
             raise
@@ -58,7 +80,7 @@ async def timetolive(gateway: Gateway, asked: Message) -> dict[str, Any]:
     lease, keys = asked.number("ID"), asked.flag("keys")
     fields: dict[str, Any] = {"ID": str(lease)} if lease else {}
     try:
-        found = await gateway.kv.run(kv_requests.question(TIME_TO_LIVE, max(0, lease), int(keys)))
+        found = await gateway.run(kv_requests.question(TIME_TO_LIVE, lease_of(lease), int(keys)))
     except LogyardError as error:
         if error.code != NOT_FOUND:
             raise
@@ -74,11 +96,11 @@ async def timetolive(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 async def leases(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """The numbers of all leases."""
-    revision, numbers = await gateway.kv.run(kv_requests.question(LEASES))
+    revision, numbers = await gateway.run(kv_requests.question(LEASES))
     found: dict[str, Any] = {"header": gateway.header.at(revision)}
     return found | ({"leases": [{"ID": str(one)} for one in numbers]} if numbers else {})
 
 
 async def revision_of(gateway: Gateway) -> int:
     """The revision there is now, linearizable."""
-    return int((await gateway.kv.run(kv_requests.question(STATUS)))[0])
+    return int((await gateway.run(kv_requests.question(STATUS)))[0])

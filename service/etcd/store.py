@@ -1,13 +1,14 @@
 """The KV part of the gateway: range, put, deleterange, txn, compaction; what is asked and what is answered, as JSON.
 
 A function a path: from the request's `Message` to the answer's fields. Limits are etcd's own: bytes of a request,
-operations of a transaction. Used by `app`.
+operations of a transaction. What etcd does on its own side of a range (bounds, orders, what is cut off) is done here
+(`Reading`); what is checked before anything is asked holds for both paths of a transaction. Used by `app`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from logyard.client import kv_requests
 from logyard.client.kv_wire import (
@@ -17,6 +18,7 @@ from logyard.client.kv_wire import (
     DeleteResult,
     Get,
     GetResult,
+    KeyValue,
     Operation,
     Put,
     PutResult,
@@ -25,149 +27,405 @@ from logyard.client.kv_wire import (
     TxnResult,
 )
 
-from .words import INVALID, TOO_LARGE, GatewayError, Message, key_value, malformed
+from .words import (
+    INT64_MAX,
+    INVALID,
+    OVERHEAD_BYTES,
+    REFUSALS,
+    TOO_LARGE,
+    GatewayError,
+    Message,
+    Schema,
+    choice,
+    data,
+    flag,
+    key_value,
+    malformed,
+    many,
+    number,
+    one,
+    too_long,
+)
 
 if TYPE_CHECKING:
     from .app import Gateway
 
-ORDERS = ("NONE", "ASCEND", "DESCEND")
-TARGETS = ("KEY", "VERSION", "CREATE", "MOD", "VALUE")
-SORTS = ("key", "version", "create", "mod", "value")
-RELATIONS = {"EQUAL": "=", "GREATER": ">", "LESS": "<", "NOT_EQUAL": "!="}
-COMPARED = ("VERSION", "CREATE", "MOD", "VALUE", "LEASE")
+NONE, ASCEND, DESCEND = range(3)
+BY_KEY, BY_VERSION, BY_CREATE, BY_MOD, BY_VALUE = range(5)
+SORTED: dict[int, Callable[[KeyValue], Any]] = {
+    BY_VERSION: lambda kv: kv.version,
+    BY_CREATE: lambda kv: kv.create_revision,
+    BY_MOD: lambda kv: kv.mod_revision,
+    BY_VALUE: lambda kv: kv.value,
+}
+RELATIONS = ("=", ">", "<", "!=")
+COMPARED = ("version", "create", "mod", "value", "lease")
 OPERANDS = ("version", "create_revision", "mod_revision", "value", "lease")
+REQUESTS = ("request_range", "request_put", "request_delete_range", "request_txn")
+VALUE = COMPARED.index("value")
+
 ANSWER_BYTES_MAX = 512 << 20
 """Keys and values of one answer, which is built in memory; base64 and JSON make more of it."""
 DEPTH_MAX = 8
 """Of transactions in transactions; the KV machine's own limit."""
+TOO_MANY_OPERATIONS = "etcdserver: too many operations in txn request"
+DUPLICATE_KEY = "etcdserver: duplicate key given in txn request"
+
+RANGE = Schema(
+    key=data, range_end=data, limit=number, revision=number, sort_order=choice("NONE", "ASCEND", "DESCEND"),
+    sort_target=choice("KEY", "VERSION", "CREATE", "MOD", "VALUE"), serializable=flag, keys_only=flag, count_only=flag,
+    min_mod_revision=number, max_mod_revision=number, min_create_revision=number, max_create_revision=number,
+)  # fmt: skip
+PUT = Schema(key=data, value=data, lease=number, prev_kv=flag, ignore_value=flag, ignore_lease=flag)
+DELETE = Schema(key=data, range_end=data, prev_kv=flag)
+COMPARE = Schema(
+    result=choice("EQUAL", "GREATER", "LESS", "NOT_EQUAL"), key=data, range_end=data, version=number,
+    target=choice("VERSION", "CREATE", "MOD", "VALUE", "LEASE"), create_revision=number, mod_revision=number,
+    value=data, lease=number,
+)  # fmt: skip
+REQUEST = Schema(request_range=one(RANGE), request_put=one(PUT), request_delete_range=one(DELETE))
+TXN = Schema(compare=many(one(COMPARE)), success=many(one(REQUEST)), failure=many(one(REQUEST)))
+REQUEST.add("request_txn", one(TXN))
+COMPACTION = Schema(revision=number, physical=flag)
 
 
 async def range_(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Keys of a range, now or as of a revision; `serializable`: as this node has them."""
-    get = get_of(asked)
+    asked.key()
+    reading = reading_of(asked)
     consistency = "local" if asked.flag("serializable") else "linearizable"
     node = gateway.node if consistency == "local" else None
-    # Large values are not in the state: what is ordered by value is ordered here.
-    by_value = get.sort == "value" and bool(get.end)
-    wanted = get._replace(sort="key", descending=False, limit=0, keys_only=False) if by_value else get
-    steps = kv_requests.read(wanted, ANSWER_BYTES_MAX)
-    found = await gateway.kv.run(steps, consistency=consistency, node=node)
-    if by_value:
-        kvs = sorted(found.kvs, key=lambda one: (one.value, one.key), reverse=get.descending)
-        if get.keys_only:
-            kvs = [one._replace(value=b"") for one in kvs]
-        limit = get.limit or len(kvs)
-        found = found._replace(kvs=tuple(kvs[:limit]), more=len(kvs) > limit)
+    steps = kv_requests.read(reading.get, ANSWER_BYTES_MAX)
+    found = reading.finish(await gateway.run(steps, consistency=consistency, node=node))
     return {"header": gateway.header.at(found.revision), **_range_fields(found)}
 
 
 async def put(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Set a key."""
-    operation = put_of(asked, gateway.limits.request_bytes)
-    found = await gateway.kv.run(kv_requests.write(operation))
+    check_put(asked)
+    check_size(gateway, _size(asked))
+    found = await gateway.run(kv_requests.write(put_of(asked)))
     assert isinstance(found, PutResult)
-    return {"header": gateway.header.at(found.revision), **_fields(found)}
+    return {"header": gateway.header.at(found.revision), **_put_fields(found)}
 
 
 async def deleterange(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Delete a range of keys."""
-    found = await gateway.kv.run(kv_requests.write(delete_of(asked)))
+    asked.key()
+    found = await gateway.run(kv_requests.write(delete_of(asked)))
     assert isinstance(found, DeleteResult)
-    return {"header": gateway.header.at(found.revision), **_fields(found)}
+    return {"header": gateway.header.at(found.revision), **_delete_fields(found)}
 
 
 async def txn(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Compare, then do the one or the other."""
-    limits = gateway.limits
-    found = await gateway.kv.run(kv_requests.write(txn_of(asked, limits.txn_operations, limits.request_bytes, 0)))
+    check_txn(asked, gateway.limits.txn_operations)
+    for name in ("success", "failure"):
+        check_intervals(asked.rows(name))
+    check_size(gateway, _txn_size(asked, 0))
+    plan = plan_of(asked)
+    found = await gateway.run(kv_requests.write(plan.txn))
     assert isinstance(found, TxnResult)
-    return {"header": gateway.header.at(found.revision), **_fields(found)}
+    fields = Answering(found).txn(found, plan)
+    return {"header": gateway.header.at(found.revision), **fields}
 
 
 async def compaction(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Forget history."""
-    found = await gateway.kv.run(kv_requests.numbers(COMPACT, positive(asked, "revision")))
+    revision = asked.number("revision")
+    if revision < 0:
+        raise GatewayError(*REFUSALS["compacted"])
+    found = await gateway.run(kv_requests.numbers(COMPACT, revision))
     return {"header": gateway.header.at(found[0])}
 
 
-def positive(asked: Message, name: str) -> int:
-    """A number that is not negative."""
-    found = asked.number(name)
-    if found < 0:
-        raise malformed(f"etcdserver: {name} is negative")
-    return found
+# What is checked first
 
 
-def get_of(asked: Message) -> Get:
-    """A read."""
-    names = ("min_mod_revision", "max_mod_revision", "min_create_revision", "max_create_revision")
-    bounds = [positive(asked, name) for name in names]
-    return Get(
-        asked.key(), asked.data("range_end"), max(0, asked.number("revision")), max(0, asked.number("limit")),
-        SORTS[asked.choice("sort_target", TARGETS)], asked.choice("sort_order", ORDERS) == 2,
-        asked.flag("keys_only"), asked.flag("count_only"), (bounds[0], bounds[1], bounds[2], bounds[3]),
-    )  # fmt: skip
-
-
-def put_of(asked: Message, bytes_max: int) -> Put:
-    """A write."""
-    key, value, lease = asked.key(), asked.data("value"), asked.number("lease")
-    keep_value, keep_lease = asked.flag("ignore_value"), asked.flag("ignore_lease")
-    if len(key) + len(value) > bytes_max:
-        raise GatewayError(INVALID, TOO_LARGE)
-    if keep_value and value:
+def check_put(asked: Message) -> None:
+    """Raises `GatewayError`."""
+    asked.key()
+    if asked.flag("ignore_value") and asked.data("value"):
         raise malformed("etcdserver: value is provided")
-    if keep_lease and lease:
+    if asked.flag("ignore_lease") and asked.number("lease"):
         raise malformed("etcdserver: lease is provided")
-    return Put(key, None if keep_value else value, lease_of(lease), asked.flag("prev_kv"), keep_lease)
+
+
+def check_txn(asked: Message, operations_max: int) -> None:
+    """Raises `GatewayError` for what neither path may hold. What is inside has what is left of the operations."""
+    lists = [asked.rows(name) for name in ("compare", "success", "failure")]
+    most = max([len(rows) for rows in lists])
+    if most > operations_max:
+        raise GatewayError(INVALID, TOO_MANY_OPERATIONS)
+    compares, *paths = lists
+    for compare in compares:
+        compare.key()
+    for path in paths:
+        for request in path:
+            name = request.which(REQUESTS)
+            if not name:
+                raise GatewayError(INVALID, "etcdserver: key not found")
+            inner: Message = request.fields[name]
+            if name == "request_put":
+                check_put(inner)
+            elif name == "request_txn":
+                check_txn(inner, operations_max - most)
+            else:
+                inner.key()
+
+
+Interval: TypeAlias = tuple[bytes, bytes]
+
+
+def check_intervals(requests: Sequence[Message]) -> tuple[set[bytes], list[Interval]]:
+    """The keys that a path puts and the ranges that it deletes, with all paths of transactions in it. Raises
+    `GatewayError` where two puts, or a put and a deletion, are of one key and not of paths that exclude each other."""
+    inner = [(request.which(REQUESTS), request) for request in requests]
+    deleted = [
+        (one.data("key"), one.data("range_end") or one.data("key") + b"\0")
+        for name, request in inner
+        if name == "request_delete_range"
+        for one in [request.fields[name]]
+    ]
+    puts: set[bytes] = set()
+    for name, request in inner:
+        if name == "request_txn":
+            nested: Message = request.fields[name]
+            then, then_deleted = check_intervals(nested.rows("success"))
+            otherwise, otherwise_deleted = check_intervals(nested.rows("failure"))
+            _check_keys(then | otherwise, puts, deleted)
+            puts |= then | otherwise
+            deleted += then_deleted + otherwise_deleted
+    for name, request in inner:
+        if name == "request_put":
+            key = request.fields[name].data("key")
+            _check_keys([key], puts, deleted)
+            puts.add(key)
+    return puts, deleted
+
+
+def _check_keys(keys: Iterable[bytes], puts: set[bytes], deleted: list[Interval]) -> None:
+    for key in keys:
+        if key in puts or any([first <= key < end for first, end in deleted]):
+            raise GatewayError(INVALID, DUPLICATE_KEY)
+
+
+def check_size(gateway: Gateway, size: int) -> None:
+    """Raises `GatewayError` for what etcd would not take into its log."""
+    limit = gateway.limits.request_bytes
+    if size > limit + OVERHEAD_BYTES:
+        raise too_long(size, limit + OVERHEAD_BYTES)
+    if size > limit:
+        raise GatewayError(INVALID, TOO_LARGE)
+
+
+def _size(asked: Message) -> int:
+    return len(asked.data("key")) + len(asked.data("value")) + len(asked.data("range_end"))
+
+
+def _txn_size(asked: Message, depth: int) -> int:
+    if depth >= DEPTH_MAX:
+        raise malformed(f"logyard: transactions are at most {DEPTH_MAX} deep")
+    size = sum([_size(one) for one in asked.rows("compare")])
+    for path in ("success", "failure"):
+        for request in asked.rows(path):
+            name = request.which(REQUESTS)
+            inner = request.fields[name]
+            size += _txn_size(inner, depth + 1) if name == "request_txn" else _size(inner)
+    return size
+
+
+# What is asked of the machine
+
+
+class Reading(NamedTuple):
+    """A read: what is asked of the machine, and what is left to do here. `bounds`: least and greatest mod and create
+    revision, 0 for none; `sort`: 0, or of `SORTED`; `limit`: of what is left then."""
+
+    get: Get
+    bounds: tuple[int, int, int, int] = (0, 0, 0, 0)
+    sort: int = 0
+    descending: bool = False
+    limit: int = 0
+    keys_only: bool = False
+
+    def finish(self, found: GetResult) -> GetResult:
+        """The answer. As etcd's: `count` is of the range whatever the bounds; keys that are equal stay in order."""
+        kvs: Sequence[KeyValue] = found.kvs
+        low, high, least, most = self.bounds
+        if any(self.bounds):
+            kvs = [
+                one
+                for one in kvs
+                if (not low or one.mod_revision >= low)
+                and (not high or one.mod_revision <= high)
+                and (not least or one.create_revision >= least)
+                and (not most or one.create_revision <= most)
+            ]
+        if self.sort:
+            kvs = sorted(kvs, key=SORTED[self.sort], reverse=self.descending)
+        elif self.descending:
+            kvs = kvs[::-1]
+        more = found.more
+        if self.limit:
+            kvs, more = kvs[: self.limit], len(kvs) > self.limit
+        if self.keys_only:
+            kvs = [one._replace(value=b"") for one in kvs]
+        return found._replace(kvs=tuple(kvs), more=more)
+
+
+def reading_of(asked: Message) -> Reading:
+    """A range's reading."""
+    names = ("min_mod_revision", "max_mod_revision", "min_create_revision", "max_create_revision")
+    low, high, least, most = (asked.number(name) for name in names)
+    bounds = (low, high, least, most)
+    order, target = asked.number("sort_order"), asked.number("sort_target")
+    if not 0 <= target <= BY_VALUE:
+        raise malformed(f"logyard: unknown sort_target {target}")
+    limit = max(0, asked.number("limit"))
+    keys_only, count_only = asked.flag("keys_only"), asked.flag("count_only")
+    get = Get(
+        asked.data("key"), asked.data("range_end"), max(0, asked.number("revision")), keys_only=keys_only,
+        count_only=count_only,
+    )  # fmt: skip
+    if count_only:
+        return Reading(get)
+    # An order that etcd does not know is none, but it reads the whole range for it.
+    sort = target if order in (NONE, ASCEND, DESCEND) else 0
+    if not any(bounds) and not sort:
+        return Reading(get._replace(limit=limit, descending=order == DESCEND))
+    if sort == BY_VALUE:
+        get = get._replace(keys_only=False)
+    if sort and order == NONE and not any(bounds):
+        # Of what the limit leaves, in order of the keys, etcd sorts one more than it then shows.
+        get = get._replace(limit=limit and min(limit + 1, INT64_MAX))
+    return Reading(get, bounds, sort, order == DESCEND, limit, keys_only)
+
+
+def put_of(asked: Message) -> Put:
+    """A write."""
+    value = None if asked.flag("ignore_value") else asked.data("value")
+    lease = lease_of(asked.number("lease"))
+    return Put(asked.data("key"), value, lease, asked.flag("prev_kv"), asked.flag("ignore_lease"))
 
 
 def lease_of(number: int) -> int:
-    """A lease's number as the KV machine has it: those below zero do not exist."""
-    if number < 0:
-        raise GatewayError(5, "etcdserver: requested lease not found")
-    return number
+    """A lease's number as the KV machine has it: those below zero do not exist, as little as the last one."""
+    return number if number >= 0 else INT64_MAX
 
 
 def delete_of(asked: Message) -> Delete:
     """A deletion."""
-    return Delete(asked.key(), asked.data("range_end"), asked.flag("prev_kv"))
+    return Delete(asked.data("key"), asked.data("range_end"), asked.flag("prev_kv"))
 
 
-def txn_of(asked: Message, operations_max: int, bytes_max: int, depth: int) -> Txn:
+class Plan(NamedTuple):
+    """A transaction as the machine gets it, and how the answer of each operation, by path, is finished."""
+
+    txn: Txn
+    then: list[Reading | Plan | None]
+    otherwise: list[Reading | Plan | None]
+
+
+def plan_of(asked: Message) -> Plan:
     """A transaction, with those in it."""
-    lists = [asked.messages(name) for name in ("compare", "success", "failure")]
-    if any(len(one) > operations_max for one in lists):
-        raise GatewayError(INVALID, "etcdserver: too many operations in txn request")
-    if depth >= DEPTH_MAX:
-        raise malformed(f"etcdserver: transactions are at most {DEPTH_MAX} deep")
-    then, otherwise = (
-        [_operation(one, operations_max, bytes_max, depth + 1) for one in operations] for operations in lists[1:]
-    )
-    return Txn([_compare(one) for one in lists[0]], then, otherwise)
+    compares = [found for one in asked.rows("compare") for found in _compare(one)]
+    (then, then_plans), (otherwise, otherwise_plans) = (_path(asked.rows(name)) for name in ("success", "failure"))
+    return Plan(Txn(compares, then, otherwise), then_plans, otherwise_plans)
 
 
-def _operation(asked: Message, operations_max: int, bytes_max: int, depth: int) -> Operation:
-    for name in ("request_range", "request_put", "request_delete_range", "request_txn"):
-        found = asked.message(name)
-        if found is None:
-            continue
+def _path(requests: Sequence[Message]) -> tuple[list[Operation], list[Reading | Plan | None]]:
+    operations: list[Operation] = []
+    plans: list[Reading | Plan | None] = []
+    for request in requests:
+        name = request.which(REQUESTS)
+        found: Message = request.fields[name]
+        plan: Reading | Plan | None = None
         if name == "request_range":
-            return get_of(found)
-        if name == "request_put":
-            return put_of(found, bytes_max)
-        if name == "request_delete_range":
-            return delete_of(found)
-        return txn_of(found, operations_max, bytes_max, depth)
-    raise GatewayError(INVALID, "etcdserver: key not found")
+            plan = reading_of(found)
+            operations.append(plan.get)
+        elif name == "request_put":
+            operations.append(put_of(found))
+        elif name == "request_delete_range":
+            operations.append(delete_of(found))
+        else:
+            plan = plan_of(found)
+            operations.append(plan.txn)
+        plans.append(plan)
+    return operations, plans
 
 
-def _compare(asked: Message) -> Compare:
-    target = asked.choice("target", COMPARED)
-    relation = list(RELATIONS)[asked.choice("result", list(RELATIONS))]
+def _compare(asked: Message) -> list[Compare]:
+    """What the machine has to compare, all of it: nothing for what is always true."""
+    key, end = asked.data("key"), asked.data("range_end")
+    result, target = asked.number("result"), asked.number("target")
+    never = Compare(key, "version", "=", INT64_MAX, end)
+    known = 0 <= result < len(RELATIONS)
+    if target == VALUE:
+        # What no key has is not compared: that there is one is all that an unknown relation asks for.
+        given = asked.data("value") if asked.which(OPERANDS) == "value" else b""
+        return [Compare(key, "value", RELATIONS[result], given, end) if known else Compare(key, "version", ">", 0, end)]
+    if not known:
+        return []
+    relation = RELATIONS[result]
+    if not 0 <= target < len(COMPARED):
+        return [] if relation == "=" else [never]
     name = OPERANDS[target]
-    operand: int | bytes = asked.data("value") if name == "value" else positive(asked, name)
-    return Compare(asked.key(), COMPARED[target].lower(), RELATIONS[relation], operand, asked.data("range_end"))
+    operand = asked.number(name) if asked.which(OPERANDS) == name else 0
+    if operand < 0:
+        # Everything the machine has is above it.
+        return [] if relation in (">", "!=") else [never]
+    return [Compare(key, COMPARED[target], relation, operand, end)]
+
+
+# What is answered
+
+
+class Answering:
+    """The answers of a transaction's operations, in order: what each says the revision is depends on what was written
+    before it."""
+
+    __slots__ = ("revision", "wrote")
+
+    def __init__(self, found: TxnResult) -> None:
+        self.revision = found.revision
+        self.wrote = not _writes(found)
+
+    def txn(self, found: TxnResult, plan: Plan) -> dict[str, Any]:
+        """The fields of a transaction's answer, without a header."""
+        fields: dict[str, Any] = {"succeeded": True} if found.succeeded else {}
+        plans = plan.then if found.succeeded else plan.otherwise
+        rows = [self._operation(one, how) for one, how in zip(found.results, plans, strict=True)]
+        return fields | ({"responses": rows} if rows else {})
+
+    def _operation(self, found: Result, how: Reading | Plan | None) -> dict[str, Any]:
+        if isinstance(found, GetResult):
+            assert isinstance(how, Reading)
+            return {"response_range": {**self._header(), **_range_fields(how.finish(found))}}
+        if isinstance(found, PutResult):
+            self.wrote = True
+            return {"response_put": {**self._header(), **_put_fields(found)}}
+        if isinstance(found, DeleteResult):
+            self.wrote = self.wrote or found.deleted > 0
+            return {"response_delete_range": {**self._header(), **_delete_fields(found)}}
+        assert isinstance(how, Plan)
+        # As etcd's: the header of a transaction within one says nothing.
+        return {"response_txn": {"header": {}, **self.txn(found, how)}}
+
+    def _header(self) -> dict[str, Any]:
+        return {"header": {"revision": str(self.revision if self.wrote else self.revision - 1)}}
+
+
+def _writes(found: TxnResult) -> bool:
+    """Whether a transaction made a revision."""
+    return any(
+        [
+            isinstance(one, PutResult)
+            or (isinstance(one, DeleteResult) and one.deleted > 0)
+            or (isinstance(one, TxnResult) and _writes(one))
+            for one in found.results
+        ]
+    )
 
 
 def _range_fields(found: GetResult) -> dict[str, Any]:
@@ -179,22 +437,10 @@ def _range_fields(found: GetResult) -> dict[str, Any]:
     return fields | ({"count": str(found.count)} if found.count else {})
 
 
-def _fields(found: Result) -> dict[str, Any]:
-    """What an operation's answer has behind its header."""
-    if isinstance(found, GetResult):
-        return _range_fields(found)
-    if isinstance(found, PutResult):
-        return {} if found.previous is None else {"prev_kv": key_value(found.previous)}
-    if isinstance(found, DeleteResult):
-        fields: dict[str, Any] = {"deleted": str(found.deleted)} if found.deleted else {}
-        return fields | ({"prev_kvs": [key_value(one) for one in found.previous]} if found.previous else {})
-    fields = {"succeeded": True} if found.succeeded else {}
-    return fields | ({"responses": _responses(found.results)} if found.results else {})
+def _put_fields(found: PutResult) -> dict[str, Any]:
+    return {} if found.previous is None else {"prev_kv": key_value(found.previous)}
 
 
-def _responses(results: Sequence[Result]) -> list[dict[str, Any]]:
-    names = {GetResult: "response_range", PutResult: "response_put", DeleteResult: "response_delete_range"}
-    return [
-        {names.get(type(one), "response_txn"): {"header": {"revision": str(one.revision)}, **_fields(one)}}
-        for one in results
-    ]
+def _delete_fields(found: DeleteResult) -> dict[str, Any]:
+    fields: dict[str, Any] = {"deleted": str(found.deleted)} if found.deleted else {}
+    return fields | ({"prev_kvs": [key_value(one) for one in found.previous]} if found.previous else {})

@@ -6,8 +6,6 @@ message. Used by `app` for watch and keepalive.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,18 @@ from logyard.service.daemon import leaves
 
 from . import leases
 from .watching import Watching
-from .words import INVALID, TOO_LARGE, GatewayError, Message, malformed, message, not_json, packed
+from .words import (
+    UNKNOWN,
+    GatewayError,
+    Message,
+    NotJson,
+    Schema,
+    behind_space,
+    first_value,
+    malformed,
+    packed,
+    too_long,
+)
 
 if TYPE_CHECKING:
     from .app import Gateway
@@ -26,12 +35,13 @@ if TYPE_CHECKING:
 NAMES = {2: "Unknown", 3: "InvalidArgument", 5: "NotFound", 8: "ResourceExhausted", 9: "FailedPrecondition",
          11: "OutOfRange", 12: "Unimplemented", 14: "Unavailable"}  # fmt: skip
 
+DRAINED_BYTES = 64 << 20
+DRAINED_S = 10.0
+"""Of a body that is refused so much is read, so that its client reads the answer instead of a reset."""
 REREAD = 64
 REREAD_BYTES = 4 << 20
 """A message that is not complete is looked at again when more of it comes: a client may make work of so many times what
 it sends, and so much besides."""
-
-_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Gone(Exception):
@@ -39,52 +49,49 @@ class Gone(Exception):
 
 
 class Messages:
-    """JSON values out of the pieces of a body, whatever stands between them. `take` makes room for what is kept."""
+    """Messages out of the pieces of a body. `take` makes room for what is kept. As with etcd, what is no message is
+    refused as the first one, and ends the request (`over`), but not the answer, behind others."""
 
-    __slots__ = ("_text", "_limit", "_decoder", "_take", "_read", "_received")
+    __slots__ = ("over", "_text", "_limit", "_schema", "_take", "_read", "_received", "_found")
 
-    def __init__(self, limit: int, take: Callable[[int], None]) -> None:
+    def __init__(self, limit: int, schema: Schema, take: Callable[[int], None]) -> None:
+        self.over = False
         self._text = bytearray()
         self._limit = limit
-        self._decoder = json.JSONDecoder()
+        self._schema = schema
         self._take = take
-        # Bytes that were looked at, some of them again and again, and those that came.
-        self._read = self._received = 0
+        # Bytes that were looked at, some of them again and again, and those that came; messages that were read.
+        self._read = self._received = self._found = 0
 
     def feed(self, data: bytes, last: bool) -> list[Message]:
         """The messages that are complete now. Raises `GatewayError` for what is none, or too long."""
         if len(self._text) + len(data) > self._limit:
-            raise GatewayError(INVALID, TOO_LARGE)
+            raise too_long(len(self._text) + len(data), self._limit)
         self._take(len(data))
         self._text += data
         self._received += len(data)
-        found: list[Message] = []
         # Nothing else ends a message.
         if not last and b"}" not in data and self._text[:1] == b"{":
-            return found
+            return []
         self._read += len(self._text)
         if self._read > REREAD_BYTES + REREAD * self._received:
             raise malformed("a message in too many pieces")
+        found: list[Message] = []
+        # What is no UTF-8, or not yet, is kept as it is.
+        text = self._text.decode("utf-8", "surrogateescape")
+        at = behind_space(text)
         try:
-            text = self._text.decode()
-        except UnicodeDecodeError as error:
-            if last or error.end < len(self._text):
-                raise malformed("invalid JSON: no UTF-8") from None
-            return found
-        at = 0
-        while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]  # it always matches
-            if text[at] != "{":
-                raise malformed("invalid JSON: a message is an object")
-            try:
-                value, at = self._decoder.raw_decode(text, at)
-            except json.JSONDecodeError as error:
-                if last:
-                    raise not_json(error) from None
-                break
-            except (ValueError, RecursionError) as error:
-                raise not_json(error) from None
-            found.append(message(value))
-        kept = text[at:].encode()
+            while at < len(text):
+                value, at = first_value(text, at)
+                found.append(self._schema.read(value))
+                at = behind_space(text, at)
+        except GatewayError as error:
+            if last or not isinstance(error, NotJson) or not error.begun:
+                if not found and not self._found:
+                    raise GatewayError(UNKNOWN, error.message) from None
+                self.over, at = True, len(text)
+        self._found += len(found)
+        kept = text[at:].encode("utf-8", "surrogateescape")
         self._take(len(kept) - len(self._text))
         self._text = bytearray(kept)
         return found
@@ -160,12 +167,18 @@ async def watch(gateway: Gateway, asked: Asked, answer: Answer) -> None:
 async def _read(receive: Receive, parser: Messages, into: trio.MemorySendChannel[Message]) -> None:
     """A task: the messages of a request, then nothing until its client goes. Raises `GatewayError`, `Gone`."""
     last = False
-    while not last:
+    while not last and not parser.over:
         event = await receive()
         if event["type"] == "http.disconnect":
             raise Gone
         last = not event.get("more_body", False)
-        for one in parser.feed(event.get("body", b""), last):
+        try:
+            found = parser.feed(event.get("body", b""), last)
+        except GatewayError:
+            if not last:
+                await drain(receive)
+            raise
+        for one in found:
             await into.send(one)
     # Not when it fails: what reads would end as if all was well.
     into.close()
@@ -174,14 +187,28 @@ async def _read(receive: Receive, parser: Messages, into: trio.MemorySendChannel
     raise Gone
 
 
+async def drain(receive: Receive) -> None:
+    """Read what is left of a body, up to so much."""
+    left = DRAINED_BYTES
+    with trio.move_on_after(DRAINED_S):
+        while left > 0:
+            event = await receive()
+            if event["type"] != "http.request" or not event.get("more_body"):
+                return
+            left -= len(event.get("body", b""))
+
+
 class Stream:
     """An ASGI application for one streaming path."""
 
-    __slots__ = ("gateway", "handler", "failure")
+    __slots__ = ("gateway", "handler", "schema", "failure")
 
-    def __init__(self, gateway: Gateway, handler: Streaming, failure: Callable[[Exception], GatewayError]) -> None:
+    def __init__(
+        self, gateway: Gateway, handler: Streaming, schema: Schema, failure: Callable[[Exception], GatewayError]
+    ) -> None:
         self.gateway = gateway
         self.handler = handler
+        self.schema = schema
         self.failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,7 +226,7 @@ class Stream:
             await answer.fail(self.failure(error))
 
     async def _run(self, receive: Receive, answer: Answer, take: Callable[[int], None]) -> None:
-        parser = Messages(self.gateway.limits.body_bytes, take)
+        parser = Messages(self.gateway.limits.body_bytes, self.schema, take)
         async with trio.open_nursery() as nursery:
             into, asked = trio.open_memory_channel[Message](0)
             nursery.start_soon(self._stop, nursery.cancel_scope)

@@ -11,20 +11,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
+from logyard.client import kv_requests
 from logyard.client.errors import LogyardError
 from logyard.client.kv_wire import FROM_KEY, Changes, Compacted
 
 from .leases import revision_of
-from .words import Message, choice_of, event, packed
+from .words import Message, Schema, choice, data, event, flag, many, number, one, packed
 
 if TYPE_CHECKING:
     from .app import Gateway
 
-FILTERS = ("NOPUT", "NODELETE")
+NO_PUT, NO_DELETE = range(2)
 WATCHES_MAX = 100_000
 """Of all streams; a node has the same bound for one client."""
 DUPLICATE = "mvcc: duplicate watch ID provided on the WatchStream"
+EMPTY = "mvcc: watcher range is empty"
 NO_WATCH = -1
+NEVER_COMPACTED = -1
+"""What etcd takes the compacted revision for, before there is one."""
+
+CREATE = Schema(
+    key=data, range_end=data, start_revision=number, progress_notify=flag, filters=many(choice("NOPUT", "NODELETE")),
+    prev_kv=flag, watch_id=number, fragment=flag,
+)  # fmt: skip
+CANCEL = Schema(watch_id=number)
+REQUESTS = ("create_request", "cancel_request", "progress_request")
+REQUEST = Schema(create_request=one(CREATE), cancel_request=one(CANCEL), progress_request=one(Schema()))
 
 
 class Wanted(NamedTuple):
@@ -42,11 +54,10 @@ class Wanted(NamedTuple):
 
 def wanted_of(asked: Message) -> Wanted:
     """Read a create_request: without a key it is of all keys from the first one on."""
-    filters = [choice_of("filters", one, FILTERS) for one in asked.rows("filters")]
+    filters = asked.rows("filters")
     return Wanted(
-        asked.data("key") or FROM_KEY, asked.data("range_end"), max(0, asked.number("start_revision")),
-        asked.flag("prev_kv"), 0 not in filters, 1 not in filters, asked.flag("progress_notify"),
-        asked.flag("fragment"),
+        asked.data("key") or FROM_KEY, asked.data("range_end"), asked.number("start_revision"), asked.flag("prev_kv"),
+        NO_PUT not in filters, NO_DELETE not in filters, asked.flag("progress_notify"), asked.flag("fragment"),
     )  # fmt: skip
 
 
@@ -81,13 +92,14 @@ class Watching:
         self._silent: set[int] = set()
 
     async def take(self, asked: Message) -> None:
-        """One message of the client. Raises `GatewayError`."""
-        create, cancel = asked.message("create_request"), asked.message("cancel_request")
-        if create is not None:
+        """One message of the client."""
+        name = asked.which(REQUESTS)
+        if name == "create_request":
+            create: Message = asked.fields[name]
             await self._create(create.number("watch_id"), wanted_of(create))
-        elif cancel is not None:
-            await self._cancel(cancel.number("watch_id"))
-        elif asked.message("progress_request") is not None:
+        elif name == "cancel_request":
+            await self._cancel(asked.fields[name].number("watch_id"))
+        elif name == "progress_request":
             self._asked = await revision_of(self.gateway)
             await self._progress()
 
@@ -98,7 +110,9 @@ class Watching:
 
     async def _create(self, number: int, wanted: Wanted) -> None:
         reason = ""
-        if number < 0 or (number and number in self.scopes):
+        if wanted.end and wanted.end != FROM_KEY and wanted.key >= wanted.end:
+            reason = EMPTY
+        elif number and number in self.scopes:
             reason = DUPLICATE
         elif self.gateway.watches >= WATCHES_MAX:
             reason = f"logyard: {WATCHES_MAX} watches are open"
@@ -111,6 +125,13 @@ class Watching:
                 self._next += 1
             number = self._next
             self._next += 1
+        if wanted.start < 0:
+            compacted = (await self.gateway.run(kv_requests.status()))["compacted"] or NEVER_COMPACTED
+            if wanted.start < compacted:
+                await self._say(number, await revision_of(self.gateway), created=True)
+                await self._over(number, Compacted("what comes next is compacted", {"compacted": compacted}))
+                return
+            wanted = wanted._replace(start=1)
         self.gateway.watches += 1
         scope = self.scopes[number] = trio.CancelScope()
         self.reached[number] = 0
@@ -173,15 +194,16 @@ class Watching:
         while True:
             self._silent = set(self._notified)
             await trio.sleep(self.gateway.limits.progress_s)
-            for number in sorted(self._silent):
-                if number in self.reached:
-                    await self._say(number, self.reached[number])
+            for quiet in sorted(self._silent):
+                if quiet in self.reached:
+                    await self._say(quiet, self.reached[quiet])
 
     async def _over(self, number: int, error: LogyardError) -> None:
-        revision = await revision_of(self.gateway)
         if isinstance(error, Compacted):
-            await self._say(number, revision, canceled=True, compact_revision=str(error.revision))
+            # As etcd's: at no revision.
+            await self._say(number, 0, canceled=True, compact_revision=str(error.revision))
         else:
+            revision = await revision_of(self.gateway)
             await self._say(number, revision, canceled=True, cancel_reason=f"etcdserver: {error.message}")
 
     async def _progress(self) -> None:

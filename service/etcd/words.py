@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import binascii
 import json
+import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from logyard.client.errors import LogyardError
 from logyard.client.kv_wire import Event, KeyValue
@@ -24,6 +25,8 @@ INT64_MIN = -(1 << 63)
 NO_KEY = "etcdserver: key is not provided"
 TOO_LARGE = "etcdserver: request is too large"
 TOO_MANY = "etcdserver: too many requests"
+OVERHEAD_BYTES = 512 << 10
+"""What a request may have beside keys and values."""
 REFUSALS: Mapping[str, tuple[int, str]] = {
     "compacted": (RANGE, "etcdserver: mvcc: required revision has been compacted"),
     "future_revision": (RANGE, "etcdserver: mvcc: required revision is a future revision"),
@@ -66,6 +69,14 @@ class GatewayError(Exception):
         return packed({"error": self.message, "code": self.code, "message": self.message})
 
 
+class NotJson(GatewayError):
+    """What can't be parsed; with `begun`, perhaps it only goes on."""
+
+    def __init__(self, message: str, begun: bool = False) -> None:
+        super().__init__(INVALID, message)
+        self.begun = begun
+
+
 def translated(error: LogyardError) -> GatewayError:
     """What the KV group or its client said."""
     if error.code in REFUSALS:
@@ -78,67 +89,65 @@ def packed(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def too_long(size: int, limit: int) -> GatewayError:
+    """A request that etcd would not take from its own gateway."""
+    return GatewayError(EXHAUSTED, f"grpc: received message larger than max ({size} vs. {limit})")
+
+
 def malformed(what: str) -> GatewayError:
     """What can't be read."""
     return GatewayError(INVALID, what)
 
 
-def not_json(error: Exception) -> GatewayError:
-    """What the parser could not read."""
-    return malformed(
-        f"invalid JSON at character {error.pos}" if isinstance(error, json.JSONDecodeError) else "invalid JSON"
-    )
+_NUMBER = re.compile(r" *(-?(?:0|[1-9][0-9]{0,19})|null) *")
+_SPACE = re.compile(r"[ \t\r\n]*")
+_LINE_ENDS = {ord("\r"): None, ord("\n"): None}
 
 
-def decoded(data: bytes) -> Message:
-    """The message of a request's body; an empty one has no fields."""
-    if not data.strip():
-        return Message({})
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def first_value(text: str, at: int = 0) -> tuple[Any, int]:
+    """The JSON object (or null) that begins at `at`, and where it ends. Raises `NotJson`."""
+    # Whatever else it is has not to be read to be refused.
+    if text[at : at + 1] not in ("{", "n"):
+        raise NotJson(f"invalid character {text[at : at + 1]!r} looking for a message")
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise not_json(error) from None
-    return message(found)
+        return _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        raise NotJson(f"invalid JSON at character {error.pos}", True) from None
+    except (ValueError, RecursionError):
+        raise NotJson("invalid JSON") from None
 
 
-def message(found: Any) -> Message:
-    """A parsed JSON value that has to be an object."""
-    if not isinstance(found, dict):
-        raise malformed(f"json: cannot unmarshal {_kind(found)} into a message")
-    return Message(found)
+def behind_space(text: str, at: int = 0) -> int:
+    """Where the next value begins, or the end."""
+    return _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it always matches
+
+
+def decoded(data: bytes, schema: Schema) -> Message:
+    """The message of a request's body: its first value, whatever comes behind; an empty one has no fields."""
+    text = data.decode("utf-8", "replace")
+    at = behind_space(text)
+    return schema.read(first_value(text, at)[0] if at < len(text) else None)
 
 
 class Message:
-    """The fields of a request, each checked when it is asked for; unknown ones are ignored, as etcd's gateway does.
-    Names may also be written as lowerCamelCase."""
+    """The fields of a request, by the name that etcd's protocol gives them; they were checked (`Schema`)."""
 
     __slots__ = ("fields",)
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.fields = fields
 
-    def _get(self, name: str) -> Any:
-        found = self.fields.get(name)
-        if found is None and "_" in name:
-            first, *rest = name.split("_")
-            found = self.fields.get(first + "".join([part.capitalize() for part in rest]))
-        return found
-
-    def has(self, name: str) -> bool:
-        """Whether a field is there."""
-        return self._get(name) is not None
-
     def data(self, name: str) -> bytes:
-        """Bytes, as base64."""
-        found = self._get(name)
-        if found is None:
-            return b""
-        if not isinstance(found, str):
-            raise _mismatch(name, found, "base64")
-        try:
-            return b64decode(found, validate=True)
-        except (binascii.Error, ValueError):
-            raise malformed(f"{name}: illegal base64 data") from None
+        """Bytes."""
+        found: bytes = self.fields.get(name, b"")
+        return found
 
     def key(self, name: str = "key") -> bytes:
         """A key, which is not empty."""
@@ -148,62 +157,144 @@ class Message:
         return found
 
     def number(self, name: str) -> int:
-        """A 64-bit number, as text or as a number."""
-        found = self._get(name)
-        if found is None:
-            return 0
-        if isinstance(found, str):
-            try:
-                found = int(found) if found.isascii() and len(found) <= 20 and "_" not in found else found
-            except ValueError:
-                pass
-        if type(found) is not int:
-            raise _mismatch(name, found, "int64")
-        if not INT64_MIN <= found <= INT64_MAX:
-            raise malformed(f"{name}: {found} is no int64")
+        """A number; also that of an enum, which may be one that nobody knows."""
+        found: int = self.fields.get(name, 0)
         return found
 
     def flag(self, name: str) -> bool:
         """True or false."""
-        found = self._get(name)
-        if found is None:
-            return False
-        if type(found) is not bool:
-            raise _mismatch(name, found, "bool")
+        found: bool = self.fields.get(name, False)
         return found
-
-    def choice(self, name: str, names: Sequence[str]) -> int:
-        """An enum: the place of its name."""
-        return choice_of(name, self._get(name), names)
 
     def rows(self, name: str) -> list[Any]:
         """A list, perhaps an empty one."""
-        found = self._get(name)
-        if found is None:
-            return []
-        if not isinstance(found, list):
-            raise _mismatch(name, found, "list")
+        found: list[Any] = self.fields.get(name, [])
         return found
-
-    def messages(self, name: str) -> list[Message]:
-        """A list of messages."""
-        return [message(one) for one in self.rows(name)]
 
     def message(self, name: str) -> Message | None:
         """A message, if it is there."""
-        found = self._get(name)
-        return None if found is None else message(found)
+        return self.fields.get(name)
+
+    def which(self, names: Sequence[str]) -> str:
+        """Of fields that exclude each other the one that counts, the last one; "" for none."""
+        return next((name for name in reversed(names) if name in self.fields), "")
 
 
-def choice_of(name: str, found: Any, names: Sequence[str]) -> int:
-    """The place of an enum's value, given by name or by number."""
-    if found is None:
-        return 0
-    if isinstance(found, str) and found in names:
-        return names.index(found)
-    if type(found) is int and 0 <= found < len(names):
+Kind: TypeAlias = Callable[[str, Any], Any]
+"""Reads one value of a field of that name. Raises `GatewayError`."""
+
+
+class Schema:
+    """The fields of a message and their kinds. Each may also be written as lowerCamelCase, which counts more; unknown
+    fields are ignored, as etcd's gateway does."""
+
+    __slots__ = ("_spelled",)
+
+    def __init__(self, **kinds: Kind) -> None:
+        self._spelled: dict[str, tuple[str, Kind, str]] = {}
+        for name, kind in kinds.items():
+            self.add(name, kind)
+
+    def add(self, name: str, kind: Kind) -> None:
+        """One more field."""
+        first, *rest = name.split("_")
+        camel = first + "".join([part.capitalize() for part in rest])
+        self._spelled[camel] = (name, kind, "")
+        if camel != name:
+            self._spelled[name] = (name, kind, camel)
+
+    def read(self, found: Any) -> Message:
+        """A parsed JSON value as a message. Raises `GatewayError`."""
+        if found is None:
+            return Message({})
+        if type(found) is not dict:
+            raise malformed(f"json: cannot unmarshal {_kind(found)} into a message")
+        fields = {}
+        spelled = self._spelled
+        for spelling, value in found.items():
+            known = spelled.get(spelling)
+            if known is not None and value is not None and known[2] not in found:
+                fields[known[0]] = known[1](spelling, value)
+        return Message(fields)
+
+
+def data(name: str, found: Any) -> bytes:
+    """Bytes: base64, also in lines, or a list of numbers."""
+    if type(found) is str:
+        if "\n" in found or "\r" in found:
+            found = found.translate(_LINE_ENDS)
+        try:
+            if not len(found) % 4 and not found.endswith("==="):
+                return b64decode(found, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+        raise malformed(f"{name}: illegal base64 data")
+    if type(found) is list:
+        numbers = [0 if one is None else one for one in found]
+        if all([type(one) is int and 0 <= one < 256 for one in numbers]):
+            return bytes(numbers)
+    raise _mismatch(name, found, "base64")
+
+
+def number(name: str, found: Any) -> int:
+    """A 64-bit number, as text or as a number."""
+    if type(found) is str:
+        matched = _NUMBER.fullmatch(found)
+        if matched is None:
+            raise _mismatch(name, found, "int64")
+        found = 0 if matched[1] == "null" else int(matched[1])
+    if type(found) is not int:
+        raise _mismatch(name, found, "int64")
+    if not INT64_MIN <= found <= INT64_MAX:
+        raise malformed(f"{name}: {found} is no int64")
+    return found
+
+
+def flag(name: str, found: Any) -> bool:
+    """True or false."""
+    if type(found) is not bool:
+        raise _mismatch(name, found, "bool")
+    return found
+
+
+def string(name: str, found: Any) -> str:
+    """Words."""
+    if type(found) is not str:
+        raise _mismatch(name, found, "string")
+    return found
+
+
+def choice(*names: str) -> Kind:
+    """An enum: by name the place of it, or any number."""
+
+    def read(name: str, found: Any) -> int:
+        if type(found) is str:
+            if found not in names:
+                raise malformed(f"unknown value {json.dumps(found)[:80]} for enum {name}")
+            return names.index(found)
+        if found is None:
+            return 0
+        if type(found) is not int or not -(1 << 31) <= found < 1 << 31:
+            raise _mismatch(name, found, "an enum")
         return found
-    raise malformed(f"unknown value {json.dumps(found)[:80]} for enum {name}")
+
+    return read
+
+
+def many(kind: Kind) -> Kind:
+    """A list."""
+
+    def read(name: str, found: Any) -> list[Any]:
+        if type(found) is not list:
+            raise _mismatch(name, found, "list")
+        return [kind(name, one) for one in found]
+
+    return read
+
+
+def one(schema: Schema) -> Kind:
+    """A message."""
+    return lambda name, found: schema.read(found)
 
 
 def _mismatch(name: str, found: Any, wanted: str) -> GatewayError:
@@ -211,8 +302,6 @@ def _mismatch(name: str, found: Any, wanted: str) -> GatewayError:
 
 
 def _kind(found: Any) -> str:
-    if found is None:
-        return "null"
     names = {str: "string", bool: "bool", int: "number", float: "number", list: "array", dict: "object"}
     return names.get(type(found), "value")
 

@@ -1,7 +1,7 @@
 """The gateway through clients that are not ours: etcd3gw, curl, the Perl stack; and through our own KVStore driver.
 
 LOGYARD_PERL_ETCD names a directory with Net::Etcd and AnyEvent::KVStore::Etcd (a lib/perl5 of a local install); without
-it those are skipped, and so is the comparison with a real etcd where none is installed.
+it those are skipped. A real etcd is asked the same in `tests.etcd`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import etcd3gw
 import pytest
 
 from logyard.client.kvstore import KVStore
-from logyard.service.local_cluster import free_ports
 from tests.source_tree import ROOT
 
-from .etcd_server import Asking, EtcdServer, data, etcd_server
+from .etcd_server import EtcdServer, data, etcd_server
 from .test_kvstore import story
 
 WAIT_S = 60.0
@@ -170,76 +169,3 @@ def test_the_perl_stack(server: EtcdServer, script: str, tmp_path: Path) -> None
     command = ["perl", "-I", PERL, str(path), server.host, str(server.port)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert (done.returncode, done.stdout) == (0, "good\n"), done.stderr
-
-
-def script(asking: Asking) -> list[tuple[int, Any]]:
-    """The same requests, answers without what differs between any two servers."""
-    requests: list[tuple[str, dict[str, Any]]] = [
-        ("/v3/kv/put", {"key": b"a", "value": b"1"}),
-        ("/v3/kv/put", {"key": b"a", "value": b"2", "prev_kv": True}),
-        ("/v3/kv/put", {"key": b"b"}),
-        ("/v3/kv/range", {"key": b"a"}),
-        ("/v3/kv/range", {"key": b"a", "revision": "2"}),
-        ("/v3/kv/range", {"key": b"\0", "range_end": b"\0", "limit": 1}),
-        ("/v3/kv/range", {"key": b"\0", "range_end": b"\0", "count_only": True}),
-        ("/v3/kv/range", {"key": b"\0", "range_end": b"\0", "sort_order": "DESCEND", "keys_only": True}),
-        ("/v3/kv/range", {"key": b"a", "revision": 99}),
-        ("/v3/kv/range", {}),
-        ("/v3/kv/txn", {"compare": [{"key": b"a", "target": "VALUE", "value": b"2"}],
-                        "success": [{"request_put": {"key": b"c"}}, {"request_range": {"key": b"c"}}]}),
-        ("/v3/kv/txn", {"compare": [{"key": b"x", "result": "GREATER"}],
-                        "failure": [{"request_range": {"key": b"x"}}]}),
-        ("/v3/kv/txn", {"success": [{"request_put": {"key": b"c"}}, {"request_put": {"key": b"c"}}]}),
-        ("/v3/lease/grant", {"ID": 77, "TTL": 600}),
-        ("/v3/lease/grant", {"ID": "77", "TTL": "600"}),
-        ("/v3/kv/put", {"key": b"l", "lease": 77}),
-        ("/v3/kv/put", {"key": b"l", "lease": 78}),
-        ("/v3/lease/leases", {}),
-        ("/v3/lease/revoke", {"ID": 77}),
-        ("/v3/lease/revoke", {"ID": 77}),
-        ("/v3/lease/timetolive", {"ID": 77}),
-        ("/v3/kv/deleterange", {"key": b"a", "range_end": b"z", "prev_kv": True}),
-        ("/v3/kv/compaction", {"revision": 3}),
-        ("/v3/kv/compaction", {"revision": 3}),
-        ("/v3/kv/range", {"key": b"a", "revision": 2}),
-    ]  # fmt: skip
-    found = []
-    for path, fields in requests:
-        status, answer = asking.ask(path, fields)
-        if "header" in answer:
-            answer["header"] = {"revision": answer["header"]["revision"]}
-        found.append((status, answer))
-    with asking.watch(b"a", start_revision=4) as answers:
-        for _ in range(2):
-            result = next(answers)["result"]
-            found.append((0, result.get("events", result.get("created"))))
-    return found
-
-
-def test_a_real_etcd_answers_the_same(tmp_path: Path) -> None:
-    binary = shutil.which("etcd")
-    if binary is None:
-        pytest.skip("no etcd is installed")
-    client, peer = free_ports(2)
-    command = [
-        binary, "--data-dir", str(tmp_path / "real"), "--listen-client-urls", f"http://127.0.0.1:{client}",
-        "--advertise-client-urls", f"http://127.0.0.1:{client}", "--listen-peer-urls", f"http://127.0.0.1:{peer}",
-        "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
-        "--initial-cluster", f"default=http://127.0.0.1:{peer}",
-    ]  # fmt: skip
-    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            real = Asking(f"http://127.0.0.1:{client}")
-            store = KVStore()
-            while not store.kvconnect("etcd", url=real.url):
-                assert process.poll() is None, (tmp_path / "log").read_text()
-            with etcd_server(tmp_path) as ours:
-                assert script(ours) == script(real)
-        finally:
-            process.terminate()
-
-
-def test_the_script_of_the_comparison_runs(tmp_path: Path) -> None:
-    with etcd_server(tmp_path) as ours:
-        found = script(ours)
-    assert [status for status, _ in found].count(200) >= 17 and found[-2] == (0, True)
