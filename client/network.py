@@ -80,13 +80,16 @@ class Network(AsyncVerbs):
     # The life of the client.
 
     async def serve(self) -> None:
-        """All tasks; runs until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            self._started.set()
-            nursery.start_soon(self._locator)
-            nursery.start_soon(self._ticks)
-            nursery.start_soon(self.sessions.beat)
+        """All tasks; runs until cancelled. Nothing is answered any more then, so nothing is asked."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._started.set()
+                nursery.start_soon(self._locator)
+                nursery.start_soon(self._ticks)
+                nursery.start_soon(self.sessions.beat)
+        finally:
+            self.close()
 
     async def first_contact(self) -> None:
         """Until one of the servers has answered; raises when none does in time."""

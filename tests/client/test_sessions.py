@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from logyard.client import errors, session_keeper, sync, sync_session, wire
 from logyard.client.aio import connect
@@ -379,3 +380,26 @@ async def test_a_blocking_client_closes_at_its_next_heartbeat(monkeypatch: pytes
         cluster.create("log", [1, 2, 3], 1)
         with trio.fail_after(20):
             await trio.to_thread.run_sync(work, cluster, abandon_on_cancel=True)
+
+
+async def test_a_cancelled_client_asks_nobody_to_close_its_sessions() -> None:
+    async with fake_cluster() as cluster:
+        cluster.create("log", [1, 2, 3], 1)
+        opened = trio.Event()
+
+        async def work() -> None:
+            async with connect(seeds(cluster)) as yard:
+                session = await yard.open_session("log")
+                the_log(cluster).leader = 0
+                opened.set()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    with trio.CancelScope(shield=True), pytest.raises(errors.LogyardError, match="closed"):
+                        await trio.testing.wait_all_tasks_blocked()
+                        await session.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            await opened.wait()
+            nursery.cancel_scope.cancel()
