@@ -4,15 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+WORKERS ?= 4
 DEMO_ARGS ?=
 PROVE_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help check-tree check-python setup java test lint demo demo-spark prove
+.PHONY: help check-tree check-python setup java test test-all lint demo demo-spark prove
 
 help:
 	@echo "make setup       .venv with logyard (editable, pure Python) and the extras test and spark"
-	@echo "make test        the tests            (PYTEST_ARGS='tests/engine -k wal')"
+	@echo "make test        the tests, but for the long ones   (PYTEST_ARGS='tests/engine -k wal', WORKERS=1)"
+	@echo "make test-all    all of them: what CI runs"
 	@echo "make lint        ruff and mypy --strict"
 	@echo "make demo        a thousand replicated logs on three local nodes   (DEMO_ARGS='--logs 100')"
 	@echo "make demo-spark  the same yard through Spark: export, import, audits, plots   (DEMO_ARGS='--logs 100 --dir ./demo')"
@@ -44,8 +46,14 @@ $(STAMP): pyproject.toml | check-tree check-python
 java:
 	@.ci/java
 
+# Four at a time, on two cores as well: tests of processes wait for one another more than they compute.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
 test: setup java
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) -m 'not long' $(PYTEST_ARGS)
+
+test-all: setup java
+	$(PYTEST) $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

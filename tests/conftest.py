@@ -29,3 +29,21 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests must run in one process when several share the work: all of Spark (one JVM), all that look at
+    the source (one parse), and those of a module that share a cluster or something else that it made."""
+    for item in items:
+        if item.get_closest_marker("spark") is not None:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif not item.get_closest_marker("xdist_group") and shares(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
+
+
+def shares(item: pytest.Item) -> bool:
+    """Whether a test uses a fixture of a module or of the session that is ours."""
+    known = getattr(item, "_fixtureinfo", None)
+    found = known.name2fixturedefs.values() if known is not None else ()
+    return any(one[-1].scope in ("module", "session") and one[-1].func.__module__.startswith("tests.") for one in found)

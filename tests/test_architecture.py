@@ -12,6 +12,8 @@ import pytest
 
 from .source_tree import PACKAGES, ROOT, Source, product_sources, test_sources
 
+pytestmark = pytest.mark.xdist_group("source")
+
 TOP = "logyard.engine.<top>"
 """The files that lie directly in engine/: types, errors, entry, config, machine, ports, disk."""
 

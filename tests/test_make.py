@@ -84,3 +84,15 @@ def test_a_good_java_passes(checkout: Path) -> None:
     java.write_text("#!/bin/sh\necho 'openjdk version \"21\" 2023-09-19' >&2\n")
     java.chmod(0o755)
     assert make(checkout, "java", JAVA_HOME=str(checkout / "jre")).returncode == 0
+
+
+def test_what_is_run(checkout: Path) -> None:
+    """`make test` leaves the long ones out, `make test-all` nothing; both take more words, and CI calls the latter."""
+    words = "PYTEST_ARGS=tests/engine -k wal"
+    (test,) = [line for line in make(checkout, "-n", "test", words).stdout.splitlines() if "pytest" in line]
+    (everything,) = [line for line in make(checkout, "-n", "test-all", words).stdout.splitlines() if "pytest" in line]
+    assert test.split("pytest ")[1] == "-n 4 --dist loadgroup -m 'not long' tests/engine -k wal"
+    assert everything.split("pytest ")[1] == "-n 4 --dist loadgroup tests/engine -k wal"
+    (called,) = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if "make test" in line]
+    assert called.startswith("make test-all ")
+    assert "\nmake test-all" in (ROOT / "README.md").read_text()

@@ -11,6 +11,8 @@ import pytest
 
 from .source_tree import ROOT, Source, product_sources, test_sources
 
+pytestmark = pytest.mark.xdist_group("source")
+
 FILE_LINES_MAX = 900
 """A hard look, no shape: a tight limit shredded concepts into files."""
 FUNCTION_LINES_MAX = 80

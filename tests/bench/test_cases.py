@@ -35,7 +35,10 @@ def bench(*words: str) -> dict[str, Any]:
     "shape",
     [
         ("--nodes", "1", "--logs", "1", "--size", "256", "--clients", "5", "--window", "100"),
-        ("--nodes", "3", "--logs", "20", "--size", "5000", "--clients", "8", "--processes", "2"),
+        pytest.param(
+            ("--nodes", "3", "--logs", "20", "--size", "5000", "--clients", "8", "--processes", "2"),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["pipelined, one node", "closed loop, three nodes"],
 )
@@ -54,6 +57,7 @@ def test_append_counts_verifies_and_agrees_with_its_window(tmp_path: Path, shape
     assert found["filesystem"]
 
 
+@pytest.mark.long
 def test_idle_reports_what_a_log_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGYARD_HIBERNATE_AFTER_MS", "200")
     found = bench(
@@ -78,6 +82,7 @@ def test_recover_loses_nothing(tmp_path: Path) -> None:
     assert 0 < found["ready_s"] <= found["recovery_s"]
 
 
+@pytest.mark.long
 def test_mixed_compares_the_small_ones_alone_and_beside(tmp_path: Path) -> None:
     words = ("--nodes", "1", "--logs", "5", "--seconds", "0.5", "--warmup", "0.2", "--upload-mib", "8")
     done = subprocess.run(
@@ -94,6 +99,7 @@ def test_mixed_compares_the_small_ones_alone_and_beside(tmp_path: Path) -> None:
     assert found["upload_mb_per_s"] > 0.1
 
 
+@pytest.mark.long
 def test_replay_counts_what_the_node_counted(tmp_path: Path) -> None:
     found = bench("replay", "--size", "70000", "--entries", "40", "--dir", str(tmp_path / "nodes"))
     assert found["ok"] is True and found["problems"] == []
@@ -102,6 +108,7 @@ def test_replay_counts_what_the_node_counted(tmp_path: Path) -> None:
     assert found["replay_us"] == pytest.approx(found["replay_log_us"] + found["replay_apply_us"], abs=0.02)
 
 
+@pytest.mark.long
 def test_churn_of_the_young_writes_them_once(tmp_path: Path) -> None:
     found = bench("churn", "--mode", "young", "--nodes", "1", "--mib", "24", "--settle", "0.3", "--dir", str(tmp_path))
     assert found["ok"] is True and found["problems"] == []
@@ -110,6 +117,7 @@ def test_churn_of_the_young_writes_them_once(tmp_path: Path) -> None:
     assert found["disk_per_payload_byte"] > 0.5
 
 
+@pytest.mark.long
 def test_churn_of_the_old_migrates_them(tmp_path: Path) -> None:
     found = bench("churn", "--mode", "old", "--nodes", "1", "--mib", "24", "--settle", "1.5", "--dir", str(tmp_path))
     assert found["ok"] is True and found["problems"] == []
@@ -146,6 +154,7 @@ def test_a_load_process_that_cannot_connect_is_reported(capfd: pytest.CaptureFix
     assert "HOST:PORT" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_failover_brings_every_log_back(tmp_path: Path) -> None:
     found = bench(
         "failover", "--logs", "40", "--interval", "0.1", "--steady", "0.3", "--dir", str(tmp_path / "nodes")
@@ -195,6 +204,7 @@ def test_a_log_is_back_only_with_a_write_submitted_after_the_kill() -> None:
     [("--queues", "1", "--consumers", "1"), ("--queues", "20", "--consumers", "0", "--size", "5000")],
     ids=["consumed meanwhile", "many queues"],
 )
+@pytest.mark.long
 def test_queue_counts_what_was_published_and_consumed(tmp_path: Path, shape: Sequence[str]) -> None:
     found = bench("queue", *shape, "--seconds", "1", "--warmup", "0.5", "--dir", str(tmp_path / "nodes"))
     assert found["ok"] is True

@@ -32,7 +32,6 @@ from .run import Result, run
 KINDS = ("kill9", "partition_one_way", "pause", "reset")
 
 
-@pytest.mark.slow
 def test_a_short_storm(tmp_path: Path) -> None:
     found = run(tmp_path, 0.06, 5, KINDS)
     assert (found.lost, found.violations, found.undecided) == ([], [], 0)

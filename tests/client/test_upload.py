@@ -161,6 +161,7 @@ def test_both_clients_write_and_every_member_reads(yard: Yard, cluster: LocalClu
     assert log.truncate(4) == 4
 
 
+@pytest.mark.long
 def test_a_leader_killed_in_the_middle(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3) as cluster:
         cluster.start()

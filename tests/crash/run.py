@@ -119,7 +119,7 @@ def judge_node(root: Path, state: dict[str, bytes | None], want: Any) -> str:
     place_ = root / f"worker-{os.getpid()}"
     wrong = verify(state, want, place_)
     if wrong:
-        place_.rename(root / f"wrong-{os.getpid()}-{len(os.listdir(root))}")
+        place_.rename(tempfile.mkdtemp(prefix="wrong-", dir=root))
     return "; ".join(wrong[:3])
 
 

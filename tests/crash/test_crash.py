@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from . import run as run_module
 from .events import CREATE, RENAME, SIZE, SYNC, SYNC_DIRECTORY, THROUGH, UNLINK, WRITE, Event
-from .run import run
+from .run import judge_node, run
 from .states import SECTOR, Model, crash_states
 from .trace import available, read_trace
 from .verify import Expected, judge
@@ -107,6 +108,22 @@ def test_a_log_that_does_not_sync_is_caught(tmp_path: Path) -> None:
     assert any("acknowledged" in what for what in found)
 
 
+def test_what_is_found_is_kept_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many other files come and go beside it."""
+
+    def verify(state: dict[str, bytes | None], want: Expected, place: Path) -> list[str]:
+        place.mkdir()
+        (place / "left").write_text("x")
+        return ["broken"]
+
+    monkeypatch.setattr(run_module, "verify", verify)
+    (tmp_path / "trace").touch()
+    assert judge_node(tmp_path, {}, Expected()) == "broken"
+    (tmp_path / "trace").unlink()
+    assert judge_node(tmp_path, {}, Expected()) == "broken"
+    assert len(list(tmp_path.glob("wrong-*/left"))) == 2
+
+
 def test_equal_states_are_tried_once() -> None:
     events = [Event(CREATE, "f"), Event(WRITE, "f", 0, b"x"), Event(WRITE, "f", 0, b"x"), Event(SYNC, "f", 3)]
     states = [state for _, state in crash_states(events, 1, 20)]
@@ -114,6 +131,7 @@ def test_equal_states_are_tried_once() -> None:
 
 
 @pytest.mark.skipif(not available(), reason="no strace that may trace: not run")
+@pytest.mark.long
 def test_crash_states_of_a_whole_node() -> None:
     """Also: the disk door saw what the kernel saw."""
     found = run(states=150, wal_states=300, seed=11, steps=8)

@@ -119,6 +119,7 @@ def test_an_idle_log_empties_itself() -> None:
     assert run.timer is not None and run.log.anchor(end)[0] == end
 
 
+@pytest.mark.long
 def test_the_newest_bytes_and_the_newest_records_stay() -> None:
     run = Run()
     run.retain(size=10_000)

@@ -50,6 +50,7 @@ def hibernating(yard: Yard) -> int:
     return sum(int(status["hibernating"]) for status in yard.statuses().values())
 
 
+@pytest.mark.long
 def test_thousands_of_sleeping_logs_are_planned_and_none_wakes(
     cluster: LocalCluster, yard: Yard, source: NetworkSource
 ) -> None:

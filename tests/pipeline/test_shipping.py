@@ -20,7 +20,7 @@ from tests.test_package import wheel as wheel
 
 from .support import fill
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

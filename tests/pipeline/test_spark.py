@@ -120,6 +120,7 @@ def test_truncated_records_fail_or_are_a_counted_gap(spark: SparkSession, cluste
         load(spark, cluster, subscribe="short", startingOffsets='{"short": 0}').count()
 
 
+@pytest.mark.long
 def test_five_thousand_logs_take_a_few_tasks(spark: SparkSession, cluster: LocalCluster, yard: Yard) -> None:
     names = [f"tiny-{n:05}" for n in range(5000)]
     yard.create_many(names)

@@ -17,6 +17,7 @@ from .run import failing_sync, row, run
 
 
 @pytest.mark.skipif(bool(reason_against("ext4")), reason=reason_against("ext4") or "-")
+@pytest.mark.long
 def test_nothing_acknowledged_is_lost_by_a_power_cut_or_on_a_full_disk() -> None:
     found = run(cycles=4, seed=3)
     assert found.by_kind["ext4"] == 4 and found.by_kind["ext4 full"] == 1
@@ -35,6 +36,7 @@ NO_BLOCKS = blocks.reason_against() or reason_against("ext4")
 
 
 @pytest.mark.skipif(bool(NO_BLOCKS), reason=NO_BLOCKS or "-")
+@pytest.mark.long
 def test_nothing_acknowledged_is_lost_by_blocks_that_fail(tmp_path: Path) -> None:
     found = Counts()
     failing_blocks(tmp_path, tmp_path, 1, 4, found)

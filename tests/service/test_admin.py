@@ -211,6 +211,7 @@ def test_campaigning(ask: Ask, yard: Yard) -> None:
     remove_all(yard, names)
 
 
+@pytest.mark.long
 def test_a_dead_node_is_replaced(cluster: LocalCluster, ask: Ask, yard: Yard) -> None:
     names = make(yard, "dead", 10)
     for name in names[:5]:
@@ -230,6 +231,7 @@ def test_a_dead_node_is_replaced(cluster: LocalCluster, ask: Ask, yard: Yard) ->
         cluster.restart(3)
 
 
+@pytest.mark.long
 def test_a_log_whose_quorum_is_lost_is_shrunk_by_force(cluster: LocalCluster, ask: Ask, yard: Yard) -> None:
     names = make(yard, "lost", 2, (1, 2, 3))
     assert ask("members", "show", names[0])["members"] == [1, 2, 3]

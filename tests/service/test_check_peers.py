@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from logyard.service.check import check_directory
@@ -37,6 +38,7 @@ async def reasons(path: Path) -> dict[int, list[str]]:
     }
 
 
+@pytest.mark.long
 async def test_copies_of_every_age_are_found(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         ages = {}

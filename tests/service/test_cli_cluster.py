@@ -359,6 +359,7 @@ def test_up_leaves_a_node_down_if_told_so_and_ends_with_the_last(tmp_path: Path)
     assert process.returncode == 1 and fields["exit_codes"] == {"1": -9, "2": -9} and not fields["ok"]
 
 
+@pytest.mark.long
 def test_a_terminated_bench_leaves_nothing_behind(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "bench", "idle", "--nodes", "1", "--logs", "1", "--seconds", "60", "--volatile"],

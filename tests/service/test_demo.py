@@ -41,7 +41,7 @@ def write_source(root: Path) -> int:
     return total
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_keeps_every_promise_on_a_small_source(tmp_path: Path) -> None:
     total = write_source(tmp_path / "source")
     directory = tmp_path / "yard"

@@ -109,6 +109,7 @@ def test_a_failed_sync_ends_a_node_with_its_own_code_and_the_others_go_on(cluste
         assert not (cluster.nodes[1].data / "failed").exists()
 
 
+@pytest.mark.long
 def test_a_wiped_node_is_refused_shown_and_comes_back_when_it_was_forgotten(cluster: FailingCluster) -> None:
     with connect_sync(cluster.addresses) as yard:
         yard.create("kept", members=(1, 2, 3))

@@ -161,6 +161,7 @@ def resident(pid: int, key: str) -> int:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_two_hundred_clients_with_4_mib_commands_on_a_slow_disk(tmp_path: Path) -> None:
     clients, size = 200, 4 * MIB
     limits = {
@@ -227,6 +228,7 @@ async def lead(yard: Yard, name: str) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_a_stopped_process_costs_its_leader_no_memory_and_catches_up(tmp_path: Path) -> None:
     size, per_log, names = 64 * KIB, 200, [f"log-{number}" for number in range(16)]
     limits = {

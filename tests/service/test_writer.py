@@ -93,7 +93,7 @@ async def one_round(c: Cluster, bodies: list[bytes]) -> None:
     await c.nodes[1].compact()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_killed_at_every_step_of_every_job(tmp_path: Path) -> None:
     plan = tmp_path / "plan"
     async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
@@ -443,6 +443,7 @@ async def test_an_orphan_keeps_the_directory_until_it_has_ended(tmp_path: Path) 
         await check_books(c, tmp_path)
 
 
+@pytest.mark.long
 def test_a_daemon_has_a_writer_and_both_may_be_killed_at_any_time(tmp_path: Path) -> None:
     limits = {"migrate_budget_bytes": 0, "wal_file_bytes": MIB, "generation_bytes": 16 * MIB}
     with LocalCluster(tmp_path, 1, limits=limits) as nodes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -33,9 +34,16 @@ def run_of(seed: int, minutes: float, featured: bool | frozenset[str]) -> Run:
 
 
 @cache
-def complaint(seed: int, minutes: float, featured: bool | frozenset[str]) -> str:
-    """What the product itself, nothing being planted, violates with a seed; nothing when it passes."""
-    return "; ".join(run_of(seed, minutes, featured).go().violations)
+def complaint(seed: int, minutes: float, featured: bool | frozenset[str], end: float = math.inf) -> str:
+    """What the product itself, nothing being planted, violates with a seed until `end`; nothing when it passes."""
+    run = run_of(seed, minutes, featured)
+    run.end = end
+    return "; ".join(run.go().violations)
+
+
+def broke_at(violation: str) -> float:
+    """When the first promise was broken: a violation begins with its time."""
+    return float(violation.removeprefix("t=").split(maxsplit=1)[0])
 
 
 def hunt(bug: Bug, seed: int, cpu_s: float, minutes: float = MINUTES) -> tuple[Result | None, float, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import random
 import time
 import traceback
@@ -29,7 +30,7 @@ from .cluster import Cluster, Host
 from .features import FEATURES, MORE_KINDS
 from .keeping import Keeping
 from .kinds import CLIENTS, KINDS, VERBS, forced_of, verbs_for
-from .loop import Doomed, Loop, Stop
+from .loop import Doomed, Life, Loop, Stop
 from .machine import machines, old_machines
 from .nemesis import Nemesis
 from .patches import installed, old_stamps
@@ -94,6 +95,8 @@ class Run:
     ) -> None:
         self.seed = seed
         self.seconds = minutes * 60
+        # A run that is compared with one that was cut ends, well, where that one did.
+        self.end = math.inf
         self.allowed = allowed
         self.forced = forced_of(seed, share)
         self.draw = random.Random(seed)
@@ -180,7 +183,7 @@ class Run:
 
     def _connect(self) -> None:
         cluster, checker = self.cluster, self.checker
-        self.loop.on_event = checker.look
+        self.loop.on_event = checker.look if self.end == math.inf else self._look_until_end
         self.loop.on_still = lambda: self.fault("events go round in a circle")
         cluster.on_bug = self.bug
         cluster.on_ready = self._started
@@ -188,6 +191,11 @@ class Run:
         cluster.network.on_send = checker.listen
         checker.on_elected = self._elected
         self.work.newest_leader = checker.newest_leader
+
+    def _look_until_end(self, life: Life | None) -> None:
+        if self.loop.now > self.end:
+            raise Stop("the end")
+        self.checker.look(life)
 
     def _started(self, host: Host) -> None:
         if not host.other:

@@ -94,6 +94,7 @@ def test_a_kv_history_that_is_not_linearizable_is_noticed() -> None:
     assert "not linearizable" in run.result.violations[0]
 
 
+@pytest.mark.long
 def test_the_recorded_seeds_are_clean() -> None:
     code, report = simulate("--regressions")
     assert code == 0 and not report["violations"], report["violations"]

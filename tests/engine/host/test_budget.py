@@ -185,6 +185,7 @@ def test_the_wait_is_what_the_rate_and_the_others_ask_for() -> None:
     assert drain.rate < 10 and drain.retry("stage", 50_000, 1, now) == budget.RETRY_S_MAX
 
 
+@pytest.mark.long
 async def test_a_stopped_follower_costs_its_leader_nothing(tmp_path: Path) -> None:
     disk = SlowDisk()
     limits: dict[str, Any] = {

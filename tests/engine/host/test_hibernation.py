@@ -339,6 +339,7 @@ async def test_a_timer_wakes_its_group(tmp_path: Path) -> None:
         assert time.time_ns() // 1_000_000 >= due and c.member(leader).raft.role == LEADER
 
 
+@pytest.mark.long
 async def test_many_groups_cost_little_and_start_as_rows(tmp_path: Path) -> None:
     count = 2000
     async with cluster(tmp_path, 1, group="", hibernate_after_ms=50) as c:
