@@ -201,7 +201,7 @@ def test_who_does_not_find_its_leader_or_falls_behind_is_noticed(
 
 
 def test_terms_are_looked_at_in_groups_of_their_own() -> None:
-    run = Run(22, 0.6, features=frozenset({"terms", "sleep"}))
+    run = Run(23, 1.0, features=frozenset({"terms", "sleep"}))
     result = run.go()
     assert not result.violations, result.violations
     assert result.notes["terms.kv"] >= 3 and result.notes["terms.queue"] > 30
