@@ -15,9 +15,12 @@ from ..calibrate import describe_machine
 from ..cluster import Cluster, all_led, reach, statuses
 from ..kv_load import KvSpec
 from ..report import append_figures, shares
+from ..terms import Beside
 from .append import run_processes
 
 NAME = "bench-kv"
+TERMS = "bench-kv-terms"
+"""A group of its own, whose leases are looked at meanwhile."""
 MODULE = "logyard.bench.kv_load"
 
 
@@ -43,19 +46,26 @@ def run_kv(settings: KvSettings, cluster: Cluster, directory: Path, say: Callabl
         yard.create(NAME, members=list(range(1, cluster.count + 1)), machine="kv")
         reach("a leader", lambda: all_led(yard, cluster, 1), 60.0)
         syncs = sum(int(status["fdatasyncs"]) for status in statuses(yard, cluster))
-        results = run_processes(specifications(settings, cluster), say, MODULE)
+        yard.create(TERMS, members=list(range(1, cluster.count + 1)), machine="kv")
+        with Beside(cluster.addresses, TERMS, "kv") as terms:
+            results = run_processes(specifications(settings, cluster), say, MODULE)
         after = statuses(yard, cluster)
         state = yard.kv(NAME).status()
     parallel = settings.clients if settings.mode != "watch" else settings.watchers
     figures = append_figures(results, size=settings.size, clients=parallel, window=1, seconds=settings.seconds)
     lost = sum(int(result["lost"]) for result in results)
     return {
-        "ok": not lost and not figures["failed"] and figures["acknowledged"] > 0 and not figures["problems"],
+        "ok": not lost
+        and not terms.early
+        and not figures["failed"]
+        and figures["acknowledged"] > 0
+        and not figures["problems"],
         "case": "kv",
         "nodes": cluster.count,
         **settings._asdict(),
         **figures,
         "lost": lost,
+        **terms.row(),
         "revision": state["revision"],
         "keys_there": state["keys"],
         "fdatasyncs": sum(int(status["fdatasyncs"]) for status in after) - syncs,

@@ -20,7 +20,11 @@ from ..cluster import Cluster, all_led, reach
 from ..load import LoadSpec
 from ..queue_load import QueueSpec
 from ..report import append_figures
+from ..terms import Beside
 from .append import expect
+
+TERMS = "bench-queue-terms"
+"""A queue of its own, whose leases and delays are looked at meanwhile."""
 
 
 class QueueSettings(NamedTuple):
@@ -47,7 +51,9 @@ def run_queue(settings: QueueSettings, cluster: Cluster, directory: Path, say: C
         yard.create_many(names, members=list(range(1, cluster.count + 1)), machine="queue")
         reach("a leader for every queue", lambda: all_led(yard, cluster, settings.queues), 60.0)
         declare_s = time.monotonic() - began
-        published, consumed = run_processes(settings, cluster, names, say)
+        yard.create(TERMS, members=list(range(1, cluster.count + 1)), machine="queue")
+        with Beside(cluster.addresses, TERMS, "queue") as terms:
+            published, consumed = run_processes(settings, cluster, names, say)
         stats = [yard.queue(name).stats() for name in names]
     figures = append_figures(
         [published], size=settings.size, clients=settings.publishers, window=settings.window, seconds=settings.seconds
@@ -56,7 +62,7 @@ def run_queue(settings: QueueSettings, cluster: Cluster, directory: Path, say: C
     lost = figures["acknowledged"] - left - (consumed["consumed"] - consumed["twice"] if consumed else 0)
     wrong = consumed["different"] if consumed else 0
     return {
-        "ok": not lost and not wrong and not figures["failed"] and figures["acknowledged"] > 0,
+        "ok": not lost and not wrong and not terms.early and not figures["failed"] and figures["acknowledged"] > 0,
         "case": "queue",
         "nodes": cluster.count,
         **settings._asdict(),
@@ -68,6 +74,7 @@ def run_queue(settings: QueueSettings, cluster: Cluster, directory: Path, say: C
         "consumer_cpu_s": consumed["cpu_s"] if consumed else 0,
         "left": left,
         "lost": lost,
+        **terms.row(),
         "different": wrong,
         "machine": describe_machine(directory),
     }

@@ -210,7 +210,7 @@ def test_queue_counts_what_was_published_and_consumed(tmp_path: Path, shape: Seq
     assert found["ok"] is True
     assert found["lost"] == found["different"] == found["twice"] == found["failed"] == 0
     assert found["ops_per_s"] > 10 and 0.5 < found["window_agreement"] < 2
-    assert found["declare_s"] > 0
+    assert found["declare_s"] > 0 and found["terms"] > 0 and found["terms_early"] == 0
     if found["consumers"]:
         assert found["consumed"] == found["acknowledged"] and found["consumed_per_s"] > 10 and found["left"] == 0
     else:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import trio
+import trio.testing
 
 from logyard.bench.calibrate import fdatasync_us, filesystem_of, memcpy_mb_per_s
 from logyard.bench.histogram import BUCKETS, Histogram, bucket_of, lower_edge
 from logyard.bench.processes import cpu_seconds, family, resident_bytes
 from logyard.bench.report import append_figures, shares
+from logyard.bench.terms import Terms
 from logyard.bench.workload import Workload
 
 
@@ -114,3 +119,41 @@ def test_shares_are_even_and_complete() -> None:
     assert shares(5, 2) == [3, 2]
     assert shares(64, 2) == [32, 32]
     assert sum(shares(7, 3)) == 7
+
+
+def test_a_lease_that_is_over_before_its_time_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lease:
+        id = 7
+
+    class Kv:
+        """A group whose leases last 0.6 s, whatever is asked for."""
+
+        granted = 0.0
+
+        async def grant(self, length_s: float) -> Lease:
+            self.granted = trio.current_time()
+            return Lease()
+
+        async def put(self, key: bytes, value: bytes, *, lease: int) -> None:
+            """It is there."""
+
+        async def get(self, key: bytes) -> bytes | None:
+            await trio.sleep(0)
+            return None if trio.current_time() - self.granted > 0.6 else b""
+
+    one = Kv()
+
+    class Yard:
+        def kv(self, name: str) -> Kv:
+            return one
+
+    async def look() -> Terms:
+        terms, yard = Terms(), Yard()
+        monkeypatch.setattr("logyard.bench.terms.time", SimpleNamespace(monotonic=trio.current_time))
+        await terms._lease(cast(Any, yard), "k", 1, 1.0)
+        await terms._lease(cast(Any, yard), "k", 2, 0.5)
+        return terms
+
+    terms = trio.run(look, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert terms.checked == 2 and len(terms.early) == 1 and "lease 1 of 1 s was over 0.6" in terms.early[0]
+    assert 0 < terms.late_s < 0.2

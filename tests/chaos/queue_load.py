@@ -8,6 +8,7 @@ the queues are empty, so that what was not consumed during the storm is consumed
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import trio
@@ -16,6 +17,7 @@ from logyard.client.errors import LogyardError
 from logyard.client.queue import Consumer, Message, Queue
 
 from .load import OPEN, QUEUES, Journal, body, number_of
+from .redelivery import Held, Holder, Redeliveries
 from .trio_load import STEP_S, TrioLoad
 
 PRODUCERS = 2
@@ -42,6 +44,8 @@ class Told:
         self.delivered: dict[int, int] = {}
         self.ids: dict[int, int] = {}
         self.again = 0
+        self.redeliveries = Redeliveries()
+        self.causes: dict[str, int] = {}
         self.stats: dict[str, Any] = {}
 
     def violation(self, text: str) -> None:
@@ -94,6 +98,9 @@ class Told:
         """Losses, once the queue is empty; the counts are judged as well."""
         waits = self.confirmed.keys() - self.settled - self.cancelled
         stats = self.stats
+        self.causes, unexplained = self.redeliveries.judge()
+        for text in unexplained:
+            self.violation(text)
         known = len(self.confirmed) + len(self.open)
         if not len(self.confirmed) <= stats["published"] <= known:
             self.violation(f"published {stats['published']}, confirmed {len(self.confirmed)} of {known}")
@@ -188,24 +195,32 @@ class QueueLoad(TrioLoad):
         async with self.client() as yard:
             queue = yard.queue(told.name)
             while True:
+                holder = Holder(f"consumer {number}")
                 try:
                     async with queue.consume(prefetch=draw.randint(1, 30), priority=number % 2, dead=dead) as consumer:
                         for _ in range(draw.randint(5, 100)):
                             message = await consumer.get(1.0)
                             if message is not None:
-                                await self.settle(consumer, message, told, draw, dead)
+                                held = told.redeliveries.came(message.id, message.deliveries, holder)
+                                await self.settle(consumer, message, told, draw, dead, held)
+                        holder.left = time.monotonic()
                 except LogyardError as error:
+                    # Whatever it held comes back: its session is closed, if it had not ended.
+                    holder.failed = error.code
                     await self.refused(error)
 
-    async def settle(self, consumer: Consumer, message: Message, told: Told, draw: random.Random, dead: bool) -> None:
+    async def settle(
+        self, consumer: Consumer, message: Message, told: Told, draw: random.Random, dead: bool, held: Held
+    ) -> None:
         """Acknowledge most, give back some, reject a few."""
         before = told.deliver(message, dead)
-        chance = draw.random()
+        chance, asked = draw.random(), time.monotonic()
         if dead or chance < 0.9:
             await consumer.ack(message)
             self.journal.count()
             told.settle(message, before)
-        elif chance < 0.97:
-            await consumer.nack(message)
+            held.settled = True
         else:
-            await consumer.reject(message)
+            held.given_back = True
+            await (consumer.nack(message) if chance < 0.97 else consumer.reject(message))
+        held.holder.heard = asked

@@ -35,13 +35,14 @@ from .load import (
     RingClient,
 )  # fmt: skip
 from .queue_load import OPTIONS, QueueLoad
-from .trio_load import FINISH_S
+from .term_load import TERM_KV, TERM_QUEUE, TermLoad
+from .trio_load import FINISH_S, TrioLoad
 
 RATE_MIN = 100.0
 CALM_S = 0.5
 REGISTER_CLIENTS = 6
 LOG_CLIENTS = 3
-KV_CLIENTS_FROM, QUEUE_CLIENTS_FROM = 100, 200
+KV_CLIENTS_FROM, QUEUE_CLIENTS_FROM, TERM_CLIENTS_FROM = 100, 200, 300
 """Numbers of clients; one thread has many."""
 
 
@@ -64,6 +65,7 @@ class Result:
         self.histories: dict[str, int] = {}
         self.watched = 0
         self.queues: dict[str, dict[str, int]] = {}
+        self.terms = 0
 
     @property
     def rate(self) -> float:
@@ -85,6 +87,7 @@ class Result:
             "violations": [*self.violations, *self.lost[:20]], "rate": round(self.rate, 1), "seed": self.seed,
             "seconds": round(self.seconds, 1), "errors": self.errors, "disk_bytes": self.disk, "passed": self.passed,
             "histories": self.histories, "watched": self.watched, "queues": self.queues,
+            "terms": self.terms,
         }  # fmt: skip
 
 
@@ -106,11 +109,12 @@ class Run:
 
         self.kv = KvLoad(KV_CLIENTS_FROM, cluster.addresses, self.journal, self.stop, seed)
         self.queue = QueueLoad(QUEUE_CLIENTS_FROM, cluster.addresses, self.journal, self.stop, seed)
+        self.terms = TermLoad(TERM_CLIENTS_FROM, cluster.addresses, self.journal, self.stop, seed)
 
     @property
-    def threads(self) -> list[Client | KvLoad | QueueLoad]:
+    def threads(self) -> list[Client | TrioLoad]:
         """All that makes load."""
-        return [*self.clients, self.kv, self.queue]
+        return [*self.clients, self.kv, self.queue, self.terms]
 
     def create(self) -> None:
         """The groups, on all nodes."""
@@ -119,6 +123,8 @@ class Run:
         self.yard.create_many((*LOGS, RING), members=members)
         self.yard.create_many(KVS, members=members, machine="hashed-kv")
         self.yard.create_many(QUEUES, members=members, machine="hashed-queue", **OPTIONS)
+        self.yard.create(TERM_KV, members=members, machine="kv")
+        self.yard.create(TERM_QUEUE, members=members, machine="queue")
 
     def schedule(self, only: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], int]]]:
         """All kinds in a drawn order, again and again."""
@@ -191,8 +197,14 @@ class Run:
         for told in self.queue.told.values():
             if told.stats:
                 result.lost += told.judge()
-            result.queues[told.name] = {**told.stats, "confirmed": len(told.confirmed), "again": told.again}
-        result.violations += journal.violations
+            result.queues[told.name] = {
+                **told.stats,
+                "confirmed": len(told.confirmed),
+                "again": told.again,
+                **told.causes,
+            }
+        result.violations += [*journal.violations, *self.terms.terms.early]
+        result.terms = self.terms.terms.checked
         if complaint := judge.until(self.healthy):
             result.violations.append(f"stuck at the end: {complaint}")
             self.note("stuck.json")
@@ -237,6 +249,7 @@ def run(directory: Path, minutes: float, seed: int, only: tuple[str, ...] = ()) 
             one.create()
             one.kv.prepare()
             one.queue.prepare()
+            one.terms.prepare()
             for client in one.threads:
                 client.start()
             try:

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import msgpack
@@ -20,12 +21,14 @@ from logyard.engine.errors import LogyardError
 from logyard.engine.machine import Context, PayloadRef, Position, Release
 from logyard.service.local_cluster import free_ports
 
+from . import redelivery
 from .hashed import HASH, HashedKV, HashedQueue
 from .judge import Verdict, linearizable, until
 from .kv_load import Revisions
 from .load import Journal, body, number_of
 from .proxy import Proxy
 from .queue_load import Told
+from .redelivery import Held, Holder, Redeliveries
 from .register import CAS, DIFFERENT, OK, WRITE, Registers, encode
 from .run import Result, run
 
@@ -135,6 +138,31 @@ def test_the_judge_of_a_queue() -> None:
     assert "11 is message 1 and message 9" in complaint(lambda one: one.deliver(message(11, 9), False))
     assert "is not 14" in complaint(lambda one: one.deliver(message(14, 2), False))
     assert "reason" in complaint(lambda one: one.deliver(message(12, 2, "expired"), True))
+
+
+def test_every_redelivery_has_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(redelivery, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def causes(act: Callable[[Held], object], passed: float = 1.0) -> dict[str, int]:
+        nonlocal now
+        now = 0.0
+        one, first, other = Redeliveries(10.0), Holder("first"), Holder("other")
+        act(one.came(7, 0, first))
+        now += passed
+        one.came(7, 1, other)
+        one.came(7, 0, other)
+        found, unexplained = one.judge()
+        assert len(unexplained) == found.get("unexplained", 0)
+        return found
+
+    assert causes(lambda held: None) == causes(lambda held: setattr(held, "settled", True), 20) == {"unexplained": 1}
+    assert causes(lambda held: setattr(held, "given_back", True)) == {"returned": 1}
+    assert causes(lambda held: setattr(held.holder, "left", 0.5)) == {"returned": 1}
+    assert causes(lambda held: setattr(held.holder, "left", 1.5)) == {"unexplained": 1}
+    assert causes(lambda held: setattr(held.holder, "failed", "session_expired")) == {"session": 1}
+    assert causes(lambda held: setattr(held.holder, "failed", "not_held")) == {"unexplained": 1}
+    assert causes(lambda held: None, 9.5) == {"lease": 1}
 
 
 def test_the_judge_of_revisions() -> None:
