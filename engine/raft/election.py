@@ -53,6 +53,9 @@ def forget_leader(raft: Raft) -> None:
     raft.changed = raft.dirty = True
     raft.doubt = False
     raft.elapsed = 0
+    if not may_stand(raft):
+        # It asks anew who leads.
+        raft.denials = 0
     limits = raft.limits
     raft.timeout = 1 + raft.draw(limits.election_ticks)
     if limits.patience:
@@ -285,7 +288,8 @@ def show(raft: Raft, node: int) -> None:
 
 
 def show_all(raft: Raft) -> None:
-    """`show` to all members that are known here; the next time after twice as long."""
+    """`show` to all members that are known here; the next time after twice as long, or, of a voter, with the next news
+    of nodes, links or the leader: it is known to whoever leads."""
     for node in sorted(raft.configuration.nodes() - {raft.node}):
         show(raft, node)
     raft.denials += 1
@@ -307,7 +311,9 @@ def on_vote(raft: Raft, m: Message) -> None:
 
 
 def on_vote_reply(raft: Raft, m: Message) -> None:
-    """Count a vote for the candidacy of the own term."""
+    """Count a vote for the candidacy of the own term. Who `show`s itself to its leader is told that it leads."""
+    if raft.role == LEADER and m.reject and not m.index:
+        replication.remind(raft, m.sender)
     if raft.role == CANDIDATE and raft.votes is not None and m.index == raft.term:
         raft.votes[m.sender] = not m.reject
         tally(raft)

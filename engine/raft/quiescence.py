@@ -46,9 +46,10 @@ def _trusts(raft: Raft) -> bool:
 
 
 def _waits(raft: Raft) -> bool:
-    """Does not campaign, and is known to the others. Who has no leader and is no voter shows itself now and then: it
-    may be the replica of a configuration that never was committed, of which nobody knows."""
-    return not election.may_stand(raft) and (raft.leader != 0 or raft.voter)
+    """Does not campaign, and is known to the others. Who has lost sight of its leader asks all members once, since a
+    leader at rest says nothing by itself; who is no voter goes on showing itself now and then: it may be the replica of
+    a configuration that never was committed, of which nobody knows."""
+    return not election.may_stand(raft) and (raft.leader != 0 or (raft.voter and raft.denials > 0))
 
 
 def tick(raft: Raft) -> None:
