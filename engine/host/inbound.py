@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..entry import verify_bodies
-from ..errors import LogyardError, Outdated
+from ..errors import BadRequest, LogyardError, Outdated
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, APPEND_REPLY, Message
 from .blob_shapes import check_shape
@@ -51,7 +51,8 @@ class Inbound:
         self._asked: dict[int, set[int]] = {}
 
     def on_messages(self, node: int, messages: Sequence[Message]) -> None:
-        """Step every message into its core and mark it; the turn follows."""
+        """Step every message into its core and mark it; the turn follows. Raises `BadRequest` for a lie, when all are
+        taken."""
         system = self.system
         if system.failure is not None:
             return
@@ -60,6 +61,7 @@ class Inbound:
         mark = scheduler.mark
         keep = system.cache.keep
         space = system.space
+        lie = ""
         scheduler.hold()
         try:
             for message in messages:
@@ -90,7 +92,9 @@ class Inbound:
                     and node not in raft.configuration.nodes()
                 ):
                     system.departures.tell(node, member)
-                raft.step(message)
+                said = raft.step(message)
+                if said is not None:
+                    lie = f"group {member.spec.name}: {said}"
                 if entries:
                     # Not what was sent twice: no log holds it, so it is never written.
                     log_entry = raft.log.entry
@@ -104,6 +108,9 @@ class Inbound:
                 system.sender.resume(node)
         finally:
             scheduler.release()
+        if lie:
+            # The other groups' messages are taken; no more comes by this connection.
+            raise BadRequest(lie)
 
     def ask(self, node: int, uid: int) -> None:
         """A group that is not here: deleted, which its sender should know, or created while this node was away."""
@@ -137,7 +144,9 @@ class Inbound:
         def reset(member: Member) -> None:
             raft = member.raft
             if node in raft.progress or (
-                node == raft.leader if raft.leader else not raft.voter and node in raft.configuration.nodes()
+                node == raft.leader
+                if raft.leader
+                else not (raft.voter and raft.may_lead) and node in raft.configuration.nodes()
             ):
                 raft.on_link_reset(node)
                 system.active.add(member)

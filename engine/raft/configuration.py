@@ -176,7 +176,9 @@ def _drafted(configuration: Configuration, changes: Sequence[Change]) -> _Draft:
     for change in changes:
         draft.apply(change)
     if not draft.voters:
-        last = next(change.node for change in changes if change.kind in ("remove", "demote"))
+        last = next((change.node for change in changes if change.kind in ("remove", "demote")), 0)
+        if not last:
+            raise Refused("a group without voters can not decide on a change")
         raise Refused(f"node {last} is the last voter; delete the group instead")
     if len(draft.voters | draft.learners.keys() | {*configuration.voters}) > NODES_MAX:
         raise Refused(f"a group has at most {NODES_MAX} members")

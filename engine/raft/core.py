@@ -18,7 +18,7 @@ from .messages import APPEND, APPEND_REPLY, CONFIRM, Message
 from .progress import PROBE, Progress, Window
 from .raft_log import RaftLog
 from .ready import Ready
-from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, ROLE_NAMES, Limits
+from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, ROLE_NAMES, Lie, Limits
 
 __all__ = [
     "CANDIDATE", "FOLLOWER", "LEADER", "PRECANDIDATE", "Change", "Configuration", "Limits", "Raft", "RaftLog", "Ready",
@@ -146,25 +146,31 @@ class Raft:
 
     # ---- in: messages
 
-    def step(self, m: Message) -> None:
-        """Take one message. Anything malformed, misdirected or out of date is dropped: the network may do that, too."""
+    def step(self, m: Message) -> str | None:
+        """Take one message. Anything malformed, misdirected or out of date is dropped: the network may do that, too.
+        What only a lie explains (two leaders in a term, a committed entry overwritten) changes nothing and is returned:
+        the host had better not listen to that node."""
         if m.uid != self.uid or self.stopped:
-            return
-        if m.term == self.term:
-            kind = m.kind
-            if kind == APPEND_REPLY:
-                if self.role == LEADER:
-                    replication.on_append_reply(self, m)
-                elif m.context == CONFIRM and not m.reject:
-                    election.deny_leading(self, m)
-                return
-            if kind == APPEND:
-                if self.role != FOLLOWER:
-                    dispatch.doubt_sender(self, m)
-                    election.follow(self, m.term, m.sender)
-                replication.on_append(self, m)
-                return
-        dispatch.settle(self, m)
+            return None
+        try:
+            if m.term == self.term:
+                kind = m.kind
+                if kind == APPEND_REPLY:
+                    if self.role == LEADER:
+                        replication.on_append_reply(self, m)
+                    elif m.context == CONFIRM and not m.reject:
+                        election.deny_leading(self, m)
+                    return None
+                if kind == APPEND:
+                    if self.role != FOLLOWER:
+                        dispatch.doubt_sender(self, m)
+                        election.follow(self, m.term, m.sender)
+                    replication.on_append(self, m)
+                    return None
+            dispatch.settle(self, m)
+        except Lie as lie:
+            return str(lie)
+        return None
 
     def send(self, message: Message) -> None:
         """Queue `message` for the next `Ready`: at once if (term, vote) is durable, else after it is (law 2)."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest
 from . import election, membership, mending, reads, replication
 from .messages import (
     APPEND,
@@ -29,7 +28,7 @@ from .messages import (
     VOTE_REPLY,
     Message,
 )
-from .state import FOLLOWER, LEADER, TERM_MAX
+from .state import FOLLOWER, LEADER, TERM_MAX, Lie
 
 if TYPE_CHECKING:
     from .core import Raft
@@ -63,6 +62,9 @@ def settle(raft: Raft, m: Message) -> None:
             election.doubt(raft)
             return
         if raft.role == LEADER and kind not in (VOTE, APPEND, READ):
+            if m.sender not in raft.configuration.nodes():
+                # Nobody asked it anything: what it knows of terms comes here by a member, if it counts.
+                return
             election.step_down(raft, term)
         else:
             election.follow(raft, term, 0)
@@ -91,12 +93,9 @@ def settle(raft: Raft, m: Message) -> None:
 
 
 def doubt_sender(raft: Raft, m: Message) -> None:
-    """Before `m.sender` is followed: raise `BadRequest` if another node leads this term, which only a lie explains.
-
-    The host closes the connection that the message came by; nothing has been changed yet.
-    """
+    """Before `m.sender` is followed: raise `Lie` if another node leads this term. Nothing has been changed yet."""
     if raft.leader and raft.leader != m.sender:
-        raise BadRequest(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
+        raise Lie(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
 
 
 def _stale(raft: Raft, m: Message) -> None:

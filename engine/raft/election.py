@@ -245,7 +245,8 @@ def on_prevote_reply(raft: Raft, m: Message) -> None:
     """Count it; a refusal from a higher term is where this member's term comes from (pitfall 26)."""
     if m.reject and m.term > raft.term:
         if raft.role == LEADER:
-            step_down(raft, m.term)
+            if m.sender in raft.configuration.nodes():
+                step_down(raft, m.term)
         else:
             follow(raft, m.term, 0)
     elif raft.role == PRECANDIDATE and raft.votes is not None and m.index == raft.term + 1:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest, NotLeader
+from ..errors import NotLeader
 from . import mending
 from .messages import READ, READ_REPLY, Message
 from .quorum import has_quorum
-from .state import LEADER
+from .state import LEADER, Lie
 
 if TYPE_CHECKING:
     from .core import Raft
@@ -112,7 +112,7 @@ def on_read(raft: Raft, m: Message) -> None:
     """A follower confirms that it knows of no later term."""
     if raft.leader != m.sender:
         if raft.leader:
-            raise BadRequest(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
+            raise Lie(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
         raft.leader = m.sender
         raft.changed = raft.dirty = True
     raft.elapsed = 0

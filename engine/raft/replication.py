@@ -16,6 +16,7 @@ from . import membership, mending
 from .messages import APPEND, APPEND_REPLY, CONFIRM, SNAPSHOT, TIMEOUT_NOW, Message
 from .progress import PROBE, REPLICATE, SNAPSHOTTING, Progress
 from .quorum import committed_index
+from .state import Lie
 
 if TYPE_CHECKING:
     from .core import Raft
@@ -322,7 +323,7 @@ def on_append(raft: Raft, m: Message) -> None:
         return
     if raft.leader != m.sender:
         if raft.leader:
-            raise BadRequest(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
+            raise Lie(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
         raft.leader = m.sender
         raft.transfer_sent = False
         raft.changed = raft.dirty = True
@@ -399,7 +400,7 @@ def overwrite(raft: Raft, from_index: int) -> None:
     for nothing."""
     if from_index <= raft.commit:
         # No leader of ours lacks a committed entry (paper 5.4.3): the sender lies.
-        raise BadRequest(f"entry {from_index} is committed (commit {raft.commit}) and would be overwritten")
+        raise Lie(f"entry {from_index} is committed (commit {raft.commit}) and would be overwritten")
     raft.log.truncate(from_index)
     void(raft, from_index)
     membership.revert(raft, from_index)

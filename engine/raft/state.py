@@ -16,6 +16,12 @@ LEADER: Final = 3
 
 ROLE_NAMES: Final = ("follower", "precandidate", "candidate", "leader")
 
+
+class Lie(Exception):
+    """What a peer said contradicts what is known for certain: only a broken or hostile one says it. Leaves `core.step`
+    as its answer; nothing is changed then that matters."""
+
+
 TERM_MAX: Final = (1 << 63) - 1
 """Terms and indexes beyond this are refused: a lying peer must not make a number overflow a fixed-width field."""
 

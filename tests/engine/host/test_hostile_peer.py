@@ -11,10 +11,19 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.errors import LogyardError
+from logyard.engine.errors import BadRequest, LogyardError
 from logyard.engine.host.blob_shapes import SHAPES
 from logyard.engine.host.inbound import SNAPSHOT_OFFER, SNAPSHOT_PIECE
-from logyard.engine.raft.messages import APPEND, PREVOTE, SNAPSHOT, TERMS_REPLY, Message
+from logyard.engine.raft.messages import (
+    APPEND,
+    PREVOTE,
+    READ,
+    SNAPSHOT,
+    TERMS_REPLY,
+    TRANSFER,
+    VOTE,
+    Message,
+)
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.transport.codec import decode_messages, encode_messages
 from logyard.engine.transport.config import TransportConfig
@@ -223,3 +232,21 @@ async def test_snapshots_that_check_and_lie(tmp_path: Path, seed: int) -> None:
             await c.restart(node)
         await unharmed(c)
     assert {path.name for path in tmp_path.parent.iterdir()} == before, "no name of a section became a path"
+
+
+async def test_a_lie_about_one_group_takes_nothing_from_the_others_of_its_frame(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.create("other")
+        for name in ("log", "other"):
+            await c.lead(1, name)
+            await c.applied(name)
+        log, other = c.member(2), c.member(2, "other")
+        lie_ = Message(READ, log.uid, 2, 3, log.raft.term, 0, 0, 0, 1)
+        # Node 3 asks for votes of the other group, in the term after this one, as node 1's heir may.
+        true = Message(
+            VOTE, other.uid, 2, 3, other.raft.term + 1, other.raft.log.last_index, other.raft.log.last_term, 0, TRANSFER
+        )
+        terms = log.raft.term, other.raft.term
+        with pytest.raises(BadRequest, match="group log: two leaders"):
+            c.system(2).inbound.on_messages(3, [lie_, true])
+        assert (log.raft.term, other.raft.term) == (terms[0], terms[1] + 1) and log.raft.leader == 1
