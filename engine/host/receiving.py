@@ -139,6 +139,9 @@ class Receiving:
         snapshot = manifest.snapshot
         if not 0 < snapshot.index < INDEX_MAX or not 0 <= snapshot.term < INDEX_MAX:
             raise Corrupt(f"snapshot of group {uid:016x}", 0, "an index that may be", snapshot.index)
+        if not 0 <= snapshot.timestamp < INDEX_MAX:
+            # Log time goes on from there, and has to fit into entries.
+            raise Corrupt(f"snapshot of group {uid:016x}", 0, "a log time that may be", snapshot.timestamp)
         self.system.store.decode_liveness(snapshot.live)
         return manifest
 
