@@ -73,6 +73,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "engine/transport/link.py", "engine/transport/listener.py", "service/rpc.py", "client/aio.py",
             "service/metrics_http.py",
+            "service/etcd/connections.py",
             "client/sync_link.py",
             "client/tls.py",  # ssl without sockets
             "client/tls_stream.py", "service/tls.py",

@@ -8,7 +8,7 @@ write is applied once. Made by `serving`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from logyard.client.kv_wire import Changes
 
 from . import cluster, leases, store, streams, watching
 from .cluster import CLUSTER_VERSION, SERVER_VERSION, Member
+from .guard import Guard
 from .leases import revision_of
 from .words import (
     EXHAUSTED,
@@ -122,11 +123,12 @@ class Limits(NamedTuple):
 class Gateway:
     """What all calls share. `by_token`: the token alone says which cluster it is, not also the group. `node`: the node
     beside it, 0 if there is none; `named`: members that the command line names, by node; `members`: the group where
-    gateways announce themselves. `stopping`: streams end; `ended`: all have."""
+    gateways announce themselves. `stopping`: streams end; `ended`: all have.
+    `origins`, `hosts`: see `Guard`."""
 
     __slots__ = (
-        "kv", "members", "header", "limits", "node", "token", "by_token", "name", "named", "stopping", "ended",
-        "watches", "encoded", "_bytes", "_calls",
+        "kv", "members", "header", "limits", "node", "token", "by_token", "name", "named", "origins", "hosts",
+        "stopping", "ended", "watches", "encoded", "_bytes", "_calls",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +142,8 @@ class Gateway:
         node: int = 0,
         named: tuple[Member, ...] = (),
         limits: Limits | None = None,
+        origins: Sequence[str] = (),
+        hosts: Sequence[str] = (),
     ) -> None:
         self.kv = kv
         self.members = members
@@ -149,6 +153,8 @@ class Gateway:
         self.token = token
         self.by_token = by_token
         self.named = named
+        self.origins = origins
+        self.hosts = hosts
         self.header = Header(cluster.number_of(token), cluster.number_of(token, name), 0)
         self.stopping = trio.Event()
         self.ended = trio.Event()
@@ -265,7 +271,8 @@ async def answer(gateway: Gateway, call: Call, request: Request) -> Response:
             asked = decoded(await body_of(gateway, request, take), call.schema)
             return Response(packed(await call.answer(gateway, asked)), media_type=JSON)
     except ClientDisconnect:
-        raise
+        # Nobody reads it.
+        return Response(status_code=400)
     except Exception as error:
         return refused(failure(error))
 
@@ -297,7 +304,7 @@ async def _other(request: Request, error: Exception) -> Response:
     return refused(GatewayError(code, error.detail, error.status_code))
 
 
-def make_app(gateway: Gateway) -> Starlette:
+def make_app(gateway: Gateway) -> Guard:
     """The application."""
     routes: list[BaseRoute] = [Route("/version", _version), Route("/health", partial(_health, gateway))]
     for prefix in PREFIXES:
@@ -307,4 +314,4 @@ def make_app(gateway: Gateway) -> Starlette:
             routes.append(Route(prefix + path, streams.Stream(gateway, handler, schema, failure), methods=["POST"]))
     app = Starlette(routes=routes, exception_handlers={404: _other, 405: _other})
     app.router.redirect_slashes = False
-    return app
+    return Guard(app, gateway.origins, gateway.hosts)

@@ -25,7 +25,7 @@ OURS = frozenset({
     "initial-advertise-peer-urls", "initial-cluster", "initial-cluster-state", "initial-cluster-token",
     "auto-compaction-mode", "auto-compaction-retention", "max-txn-ops", "max-request-bytes",
     "watch-progress-notify-interval", "experimental-watch-progress-notify-interval", "snapshot-count",
-    "heartbeat-interval", "election-timeout", "log-level", "servers", "group",
+    "heartbeat-interval", "election-timeout", "log-level", "servers", "group", "cors", "host-whitelist",
     "peer-secret-file",
 })  # fmt: skip
 SWITCHES = frozenset({
@@ -83,7 +83,15 @@ class Flags:
     servers: tuple[str, ...] = ()
     group: str = "etcd"
     peer_secret_file: str = ""
+    cors: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def served_hosts(self) -> list[str]:
+        """Hosts that requests may name: those of the client URLs, and those that were listed."""
+        urls = (*self.client_urls, *self.advertised)
+        return [*self.hosts, *(urlsplit(url).hostname or "" for url in urls)]
 
     @property
     def names(self) -> list[str]:
@@ -142,6 +150,8 @@ def parse_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> Flags:
         servers=tuple(_split(given.get("servers", ""))),
         group=given.get("group", "etcd"),
         peer_secret_file=given.get("peer-secret-file", ""),
+        cors=tuple([origin.rstrip("/") for origin in _split(given.get("cors", ""))]),
+        hosts=tuple(_split(given.get("host-whitelist", ""))),
         warnings=tuple(warnings),
     )
 

@@ -70,6 +70,8 @@ def run_etcd(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         print(f"logyard etcd: {error}", file=sys.stderr)
         return 2
     start_log(flags.level)
+    # Whatever is written here and by the node is for this user alone.
+    os.umask(0o077)
     for warning in flags.warnings:
         log.warning("%s", warning)
     try:
@@ -165,6 +167,7 @@ async def _serve(flags: Flags, servers: Sequence[str], node: LocalCluster | None
         gateway = Gateway(
             yard.kv(flags.group), yard.kv(MEMBERS), name=flags.name, token=flags.token, by_token=flags.token_given,
             node=number, named=named, limits=limits,
+            origins=flags.cors, hosts=flags.served_hosts,
         )  # fmt: skip
         nursery.start_soon(_stop_on_signal, stopped, gateway, node)
         with trio.CancelScope() as starting:

@@ -8,13 +8,13 @@ from functools import partial
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio import serve as serve_http
 
 from logyard.client.aio import Yard
 from logyard.client.errors import BadRequest, GroupExists, LogyardError
 
 from .app import TERM_S, Gateway, make_app
 from .cluster import MEMBERS, Member, announce
+from .connections import connections_max, serve_http
 
 GRACE_S = 2.0
 IDLE_S = 600.0
@@ -104,7 +104,7 @@ async def serve(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(keep_term, gateway)
-        run = partial(serve_http, make_app(gateway), hypercorn_config(binds), shutdown_trigger=stopped)  # type: ignore[arg-type]
+        run = partial(serve_http, make_app(gateway), hypercorn_config(binds), stopped, connections_max())
         async with trio.open_nursery() as http:
             urls = await http.start(run)
             said = member._replace(client_urls=member.client_urls or tuple(urls))

@@ -17,8 +17,8 @@ from .etcd_server import WAIT_S, EtcdServer, etcd_server
 FILE = Path(__file__).with_name("etcd_conversation.txt")
 DATE = re.compile(rb"date: [^\r]{29}\r\n")
 SILENCE_S = 0.5
-TOKEN = "--initial-cluster-token=etcd-cluster"
-"""Without it each cluster has a number of its own."""
+FLAGS = ("--initial-cluster-token=etcd-cluster", "--host-whitelist=etcd")
+"""Without a token each cluster has a number of its own; the file names a host."""
 
 
 class Exchange(NamedTuple):
@@ -93,7 +93,7 @@ def converse(server: EtcdServer, sizes: dict[int, int] | None) -> list[tuple[Exc
 def test_every_byte_is_as_written(tmp_path: Path) -> None:
     expected = read()
     assert len(expected) > 10
-    with etcd_server(tmp_path, TOKEN) as server:
+    with etcd_server(tmp_path, *FLAGS) as server:
         sizes = {number: len(one.answer) for number, one in enumerate(expected)}
         for one, answer in converse(server, sizes):
             assert shown(answer) == shown(one.answer), one.asked.decode()
@@ -112,5 +112,5 @@ def written(found: list[tuple[Exchange, bytes]]) -> str:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as directory, etcd_server(Path(directory), TOKEN) as running:
+    with tempfile.TemporaryDirectory() as directory, etcd_server(Path(directory), *FLAGS) as running:
         FILE.write_text(written(converse(running, None)))
