@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from logyard.engine.errors import LogyardError
 from logyard.engine.host.ending import MARK
+from logyard.machines.registry import create_machine
 from logyard.pipeline.directory.files import Segments, read_wal, users_of
 from logyard.pipeline.directory.generations import Generations
 from logyard.pipeline.directory.groups import check_group
@@ -23,17 +24,16 @@ from logyard.pipeline.directory.meta import Facts, read_meta
 from logyard.pipeline.directory.payloads import check_payloads
 from logyard.pipeline.directory.report import Report
 
-from .own_machines import machine_factory
+from .own_machines import MachineFactory, machine_factory
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 def inspect(
-    directory: Path, skip: frozenset[str], tell: Tell, machines: Mapping[str, str] | None = None
+    directory: Path, skip: frozenset[str], tell: Tell, make: MachineFactory = create_machine
 ) -> dict[str, Any]:
-    """Read everything, change nothing. Returns the report's fields. `machines`: see `check_directory`. Raises
-    `WrongIdentity` for newer formats, `BadRequest` for a machine that can't be loaded."""
-    make = machine_factory(machines or {})
+    """Read everything, change nothing. Returns the report's fields. `make`: a machine, by name and arguments. Raises
+    `WrongIdentity` for newer formats."""
     report = Report(
         lambda stage, done, total: tell({"progress": [stage, done, total]}), lambda path: tell({"inside": path})
     )
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
 
     try:
         directory, machines, *skip = arguments
-        tell({"report": inspect(Path(directory), frozenset(skip), tell, json.loads(machines))})
+        tell({"report": inspect(Path(directory), frozenset(skip), tell, machine_factory(json.loads(machines)))})
     except LogyardError as error:
         tell({"error": [error.code, str(error)]})
         return 1

@@ -20,10 +20,13 @@ from logyard.engine.host.sessions import Sessions, batch_of
 from logyard.engine.host.uploads import Uploads
 from logyard.engine.log.meta_rows import Run, StateRow
 from logyard.engine.log.recovered import Recovered
-from logyard.engine.machine import Machine, PayloadRange, Release
+from logyard.engine.machine import Machine, Release
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.snapshot.format import Snapshot
+from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
+from logyard.machines.mux import Mux
+from logyard.machines.queue import Queue
 from logyard.machines.registry import create_machine
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness, decode_live_set
@@ -403,7 +406,8 @@ class Replay:
 
     def named(self) -> Iterator[tuple[int, int]]:
         """(first, end) of entries that the state names one by one: each of them has payload."""
-        yield from ((claim.first.index, claim.first.index + 1) for claim in claims_of(self) if _is_entry(claim))
+        if names_entries(self.machine):
+            yield from ((claim.first.index, claim.first.index + 1) for claim in claims_of(self))
         if isinstance(self.machine, AppendLog):
             yield from ((first, first + count) for one in self.machine.long.values() for first, _, count in one.runs)
         if self.uploads is not None:
@@ -411,7 +415,9 @@ class Replay:
 
     def spans(self) -> list[tuple[int, int]]:
         """(first, end) of the stretches that the state needs as a whole: entries in them may have no payload."""
-        return [(one.first.index, one.end.index + 1) for one in claims_of(self) if not _is_entry(one)]
+        if names_entries(self.machine):
+            return []
+        return [(one.first.index, one.end.index + 1) for one in claims_of(self) if one.first < one.end]
 
     def _released(self, effect: Release) -> Iterable[tuple[tuple[int, int], tuple[int, int]]]:
         return self.uploads.spared(*effect) if self.uploads is not None else (effect,)
@@ -448,9 +454,12 @@ class Replay:
         raise CannotApply(f"entry {entry.index}: {type(cause).__name__}: {cause}") from error
 
 
-def _is_entry(claim: PayloadRange) -> bool:
-    """Whether a claim is of one entry."""
-    return claim.first < claim.end <= (claim.first.index + 1, 0)
+def names_entries(machine: Machine) -> bool:
+    """Whether each claim of a machine is of payloads of one entry. A log's is a range, with whatever lies in it; what
+    machines of somebody else mean is not known."""
+    if isinstance(machine, Mux):
+        return all(map(names_entries, machine.parts.values()))
+    return isinstance(machine, KV | Queue) or (isinstance(machine, AppendLog) and machine.keys is not None)
 
 
 def _extend(holes: list[Hole], first: int, last: int, segment: int) -> None:

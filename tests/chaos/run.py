@@ -16,7 +16,7 @@ from logyard.client.errors import LogyardError
 from logyard.client.sync import connect_sync
 from logyard.service.local_cluster import ClusterFailed
 
-from . import judge
+from . import judge, offline
 from .cluster import ChaosCluster
 from .faults import BREAKING, Torment
 from .kv_load import KvLoad
@@ -39,6 +39,8 @@ from .term_load import TERM_KV, TERM_QUEUE, TermLoad
 from .trio_load import FINISH_S, TrioLoad
 
 RATE_MIN = 100.0
+OFFLINE_EVERY = 4
+"""After so many faults one node is killed and its directory checked."""
 CALM_S = 0.5
 REGISTER_CLIENTS = 6
 LOG_CLIENTS = 3
@@ -139,7 +141,7 @@ class Run:
         """Faults until the time is over, or the cluster does not come back."""
         result, journal = self.result, self.journal
         deadline = time.monotonic() + seconds
-        for kind, strike in self.schedule(only):
+        for number, (kind, strike) in enumerate(self.schedule(only), 1):
             if time.monotonic() > deadline:
                 return
             begun, before = time.monotonic(), journal.done
@@ -158,6 +160,8 @@ class Run:
                 result.violations.append(f"stuck after {kind}: {complaint}")
                 self.note("stuck.json")
                 return
+            if number % OFFLINE_EVERY == 0:
+                result.violations += offline.look(self.cluster, self.torment.victim(), self.torment.rotten)
             self.torment.never.wait(CALM_S)
             result.healthy_s += time.monotonic() - begun
             result.healthy += journal.done - before
@@ -257,6 +261,8 @@ def run(directory: Path, minutes: float, seed: int, only: tuple[str, ...] = ()) 
             finally:
                 one.stop.set()
             one.finish(directory)
+        cluster.stop()
+        one.result.violations += offline.complaints(cluster, sorted(cluster.nodes), one.torment.rotten)
     one.result.seconds = time.monotonic() - begun
     return one.result
 

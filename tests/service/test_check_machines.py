@@ -16,6 +16,7 @@ import trio
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import encode_frame
 from logyard.engine.errors import LogyardError
+from logyard.engine.host import apply
 from logyard.engine.host.member import Member
 from logyard.engine.host.rows import STORE
 from logyard.engine.machine import Applied, Context, Machine, PayloadRange, PayloadRef, Reject, Sections
@@ -25,10 +26,14 @@ from logyard.machines.kv import KV
 from logyard.machines.kv_command import COMPACT, DELETE, GRANT, KEEP, PUT, REVOKE
 from logyard.machines.mux import Mux, envelope
 from logyard.payloads import checkpoints
+from logyard.pipeline.directory.groups import Replay
+from logyard.pipeline.directory.payloads import _Group
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
 from logyard.service.check_process import inspect
 from logyard.service.embedded import EmbeddedSystem, open_system
+from logyard.service.own_machines import machine_factory
 from tests.engine.host.test_uploads import bind, piece
+from tests.sim.bugs import Bug, edited, planted
 
 from .test_check import holding, meta_of
 
@@ -39,6 +44,7 @@ CONFIG = SystemConfig(
 HERE = "tests.service.test_check_machines"
 TTL = 600_000
 TIMEOUT_S = 60
+HISTORIES = 40
 
 
 class Both(Mux):
@@ -131,7 +137,7 @@ async def running(path: Path, *groups: dict[str, Any]) -> AsyncIterator[tuple[Em
 
 
 def report_of(path: Path, machines: dict[str, str] | None = None) -> dict[str, Any]:
-    return inspect(path, frozenset(), lambda line: None, PLACES if machines is None else machines)
+    return inspect(path, frozenset(), lambda line: None, machine_factory(PLACES if machines is None else machines))
 
 
 def severities(report: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -402,8 +408,9 @@ async def step_of(kind: str, draw: random.Random, group: Group, number: int) -> 
     await STEPS[kind](draw, group, number)
 
 
-async def history(path: Path, kind: str, draw: random.Random) -> None:
-    """Some runs of one node: steps of the machine, sessions that come and go, uploads, snapshots, compaction."""
+async def history(path: Path, kind: str, draw: random.Random, packed: bool = False) -> None:
+    """Some runs of one node: steps of the machine, sessions that come and go, uploads, snapshots, compaction. `packed`:
+    at last everything is moved, and what is dead goes."""
     number, session, sequence = 0, 0, 1
     for _ in range(draw.randrange(1, 4)):
         async with running(path, KINDS[kind]) as (system, [group]):
@@ -413,7 +420,13 @@ async def history(path: Path, kind: str, draw: random.Random) -> None:
                 if what < 12:
                     await step_of(kind, draw, group, number)
                 elif what == 12:
+                    apart = draw.random() < 0.5
+                    if apart:
+                        await system.compact()
                     await clients_come_and_go(group, 1000 + 20 * number)
+                    if apart:
+                        await group.snapshot()
+                        await system.compact()
                 elif what == 13:
                     await group.snapshot()
                 elif what == 14:
@@ -430,6 +443,10 @@ async def history(path: Path, kind: str, draw: random.Random) -> None:
                 elif not session:
                     session, sequence = number, 1
                     await group.begin(session)
+            if packed:
+                await system.compact()
+                await group.snapshot()
+                await system.compact()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -481,3 +498,41 @@ def test_after_any_history_a_bad_byte_of_what_lives_is_damage(tmp_path: Path, ki
     assert any(one == DAMAGE and kind == "payload" for one, kind, _ in found), found
     path.unlink()
     assert any(one == DAMAGE for one, _, _ in severities(report_of(tmp_path)))
+
+
+PLANTED = {
+    "follow_ups": (
+        "both",
+        Bug("follow_ups", "", [(Replay, "_effects", edited(("isinstance(effect, REPLICATED)", "False")))]),
+    ),
+    "own_commands": (
+        "kv",
+        Bug("own_commands", "", [(apply, "_on_system", lambda old: lambda *arguments: b"")]),
+    ),
+    "no_trace": (
+        "kv",
+        Bug(
+            "no_trace",
+            "",
+            [
+                (_Group, "holes", edited(("group.replay.spans() if group.replay is not None else ", ""))),
+                (_Group, "_hole", edited(("elif log:", "elif True:"))),
+            ],
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_check_that_applies_less_than_a_member_is_found(tmp_path: Path, name: str) -> None:
+    """The mended bugs, planted again: histories have what it takes to see them."""
+    kind, bug = PLANTED[name]
+    for seed in range(HISTORIES):
+        path = tmp_path / str(seed)
+        trio.run(history, path, kind, random.Random(f"planted {kind} {seed}"), name == "no_trace")
+        with planted(bug):
+            found = severities(report_of(path))
+        if any(one in (DAMAGE, UNKNOWN) for one, _, _ in found):
+            sound(path)
+            return
+    raise AssertionError(f"{HISTORIES} histories, and no false alarm")

@@ -8,8 +8,11 @@ from logyard.engine.host import effects, replica, sessions, snapshots, storage
 from logyard.machines.log import AppendLog
 from logyard.payloads.liveness import Liveness
 from logyard.payloads.reference import Position
+from logyard.pipeline.directory.payloads import _Group
 
-from .bugs import Bug, hidden, nothing
+from .bugs import Bug, edited, hidden, nothing
+
+OFFLINE = frozenset({"offline", "sessions"})
 
 KEPT = 8
 """Replies that a window cut too short keeps."""
@@ -78,5 +81,14 @@ BUGS = (
         "snapshot_without_live_set", "a snapshot knows what lives", [(snapshots.Snapshots, "_head", _forgets_who_lives)]
     ),
     Bug("truncation_not_restored", "a snapshot is the whole state", [(AppendLog, "restore", _restores_less)]),
+    Bug(
+        "check_takes_sessions_for_losses",
+        "the offline check looks for what the state names",
+        [
+            (_Group, "holes", edited(("group.replay.spans() if group.replay is not None else ", ""))),
+            (_Group, "_hole", edited(("elif log:", "elif True:"))),
+        ],
+        OFFLINE,
+    ),
     Bug("deletion_not_stored", "a deleted group stays deleted", [(storage.Storage, "forget", _stores_nothing)]),
 )

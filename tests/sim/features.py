@@ -36,6 +36,8 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "versions": {"old_program": ("U1.old",), "new_program": ("U1.new",), "use_new": ("U1.used",)},
     # Leases and delays, with both bounds, in two groups of their own; clocks that are set and nodes that stand still.
     "terms": {"wall_jump": ("C1.wall_jump",), "pause": ("P3.pause",)},
+    # Each node's directory is checked offline when the run has ended.
+    "offline": {},
 }
 """By feature, its verbs with the kinds that each can hit."""
 MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}

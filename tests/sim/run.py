@@ -33,6 +33,7 @@ from .kinds import CLIENTS, KINDS, VERBS, forced_of, verbs_for
 from .loop import Doomed, Life, Loop, Stop
 from .machine import machines, old_machines
 from .nemesis import Nemesis
+from .offline import complaints
 from .patches import installed, old_stamps
 from .terms import GROUPS, TermGroup, Terms
 
@@ -175,6 +176,8 @@ class Run:
             if collecting:
                 gc.enable()
         self._count()
+        if "offline" in self.features and not result.violations:
+            result.violations += complaints(self.cluster, self.checker.damaged, result.faults)
         result.cpu_s = time.process_time() - began
         return result
 
