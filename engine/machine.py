@@ -179,6 +179,9 @@ class Machine(Protocol):
     `has_terms() -> bool`
         Whether anything that was granted for a length of log time is running: the leader asks before log time jumps to
         the wall clock. Without it: whether a timer is set. Local.
+    `jumped(ms) -> bytes`
+        A command that prolongs everything granted for a length of log time: from version 2 of its kind on the leader
+        has it applied, in an entry in which log time jumps ahead by `ms`. Local.
     `query(request) -> bytes`
         A read of this member's state; changes nothing.
     """

@@ -45,7 +45,9 @@ class Queue:
     """One queue with its dead letters. Commands: see `machines.queue_command`."""
 
     __slots__ = ("options", "state")
-    version = 1
+    version = 2
+    upgrade_on_demand = True
+    """The host asks for version 2 when log time is behind the wall clock and can't catch up, as terms are running."""
 
     def __init__(self, options: QueueOptions | None = None) -> None:
         self.options = options or QueueOptions()
@@ -84,10 +86,16 @@ class Queue:
         return Batch(replies, self._finish(context, gone))
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
-        """A follow-up of its own, TOUCH: it is the entry's log time that counts."""
-        if command != wire.TOUCH_COMMAND:
+        """A follow-up of its own, TOUCH: it is the entry's log time that counts; or the host's JUMP."""
+        if command[:1] == bytes((wire.JUMP,)) and context.version > 1 and len(command) == wire.JUMP_COMMAND.size:
+            # First: nothing is over by the entry's own time that is not over by the one before it.
+            self.state.prolong(wire.JUMP_COMMAND.unpack(command)[1])
+            self.state.begin(context)
+            self.state.effects.append(Timer(TIMER, self.state.timer))
+        elif command == wire.TOUCH_COMMAND:
+            self.state.begin(context)
+        else:
             raise malformed("a queue's commands come in frames")
-        self.state.begin(context)
         return Applied(_counted(0), self._finish(context))
 
     def on_timer(self, context: Context, name: str) -> Applied:
@@ -109,6 +117,10 @@ class Queue:
     def has_terms(self) -> bool:
         """Whether a lease, a delay or a time to live is running, the queue's own too."""
         return self.state.has_terms()
+
+    def jumped(self, ms: int) -> bytes:
+        """From version 2 on: the command for an entry in which log time jumps ahead by so much. All terms go on."""
+        return wire.JUMP_COMMAND.pack(wire.JUMP, ms)
 
     def _finish(self, context: Context, own: Iterable[tuple[int, int]] | None = None) -> list[Effect]:
         state = self.state
@@ -222,7 +234,7 @@ class Queue:
         ttl = min(wanted.ttl_ms or options.ttl_ms, options.ttl_ms or wanted.ttl_ms)
         if due > state.now:
             state.next_number += count
-            state.delay(run, due, ttl)
+            state.delay(run, due, ttl, wanted.at and context.version > 1)
         else:
             state.publish(run, state.now + ttl if ttl else 0)
         return wire.PUBLISH_REPLY.pack(first, count)

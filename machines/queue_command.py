@@ -22,6 +22,7 @@ RESEND = 0x16
 CANCEL = 0x17
 PURGE = 0x18
 TOUCH = 0x19
+JUMP = 0x1A
 
 PUBLISH_COMMAND = struct.Struct("<BBBBQQQQ")
 """PUBLISH, priority (0, 1), flags, 0, time to live in ms (0: none), delay in ms or due time in ms since 1970 (0: now),
@@ -59,6 +60,8 @@ READY = 1
 DELAYED = 2
 DEAD_LETTERS = 4
 TOUCH_COMMAND = bytes((TOUCH,))
+JUMP_COMMAND = struct.Struct("<BQ")
+"""JUMP, by how many ms; the host's own. From version 2 on: log time caught up with the wall clock in this entry."""
 
 CREDIT_MAX = 65_535
 CREDIT_BYTES_MAX = 8 << 20

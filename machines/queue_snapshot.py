@@ -15,7 +15,8 @@ from .queue_state import Delayed, QueueState
 
 
 def encode(state: QueueState) -> bytes:
-    """The section: msgpack."""
+    """The section: msgpack. From version 2 on, where any wait for a time of the wall clock: their ids at its end."""
+    at = [number for number, one in state.delayed.items() if one.at]
     packed: bytes = msgpack.packb(
         (
             [shelf.encode() for shelf in (*state.shelves, state.dead)],
@@ -23,7 +24,7 @@ def encode(state: QueueState) -> bytes:
             [consumer.encode() for consumer in state.consumers.values()],
             list(state.publishers.items()), list(state.counts.items()), state.next_number, state.next_dead,
             state.next_serial, state.turn, state.served, state.active, state.unused_since, state.ended, state.timer,
-            state.last_index,
+            state.last_index, *([at] if at else ()),
         )
     )  # fmt: skip
     return packed
@@ -46,8 +47,10 @@ def decode(options: QueueOptions, data: bytes) -> QueueState:
     state.counts |= {name: count for name, count in counts}
     (
         state.next_number, state.next_dead, state.next_serial, state.turn, state.served, active, state.unused_since,
-        state.ended, state.timer, state.last_index,
+        state.ended, state.timer, state.last_index, *more,
     ) = rest  # fmt: skip
+    for number in more[0] if more else ():
+        state.delayed[number] = state.delayed[number]._replace(at=True)
     state.active = (active[0], active[1]) if active is not None else None
     state.restored()
     return state

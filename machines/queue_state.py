@@ -32,11 +32,13 @@ COUNTS = (
 
 
 class Delayed(NamedTuple):
-    """One message that is due at `due` and lives for `ttl_ms` from then on (0: for good)."""
+    """One message that is due at `due` and lives for `ttl_ms` from then on (0: for good). `at`: that is a time of the
+    wall clock, no length (known from version 2 on)."""
 
     due: int
     ttl_ms: int
     run: Run
+    at: bool = False
 
 
 class QueueState:
@@ -48,6 +50,8 @@ class QueueState:
         self.dead = Shelf()
         self.delayed: dict[int, Delayed] = {}
         self.delayed_bytes = 0
+        # How many of the delayed wait for a length of time.
+        self.delays = 0
         self.consumers: dict[tuple[int, int], Consumer] = {}
         self.publishers: dict[int, int] = {}
         self.counts = dict.fromkeys(COUNTS, 0)
@@ -118,8 +122,9 @@ class QueueState:
             due.append(heapq.heappop(self._due)[1])
         for number in due:
             if number in self.delayed:
-                when, ttl, run = self.delayed.pop(number)
+                when, ttl, run, at = self.delayed.pop(number)
                 self.delayed_bytes -= run.bytes
+                self.delays -= not at
                 self._enqueue(run, when + ttl if ttl else 0)
         self._expire()
         for consumer in self.consumers.values():
@@ -143,9 +148,28 @@ class QueueState:
 
     def has_terms(self) -> bool:
         """Whether anything was granted for a length of time that is not over."""
-        if self.delayed or (self.unused_since and not self.ended) or any(map(_expires, self._expiries)):
+        if self.delays or (self.unused_since and not self.ended) or any(map(_expires, self._expiries)):
             return True
         return any(consumer.held for consumer in self.consumers.values())
+
+    def prolong(self, ms: int) -> None:
+        """Log time jumps ahead by so much: whatever was granted for a length of time has as much left as before."""
+        for number, one in self.delayed.items():
+            if not one.at:
+                self.delayed[number] = one._replace(due=one.due + ms)
+        for shelf in self.shelves:
+            for run in shelf:
+                run.expires += ms if run.expires else 0
+        for consumer in self.consumers.values():
+            for held in consumer.held:
+                held.run.expires += ms if held.run.expires else 0
+            consumer.held = [held._replace(deadline=held.deadline + ms) for held in consumer.held]
+        if self.unused_since:
+            self.unused_since += ms
+        self._due = [(one.due, number) for number, one in self.delayed.items()]
+        heapq.heapify(self._due)
+        self._expect()
+        self.timer = self._next()
 
     def deadline(self, consumer: Consumer) -> int:
         """When what it gets now has to be settled."""
@@ -176,12 +200,13 @@ class QueueState:
         self.counts["published"] += run.count
         self.entries[run.index] = self.entries.get(run.index, 0) + run.count
 
-    def delay(self, run: Run, due: int, ttl_ms: int) -> None:
-        """Messages for later, each of which can be cancelled by its id."""
+    def delay(self, run: Run, due: int, ttl_ms: int, at: bool = False) -> None:
+        """Messages for later, each of which can be cancelled by its id. `at`: when that is does not move."""
         self.take_in(run)
+        self.delays += 0 if at else run.count
         while run.count:
             one = run.cut(1)
-            self.delayed[one.id] = Delayed(due, ttl_ms, one)
+            self.delayed[one.id] = Delayed(due, ttl_ms, one, at)
             self.delayed_bytes += one.bytes
             heapq.heappush(self._due, (due, one.id))
         if len(self._due) > 2 * len(self.delayed) + STALE_MAX:
@@ -196,6 +221,7 @@ class QueueState:
             found = self.delayed.pop(number, None)
             if found is not None:
                 self.delayed_bytes -= found.run.bytes
+                self.delays -= not found.at
                 self.release(found.run)
                 count += 1
         self.counts["cancelled"] += count
@@ -401,7 +427,7 @@ class QueueState:
             gone += shelf.take(UNLIMITED, UNLIMITED, True)
         if delayed:
             gone += (one.run for one in self.delayed.values())
-            self.delayed, self.delayed_bytes = {}, 0
+            self.delayed, self.delayed_bytes, self.delays = {}, 0, 0
         for run in gone:
             self.release(run)
         return sum(run.count for run in gone)
@@ -415,6 +441,7 @@ class QueueState:
         """What follows from the rest of the state."""
         for run in self.runs():
             self.entries[run.index] = self.entries.get(run.index, 0) + run.count
+        self.delays = sum(not one.at for one in self.delayed.values())
         self._due = [(one.due, number) for number, one in self.delayed.items()]
         heapq.heapify(self._due)
         self._expect()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
-from ..entry import FRAMES_MAX, NOOP, build_commands, build_system
+from ..entry import FRAMES_MAX, NOOP, build_commands, build_system, encode_system
 from ..errors import Busy, LogyardError, NotLeader
 from ..log.wal import WalItem
 from ..raft.core import LEADER
@@ -25,7 +25,7 @@ from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
 from ..raft.replication import NOTED, UNTOLD
 from . import effects, intake, terms
-from .log_time import LogTime
+from .log_time import MS, LogTime
 from .member import Member, Queued
 
 if TYPE_CHECKING:
@@ -318,6 +318,22 @@ class Scheduler:
         else:
             now = clock.now(system.monotonic_ns())
         return max(member.log_time, now)
+
+    def jump(self, member: Member, ms: int) -> None:
+        """Propose the entry in which log time jumps ahead by so much, and its machine prolongs what it granted."""
+        raft, clock = member.raft, member.clock
+        assert clock is not None, "who leads, and was asked for its log time, has one"
+        stamp = self.log_time(member) + ms
+        frame = encode_system("append", 0, 0, member.machine.jumped(ms))  # type: ignore[attr-defined]
+        index = raft.log.last_index + 1
+        try:
+            raft.propose(build_system(index, raft.term, stamp, [frame]), True)
+        except LogyardError as error:
+            log.info("group %s: log time stays behind the wall clock: %s", member.spec.name, error)
+            return
+        clock.jump(stamp * MS)
+        member.log_time = stamp
+        self.mark(member)
 
     def own_time(self, member: Member, kind: int) -> int:
         """Log time, in ms, of an entry of the core's own: a no-op begins the clock of its leadership."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..raft import quiescence
-from . import effects
+from . import effects, terms
 
 if TYPE_CHECKING:
     from .member import Member
@@ -118,6 +118,7 @@ def _keep_house(system: System) -> None:
     system.leaderboard.prune(system.members, len(system.members))
     system.heartbeats.look()
     system.versions.look()
+    terms.look(system)
     system.refill.look()
     system.storage.books.look()
 

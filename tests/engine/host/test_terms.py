@@ -19,6 +19,7 @@ from logyard.machines import kv_command as kv
 from logyard.machines import queue_command as queue
 from logyard.machines.kv import KV
 from logyard.machines.queue import Queue
+from logyard.machines.rehearsal import Rehearsal
 
 from .cluster import Cluster, cluster, until
 from .test_effects import Clocks
@@ -307,3 +308,72 @@ async def test_a_session_of_a_group_that_slept_does_not_begin_anew(tmp_path: Pat
         c.system(leader).hibernation.look()
         await until(lambda: c.replica(leader) is not None and not c.member(leader).sessions, "it ends")
         assert beats.clock - heard < 15
+
+
+async def jumps(rig: Rig) -> None:
+    """The leader looks whether log time can catch up, until it has."""
+    member, system = rig.c.member(await rig.leader(), rig.kind), rig.c.system(await rig.leader())
+
+    def caught_up() -> bool:
+        terms.look(system)
+        return member.log_time >= rig.clocks.wall // 1_000_000 - 1
+
+    await until(caught_up, "log time catches up")
+
+
+async def test_a_queue_whose_terms_never_end_learns_to_prolong_them_over_a_jump(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="") as c:
+        rig = await rig_of(c, "queue")
+        await rig.consumer(SESSION)
+        await rig.publish(SESSION)
+        await rig.consumer(OTHER, 600_000)
+        await rig.publish(OTHER, LEASE_MS)
+        await until(lambda: all(c.system(n).versions.knows(m, "queue") == 2 for n in c.ids for m in c.ids), "all know")
+        await rig.pass_by(3, 3603)
+        machine = await rig.machine
+        assert machine.state.now < rig.clocks.wall // 1_000_000 - 3_000_000 and rig.c.member(1, "queue").version == 1
+        await jumps(rig)
+        await rig.pass_by(2.9)
+        assert c.member(await rig.leader(), "queue").version == 2
+        assert await rig.holders() == [SESSION] and machine.state.delayed
+        await rig.pass_by(0.21)
+        assert not machine.state.delayed and OTHER in await rig.holders()
+        await c.applied("queue")
+        assert len({c.member(number, "queue").machine.snapshot()["queue"] for number in c.ids}) == 1
+        # From now on what waits for a time of the wall clock is known as such, also by who restores it.
+        due = rig.clocks.wall // 1_000_000 + 3_600_000
+        await rig.publish(OTHER, due, queue.AT)
+        await rig.pass_by(1, 3601)
+        await jumps(rig)
+        await rig.pass_by(0.1)
+        assert not machine.state.delayed, "it follows the wall clock"
+
+
+async def test_a_queue_does_not_jump_while_a_node_has_the_program_before(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="") as c:
+        rig = await rig_of(c, "queue")
+        await rig.consumer(SESSION)
+        await rig.publish(SESSION)
+        number = await rig.leader()
+        system, member = c.system(number), c.member(number, "queue")
+        system.versions.nodes[1 + number % 3] = {"queue": 1}
+        rig.clocks.move(1, 3601)
+        for _ in range(3):
+            terms.look(system)
+            await rig.look()
+        assert member.version == 1 and member.log_time < rig.clocks.wall // 1_000_000 - 3_000_000
+
+
+def test_what_a_prolonged_queue_keeps_is_in_its_snapshot() -> None:
+    run = Rehearsal(lambda: Queue(), now=1_000_000, version=2)
+    for due, flags in ((5000, 0), (9_000_000, queue.AT)):
+        head = queue.PUBLISH_COMMAND.pack(queue.PUBLISH, 0, flags, 0, 0, due, 0, 0)
+        run.command(head + (1).to_bytes(4, "little"), 8 + 1)
+    machine = run.machine
+    assert isinstance(machine, Queue) and machine.state.delays == 1
+    again = Queue()
+    again.restore(machine.snapshot())
+    assert [one.at for one in again.state.delayed.values()] == [False, True] and again.state.delays == 1
+    assert again.snapshot() == machine.snapshot()
+    again.state.prolong(1000)
+    assert [one.due for one in again.state.delayed.values()] == [1_006_000, 9_000_000] and again.has_terms()
