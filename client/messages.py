@@ -172,7 +172,7 @@ async def open_session(network: Network, name: str, make: Callable[[Network, str
     session = make(network, name, new_number())
     keeper.held[session.id] = name
     try:
-        await network.run(open_call(name, session.id, keeper.client, int(keeper.ttl * 1000), kind))
+        await network.run(open_call(name, session.id, session.id, int(keeper.ttl * 1000), kind))
     except BaseException:
         # It may have begun all the same.
         with trio.CancelScope(shield=True), suppress(LogyardError):

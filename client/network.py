@@ -106,7 +106,9 @@ class Network(AsyncVerbs):
             await trio.sleep(retry.after(error, True, self.clock()))
 
     def spawn(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task until the client ends."""
+        """Run a task until the client ends; not at all when it did."""
+        if self.closed:
+            return
         assert self._nursery is not None
         self._nursery.start_soon(task)
 

@@ -282,7 +282,7 @@ class Consumer:
     def _alive(self) -> None:
         if time.monotonic() - self._beaten > self.yard.session_ttl / 3:
             self._beaten = time.monotonic()
-            self.yard.beat()
+            self.yard.beat(self.session)
 
     def _pushed(self, header: Mapping[str, Any], data: memoryview) -> None:
         with self._changed:

@@ -1,7 +1,9 @@
 """The sessions of a trio client: one for each log that is appended to, kept alive by one heartbeat a node.
 
 Invariants: a session that is of no more use is closed for good before its frames move to another one; heartbeats cover
-all sessions of the client at once, so they cost the same for one log and for thousands. Called by `network`.
+the sessions of all logs at once, so they cost the same for one log and for thousands. A session of a caller (a
+consumer) has a client number of its own: one that is forgotten, because nobody answered, ends by itself although this
+client lives. Called by `network`.
 """
 
 from __future__ import annotations
@@ -89,8 +91,8 @@ class SessionKeeper:
         network.kick(lane)
 
     async def end(self, name: str, session: int) -> None:
-        """Close a session of a caller. What nobody takes within a moment is told as soon as somebody does: until then
-        this client's heartbeats keep the session alive, with all that it holds. Raises what stands in the way now."""
+        """Close a session of a caller. What nobody takes within a moment is told as soon as somebody does, so that what
+        the session holds need not wait for its time to live. Raises what stands in the way now."""
         self.held.pop(session, None)
         try:
             await self._network.run(close_call(name, session), OPEN_S)
@@ -112,15 +114,18 @@ class SessionKeeper:
         """Tell every node that this client lives, three times within a time-to-live."""
         while True:
             await trio.sleep(self.ttl / 3)
-            if self.held or any(lane.numbers is not None for lane in self._network.lanes):
-                async with trio.open_nursery() as nursery:
-                    for address in set(self._network.routes.addresses.values()):
-                        nursery.start_soon(self._beat, address)
+            clients = [*self.held]
+            if any(lane.numbers is not None for lane in self._network.lanes):
+                clients.append(self.client)
+            async with trio.open_nursery() as nursery:
+                for address in set(self._network.routes.addresses.values()):
+                    for client in clients:
+                        nursery.start_soon(self._beat, address, client)
 
-    async def _beat(self, address: tuple[str, int]) -> None:
+    async def _beat(self, address: tuple[str, int], client: int) -> None:
         with suppress(LogyardError):
             deadline = self._network.clock() + self.ttl / 3
-            await self._network.ask(address, "heartbeat", {"client": self.client}, deadline)
+            await self._network.ask(address, "heartbeat", {"client": client}, deadline)
 
     async def close(self) -> None:
         """End the sessions of logs with nothing under way."""

@@ -70,7 +70,7 @@ class Yard(SyncVerbs):
 
     __slots__ = (
         "timeout", "retry", "exactly_once", "_context", "_routes", "_idle", "_lock", "_chance", "_closed", "_client",
-        "_session_ttl", "_sessions", "_ending",
+        "_session_ttl", "_sessions",
     )  # fmt: skip
 
     def __init__(
@@ -95,8 +95,6 @@ class Yard(SyncVerbs):
         self._lock = threading.Lock()
         self._chance = random.Random()
         self._closed = False
-        # Names and numbers of sessions that could not be closed yet.
-        self._ending: list[tuple[str, int]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -251,27 +249,22 @@ class Yard(SyncVerbs):
             self._stumbled(name, error, retry, cut)
 
     def begin_session(self, name: str, kind: str = "") -> int:
-        """Open a session; its number. `kind`: what the group must be."""
-        return self._begin(name, kind, 0, time.monotonic() + self.timeout)
+        """Open a session that nothing but heartbeats in its own name keeps alive; its number. `kind`: what the group
+        must be."""
+        number = new_number()
+        self.run(open_call(name, number, number, int(self._session_ttl * 1000), kind))
+        return number
 
     def end_session(self, name: str, session: int) -> None:
-        """Close a session. What nobody takes within a moment is told at the next heartbeat, which would keep it."""
-        try:
+        """Close a session; one that nobody takes this for ends by itself."""
+        with suppress(LogyardError):
             self.run(close_call(name, session), END_S)
-        except LogyardError as error:
-            if error.retry != "never":
-                with self._lock:
-                    self._ending.append((name, session))
 
-    def beat(self) -> None:
-        """Tell every node that this client lives, and that sessions ended which could not be closed before."""
-        with self._lock:
-            ending, self._ending = self._ending, []
-        for name, session in ending:
-            self.end_session(name, session)
+    def beat(self, client: int) -> None:
+        """Tell every node that a client lives."""
         for node in self.nodes():
             with suppress(LogyardError):
-                self.run(call_node("heartbeat", node, client=self._client), self._session_ttl / 3)
+                self.run(call_node("heartbeat", node, client=client), self._session_ttl / 3)
 
     @property
     def session_ttl(self) -> float:

@@ -14,6 +14,8 @@ from logyard.client.errors import LogyardError
 
 from .load import TIMEOUT_S, Journal
 
+SESSION_TTL_S = 15.0
+"""A consumer that left while nobody answered holds its messages for so long: less than `FINISH_S`."""
 STEP_S = 0.05
 """Between two looks at what another thread says."""
 FINISH_S = 60.0
@@ -51,7 +53,8 @@ class TrioLoad(threading.Thread):
         while True:
             async with AsyncExitStack() as stack:
                 try:
-                    yard = await stack.enter_async_context(connect(self.servers, timeout=TIMEOUT_S))
+                    client = connect(self.servers, timeout=TIMEOUT_S, session_ttl=SESSION_TTL_S)
+                    yard = await stack.enter_async_context(client)
                 except LogyardError as error:
                     await self.refused(error)
                     continue

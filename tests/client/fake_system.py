@@ -266,7 +266,8 @@ class FakeSystem:
         return None
 
     async def listen(self, name: str, session: int, sink: object) -> object:
-        raise BadRequest("nothing is sent to sessions here")
+        await trio.sleep_forever()
+        return None
 
     async def session_reply(self, name: str, session: int, sequence: int, wait_s: float) -> bytes:
         reply = self._log(name).sessions.known(session, sequence)

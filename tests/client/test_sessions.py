@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.client import errors, session_keeper, sync, sync_session, wire
+from logyard.client import errors, session_keeper, sync_session, wire
 from logyard.client.aio import connect
 from logyard.client.frame import Frame
 from logyard.client.log import Place
@@ -362,24 +362,16 @@ async def test_a_session_whose_beginning_nobody_waited_for_is_closed(monkeypatch
         assert not cluster.sessions and not yard.sessions.held
 
 
-async def test_a_blocking_client_closes_at_its_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "END_S", 0.2)
-
-    def work(cluster: FakeCluster) -> None:
-        with connect_sync(seeds(cluster)) as yard:
-            session = yard.begin_session("log")
-            assert cluster.sessions == {session}
-            the_log(cluster).leader = 0
-            yard.end_session("log", session)
-            assert cluster.sessions == {session}
-            the_log(cluster).leader = 3
-            yard.beat()
-            assert not cluster.sessions
-
-    async with fake_cluster() as cluster:
-        cluster.create("log", [1, 2, 3], 1)
-        with trio.fail_after(20):
-            await trio.to_thread.run_sync(work, cluster, abandon_on_cancel=True)
+async def test_heartbeats_name_only_the_sessions_of_callers_that_are_open() -> None:
+    # One that its client forgot, because nobody could close it, must end by itself although the client lives.
+    async with fake_cluster(1) as cluster, connect(seeds(cluster), session_ttl=0.6) as yard:
+        cluster.create("log", [1], 1)
+        kept, left = await yard.open_session("log"), await yard.open_session("log")
+        await seen(lambda: {(1, kept.id), (1, left.id)} <= {*cluster.heartbeats})
+        await left.close()
+        cluster.heartbeats.clear()
+        await seen(lambda: len(cluster.heartbeats) > 3)
+        assert {*cluster.heartbeats} == {(1, kept.id)}
 
 
 async def test_a_cancelled_client_asks_nobody_to_close_its_sessions() -> None:
