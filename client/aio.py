@@ -42,6 +42,7 @@ from .pending import PendingAppend, wait_batch
 from .queue import QueueYard
 from .records import Buffer, Page, Record
 from .sequences import STALE
+from .session import UNIX, unix_target
 from .tls import TlsConfig, client_context, require_safe
 from .tls_stream import TlsStream
 from .upload import WHOLE_BYTES, check_size
@@ -53,7 +54,16 @@ __all__ = ["Log", "PendingAppend", "Yard", "connect"]
 
 async def open_socket(host: str, port: int, context: SSLContext | None = None) -> Stream:
     """A connected TCP socket, with `context` a TLS connection over one; raises OSError. The client's only door to the
-    network under trio."""
+    network under trio. "unix:PATH" is a socket on this machine, without TLS."""
+    if host.startswith(UNIX):
+        with unix_target(host) as path:
+            sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+            try:
+                await sock.connect(path)
+            except BaseException:
+                sock.close()
+                raise
+        return sock
     family, kind, protocol, _, target = (await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM))[0]
     require_safe(str(target[0]), context is not None)
     sock = trio.socket.socket(family, kind, protocol)

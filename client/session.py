@@ -7,8 +7,10 @@ to nothing is a protocol error.
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
@@ -42,8 +44,25 @@ def backoff(failures: int, chance: random.Random) -> float:
     return delay * (0.5 + chance.random())
 
 
+UNIX = "unix:"
+"""Begins the address of a node's socket in its data directory: who may read the files there needs no TLS."""
+
+
+@contextmanager
+def unix_target(host: str) -> Iterator[str]:
+    """What to connect to for "unix:PATH": a socket's own address is short, the way through a descriptor always is."""
+    path = host.removeprefix(UNIX)
+    directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+    finally:
+        os.close(directory)
+
+
 def parse_address(text: str) -> tuple[str, int]:
-    """("host", port) of "host:port" or "[host]:port"; raises `BadRequest`."""
+    """("host", port) of "host:port" or "[host]:port", ("unix:PATH", 0) of "unix:PATH"; raises `BadRequest`."""
+    if text.startswith(UNIX) and len(text) > len(UNIX):
+        return text, 0
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise BadRequest(f"an address is HOST:PORT, not {text!r}")

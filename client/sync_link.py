@@ -14,12 +14,25 @@ from typing import Any
 
 from . import wire
 from .records import Buffer
-from .session import Answer, Channel, Pushed, not_secured, unreachable
+from .session import UNIX, Answer, Channel, Pushed, not_secured, unix_target, unreachable
 from .tls import TlsError, explain, gathered, identities, require_safe, require_server
 
 CONNECT_S = 5.0
 STALL_S = 10.0
 """No byte for so long while an answer is due: the server hangs, and the connection is given up."""
+
+
+def _connect_unix(host: str) -> socket.socket:
+    """A connected socket of "unix:PATH". Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(CONNECT_S)
+        with unix_target(host) as path:
+            sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 class Connection:
@@ -31,18 +44,22 @@ class Connection:
         self.address = address
         self.channel = Channel()
         self._tls: ssl.SSLSocket | None = None
+        unix = address[0].startswith(UNIX)
+        if unix:
+            context = None
         try:
-            if context is None:
+            if context is None and not unix:
                 for found in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
                     require_safe(str(found[4][0]), False)
             left = min(CONNECT_S, deadline - time.monotonic())
-            self._socket = socket.create_connection(address, max(0.01, left))
+            self._socket = _connect_unix(address[0]) if unix else socket.create_connection(address, max(0.01, left))
         except TlsError as error:
             raise not_secured(address, error) from None
         except OSError as error:
             raise unreachable(address, error) from None
         try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not unix:
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is not None:
                 self._socket = self._tls = context.wrap_socket(self._socket)
             self._exchange(lambda: self.channel.greeted, min(deadline, time.monotonic() + CONNECT_S))

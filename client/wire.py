@@ -7,6 +7,7 @@ compared with the limit of its type before a byte is allocated for it. Used by `
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -95,6 +96,9 @@ PUSH_BYTES_MAX = FRAME_BYTES_MAX + (1 << 20)
 """A message, or delivered records with their bodies."""
 DEDICATED = 64 << 10
 """A frame of this many bytes or more is received into memory of its own, without a copy."""
+MAP = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+LAZY = 4 << 20
+"""A frame of so many bytes gets memory that is none before it is written."""
 RECEIVE_BYTES = 128 << 10
 BEGINNING = 4096
 """What is received at first where a large frame is likely."""
@@ -401,6 +405,11 @@ class Receiver:
         self.wanted = 0
 
     @property
+    def filled(self) -> int:
+        """Bytes there of the frame that has begun."""
+        return self._filled if self._large is not None else self._end - self._start
+
+    @property
     def partial(self) -> bool:
         """A frame has begun and is not complete."""
         return self._end > self._start or self._large is not None or self.wanted > 0
@@ -411,7 +420,8 @@ class Receiver:
             return self._large[self._filled :]
         held = self._end - self._start
         if self.wanted:
-            self._large = memoryview(bytearray(self.wanted))
+            # Of a very large one, memory is taken as its bytes arrive.
+            self._large = memoryview(bytearray(self.wanted) if self.wanted < LAZY else mmap.mmap(-1, self.wanted, MAP))
             self._large[:held] = self._view[self._start : self._end]
             self._filled = held
             self._start = self._end = self.wanted = 0

@@ -1,9 +1,18 @@
-"""Where the client door listens: this machine's loopback, unless TLS secures it. Used by `rpc`."""
+"""Where the client door listens: this machine's loopback, unless TLS secures it, and a unix socket. Used by `rpc`."""
 
 from __future__ import annotations
 
 from logyard.client.tls import is_loopback
 from logyard.engine.errors import BadRequest
+
+ADMIN = "admin.sock"
+"""The unix socket in a data directory, for who may read the files there."""
+UNIX = "unix:"
+
+
+def unix_path(text: str) -> str:
+    """The path of "unix:PATH", "" for any other address."""
+    return text.removeprefix(UNIX) if text.startswith(UNIX) else ""
 
 
 def listen_address(text: str, *, secured: bool = False) -> tuple[str, int]:

@@ -29,9 +29,7 @@ from .own_machines import MachineFactory, machine_factory
 Tell = Callable[[dict[str, Any]], None]
 
 
-def inspect(
-    directory: Path, skip: frozenset[str], tell: Tell, make: MachineFactory = create_machine
-) -> dict[str, Any]:
+def inspect(directory: Path, skip: frozenset[str], tell: Tell, make: MachineFactory = create_machine) -> dict[str, Any]:
     """Read everything, change nothing. Returns the report's fields. `make`: a machine, by name and arguments. Raises
     `WrongIdentity` for newer formats."""
     report = Report(

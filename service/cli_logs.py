@@ -36,12 +36,26 @@ TLS_HELP = {
 }
 
 
+def near_socket(directory: str) -> str:
+    """The address of the socket in a node's data directory, given that or the directory it is in."""
+    from .addresses import ADMIN
+
+    for place in (Path(directory), Path(directory, "data")):
+        if (place / ADMIN).exists():
+            return f"unix:{(place / ADMIN).resolve()}"
+    raise click.BadParameter(f"{directory!r} is no data directory of a node that runs")
+
+
 def servers_option(command: F) -> F:
     """Adds --servers, which the command receives as a list of "host:port", and --timeout, which `opened` finds."""
 
     def split(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
         found = [part.strip() for part in value.split(",") if part.strip()]
-        for address in found:
+        for number, address in enumerate(found):
+            if "/" in address and not address.startswith("unix:"):
+                address = found[number] = near_socket(address)
+            if address.startswith("unix:"):
+                continue
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit():
                 raise click.BadParameter(f"{address!r} is not HOST:PORT")

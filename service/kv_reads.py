@@ -14,6 +14,7 @@ from logyard.engine.errors import BadRequest, Corrupt, Gone, LogyardError
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.types import Buffer
 
+from . import answers
 from .log_reader import DAMAGE, packs_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ ANSWER_BYTES = 8 << 20
 
 Place = tuple[int, int]
 """The index and ordinal of a payload."""
+
+ABOUT_BYTES = 1 << 20
+"""Room that is taken for an answer, whose size is known only when it is there."""
 
 
 class Answers(NamedTuple):
@@ -70,6 +74,7 @@ async def read(system: System, member: Member, places: Iterable[Place]) -> Mappi
     """The bytes of payloads, by (index, ordinal). What is damaged or lost here comes from a peer. Raises `Gone` for one
     that is released, `Corrupt` where nobody has it."""
     wanted = sorted(places)
+    await answers.take(ABOUT_BYTES)
     try:
         found = list(_locate(system, member, wanted))
     except LogyardError as error:

@@ -37,6 +37,11 @@ from logyard.machines.log import AppendLog
 from logyard.machines.slices import Long, Slice, slices
 from logyard.payloads.reference import Position
 
+from . import answers
+
+BODY_BYTES = 8 << 20
+"""Room that is taken for a body at most: a larger one is answered alone."""
+
 SEGMENT = ".seg"
 DAMAGE = ("corrupt", "error")
 """Codes of what a peer's copy may mend: damaged rows, a gap, an environment that fails."""
@@ -88,6 +93,8 @@ async def poll(
         with trio.move_on_after(wait_s):
             await system.wait(member, lambda: machine.end > offset)
         machine = append_log(member)
+    await answers.take(max_bytes if offset < machine.end else 0)
+    machine = append_log(member)
     if offset != machine.end or offset < machine.start:
         machine.anchor(offset)
     pieces = await _mended(system, member, machine, offset, max_records, max_bytes, bodies)
@@ -116,6 +123,7 @@ async def read_body(
 ) -> Buffer | Encoded:
     """Bytes `start`..`stop` of one record's body; if it is encoded, how, or bytes of what is `stored` of it. Raises
     `OutOfRange` for a range outside of the body."""
+    await answers.take(BODY_BYTES if stop is None else max(0, min(stop - start, BODY_BYTES)))
     machine = append_log(member)
     machine.anchor(offset)
     plan = await _mended(system, member, machine, offset, 1, 1)

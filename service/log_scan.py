@@ -26,6 +26,7 @@ from logyard.machines.log import ANCHOR_BYTES, AppendLog
 from logyard.machines.slices import Long, Slice
 from logyard.payloads.reference import Position
 
+from . import answers
 from .log_reader import Walk, append_log, long_parts, packs_of
 
 STEP_PACKS = 512
@@ -225,6 +226,7 @@ async def scan(
 ) -> tuple[dict[str, Any], list[Buffer]]:
     """Columns of records of `ranges`; see `client.scans.Scan`. What goes wrong with one range is its outcome."""
     config: SystemConfig = system.config
+    await answers.take(min(max_bytes, config.poll_bytes_max))
     scanning = Scanning(system, min(max_bytes, config.poll_bytes_max), max_records, body_bytes)
     return await scanning.run(ranges)
 

@@ -36,6 +36,7 @@ from logyard.engine.transport.peers import Peers
 from logyard.machines.command import TRUNCATE
 from logyard.machines.registry import BUILT_IN, create_machine
 
+from .addresses import ADMIN
 from .config import NodeConfig, read_secret
 from .kv_calls import KvPort
 from .kv_verbs import KvVerbs
@@ -43,7 +44,7 @@ from .log_verbs import LogVerbs
 from .own_machines import machine_factory
 from .payload_port import StoreAdapter
 from .pushes import listen
-from .rpc import RpcServer
+from .rpc import ADMIN_PLACES, RpcServer
 from .status import board_rows, describe_member, describe_sleeper, key_metrics, node_status
 from .tls import Door, PeerGuard, open_doors
 from .writer_process import COMMAND as WRITER_COMMAND
@@ -363,12 +364,16 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
         clients = {number: f"{host}:{port}" for number, (host, port) in config.client_addresses.items()}
         host, port = config.client_listen
         rpc = RpcServer(node, f"{host}:{port}", clients, limits, client_door)
-        system.budget.receiving = rpc.buffered
+        near = f"unix:{os.path.join(os.path.abspath(config.directory), ADMIN)}"
+        admin = RpcServer(node, near, clients, limits, places=ADMIN_PLACES)
+        system.budget.receiving = lambda: rpc.buffered() + admin.buffered()
         async with trio.open_nursery() as nursery:
             await nursery.start(system.run, peers)
             if isinstance(peers, Peers):
                 await nursery.start(peers.run)
             await nursery.start(rpc.serve)
+            admin.client_addresses = {**rpc.client_addresses, config.id: near}
+            await nursery.start(admin.serve)
             if config.metrics_listen is not None:
                 from .metrics import render
                 from .metrics_http import MetricsServer

@@ -8,8 +8,10 @@ read); the replies of a turn leave in one frame. Called by `service.node`.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -17,13 +19,16 @@ import trio
 from logyard.client import wire
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
-from logyard.engine.descriptors import CLIENTS, has_room
+from logyard.engine.descriptors import CLIENTS, PEERS, has_room
 from logyard.engine.errors import BadRequest, Busy, LogyardError
 from logyard.engine.transport.eager import EagerReads
 
-from .addresses import listen_address
+from .addresses import listen_address, unix_path
+from .answers import CONNECTION_BYTES, TAKE, Answers
+from .answers import STALL_S as ANSWERS_STALL_S
 from .pushes import LISTENING, Pushing
-from .room import Room
+from .room import STEP_BYTES, Room
+from .rpc_arguments import decode_call
 from .rpc_calls import Data, SystemPort, error_value, serve_call, submit_command
 
 if TYPE_CHECKING:
@@ -34,12 +39,20 @@ if TYPE_CHECKING:
 HANDSHAKE_BUFFER = wire.HEADER_BYTES + wire.HELLO_BYTES_MAX
 CALLS_MAX = 1024
 """Calls of one connection at a time: each is a task."""
-OUTGOING_BYTES_MAX = 16 << 20
-"""Read results wait while so much has not been sent: a slow reader must not fill the memory."""
 STALL_S = 30.0
 """A frame that has begun, or an answer that is not taken, for so long without a byte: the connection is closed."""
+RATE_MIN = 64 << 10
+"""Bytes a second: a frame that comes slower than that, from STALL_S on, closes its connection, however steadily."""
+ADMIN_PLACES = 16
+"""Its connections: none of them takes the place of a client's, nor the other way round."""
+PRIVATE = 0o177
+"""The umask of a socket that its owner alone may connect to."""
 SWEEP_S = 1.0
 BACKLOG = 512
+
+
+KEEPING = frozenset({"session_open", "heartbeat", *LISTENING})
+"""Calls of a client that somebody would miss."""
 
 
 class Connection:
@@ -48,7 +61,7 @@ class Connection:
     __slots__ = (
         "server", "socket", "scope", "greeted", "progress", "_replies", "_outgoing", "_receiver", "_bell", "_ringing",
         "_drained", "_sizes", "_inflight", "_reserved", "_answered", "_calls", "_nursery", "_paused", "_parked", "_raw",
-        "_write",
+        "_write", "_frame", "_begun", "session", "_taken", "_counted",
     )  # fmt: skip
 
     def __init__(self, server: RpcServer, raw: socket.socket) -> None:
@@ -67,8 +80,15 @@ class Connection:
         self._drained = trio.lowlevel.ParkingLot()
         self._sizes: dict[int, int] = {}
         self._inflight = 0
-        # Of the large frame that is being received: its bytes are counted, and not a request's yet.
+        # Of the large frame that is being received: its size, and how much of it is counted, and not a request's yet.
+        self._frame = 0
         self._reserved = 0
+        # When the frame began that is not complete; -1: there is none.
+        self._begun = -1.0
+        # Of answers: bytes that calls took room for, and what of `_outgoing` is counted.
+        self._taken = self._counted = 0
+        # It keeps a session alive.
+        self.session = False
         self._answered = trio.lowlevel.ParkingLot()
         self._calls = 0
         self._nursery: trio.Nursery | None = None
@@ -128,6 +148,8 @@ class Connection:
                         nursery.cancel_scope.cancel()
         finally:
             self.server.room.give(self._reserved)
+            self.server.room.ended(self)
+            self.server.answers.count(-self._counted)
             for request in list(self._sizes):
                 self._release(request)
             self.socket.close()
@@ -166,7 +188,8 @@ class Connection:
 
     async def _secure(self) -> TlsStream | None:
         """Behind a TLS door, the client's TLS connection takes the place of its socket."""
-        self._raw.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+        if not self.server.path:
+            self._raw.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
         if self.server.door is None:
             return None
         stream = await self.server.door.accept(trio.socket.from_stdlib_socket(self._raw), self._raw)
@@ -185,15 +208,27 @@ class Connection:
                 full = self._inflight and (self.server.room.full or self._over_budget(0))
                 if not self._reserved and (wanted or full):
                     await self._wait_for_room(wanted)
-                count = await reads.recv_into(receiver.buffer())
+                buffer = receiver.buffer()
+                if self._reserved < self._frame:
+                    if receiver.filled == self._reserved:
+                        await self._wait_for_step()
+                    buffer = buffer[: self._reserved - receiver.filled]
+                count = await reads.recv_into(buffer)
                 if not count:
                     return
                 self.progress = trio.current_time()
                 system.receiving()
                 try:
-                    self._take(receiver.received(count))
+                    frames = receiver.received(count)
+                    self._take(frames)
                 finally:
                     system.received()
+                if not receiver.partial:
+                    self._begun = -1.0
+                elif frames or self._begun < 0:
+                    self._begun = self.progress
+                # Nothing of a frame may outlive its turn here.
+                del frames, buffer
         except (wire.ProtocolError, OSError) as error:
             self.server.log.debug("connection closed: %s", error)
         except Exception:
@@ -203,7 +238,9 @@ class Connection:
     def _take(self, frames: Sequence[wire.Received]) -> None:
         """Nothing of a frame may outlive this call here: a waiting connection must not hold its last one."""
         for frame in frames:
-            held, self._reserved = self._reserved, 0
+            held, self._reserved, self._frame = self._reserved, 0, 0
+            if held:
+                self.server.room.ended(self)
             if frame.type == wire.APPEND:
                 self._append(frame.request, frame.flags, frame.body, held)
             else:
@@ -214,39 +251,66 @@ class Connection:
         while self._over_budget(wanted):
             await self._answered.park()
         if wanted:
-            # Counted from before it is allocated; as a request from the moment it is complete.
-            await self.server.room.take(wanted)
-            self._reserved = wanted
-            self._inflight += wanted
+            # Counted from before it is received; as a request from the moment it is complete.
+            step = min(wanted, STEP_BYTES)
+            await self.server.room.take(step)
+            self._frame, self._reserved = wanted, step
+            self._inflight += step
         else:
             await self.server.room.wait_small()
         self._paused = False
+        self.progress = self._begun = trio.current_time()
+
+    async def _wait_for_step(self) -> None:
+        """Count the next bytes of a large frame; what is waited for them is not the client's time."""
+        self._paused = True
+        step = min(self._frame - self._reserved, STEP_BYTES)
+        asked = trio.current_time()
+        await self.server.room.go_on(step, self)
+        self._reserved += step
+        self._inflight += step
+        self._paused = False
         self.progress = trio.current_time()
+        self._begun += self.progress - asked
 
     def _append(self, request: int, flags: int, body: bytes | memoryview, held: int) -> None:
         self._charge(request, len(body), held)
         submit_command(self.server.system, self, self._release, request, flags, body)
 
     def _call(self, request: int, body: bytes | memoryview, held: int) -> None:
-        method, arguments = wire.decode_call(body)
+        method, arguments = decode_call(body)
         self._charge(request, len(body), held)
         assert self._nursery is not None
         if self._calls >= CALLS_MAX:
             self._answer(request, [wire.encode_error(request, wire.pack(error_value(Busy("the call limit", 0.05))))])
             return
         self._calls += 1
+        self.session |= method in KEEPING
         self._nursery.start_soon(self._serve, request, method, arguments)
 
     async def _serve(self, request: int, method: str, arguments: Mapping[str, Any]) -> None:
         server = self.server
+        taken = 0
+
+        async def take(size: int) -> None:
+            nonlocal taken
+            await self._take_room(size)
+            taken += size
+
+        TAKE.set(take)
         try:
+            await self.drained(CONNECTION_BYTES)
             if method == "cluster":
                 value: object = server.cluster()
             elif method in LISTENING:
-                value = await LISTENING[method](server.system, arguments, Pushing(request, self))
+                call = LISTENING[method](server.system, arguments, Pushing(request, self))
+                # While it waits it keeps what it took of them, and not what else there was.
+                del arguments
+                value = await call
             else:
-                value = await serve_call(server.system, method, arguments)
-            await self.drained(OUTGOING_BYTES_MAX)
+                call = serve_call(server.system, method, arguments)
+                del arguments
+                value = await call
             if isinstance(value, Data):
                 answer = wire.encode_data(request, value.header, value.parts)
             else:
@@ -257,8 +321,36 @@ class Connection:
             server.log.exception("the call %s failed unexpectedly", method)
             failure = LogyardError(f"{method} failed unexpectedly: {type(error).__name__}: {error}")
             answer = [wire.encode_error(request, wire.pack(error_value(failure)))]
+        finally:
+            self._taken -= taken
+            server.answers.count(-taken)
         self._calls -= 1
         self._answer(request, answer)
+
+    async def _take_room(self, size: int) -> None:
+        """Before `size` bytes are read for an answer."""
+        answers = self.server.answers
+        while True:
+            waiting = self._taken + self._outgoing.size
+            if waiting and waiting + size > CONNECTION_BYTES:
+                await self.changed()
+            elif answers.fits(size):
+                break
+            else:
+                await answers.wait()
+        self._taken += size
+        answers.count(size)
+
+    async def changed(self) -> None:
+        """Until something of what waits here was sent, or a call ended."""
+        await self._drained.park()
+
+    def _count(self) -> None:
+        """What waits to be sent is counted for the whole door."""
+        size = self._outgoing.size
+        if size != self._counted:
+            self.server.answers.count(size - self._counted)
+            self._counted = size
 
     @property
     def unsent(self) -> int:
@@ -275,6 +367,7 @@ class Connection:
         if not self._outgoing.size:
             self.progress = trio.current_time()
         self._outgoing.push(frame)
+        self._count()
         self._ring()
 
     def _answer(self, request: int, frame: list[wire.Buffer] | list[bytes]) -> None:
@@ -305,6 +398,7 @@ class Connection:
         except OSError:
             # Full, or broken: the sender waits, or meets the same error and ends the connection.
             pass
+        self._count()
         self._drained.unpark_all()
         if outgoing.size:
             self._bell.unpark_all()
@@ -335,6 +429,7 @@ class Connection:
                 while outgoing.size:
                     outgoing.sent(await self.socket.sendmsg(outgoing.window()))
                     self.progress = trio.current_time()
+                    self._count()
                     self._drained.unpark_all()
         except OSError:
             return False
@@ -344,13 +439,44 @@ class Connection:
         """It takes too long over its handshake, a frame it began, or an answer it does not take."""
         if not self.greeted:
             return now - self.progress > handshake_s
-        stuck = self._outgoing.size > 0 or (self._receiver.partial and not self._paused)
-        return stuck and now - self.progress > STALL_S
+        if self._outgoing.size > 0 and now - self.progress > STALL_S:
+            return True
+        if not self._receiver.partial or self._paused or self._begun < 0:
+            return False
+        return self._receiver.filled < (now - self._begun - STALL_S) * RATE_MIN
+
+    @property
+    def idle(self) -> bool:
+        """Nobody misses it: nothing of it is under way, and it keeps no session alive."""
+        return not (self.session or self._sizes or self._reserved or self._outgoing.size)
+
+
+def bind_unix(path: str) -> socket.socket:
+    """A bound socket at `path` (0600), in place of what a process that was killed left there. Raises OSError."""
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # A socket's address is short; the way through the descriptor is so for any directory.
+        short = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+        if os.path.lexists(short):
+            os.unlink(short)
+        before = os.umask(PRIVATE)
+        try:
+            raw.bind(short)
+        finally:
+            os.umask(before)
+    except OSError:
+        raw.close()
+        raise
+    finally:
+        os.close(directory)
+    return raw
 
 
 class RpcServer:
     """Listens on `address` ("host:port", port 0: any free one) and serves `system` to clients.
 
+    "unix:PATH" is a socket of its owner's alone, without TLS; `places`: how many connections there may be.
     `client_addresses` are told to every client: node -> "host:port". `port` is known once `serve` has started. `door`
     is TLS; without it only a loopback address is served. `refusal`: why the last handshake failed.
     """
@@ -362,16 +488,22 @@ class RpcServer:
         client_addresses: Mapping[int, str],
         config: SystemConfig,
         door: Door | None = None,
+        places: int = 0,
     ) -> None:
         self.system = system
         self.config = config
         self.door = door
         self.refusal = ""
-        self.host, self.port = listen_address(address, secured=door is not None)
+        self.path = unix_path(address)
+        self.host, self.port = ("", 0) if self.path else listen_address(address, secured=door is not None)
+        self.places = places or config.connections_max
         self.client_addresses = dict(client_addresses)
+        if self.path:
+            self.client_addresses[system.node_id] = address
         self.connections: set[Connection] = set()
         self._came = trio.lowlevel.ParkingLot()
         self.room = Room(config.node_inflight_bytes, config.reserved_ratio)
+        self.answers = Answers(config.node_memory_bytes // 4)
         self.log = logging.getLogger("logyard.rpc")
 
     @property
@@ -380,9 +512,9 @@ class RpcServer:
         return self.room.used
 
     def buffered(self) -> int:
-        """Bytes at this door that the engine does not count: frames that are not complete, receive buffers."""
+        """Bytes at this door that the engine does not count: frames that are not complete, receive buffers, answers."""
         begun = sum(connection.reserved for connection in self.connections)
-        return begun + len(self.connections) * wire.RECEIVE_BYTES
+        return begun + self.answers.used + len(self.connections) * wire.RECEIVE_BYTES
 
     @property
     def hello(self) -> bytes:
@@ -394,18 +526,36 @@ class RpcServer:
 
     async def serve(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started` with the port. Raises OSError when the address can't be had."""
-        family = trio.socket.AF_INET6 if ":" in self.host else trio.socket.AF_INET
-        with socket.socket(family, trio.socket.SOCK_STREAM) as raw:
-            listener = trio.socket.from_stdlib_socket(raw)
-            listener.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
-            await listener.bind((self.host, self.port))
-            listener.listen(BACKLOG)
-            self.port = listener.getsockname()[1]
-            self.client_addresses.setdefault(self.system.node_id, f"{self.host}:{self.port}")
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._sweep)
-                task_status.started(self.port)
-                await self._accept(raw, nursery)
+        with self._listening() as raw:
+            raw.setblocking(False)
+            raw.listen(BACKLOG)
+            if not self.path:
+                self.port = raw.getsockname()[1]
+                self.client_addresses.setdefault(self.system.node_id, f"{self.host}:{self.port}")
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._sweep)
+                    task_status.started(self.port)
+                    await self._accept(raw, nursery)
+            finally:
+                if self.path:
+                    with suppress(OSError):
+                        os.unlink(self.path)
+
+    def _listening(self) -> socket.socket:
+        """A bound socket. Raises OSError that names the address."""
+        if self.path:
+            return bind_unix(self.path)
+        raw = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            raw.bind((self.host, self.port))
+        except OSError as error:
+            raw.close()
+            raise OSError(
+                error.errno, f"can't listen for clients: {error.strerror}", f"{self.host}:{self.port}"
+            ) from None
+        return raw
 
     def cluster(self) -> dict[str, object]:
         """What the ``cluster`` call answers."""
@@ -422,12 +572,25 @@ class RpcServer:
                 self.log.warning("a connection could not be accepted: %s", error)
                 await trio.sleep(0.05)
                 continue
-            if len(self.connections) >= self.config.connections_max or not has_room(raw.fileno(), CLIENTS):
+            raw.setblocking(False)
+            share = PEERS if self.path else CLIENTS
+            if (len(self.connections) >= self.places or not has_room(raw.fileno(), share)) and not self._make_place():
                 raw.close()
                 continue
             connection = Connection(self, raw)
             self.connections.add(connection)
             nursery.start_soon(self._run, connection)
+
+    def _make_place(self) -> bool:
+        """End the connection that is missed least: one that has not said who it is, or is idle, for the longest time.
+        False when all are in use."""
+        idle = (connection for connection in self.connections if connection.idle)
+        found = min(idle, key=lambda connection: (connection.greeted, connection.progress), default=None)
+        if found is None:
+            return False
+        self.connections.discard(found)
+        found.scope.cancel()
+        return True
 
     async def _run(self, connection: Connection) -> None:
         self._came.unpark_all()
@@ -444,5 +607,7 @@ class RpcServer:
                 await self._came.park()
             await trio.sleep(min(SWEEP_S, handshake / 4))
             for connection in list(self.connections):
-                if connection.overdue(trio.current_time(), handshake):
+                now = trio.current_time()
+                blocks = self.answers.waiting and connection.unsent and now - connection.progress > ANSWERS_STALL_S
+                if blocks or connection.overdue(now, handshake):
                     connection.scope.cancel()

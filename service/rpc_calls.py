@@ -401,7 +401,10 @@ async def serve_call(system: SystemPort, method: str, arguments: Mapping[str, An
     handler = HANDLERS.get(method)
     if handler is None:
         raise BadRequest(f"no method {method[:64]!r}; there are {', '.join(sorted((*HANDLERS, 'cluster')))}")
-    return await handler(system, asked_of(system, arguments))
+    asked = asked_of(system, arguments)
+    # While the call waits it keeps what its handler took, and not what else there was.
+    del arguments
+    return await handler(system, asked)
 
 
 def asked_of(system: SystemPort, arguments: Mapping[str, Any]) -> Asked:

@@ -188,6 +188,9 @@ async def test_connections_above_the_limit_are_closed() -> None:
     async with trio.open_nursery() as nursery:
         cluster, _, server = await start(SystemConfig(connections_max=2), nursery)
         first, second = await Raw.open(cluster), await Raw.open(cluster)
+        for raw in (first, second):
+            await raw.send(wire.encode_call(1, "heartbeat", {"client": 7}))
+            assert await raw.frames()
         third = await Raw.open(cluster, hello=False)
         assert await third.ended()
         assert len(server.connections) == 2
@@ -284,7 +287,7 @@ async def test_a_request_number_that_is_open_is_not_taken_twice() -> None:
 
 
 async def test_a_slow_reader_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "OUTGOING_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(rpc, "CONNECTION_BYTES", 1 << 20)
     async with trio.open_nursery() as nursery:
         cluster, _, server = await start(SystemConfig(), nursery)
         log = cluster.create("a", [1], 1)
