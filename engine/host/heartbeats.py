@@ -2,7 +2,7 @@
 
 Invariants: silence is counted from this leader's election at the earliest, and only while this process runs: a node
 that slept, or a new leader, gives every client its whole time again (architecture.md section 8). Nothing ends but by a
-replicated `expire`. Costs nothing for groups without sessions. Called by `ticker` once a second.
+replicated `expire`. Costs nothing for groups without sessions. Called by `ticker` twice a second.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 1.0
+SESSIONS_SECONDS = 0.5
+"""So often silent clients are looked for: a session is late by no more than a second."""
 REST_SECONDS = 0.2
 """A node at rest looks up this often, at multiples of it on the loop's clock: with the renewals, as a wake-up costs a
 node at rest more than what it does then."""
@@ -33,7 +35,7 @@ STORAGE_REST_SECONDS = 5.0
 class Ticker:
     """One node's. `resting` while nothing needs a tick: the turn that makes a member active says `stir`."""
 
-    __slots__ = ("system", "resting", "_lot", "_healthy", "_machines", "_housekeeping", "_storage")
+    __slots__ = ("system", "resting", "_lot", "_healthy", "_machines", "_housekeeping", "_sessions", "_storage")
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -42,6 +44,7 @@ class Ticker:
         self._healthy = True
         self._machines = 0.0
         self._housekeeping = 0.0
+        self._sessions = 0.0
         self._storage = 0.0
 
     def is_resting(self) -> bool:
@@ -103,6 +106,9 @@ class Ticker:
             effects.tick_machines(system)
         if not system.durability.sealed and now - system.durability.last_write >= system.config.wal_seal_idle_ms / 1000:
             system.durability.seal()
+        if now - self._sessions >= SESSIONS_SECONDS:
+            self._sessions = now
+            system.heartbeats.look()
         if now - self._housekeeping >= HOUSEKEEPING_SECONDS:
             self._housekeeping = now
             _keep_house(system)
@@ -116,7 +122,6 @@ def _keep_house(system: System) -> None:
     system.departures.forget_told()
     system.hibernation.look()
     system.leaderboard.prune(system.members, len(system.members))
-    system.heartbeats.look()
     system.versions.look()
     terms.look(system)
     system.refill.look()
