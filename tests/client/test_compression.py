@@ -19,6 +19,7 @@ from logyard.client.compression import (
     Encoding,
     Marked,
     encode,
+    index_of,
     inflate,
     inflate_whole,
     parse,
@@ -220,3 +221,19 @@ def test_options() -> None:
     assert wants("zstd", False) and wants(None, True) and not wants("none", True) and not wants(None, False)
     with pytest.raises(BadRequest):
         wants("gzip", False)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_chunk_longer_than_its_original_is_refused_before_it_is_fetched(number: int) -> None:
+    """The last one too, which is shorter than the others."""
+    encoding = Encoding(CHUNK_BYTES, 2 * CHUNK_BYTES + 1000)
+    for more in (0, 1):
+        lengths = [encoding.length(at) + (more if at == number else 0) for at in range(3)]
+        steps = ranges_of(encoding, sum(lengths) + encoding.index_bytes, 0, encoding.size)
+        asked = next(steps)
+        assert isinstance(asked, tuple) and asked[1] - asked[0] == encoding.index_bytes
+        if more:
+            with pytest.raises(Corrupt, match=f"chunk {number} "):
+                steps.send(index_of(lengths))
+        else:
+            assert steps.send(index_of(lengths)) == (0, sum(lengths)), "all of it is one range"

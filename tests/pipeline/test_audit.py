@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from logyard.client.sync import connect_sync
-from logyard.pipeline.jobs.audit import run_audit
+from logyard.pipeline.jobs.audit import Summary, Total, run_audit
 from logyard.service.local_cluster import LocalCluster
 
 from ..service.test_check import flip
@@ -127,3 +127,23 @@ def test_a_member_that_does_not_answer_is_a_problem(cluster: LocalCluster) -> No
     applied(cluster)
     assert not found["ok"] and any("node 3 does not answer" in text for text in found["problems"])
     assert found["copies"] == 6
+
+
+def test_members_that_differ_are_named_and_those_that_have_applied_less_are_not() -> None:
+    def copy(node: int, digest: str, applied: int = 7, log: str = "one") -> dict[str, Any]:
+        return {
+            **Total(copies=1)._asdict(), "problems": [], "node": node, "log": log, "uid": 5 if log == "one" else 6,
+            "applied": applied, "start": 0, "end": 3, "digest": digest,
+        }  # fmt: skip
+
+    def problems(*copies: dict[str, Any]) -> list[str]:
+        summary = Summary(lambda row: None)
+        for one in copies:
+            summary.add(one)
+        summary.agree()
+        assert summary.fields()["ok"] is (not summary.problems)
+        return summary.problems
+
+    assert problems(copy(1, "a"), copy(2, "a"), copy(3, "b", applied=6), copy(1, "c", log="two")) == []
+    (said,) = problems(copy(1, "a"), copy(2, "b"), copy(3, "a"), copy(1, "c", log="two"))
+    assert said == "log 'one': nodes [1, 2, 3] hold different payloads at entry 7"

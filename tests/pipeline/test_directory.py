@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import msgpack
 import pytest
@@ -17,6 +18,7 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.log.meta import IDENTITY, MetaStore
 from logyard.machines.log import AppendLog
+from logyard.pipeline.directory.reading import StoppedLog, StoppedNode
 from logyard.pipeline.directory.source import DirectorySource
 from logyard.pipeline.errors import DataLoss
 from logyard.pipeline.jobs.audit_directory import differing
@@ -257,3 +259,26 @@ def renumber(path: Path, node: int) -> None:
     assert store.identity is not None
     store.commit([(IDENTITY, msgpack.packb(list(store.identity._replace(node=node))))])
     store.close()
+
+
+def test_a_damaged_copy_is_passed_over_while_there_is_another(source: DirectorySource) -> None:
+    class Bad:
+        """A stopped node whose copies can't be read."""
+
+        directory = "bad"
+
+        def __init__(self, code: str) -> None:
+            self.code = code
+
+        def log(self, uid: int) -> StoppedLog:
+            raise LogyardError(f"a page of {uid}", code=self.code)
+
+    (uid,) = [info.uid for info in source.logs({"whole"})]
+    for code in ("corrupt", "error"):
+        bad = cast(StoppedNode, Bad(code))
+        for copies in ([bad, *source.nodes], [*source.nodes, bad]):
+            assert source._best(uid, copies).node is source.nodes[0]
+        with pytest.raises(LogyardError, match="a page of"):
+            source._best(uid, [bad])
+    with pytest.raises(LogyardError, match="a page of"):
+        source._best(uid, [cast(StoppedNode, Bad("unknown_group")), *source.nodes])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
@@ -15,7 +16,8 @@ from logyard.pipeline.jobs import export as exporting
 from logyard.pipeline.jobs.digests import digest_logs
 from logyard.pipeline.jobs.export import Export, run_export
 from logyard.pipeline.jobs.importing import Import, LogImport, run_import
-from logyard.pipeline.jobs.manifest import ExportError, folder_of, read_manifest
+from logyard.pipeline.jobs.manifest import FOOTER, ExportError, Part, folder_of, read_manifest
+from logyard.pipeline.sources import Wanted
 from logyard.service.local_cluster import LocalCluster
 
 from .here import Here
@@ -232,3 +234,24 @@ def test_the_plan_and_the_manifest_are_plain(cluster: LocalCluster, tmp_path: Pa
     (out / "data" / "x").mkdir()
     with pytest.raises(ExportError, match="not empty"):
         run_export(spark(), job(cluster, out / "data"))
+
+
+def test_a_part_is_only_taken_for_its_own_export_and_range(tmp_path: Path) -> None:
+    export, wanted = Export({"path": "x"}, tmp_path), Wanted("plain", 1, 3, 5)
+    path = tmp_path / exporting.path_of(wanted)
+    path.parent.mkdir(parents=True)
+    mine = Part("mine", "plain", 1, 3, 5, "f", rows=2)
+
+    def found(part: Part, rows: int = 2) -> Part | None:
+        table = pyarrow.table({"offset": list(range(rows))})
+        parquet.write_table(table.replace_schema_metadata({FOOTER: json.dumps(part._asdict())}), path)
+        return exporting.existing(export, "mine", wanted)
+
+    assert found(mine) == mine._replace(bytes=path.stat().st_size)
+    for other in (
+        mine._replace(export="another"), mine._replace(log="cut"), mine._replace(first=2), mine._replace(end=6),
+        mine._replace(rows=3),
+    ):  # fmt: skip
+        assert found(other) is None, other
+    assert found(mine, rows=1) is None, "a file with fewer rows than it says"
+    assert found(mine._replace(rows=1), rows=1) is None, "and one that is short and says so"

@@ -1,9 +1,10 @@
 """A writer process that fails where a plan says: ``python -m tests.service.failing_writer PLAN ...`` and what
 `logyard.service.writer` takes.
 
-PLAN is a directory. `die` holds a number: that many steps from now the process is killed, once. `always`, `once` and
-`stall` hold a step's name: it is killed there each time, or once; it waits there while the file exists. `steps` gets
-the names of all steps, `died` those at which `die` was obeyed. `full` holds the size beyond which no file grows.
+PLAN is a directory. `die` holds a step's name and a number: that time it comes to it the process is killed. `always`,
+`once` and `stall` hold a step's name: it is killed there each time, or once; it waits there while the file exists.
+`steps` gets the names of all steps, `died` those at which `die` was obeyed. `full` holds the size beyond which no file
+grows.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class Plan:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(self.read("full") or resource.RLIM_INFINITY), -1))
         with (self.directory / "steps").open("a") as steps:
             steps.write(f"{name}\n")
-        left = self.read("die")
-        if left:
+        wanted, _, left = self.read("die").rpartition(" ")
+        if wanted == name:
             if int(left) > 1:
-                (self.directory / "die").write_text(str(int(left) - 1))
+                (self.directory / "die").write_text(f"{name} {int(left) - 1}")
             else:
                 (self.directory / "die").unlink()
                 with (self.directory / "died").open("a") as died:
