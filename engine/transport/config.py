@@ -27,8 +27,8 @@ class TransportConfig:
     """What may wait for the bulk lane. More is dropped whole and probed for again; one larger frame alone goes out."""
     receive_bytes: int = 256 << 10
     """The reused receive buffer of a connection. Frames above half of it get memory of their own."""
-    handshakes: int = 64
-    """Accepted connections that have not said who they are yet; more are closed at once."""
+    handshakes: int = 256
+    """Accepted connections that have not shown who they are yet; of more the oldest is closed."""
     handshake_timeout_ms: int = 5_000
     """A connection that takes longer to say hello is closed (slow-loris)."""
     backoff_min_ms: int = 50

@@ -1,7 +1,8 @@
 """The peer listener: accepts connections, learns within a bounded time who is there, and hands them to their peer.
 
 Nothing but a kilobyte is read from a connection before its identity is checked (faults section 4) and, by TLS or by
-`proof`, shown; connections that have not got so far are counted. A bad one is told why, closed, and harms nothing else.
+`proof`, shown; connections that have not got so far are counted, and when there are too many the oldest goes, of those
+first that have said nothing. A bad one is told why, closed, and harms nothing else.
 Called by `peers`; with `link` the only door to sockets (law 12).
 """
 
@@ -31,6 +32,8 @@ from .frame import (
 from .link import Address, Guard, Stream, family, prepare, read_greeting, require_loopback, send_exactly
 from .proof import Exchange, encode_challenge
 
+BACKLOG = 1024
+"""Connections that the kernel holds until they are accepted: what it drops comes again only a second later."""
 Admit = Callable[[Hello], Hello]
 Prove = Callable[[bytes], Exchange]
 Serve = Callable[[Hello, Stream], Awaitable[None]]
@@ -47,7 +50,8 @@ class Listener:
     """
 
     __slots__ = (
-        "address", "waiting", "refused", "refusal", "_config", "_admit", "_serve", "_guard", "_prove", "_required",
+        "address", "refused", "refusal", "_config", "_admit", "_serve", "_guard", "_prove", "_required", "_silent",
+        "_begun",
     )  # fmt: skip
 
     def __init__(
@@ -63,7 +67,9 @@ class Listener:
         if guard is None:
             require_loopback(address[0])
         self.address = address
-        self.waiting = 0
+        # Who has not shown who it is, oldest first: those that said nothing, and those that began to.
+        self._silent: dict[trio.CancelScope, None] = {}
+        self._begun: dict[trio.CancelScope, None] = {}
         self.refused = 0
         self.refusal = ""
         self._config = config
@@ -79,7 +85,7 @@ class Listener:
         with trio.socket.socket(family(host), socket.SOCK_STREAM) as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             await listening.bind((host, port))
-            listening.listen(128)
+            listening.listen(BACKLOG)
             name = listening.getsockname()
             self.address = (name[0], name[1])
             async with trio.open_nursery() as nursery:
@@ -91,25 +97,48 @@ class Listener:
                         # Out of descriptors, or the peer is gone again. Both pass; without a pause the first spins.
                         await trio.sleep(0.05)
                         continue
-                    if self.waiting >= self._config.handshakes or not has_room(sock.fileno(), PEERS):
+                    short = self.waiting >= self._config.handshakes or not has_room(sock.fileno(), PEERS)
+                    if short and not self._make_place():
                         self.refused += 1
                         sock.close()
                         continue
-                    self.waiting += 1
-                    nursery.start_soon(self._welcome, sock)
+                    scope = trio.CancelScope()
+                    self._silent[scope] = None
+                    nursery.start_soon(self._welcome, sock, scope)
 
-    async def _welcome(self, sock: trio.socket.SocketType) -> None:
+    @property
+    def waiting(self) -> int:
+        """Connections that have not shown who they are."""
+        return len(self._silent) + len(self._begun)
+
+    def _make_place(self) -> bool:
+        """End the oldest connection that has said nothing, else the oldest that has not come to its end. False: all
+        have."""
+        line = self._silent or self._begun
+        if not line:
+            return False
+        scope = next(iter(line))
+        del line[scope]
+        scope.cancel()
+        return True
+
+    async def _welcome(self, sock: trio.socket.SocketType, scope: trio.CancelScope) -> None:
         with sock:
             met: tuple[Hello, Stream] | None = None
             try:
-                with trio.fail_after(self._config.handshake_timeout_ms / 1000):
+                with scope, trio.fail_after(self._config.handshake_timeout_ms / 1000):
+                    await trio.lowlevel.wait_readable(sock)
+                    self._silent.pop(scope, None)
+                    self._begun[scope] = None
                     met = await self._shake_hands(sock)
             except (OSError, trio.TooSlowError, LogyardError) as error:
-                self.refused += 1
                 self.refusal = str(error) or "the handshake took too long"
             finally:
-                self.waiting -= 1
-            if met is not None:
+                self._silent.pop(scope, None)
+                self._begun.pop(scope, None)
+            if met is None:
+                self.refused += 1
+            else:
                 await self._serve(*met)
 
     async def _shake_hands(self, sock: trio.socket.SocketType) -> tuple[Hello, Stream]:

@@ -278,7 +278,7 @@ async def test_a_silent_connection_and_one_that_says_something_else_are_closed()
         nursery.cancel_scope.cancel()
 
 
-async def test_more_strangers_than_allowed_are_closed_at_once() -> None:
+async def test_of_more_strangers_than_allowed_the_oldest_is_closed() -> None:
     config = TransportConfig(handshakes=2)
     listener = Listener(("127.0.0.1", 0), config, lambda theirs: theirs, unserved)
     async with trio.open_nursery() as nursery:
@@ -288,9 +288,12 @@ async def test_more_strangers_than_allowed_are_closed_at_once() -> None:
             await sock.connect(listener.address)
         await trio.testing.wait_all_tasks_blocked()
         with trio.socket.socket() as sock, trio.fail_after(5):
+            await waiting[0].send(b"L")
+            await trio.testing.wait_all_tasks_blocked(0.01)
             await sock.connect(listener.address)
-            assert await sock.recv(10) == b""
-        assert listener.waiting == 2
+            assert await waiting[1].recv(10) == b"", "that has said nothing"
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert listener.waiting == 2
         for sock in waiting:
             sock.close()
         nursery.cancel_scope.cancel()
