@@ -21,6 +21,7 @@ from . import (
     cli_admin,
     cli_bench,
     cli_etcd,
+    cli_forks,
     cli_kv,
     cli_lease,
     cli_logs,
@@ -203,6 +204,7 @@ register(cli_retention.commands)
 register(cli_admin.commands)
 register(cli_members.commands)
 register(cli_repair.commands)
+register(cli_forks.commands)
 register(cli_bench.commands)
 register(cli_tls.commands)
 register(cli_spark.commands)

@@ -130,6 +130,8 @@ METRICS = (
            field("space", "free_bytes")),
     Metric("inflight_bytes", "gauge", "Commands received and not answered, all groups.", field("inflight_bytes")),
     Metric("busy", "counter", "Commands refused with busy, by the budget that was full.", by_key("busy"), ("cause",)),
+    Metric("forks", "counter", "Replicas that left their group and held entries that its lineage has not: kept in "
+           "forks/.", field("forks")),
     Metric("snapshots_taken", "counter", "Snapshots of groups taken here.", field("snapshots_taken")),
     Metric("snapshots_sent", "counter", "Snapshots sent to followers.", field("snapshots_sent")),
     Metric("snapshots_installed", "counter", "Snapshots installed from leaders.", field("snapshots_installed")),

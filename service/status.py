@@ -78,6 +78,7 @@ def node_status(system: System) -> dict[str, Any]:
         "snapshot_bytes": sums.snapshot_bytes + sleepers.bytes,
         "liveness_mismatches": system.snapshots.mismatches,
         "snapshots": sums.snapshots + len(sleepers),
+        "forks": system.counters.forks,
         "snapshots_taken": system.counters.snapshots_taken,
         "snapshots_sent": system.counters.snapshots_sent,
         "snapshots_installed": system.counters.snapshots_installed,

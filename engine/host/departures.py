@@ -23,10 +23,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import LogyardError
 from ..log.wal import WalItem
 from ..raft.core import LEADER
-from . import rows
-from .member import Member
+from . import forks, rows
+from .member import STOPPED, Member
 
 if TYPE_CHECKING:
     from .system import System
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 REMOVED_GROUPS = 5
 """The kind of the blob that tells: header {"groups": [[uid, index, term], ...]}: at this committed index, whose entry
-has this term, the receiver was no member."""
+has this term, the receiver was no member; "lineages": of each, where terms begin in what the sender has applied."""
 REFUSED_GROUPS = 6
 """The kind of the blob that tells: header {"uids": [...]}: the sender will store no replica of them before somebody led
 them."""
@@ -81,7 +82,8 @@ class Departures:
             return
         index = raft.applied
         groups = [[member.uid, index, raft.log.term(index) or 0]]
-        if self.system.peers.send_blob(node, REMOVED_GROUPS, 0, {"groups": groups}):
+        header = {"groups": groups, "lineages": [forks.lineage_of(member)]}
+        if self.system.peers.send_blob(node, REMOVED_GROUPS, 0, header):
             # Else it is told when it speaks again, and a learner that comes back speaks once.
             self._told.add((node, member.uid))
 
@@ -95,12 +97,14 @@ class Departures:
 
     # Being told
 
-    def on_told(self, groups: Sequence[Sequence[int]]) -> None:
-        """Another member has applied configurations without this node."""
-        for uid, index, term in groups:
+    def on_told(self, groups: Sequence[Sequence[int]], lineages: Sequence[forks.Lineage] = ()) -> None:
+        """Another member has applied configurations without this node. `lineages`: what it has applied of each group;
+        programs of the first release do not say."""
+        for number, (uid, index, term) in enumerate(groups):
+            lineage = lineages[number] if number < len(lineages) else ()
             member = self.system.hibernation.find(uid)
             if member is not None and not member.raft.stopped and self._is_out(member, index, term):
-                self.system.nursery.start_soon(self._drop, member, index, term)
+                self.system.nursery.start_soon(self._drop, member, index, term, lineage)
 
     def _is_out(self, member: Member, index: int, term: int) -> bool:
         raft = member.raft
@@ -118,12 +122,29 @@ class Departures:
         here, there = (0 if known_term is None else known_term, known), (0 if known_term is None else term, index)
         return there > here or (there == here and self.system.node_id not in raft.configuration.nodes())
 
-    async def _drop(self, member: Member, index: int, term: int) -> None:
+    async def _drop(self, member: Member, index: int, term: int, lineage: forks.Lineage = ()) -> None:
         # What came before this task ran may have made it a member, and been acknowledged.
         if member.raft.stopped or not self._is_out(member, index, term):
             return
+        first = forks.first_of(member, lineage)
+        if first and not await self._keep_fork(member, first, lineage):
+            return
         log.info("group %s: node %d is no member since index %d", member.spec.name, self.system.node_id, index)
         await self._leave(member, index, f"this node is no member of the group any more (index {index})")
+
+    async def _keep_fork(self, member: Member, first: int, lineage: forks.Lineage) -> bool:
+        """Keep what only this replica has, before it goes; False where it can't be kept: then it stays, stopped."""
+        system, name, last = self.system, member.spec.name, member.raft.log.last_index
+        system.directory.silence(member, "forked: what its group's lineage has not is being kept", STOPPED)
+        try:
+            path = await forks.keep(system, member, first, lineage)
+        except (LogyardError, OSError) as error:
+            member.reason = forks.why_it_stays(error)
+            log.error("group %s stopped: %s", name, member.reason)
+            return False
+        system.counters.forks += 1
+        log.error("group %s: entries %d to %d are not in its lineage; kept in %s", name, first, last, path)
+        return True
 
     async def _leave(self, member: Member, index: int, reason: str) -> None:
         raft = member.raft
@@ -225,4 +246,5 @@ class Departures:
         elif kind == TAKE_BACK:
             self.system.nursery.start_soon(self.take_back, header["uids"])
         else:
-            self.on_told([(int(uid), int(index), int(term)) for uid, index, term in header["groups"]])
+            groups = [(int(uid), int(index), int(term)) for uid, index, term in header["groups"]]
+            self.on_told(groups, header.get("lineages", ()))

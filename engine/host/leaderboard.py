@@ -73,12 +73,13 @@ class Counters:
     """
 
     __slots__ = (
-        "busy", "migrated_bytes", "migrated_files", "replay_nanoseconds", "snapshots_installed", "snapshots_sent",
-        "snapshots_taken",
+        "busy", "forks", "migrated_bytes", "migrated_files", "replay_nanoseconds", "snapshots_installed",
+        "snapshots_sent", "snapshots_taken",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.busy: dict[str, int] = {}
+        self.forks = 0
         self.snapshots_taken = 0
         self.snapshots_sent = 0
         self.snapshots_installed = 0

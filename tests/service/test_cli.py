@@ -20,7 +20,7 @@ from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_port
 VERBS = {
     "serve", "up", "demo", "check", "bench", "create", "list", "describe", "delete", "append", "read", "snapshot",
     "retain", "truncate", "compact", "scrub", "members", "transfer", "status", "leaders", "drain",
-    "campaign", "force-shrink", "forget", "readmit", "skip", "tls", "spark", "kv", "queue", "etcd",
+    "campaign", "force-shrink", "forget", "readmit", "skip", "forks", "tls", "spark", "kv", "queue", "etcd",
 }  # fmt: skip
 
 

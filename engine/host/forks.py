@@ -1,0 +1,162 @@
+"""Entries of a replica that its group's lineage has not: kept in a file before the replica goes.
+
+A `force_shrink` begins a lineage of its own. Members that went on without the survivor and meet it later drop their
+replicas, and with them what they acknowledged meanwhile. Before that, everything from the first entry that the lineage
+has in another term on is written to one file under `forks/`, durable before anything of the replica is destroyed; where
+that can't be done (no room, damage) the replica stays, stopped. Nothing of the file is ever read by a node: it is the
+operator's, and the group's uid lives on in it by name only. Called by `departures`.
+
+The file: `MAGIC`, then msgpack values: a head (map), one map an entry (`index`, `term`, `kind`, `data`, `units`: bytes
+of each unit, nil where it was released), and a last map with `entries` and `digest`, xxh3-128 of all before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import trio
+import xxhash
+
+from ..entry import units_of
+from ..errors import Gone, LogyardError, NoSpace
+from ..raft.election import FORCED_TERMS
+from .member import Member
+from .reader import Located, Wanted
+
+if TYPE_CHECKING:
+    from .system import System
+
+log = logging.getLogger(__name__)
+
+DIRECTORY = "forks"
+SUFFIX = ".fork"
+MAGIC = b"LYFORK1\n"
+Lineage = Sequence[Sequence[int]]
+"""(first index, term), rising, of what a member of the group has applied; the first one may be a snapshot's."""
+
+
+def lineage_of(member: Member) -> list[tuple[int, int]]:
+    """What a member tells of its log: where terms begin, up to what it has applied."""
+    raft = member.raft
+    runs = [run for run in raft.log.runs if run[0] <= raft.applied]
+    if raft.log.snapshot_index:
+        base = raft.log.snapshot_index
+        runs = [(base, raft.log.snapshot_term), *(run for run in runs if run[0] > base)]
+    return [*runs, (raft.applied, raft.log.term(raft.applied) or 0)]
+
+
+def first_of(member: Member, lineage: Lineage) -> int:
+    """The first entry of a replica that the lineage has in another term; 0: none that counts. What is not known to be
+    committed counts if the lineage was forced: the others may have acknowledged it, and a restart forgets what was
+    committed last."""
+    raft = member.raft
+    if not lineage:
+        return 0
+    (base, base_term), last = lineage[0], lineage[-1][0]
+    at = min(raft.log.last_index, last)
+    if at < base:
+        # Only its snapshot is left there: whether these entries are below it can't be told.
+        forced = base_term - raft.log.last_term >= FORCED_TERMS // 2
+        return max(1, raft.log.snapshot_index + 1) if forced and raft.log.last_index else 0
+    first, forced = 0, False
+    while at >= max(base, raft.log.snapshot_index, 1):
+        theirs = next((term for begin, term in reversed(lineage) if begin <= at), 0)
+        mine = raft.log.term(at) or 0
+        if mine == theirs:
+            break
+        first, forced = at, theirs - mine >= FORCED_TERMS // 2
+        at -= 1
+    return first if first and (first <= raft.commit or forced) else 0
+
+
+async def keep(system: System, member: Member, first: int, lineage: Lineage) -> str:
+    """Write everything of a stopped replica from `first` on to a file; its path. Raises `NoSpace`, `Corrupt`, `Gone`,
+    `OSError`."""
+    if not member.resolves:
+        raise Gone("it has not caught up with a release, and can't tell what of its payloads lives")
+    disk, folder = system.disk, os.path.join(str(system.path), DIRECTORY)
+    disk.make_directory(folder)
+    raft = member.raft
+    path = os.path.join(folder, f"{member.uid:016x}-{first}-{raft.log.last_index}{SUFFIX}")
+    temporary = path + ".tmp"
+    disk.unlink(temporary)
+    fd = disk.create(temporary)
+    digest = xxhash.xxh3_128()
+    at = 0
+
+    async def put(data: bytes) -> None:
+        nonlocal at
+        if disk.free_bytes(folder) - len(data) < system.config.disk_reserve_bytes:
+            raise NoSpace(f"no room to keep what only this replica of {member.spec.name!r} has")
+        await trio.to_thread.run_sync(disk.gather_write, fd, [data], at)
+        digest.update(data)
+        at += len(data)
+
+    try:
+        try:
+            head = {
+                "name": member.spec.name, "uid": member.uid, "machine": member.spec.machine,
+                "arguments": member.spec.arguments, "node": system.node_id, "first": first,
+                "last": raft.log.last_index, "commit": raft.commit, "term": raft.term,
+                "lineage": [list(run) for run in lineage],
+            }  # fmt: skip
+            await put(MAGIC + msgpack.packb(head))
+            count = 0
+            async for entry in _entries(system, member, first):
+                await put(msgpack.packb(entry))
+                count += 1
+            await put(msgpack.packb({"entries": count, "digest": digest.digest()}))
+        finally:
+            disk.close(fd)
+        await trio.to_thread.run_sync(disk.publish, temporary, path)
+    except BaseException:
+        disk.unlink(temporary)
+        raise
+    return path
+
+
+async def _entries(system: System, member: Member, first: int) -> AsyncIterator[dict[str, Any]]:
+    """What is left of each entry: below a snapshot those with payload, above it all."""
+    raft, reader = member.raft, system.reader
+    index = first
+    while index <= raft.log.last_index:
+        if index <= raft.log.snapshot_index:
+            stop = raft.log.snapshot_index
+            for located in reader.payload_entries(member, index, stop):
+                yield await _entry(system, member, located.index, located.term, located.data, located)
+            index = stop + 1
+            continue
+        for entry in reader.log_entries(member, index, raft.log.last_index, 1 << 20):
+            found = [one for one in reader.payload_entries(member, entry.index, entry.index) if entry.body_bytes]
+            yield await _entry(system, member, entry.index, entry.term, entry.data, found[0] if found else None)
+            index = entry.index + 1
+
+
+async def _entry(
+    system: System, member: Member, index: int, term: int, data: bytes, located: Located | None
+) -> dict[str, Any]:
+    units = units_of(data)
+    live = member.liveness.live_units(index, [(unit.number, unit.first_ordinal, unit.records) for unit in units])
+    bodies: list[bytes | None] = []
+    for unit in units:
+        body: bytes | None = None
+        if located is not None and unit.number in live:
+            try:
+                (found,) = await system.reader.read(member, [Wanted(located, unit, 0, unit.length)], mend=False)
+                body = bytes(found)
+            except Gone:
+                pass
+        bodies.append(body)
+    return {"index": index, "term": term, "kind": data[0], "data": bytes(data), "units": bodies}
+
+
+def why_it_stays(error: LogyardError | OSError) -> str:
+    """The reason of a replica that could not be kept elsewhere."""
+    return (
+        f"forked: it holds entries that its group's lineage has not, and they could not be written to {DIRECTORY}/ "
+        f"({error}); make room or repair it, and restart the node"
+    )

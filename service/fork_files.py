@@ -1,0 +1,85 @@
+"""Files of forks (`engine.host.forks`): what a replica had that its group's lineage has not, for the operator.
+
+Invariant: nothing of a file is believed before all of it matched its digest. Used by `cli_forks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+import xxhash
+
+from logyard.engine.entry import ABSENT, COMMANDS, LARGE, MARK, frames_of, table_of, units_of
+from logyard.engine.errors import Corrupt
+from logyard.engine.host.forks import DIRECTORY, MAGIC, SUFFIX
+
+
+class ForkRecord(NamedTuple):
+    """One record of an entry. `body`: None where it has none, or it was released; `encoded`: its client compressed it,
+    and its head begins with the envelope."""
+
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
+    ordinal: int
+    command: bytes
+    head: bytes
+    body: bytes | None
+    encoded: bool
+
+
+def fork_files(data: Path) -> list[Path]:
+    """The files of a data directory, by name."""
+    return sorted((data / DIRECTORY).glob(f"*{SUFFIX}"))
+
+
+def read_fork(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The head and the entries of a file, all of it verified. Raises `Corrupt`."""
+    raw = path.read_bytes()
+    if not raw.startswith(MAGIC):
+        raise Corrupt(str(path), 0, MAGIC.hex(), raw[: len(MAGIC)].hex())
+    unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(raw)))
+    unpacker.feed(memoryview(raw)[len(MAGIC) :])
+    values: list[dict[str, Any]] = []
+    at = ended = 0
+    try:
+        for value in unpacker:
+            ended, at = at, unpacker.tell()
+            values.append(value)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Corrupt(str(path), len(MAGIC) + at, "a fork's file", str(error)) from error
+    end = values[-1] if len(values) > 1 else {}
+    digest = xxhash.xxh3_128_digest(memoryview(raw)[: len(MAGIC) + ended])
+    if end.get("digest") != digest or end.get("entries") != len(values) - 2:
+        raise Corrupt(str(path), len(MAGIC) + ended, digest.hex(), repr(end))
+    return values[0], values[1:-1]
+
+
+def records_of(entry: dict[str, Any]) -> Iterator[ForkRecord]:
+    """The records of one entry, in order."""
+    if entry["kind"] != COMMANDS:
+        return
+    units, bodies = units_of(entry["data"]), entry["units"]
+    packs = {unit.first_ordinal: bodies[unit.number] for unit in units if unit.records}
+    large = {unit.first_ordinal: bodies[unit.number] for unit in units if not unit.records}
+    for frame in frames_of(entry["data"]):
+        pack = packs.get(frame.first)
+        if pack is None:
+            continue
+        table = table_of(pack, frame.records)
+        at = 8 * frame.records
+        small = at + sum(length & ~MARK for length in table[::2])
+        commands = frame.split_commands()
+        for number in range(frame.records):
+            head_bytes, body_bytes = table[2 * number] & ~MARK, table[2 * number + 1]
+            ordinal = frame.first + number
+            body: bytes | None = None
+            if body_bytes != ABSENT and body_bytes >= LARGE:
+                body = large.get(ordinal)
+            elif body_bytes != ABSENT:
+                body = pack[small : small + body_bytes]
+                small += body_bytes
+            encoded = bool(table[2 * number] & MARK)
+            yield ForkRecord(entry["index"], ordinal, commands[number], pack[at : at + head_bytes], body, encoded)
+            at += head_bytes

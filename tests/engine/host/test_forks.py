@@ -1,0 +1,137 @@
+"""A lineage that a forced shrink ended: its members keep what only they have before they leave, or stay."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from logyard.engine.disk import Disk
+from logyard.engine.host import forks
+from logyard.engine.host.member import STOPPED
+from logyard.engine.raft.core import LEADER
+from logyard.service.cli import cli
+from logyard.service.fork_files import fork_files, read_fork, records_of
+
+from .cluster import KIB, Cluster, cluster, until
+
+
+async def went_on_alone(c: Cluster, path: Path) -> list[bytes]:
+    """Nodes 2 and 3 acknowledged what they return; node 1, which has heard nothing of it, became the group."""
+    await c.lead(2)
+    await c.fill(2, 5, 5 * KIB)
+    await c.applied()
+    await c.crash(1)
+    await until(lambda: 1 not in c.system(2).live)
+    bodies = [b"%d only here " % number * (2 if number % 2 else 800) for number in range(6)]
+    for body in bodies:
+        await c.append(await c.leader(), [(b"head", body)])
+    await c.applied(among=[2, 3])
+    await c.crash(2)
+    await c.crash(3)
+    await c.start(1)
+    await until(lambda: c.member(1).raft.role != LEADER)
+    await c.nodes[1].force_shrink("log")
+    for number in range(8):
+        await c.append(await c.leader(), [(b"", b"alone %d" % number)])
+    return bodies
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+async def test_what_a_majority_acknowledged_is_kept_before_its_members_leave(tmp_path: Path, compacted: bool) -> None:
+    async with cluster(tmp_path) as c:
+        bodies = await went_on_alone(c, tmp_path)
+        if compacted:
+            await c.nodes[1].snapshot(["log"])
+            await c.nodes[1].compact()
+        for number in (2, 3):
+            await c.start(number)
+        await c.bare(2, 3)
+        for number in (2, 3):
+            assert c.system(number).counters.forks == 1 and c.nodes[number].status()["forks"] == 1
+            (file,) = fork_files(tmp_path / f"node-{number}")
+            head, entries = read_fork(file)
+            assert (head["name"], head["node"], head["uid"]) == ("log", number, c.member(1).uid)
+            found = [record for entry in entries for record in records_of(entry)]
+            kept = [record.body for record in found if record.head == b"head"]
+            assert kept == bodies
+            command_line(tmp_path / f"node-{number}", file, tmp_path / f"out-{number}", bodies)
+        # The group goes on, and takes them in again.
+        await c.nodes[1].change_membership("log", [("add_promotable", 2), ("add_promotable", 3)])
+        await until(lambda: c.member(1).raft.configuration.voters == (1, 2, 3))
+        assert c.system(1).counters.forks == 0
+
+
+def command_line(data: Path, file: Path, target: Path, bodies: list[bytes]) -> None:
+    """The operator's verbs: what is there, its records as files, and away with it."""
+
+    def run(*words: str) -> dict[str, Any]:
+        done = CliRunner().invoke(cli, ["forks", *words, "--json"])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    (row,) = run("list", str(data))["forks"]
+    assert (row["file"], row["name"]) == (str(file), "log") and row["records"] >= len(bodies)
+    run("export", str(file), str(target))
+    rows = [json.loads(line) for line in (target / "records.jsonl").read_text().splitlines()]
+    head = base64.b64encode(b"head").decode()
+    assert [(target / row["payload"]).read_bytes() for row in rows if row["metadata"] == head] == bodies
+    spoilt = bytearray(file.read_bytes())
+    spoilt[len(spoilt) // 2] ^= 1
+    file.write_bytes(spoilt)
+    assert CliRunner().invoke(cli, ["forks", "drop", str(file)]).exit_code == 1 and file.exists()
+    spoilt[len(spoilt) // 2] ^= 1
+    file.write_bytes(spoilt)
+    run("drop", str(file))
+    assert not file.exists()
+
+
+async def test_a_member_that_was_merely_away_keeps_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.fill(1, 5, KIB)
+        await c.applied()
+        await c.crash(3)
+        await until(lambda: 3 not in c.system(1).live)
+        await c.nodes[1].change_members("log", "remove", 3)
+        await c.fill(1, 3, KIB)
+        await c.start(3)
+        await c.bare(3)
+        assert c.system(3).counters.forks == 0 and not fork_files(tmp_path / "node-3")
+
+
+class NoRoomForForks(Disk):
+    """A disk that is full when a fork is to be kept."""
+
+    __slots__ = ("full",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = True
+
+    def create(self, path: str) -> int:
+        if self.full and f"/{forks.DIRECTORY}/" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().create(path)
+
+
+async def test_without_room_a_forked_replica_stays_and_goes_when_there_is(tmp_path: Path) -> None:
+    disk = NoRoomForForks()
+    async with cluster(tmp_path, disks={3: disk}) as c:
+        bodies = await went_on_alone(c, tmp_path)
+        await c.start(3)
+        await until(lambda: "could not be written" in c.member(3).reason)
+        disk.full = False
+        assert c.member(3).state == STOPPED and not fork_files(tmp_path / "node-3")
+        await c.restart(3)
+        await c.bare(3)
+        (file,) = fork_files(tmp_path / "node-3")
+        records = [record for entry in read_fork(file)[1] for record in records_of(entry)]
+        assert [record.body for record in records if record.head == b"head"] == bodies
