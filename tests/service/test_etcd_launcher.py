@@ -8,7 +8,7 @@ import signal
 import socket
 import tomllib
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
-from logyard.client.aio import Yard
+from logyard.client.aio import Yard, connect
 from logyard.client.errors import BadRequest
 from logyard.service.etcd.app import Gateway, Limits
 from logyard.service.etcd.cluster import MEMBERS, Member
@@ -233,3 +233,30 @@ async def test_writes_and_watches_go_on_over_a_leader_change(tmp_path: Path) -> 
         left = await blocking(asking.call, "/v3/lease/timetolive", ID=lease, keys=True)
         assert [data(one) for one in left["keys"]] == [b"k"] and int(left["TTL"]) > 0
         assert int(left["header"]["revision"]) == int(seen[-1]["result"]["header"]["revision"])
+
+
+async def test_the_term_of_a_header_is_that_of_the_answer(tmp_path: Path) -> None:
+    """Clients that change gateways compare the terms: patroni takes one that is lower for a node that fell behind."""
+    async with served(tmp_path, 3) as (run, doors, yard), AsyncExitStack() as open_:
+        askings = []
+        for _ in range(3):
+            own = await open_.enter_async_context(connect(list(doors.addresses.values())))
+            askings.append(await open_.enter_async_context(gateway(own)))
+        reads: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("/v3/kv/range", {"key": b"k"}), ("/v3/cluster/member/list", {}), ("/v3/lease/leases", {}),
+        )  # fmt: skip
+        writes = (
+            ("/v3/kv/put", {"key": b"k"}), ("/v3/kv/txn", {"success": [{"request_put": {"key": b"k"}}]}),
+            ("/v3/lease/grant", {"TTL": 60}),
+        )  # fmt: skip
+        seen = 0
+        for number in range(6):
+            leader = next(one for one in run.ids if run.member(one, "kv").raft.leader == one)
+            await yard.transfer("kv", leader % 3 + 1)
+            for at in range(3):
+                # What one gateway read is known to the others when they have written.
+                path, fields = (writes if at else reads)[number % 3]
+                term = int((await blocking(askings[(number + at) % 3].call, path, **fields))["header"]["raft_term"])
+                assert term >= seen, f"{path} says term {term} after {seen}"
+                seen = term
+            assert seen == max(run.member(one, "kv").raft.term for one in run.ids)
