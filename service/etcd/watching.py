@@ -70,6 +70,7 @@ class Watching:
         "nursery",
         "scopes",
         "reached",
+        "ended",
         "_asked",
         "_next",
         "_notifying",
@@ -83,6 +84,8 @@ class Watching:
         self.nursery = nursery
         self.scopes: dict[int, trio.CancelScope] = {}
         self.reached: dict[int, int] = {}
+        # As with etcd, a watch that ended by itself has its number until it is cancelled.
+        self.ended: set[int] = set()
         # The revision that every watch has to reach before a request for progress is answered.
         self._asked = 0
         self._next = 0
@@ -112,22 +115,23 @@ class Watching:
         reason = ""
         if wanted.end and wanted.end != FROM_KEY and wanted.key >= wanted.end:
             reason = EMPTY
-        elif number and number in self.scopes:
+        elif number and (number in self.scopes or number in self.ended):
             reason = DUPLICATE
-        elif self.gateway.watches >= WATCHES_MAX:
+        elif self.gateway.watches + len(self.ended) >= WATCHES_MAX:
             reason = f"logyard: {WATCHES_MAX} watches are open"
         if reason:
             revision = await revision_of(self.gateway)
             await self._say(NO_WATCH, revision, created=True, canceled=True, cancel_reason=reason)
             return
         if not number:
-            while self._next in self.scopes:
+            while self._next in self.scopes or self._next in self.ended:
                 self._next += 1
             number = self._next
             self._next += 1
         if wanted.start < 0:
             compacted = (await self.gateway.run(kv_requests.status()))["compacted"] or NEVER_COMPACTED
             if wanted.start < compacted:
+                self.ended.add(number)
                 await self._say(number, await revision_of(self.gateway), created=True)
                 await self._over(number, Compacted("what comes next is compacted", {"compacted": compacted}))
                 return
@@ -143,6 +147,8 @@ class Watching:
         scope = self._forget(number)
         if scope is not None:
             scope.cancel()
+        if scope is not None or number in self.ended:
+            self.ended.discard(number)
             await self._say(number, await revision_of(self.gateway), canceled=True)
             await self._progress()
 
@@ -179,6 +185,7 @@ class Watching:
                             await self._progress()
             except LogyardError as error:
                 self._forget(number)
+                self.ended.add(number)
                 await self._over(number, error)
             finally:
                 known.set()
