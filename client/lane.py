@@ -127,7 +127,7 @@ class Lane:
     __slots__ = (
         "name", "uid", "leader", "open", "queue", "sent", "held_until", "recovering", "failures", "retry", "window",
         "dirty", "chance", "clock", "kick", "_serial", "link", "exactly_once", "numbers", "opening", "stale",
-        "for_kind",
+        "for_kind", "trouble",
     )  # fmt: skip
     kind = "log"
 
@@ -154,6 +154,8 @@ class Lane:
         self.queue: list[Batch] = []
         self.sent: dict[int, Batch] = {}
         self.held_until = 0.0
+        # Why it is held, or was last refused: what waits behind that knows no other reason.
+        self.trouble: LogyardError | None = None
         self.recovering = False
         self.failures = 0
         self.retry = retry
@@ -273,7 +275,7 @@ class Lane:
         error = error_of(wire.unpack(data)) if status else None
         del self.sent[batch.serial]
         if error is None:
-            self.failures = 0
+            self.failures, self.trouble = 0, None
             if batch.mode == wire.REPLY_APPEND and len(data) == wire.PLACE.size:
                 batch.place = wire.PLACE.unpack(data)
                 self._finish(batch, None)
@@ -341,7 +343,7 @@ class Lane:
         if now >= batch.deadline:
             self._finish(batch, self._overdue(batch, error))
             return
-        batch.trouble = error
+        batch.trouble = self.trouble = error
         self.close()
         insort(self.queue, batch)
         if not self.recovering:
@@ -366,6 +368,7 @@ class Lane:
             self._finish(batch, self._overdue(batch, batch.trouble))
 
     def _overdue(self, batch: Batch, trouble: LogyardError | None) -> LogyardError:
+        trouble = trouble or self.trouble
         found = trouble.again() if trouble is not None else NotLeader(f"{self.name}: no leader was found in time")
         return outcome(found, batch.ambiguous, self.name)
 

@@ -19,6 +19,8 @@ POLL_RECORDS = 1000
 POLL_BYTES = 4 << 20
 POLL_WAIT_S = 5.0
 """The longest a server is asked to wait; longer waits are several polls, so that a dead connection is noticed."""
+ANSWER_S = 0.1
+"""For an answer on its way, of the time that a caller waits."""
 BODY_BYTES = 8 << 20
 """A body is read in ranges of at most this many bytes."""
 LATEST = -1
@@ -206,9 +208,14 @@ def close_call(name: str, session: int) -> Call[Any]:
     return Call("session_close", {"name": name, "session": session}, plain, group=name)
 
 
+def wait_of(patience: float) -> float:
+    """How long a server is asked to wait for a caller with so much patience: its answer shall come in time."""
+    return max(0.0, min(patience - ANSWER_S, POLL_WAIT_S))
+
+
 def reply_call(name: str, session: int, sequence: int, node: int, wait: float) -> Call[bytes]:
     """What came of a session's frame, asked of one member."""
-    arguments: dict[str, object] = {"session": session, "sequence": sequence, "wait_s": min(wait, POLL_WAIT_S)}
+    arguments: dict[str, object] = {"session": session, "sequence": sequence, "wait_s": wait_of(wait)}
     call: Call[bytes] = read_call("session_reply", name, node, arguments, bytes, "")
     return call
 
@@ -217,7 +224,7 @@ def applied_call(name: str, index: int, term: int, node: int | None, wait: float
     """Wait until a member (the leader) has applied an index."""
     if index < 0 or term < 0:
         raise BadRequest("an index and a term are not negative")
-    arguments: dict[str, object] = {"index": index, "term": term, "wait_s": min(wait, POLL_WAIT_S)}
+    arguments: dict[str, object] = {"index": index, "term": term, "wait_s": wait_of(wait)}
     call: Call[int] = read_call("wait_applied", name, node, arguments, int, "")
     return call
 

@@ -337,6 +337,7 @@ class Network(AsyncVerbs):
         deadline = self.clock() + (self.timeout if timeout is None else timeout)
         retry = Retry(deadline, self.chance, call.pinned)
         ambiguous = False
+        said: LogyardError | None = None
         while True:
             reached = False
             try:
@@ -351,6 +352,10 @@ class Network(AsyncVerbs):
                     raise Unknown(f"{call.method}: not known whether it happened: {error}")
             except LogyardError as refusal:
                 error = refusal
+                if call.idempotent and isinstance(error, Unknown) and said is not None:
+                    # Out of time over asking again: what was answered before says more.
+                    raise said from None
+                said = error if reached else said
                 ambiguous |= isinstance(error, Unknown) and not call.idempotent
                 if ambiguous and not self.retry:
                     raise

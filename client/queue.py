@@ -163,7 +163,7 @@ class Queue:
             await consumer.command(command)
             self.yard.spawn(consumer.settling)
             yield consumer
-            if consumer.failure is None:
+            if consumer.failure is None and not consumer.closed:
                 await consumer.sent()
                 await consumer.command(qw.detach_command())
                 consumer.told()

@@ -105,7 +105,7 @@ class Queue:
             consumer.command(command)
             consumer.start()
             yield consumer
-            if consumer.failure is None:
+            if consumer.failure is None and not consumer.closed:
                 consumer.send()
                 consumer.command(qw.detach_command())
                 consumer.told()

@@ -152,6 +152,7 @@ class Yard(SyncVerbs):
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         retry = Retry(deadline, self._chance, call.pinned)
         ambiguous = False
+        said: LogyardError | None = None
         while True:
             connection: Connection | None = None
             cut = False
@@ -163,6 +164,10 @@ class Yard(SyncVerbs):
                     # What is answered may say that another node is to be asked.
                     return call.decode(answer.value)
                 error = answer.error
+                if call.idempotent and cut and said is not None and time.monotonic() >= deadline:
+                    # Out of time over asking again: what was answered before says more.
+                    raise said
+                said = error if not cut else said
                 ambiguous |= (cut or isinstance(error, Unknown)) and not call.idempotent
                 if cut and ambiguous and not self.retry:
                     raise Unknown(f"{call.method}: the connection ended before the answer: {error}")

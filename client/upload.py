@@ -147,6 +147,9 @@ class Upload:
         """The record's frame, once all pieces are stored: the record takes its place when this is sent."""
         assert not self.under_way
         self._sequence += 1
+        if not self.size:
+            # There are no pieces, so no upload has begun: an empty payload is a small one.
+            return self._frame([len(self._head), 0], self._head, [b""], [], self._command, 0)
         region = PIECED.pack(1, self.size) + self._command
         if not self.compress or not self.original:
             return self._frame([len(self._head), ABSENT], self._head, [], [], region, BINDS)

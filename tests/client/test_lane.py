@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from logyard.client import wire
-from logyard.client.errors import LogyardError, UnknownGroup
+from logyard.client.errors import LogyardError, NoSpace, UnknownGroup
 from logyard.client.lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Lane, Window
 
 
@@ -82,3 +82,14 @@ def test_a_group_that_is_nowhere_says_nothing_of_what_was_sent_before(ambiguous:
         one.cut(batch, LogyardError("the connection ended"))
     one.fail(UnknownGroup("no group 'a'"))
     assert batch.error is not None and batch.error.code == ("unknown" if ambiguous else "unknown_group")
+
+
+def test_what_waits_behind_a_refusal_is_told_of_it() -> None:
+    """And not that no leader was found."""
+    one = lane()
+    first, _ = one.add(b"", b"1", 5.0)
+    (taken,) = one.take(0.0)
+    taken.answered(wire.REPLIES, 1, wire.pack({"code": "no_space", "message": "full", "retry": "same_session"}))
+    second, _ = one.add(b"", b"2", 0.1)
+    one.expire(1.0)
+    assert isinstance(second.error, NoSpace) and not first.done

@@ -1,0 +1,124 @@
+"""The part of the matrix that has no methods: the commands of the command line, and the paths of the gateway.
+
+The call of a command's row gives its words and its standard input, that of a path's row the fields of its request.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+from .table import BAD, NO_LEASE, Row, either, kv, log, queue
+
+
+def text(data: bytes) -> str:
+    """Bytes as the gateway takes them."""
+    return b64encode(data).decode()
+
+
+def words(*some: object, stdin: bytes | None = None) -> tuple[list[str], bytes | None]:
+    """Of a command."""
+    return [str(one) for one in some], stdin
+
+
+TXN: bytes = b'{"compare": [["key", "version", ">", 0]], "then": [["put", "key", "v"]], "else": []}'
+UNKNOWN_LEASE: Any = {"largest": NO_LEASE, "empty": NO_LEASE}
+
+COMMANDS: Mapping[str, Row] = {
+    "append": log(lambda f: words(f.name_of("log"), "--whole", stdin=f.body), writes=True),
+    "read": log(lambda f: words(f.name_of("log"), "--count", 3)),
+    "retain": log(lambda f: words(f.name_of("log"), "--records", max(1, f.count)), full="busy"),
+    "create": either(lambda f: words(f.fresh())),
+    "list": either(lambda f: words()),
+    "describe": either(lambda f: words(f.name_of("log"))),
+    "leaders": either(lambda f: words(f.name_of("log"))),
+    "members show": either(lambda f: words(f.name_of("log"))),
+    "status": either(lambda f: words()),
+    "scrub": either(lambda f: words()),
+    "snapshot": either(lambda f: words(f.name_of("log"))),
+    "compact": either(lambda f: words()),
+    "transfer": either(lambda f: words(f.name_of("log"), "--to", f.follower())),
+    "campaign": either(lambda f: words(f.name_of("log"), "--node", 1, "--wait", 0), usual="exit 1"),
+    "kv create": either(lambda f: words(f.fresh())),
+    "kv put": kv(lambda f: words(f.name_of("kv"), f.key.decode(), f.small.decode()), writes=True, empty=BAD),
+    "kv get": kv(lambda f: words(f.name_of("kv"), f.key.decode()), empty=BAD),
+    "kv txn": kv(lambda f: words(f.name_of("kv"), stdin=TXN), writes=True),
+    "kv watch": kv(lambda f: words(f.name_of("kv"), "key", "--from", 1, "--count", 1)),
+    "kv lease grant": kv(lambda f: words(f.name_of("kv"), f.seconds or 1), writes=True),
+    "kv lease keepalive": kv(
+        lambda f: words(f.name_of("kv"), f.lease or 1), writes=True, largest=NO_LEASE, empty=NO_LEASE
+    ),
+    "kv lease ttl": kv(lambda f: words(f.name_of("kv"), f.lease or 1), **UNKNOWN_LEASE),
+    "kv lease list": kv(lambda f: words(f.name_of("kv"))),
+    "kv lease revoke": kv(
+        lambda f: words(f.name_of("kv"), f.lease or 1), writes=True, largest=NO_LEASE, empty=NO_LEASE
+    ),
+    "kv status": kv(lambda f: words(f.name_of("kv"))),
+    "kv del": kv(lambda f: words(f.name_of("kv"), f.key.decode()), writes=True, empty=BAD),
+    "kv compact": kv(lambda f: words(f.name_of("kv"), max(1, f.revision)), writes=True, largest="future_revision"),
+    "queue create": either(lambda f: words(f.fresh())),
+    "queue publish": queue(lambda f: words(f.name_of("queue"), "--whole", stdin=f.body), writes=True),
+    "queue consume": queue(lambda f: words(f.name_of("queue"), "--count", 1), writes=True),
+    "queue stats": queue(lambda f: words(f.name_of("queue"))),
+    "queue purge": queue(lambda f: words(f.name_of("queue"), "--yes"), writes=True),
+    "truncate": log(lambda f: words(f.name_of("log"), "--before", f.offset), largest="out_of_range"),
+    "members add": either(lambda f: words(f.spare, "--node", 3)),
+    "members remove": either(lambda f: words(f.spare, "--node", 3)),
+    "members promote": either(lambda f: words(f.spare, "--node", 3), usual="exit 1"),
+    "members replace": either(lambda f: words(f.spare, "--node", 2, "--with", 3)),
+    "drain": either(lambda f: words("--node", 3)),
+    "skip": either(lambda f: words(f.name_of("log"), "--index", 1, "--ordinal", 0), usual="refused"),
+    "force-shrink": either(lambda f: words(f.name_of("log"), "--node", 1, "--yes-the-quorum-is-lost")),
+    "forget": either(lambda f: words("--node", 2), usual="exit 1"),
+    "delete": either(lambda f: words(f.spare, "--yes")),
+}
+
+NO_CLIENT: Mapping[str, str] = {
+    "bench": "measures, with clusters of its own",
+    "check": "reads a stopped directory",
+    "demo": "runs a cluster of its own",
+    "etcd": "serves; what it serves are the rows of its paths",
+    "forks": "reads and changes a stopped directory",
+    "readmit": "changes a stopped directory",
+    "serve": "is a node",
+    "spark": "is tried with Spark, in tests/pipeline",
+    "tls": "makes certificates",
+    "up": "runs a cluster",
+}
+"""Commands that are no clients of a cluster, by their first word, and why."""
+
+
+def put_in_txn(f: Any) -> dict[str, Any]:
+    """A transaction of one put."""
+    return {"success": [{"request_put": {"key": text(f.key), "value": ""}}]}
+
+
+REVISION_ERROR, LEASE_ERROR, REQUEST_ERROR = "11", "5", "3"
+
+PATHS: Mapping[str, Row] = {
+    "/kv/put": kv(lambda f: {"key": text(f.key), "value": text(f.small)}, writes=True, empty=REQUEST_ERROR),
+    "/kv/range": kv(lambda f: {"key": text(f.key)}, empty=REQUEST_ERROR),
+    "/kv/txn": kv(
+        lambda f: {"success": [{"request_put": {"key": text(f.key), "value": ""}}]}, writes=True, empty=REQUEST_ERROR
+    ),
+    "/lease/grant": kv(lambda f: {"TTL": int(f.seconds)}, writes=True),
+    "/lease/keepalive": kv(lambda f: {"ID": f.lease}, writes=True),
+    "/lease/timetolive": kv(lambda f: {"ID": f.lease, "keys": True}),
+    "/kv/lease/timetolive": kv(lambda f: {"ID": f.lease}),
+    "/lease/leases": kv(lambda f: {}),
+    "/kv/lease/leases": kv(lambda f: {}),
+    "/lease/revoke": kv(lambda f: {"ID": f.lease}, writes=True, largest=LEASE_ERROR, empty=LEASE_ERROR),
+    "/kv/lease/revoke": kv(
+        lambda f: {"ID": min(f.lease + 1, (1 << 63) - 1)}, writes=True, largest=LEASE_ERROR, empty=LEASE_ERROR
+    ),
+    "/watch": kv(lambda f: {"create_request": {"key": text(f.key or b"x")}}),
+    "/kv/deleterange": kv(lambda f: {"key": text(f.key)}, writes=True, empty=REQUEST_ERROR),
+    "/kv/compaction": kv(lambda f: {"revision": f.revision}, writes=True, largest=REVISION_ERROR, empty=REVISION_ERROR),
+    "/cluster/member/list": either(lambda f: {}),
+    "/maintenance/status": kv(lambda f: {}),
+    "/maintenance/alarm": kv(lambda f: {}),
+    "/maintenance/defragment": kv(lambda f: {}),
+    "/auth/status": kv(lambda f: {}),
+    "/auth/authenticate": either(lambda f: {}, usual="9"),
+}

@@ -1,0 +1,503 @@
+"""The faces of the matrix: a client, a store, a system of one's own, the command line and the gateway, each of which
+does what a row of the table says and tells what came of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from click.testing import CliRunner
+
+from logyard.client import aio, kv, kv_sync, kv_watch, messages, producer, queue, queue_sync, sync, sync_log
+from logyard.client.errors import LogyardError
+from logyard.client.kvstore import KVStore, NativeDriver
+from logyard.client.pending import PendingAppend
+from logyard.engine.errors import LogyardError as EngineError
+from logyard.service import embedded
+from logyard.service.cli import cli
+from logyard.service.etcd import app
+
+from .arguments import Arguments
+from .commands import COMMANDS, PATHS
+from .table import INTERNAL, OK, ROWS, Row
+
+HELD = 12
+"""Messages that a consumer has before anything happens."""
+FULL_S = 0.15
+"""How long a client waits for room."""
+CLIENT_S = 20.0
+LOOK_S = 0.2
+Errors = (LogyardError, EngineError)
+TRIO: Mapping[str, type] = {
+    "Log": aio.Log, "Producer": producer.Producer, "KV": kv.KV, "Watch": kv_watch.Watch, "Queue": queue.Queue,
+    "Consumer": queue.Consumer, "Session": messages.Session, "Yard": aio.Yard,
+}  # fmt: skip
+SYNC: Mapping[str, type] = {
+    "Log": sync_log.Log, "Producer": producer.SyncProducer, "KV": kv_sync.KV, "Queue": queue_sync.Queue,
+    "Consumer": queue_sync.Consumer, "Yard": sync.Yard,
+}  # fmt: skip
+EMBEDDED: Mapping[str, type] = {
+    "Log": embedded.EmbeddedLog, "Producer": producer.Producer, "System": embedded.EmbeddedSystem
+}  # fmt: skip
+STORE: Mapping[str, type] = {"KVStore": KVStore}
+
+
+def verbs(classes: Mapping[str, type]) -> list[str]:
+    """Every public method of a face's classes that is for its callers."""
+    found = [
+        f"{name}.{verb}"
+        for name, kind in classes.items()
+        for verb in dir(kind)
+        if not verb.startswith("_") and inspect.isroutine(inspect.getattr_static(kind, verb))
+        and verb not in INTERNAL.get(name, ())
+    ]  # fmt: skip
+    # In the order of the table, which deletes last.
+    order = {row: number for number, row in enumerate(ROWS)}
+    return sorted(found, key=lambda one: order.get(one, len(order)))
+
+
+class Face(Arguments):
+    """Of one cluster and situation; `rotate`: its names are of groups of another kind."""
+
+    face = ""
+    first_revision = 1
+    classes: Mapping[str, type] = {}
+
+    def __init__(self, servers: list[str], size: str, rotate: bool = False) -> None:
+        super().__init__(self.face, size)
+        self.servers = servers
+        self.rotate = rotate
+        self.parts: dict[str, Any] = {}
+        self.held: list[Any] = []
+
+    def name_of(self, kind: str) -> str:
+        """See `Arguments`; of another kind where that is what is tried."""
+        other = {"log": "kv", "kv": "queue", "queue": "log"}
+        return super().name_of(other[kind] if self.rotate else kind)
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Connect; nothing is asked yet."""
+
+    async def warm(self, unwatched: bool = False) -> None:
+        """Use everything once, so that there is something to find changed. `unwatched`: without a watch."""
+
+    def hasten(self) -> None:
+        """Do not wait for long."""
+
+    async def outcome(self, verb: str) -> str:
+        """What comes of a verb."""
+        raise NotImplementedError
+
+    def rows(self) -> list[str]:
+        """The verbs that it has."""
+        return verbs(self.classes)
+
+    def row(self, verb: str) -> Row:
+        """What the table says of one."""
+        return ROWS[verb]
+
+    def part(self, name: str) -> Any:
+        """What was opened, or why it could not be."""
+        found = self.parts[name]
+        if isinstance(found, Errors):
+            raise found
+        return found
+
+    def message(self) -> Any:
+        """One that the consumer holds."""
+        assert self.consumer is not None
+        return self.held.pop()
+
+    def follower(self) -> int:
+        """A node for a transfer."""
+        return 2
+
+    consumer = property(lambda self: self.part("Consumer"))
+    session = property(lambda self: self.part("Session"))
+    producer = property(lambda self: self.part("Producer"))
+    log = property(lambda self: self.yard.log(self.name_of("log")))
+    kv = property(lambda self: self.yard.kv(self.name_of("kv")))
+    queue = property(lambda self: self.yard.queue(self.name_of("queue")))
+    yard: Any
+    system: Any
+    store: Any
+
+
+def outcome_of(error: BaseException) -> str:
+    """How a cell tells an error: by its code, or, where it is none of the family, as what it is."""
+    return error.code if isinstance(error, Errors) else f"{type(error).__name__}: {error}"
+
+
+class TrioFace(Face):
+    """The trio client."""
+
+    face = "trio"
+    first_revision = 0
+    classes = TRIO
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Connect; nothing is asked yet."""
+        self.stack = stack
+        self.yard = await stack.enter_async_context(aio.connect(self.servers, timeout=CLIENT_S))
+
+    async def warm(self, unwatched: bool = False) -> None:
+        """Use everything once, so that there is something to find changed."""
+        await self.log.append(b"warm")
+        await self.log.latest()
+        await self.kv.put(b"warm", b"")
+        await self.kv.get(b"warm")
+        await self.queue.publish(b"warm")
+        for name in ("Consumer", "Session", "Producer", "Watch")[: 3 if unwatched else 4]:
+            await self.prepare(name)
+
+    def hasten(self) -> None:
+        """Do not wait for long."""
+        self.yard.timeout = FULL_S
+
+    async def prepare(self, name: str) -> None:
+        """Open what the verbs of a class need."""
+        if name in self.parts or name not in ("Consumer", "Session", "Producer", "Watch"):
+            return
+        try:
+            if name == "Consumer":
+                consuming = self.queue.consume(prefetch=HELD)
+                consumer = await consuming.__aenter__()
+                self.stack.push_async_callback(self._leave, consuming)
+                with trio.fail_after(CLIENT_S):
+                    while len(self.held) < HELD - 1:
+                        self.held.append(await consumer.__anext__())
+                self.parts[name] = consumer
+            elif name == "Session":
+                self.parts[name] = await self.yard.open_session(self.name_of("log"), kind="log")
+            elif name == "Watch":
+                watching = self.kv.watch(b"", prefix=True)
+                self.parts[name] = await watching.__aenter__()
+                self.stack.push_async_callback(self._leave, watching)
+                with trio.fail_after(CLIENT_S):
+                    await self.parts[name].created()
+            else:
+                self.parts[name] = await self.log.producer(f"warm-{self.name}")
+        except Errors as error:
+            self.parts[name] = error
+
+    async def _leave(self, context: Any) -> None:
+        with suppress(LogyardError):
+            await context.__aexit__(None, None, None)
+
+    async def watched(self) -> object:
+        """A watch that was open before sees what is put now."""
+        watch = self.part("Watch")
+        await watch.created()
+        return None
+
+    async def first_message(self) -> None:
+        """Whether a session can be listened to: nothing is sent to it."""
+        session = self.session
+        with trio.move_on_after(LOOK_S):
+            async for _ in session.messages():
+                pass
+
+    async def outcome(self, verb: str) -> str:
+        """What comes of it."""
+        await self.prepare(verb.partition(".")[0])
+        try:
+            with trio.fail_after(2 * CLIENT_S):
+                await finished(self.row(verb).call(self))
+        except Exception as error:
+            return outcome_of(error)
+        return OK
+
+    def close(self) -> None:
+        """As the last thing."""
+        self.yard.close()
+
+
+async def finished(value: Any) -> None:
+    """Wait for what a call of an asynchronous face gave, and take the first of what it goes on to give."""
+    if isinstance(value, PendingAppend):
+        await value.wait()
+        return
+    if inspect.isawaitable(value):
+        value = await value
+    if hasattr(value, "__aenter__"):
+        async with value as inner:
+            if isinstance(inner, kv_watch.Watch):
+                await inner.created()
+    elif hasattr(value, "__anext__"):
+        with suppress(StopAsyncIteration):
+            await value.__anext__()
+        await value.aclose()
+
+
+class SyncFace(Face):
+    """The blocking client: in a thread of its own."""
+
+    face = "sync"
+    classes = SYNC
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Connect."""
+        self.stack = ExitStack()
+        connected = partial(sync.connect_sync, self.servers, timeout=CLIENT_S)
+        self.yard = await trio.to_thread.run_sync(connected)
+        stack.push_async_callback(trio.to_thread.run_sync, self._end)
+
+    def _end(self) -> None:
+        with suppress(LogyardError):
+            self.stack.close()
+        self.yard.close()
+
+    async def warm(self, unwatched: bool = False) -> None:
+        """See `TrioFace`."""
+        await trio.to_thread.run_sync(self._warm)
+
+    def _warm(self) -> None:
+        self.log.append(b"warm")
+        self.log.latest()
+        self.kv.put(b"warm", b"")
+        self.kv.get(b"warm")
+        self.queue.publish(b"warm")
+        self.prepare("Consumer")
+        self.prepare("Producer")
+
+    def hasten(self) -> None:
+        """See `TrioFace`."""
+        self.yard.timeout = FULL_S
+
+    def prepare(self, name: str) -> None:
+        """See `TrioFace`."""
+        if name in self.parts or name not in ("Consumer", "Producer"):
+            return
+        try:
+            if name == "Consumer":
+                consumer = self.stack.enter_context(self.queue.consume(prefetch=HELD))
+                while len(self.held) < HELD - 1:
+                    self.held.append(consumer.get(CLIENT_S))
+                self.parts[name] = consumer
+            else:
+                self.parts[name] = self.log.producer(f"warm-{self.name}")
+        except Errors as error:
+            self.parts[name] = error
+
+    async def outcome(self, verb: str) -> str:
+        """What comes of it."""
+        return await trio.to_thread.run_sync(self._outcome, verb)
+
+    def _outcome(self, verb: str) -> str:
+        self.prepare(verb.partition(".")[0])
+        try:
+            value = self.row(verb).call(self)
+            if verb in ("Consumer.ack", "Consumer.nack", "Consumer.reject"):
+                # They are gathered: what becomes of them is told here.
+                self.consumer.flush()
+            if hasattr(value, "__enter__"):
+                with value:
+                    pass
+            elif hasattr(value, "__next__"):
+                next(value, None)
+                value.close()
+        except Exception as error:
+            return outcome_of(error)
+        return OK
+
+    def close(self) -> None:
+        """As the last thing."""
+        self.stack.close()
+        self.yard.close()
+
+
+class StoreFace(Face):
+    """The small key-value interface, over a KV group."""
+
+    face = "store"
+    classes = STORE
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Connect."""
+        self.store = KVStore()
+        await trio.to_thread.run_sync(self.connect_store)
+        stack.push_async_callback(trio.to_thread.run_sync, self.store.close)
+
+    def connect_store(self) -> None:
+        """As a user does."""
+        assert self.store.kvconnect("native", servers=self.servers, group=self.name_of("kv"), timeout=CLIENT_S)
+
+    async def warm(self, unwatched: bool = False) -> None:
+        """See `TrioFace`."""
+        await trio.to_thread.run_sync(self.store.write, b"warm", b"")
+
+    def hasten(self) -> None:
+        """See `TrioFace`."""
+        driver = self.store.driver
+        assert isinstance(driver, NativeDriver)
+        driver._yard.timeout = FULL_S
+
+    def told(self, answer: object) -> None:
+        """The verbs that never raise answer False."""
+        if answer is False:
+            raise LogyardError("it says that it failed", code="False")
+
+    def store_watch(self) -> None:
+        """A watch that sees a change."""
+        seen = threading.Event()
+        watch = self.store.watch("", lambda key, value: seen.set(), prefix=True)
+        watch.close()
+
+    def store_kvwatch(self) -> None:
+        """The same, which never raises."""
+        watch = self.store.kvwatch("", lambda key, value: None, prefix=True)
+        self.told(watch)
+        if watch:
+            watch.close()
+
+    async def outcome(self, verb: str) -> str:
+        """What comes of it."""
+        try:
+            await trio.to_thread.run_sync(self.row(verb).call, self)
+        except Exception as error:
+            return outcome_of(error)
+        return OK
+
+    def close(self) -> None:
+        """As the last thing."""
+        self.store.close()
+
+
+class CliFace(Face):
+    """The command line: each verb is a program of its own."""
+
+    face = "cli"
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Nothing to do."""
+        self.wait = str(CLIENT_S)
+
+    def hasten(self) -> None:
+        """See `TrioFace`."""
+        self.wait = "0.5"
+
+    def rows(self) -> list[str]:
+        """The commands that ask a cluster."""
+        return list(COMMANDS)
+
+    def row(self, verb: str) -> Row:
+        """What the table says of one."""
+        return COMMANDS[verb]
+
+    async def outcome(self, verb: str) -> str:
+        """What comes of it."""
+        words, text = self.row(verb).call(self)
+        more = ["--servers", ",".join(self.servers), "--timeout", self.wait, "--json"]
+        run = partial(CliRunner().invoke, cli, [*verb.split(), *more, *words], input=text)
+        done = await trio.to_thread.run_sync(run)
+        if "Traceback" in done.output:
+            return f"a traceback: {done.output}"
+        if not done.exit_code:
+            return OK
+        try:
+            found = json.loads(done.stdout.splitlines()[-1])
+        except (ValueError, IndexError):
+            return f"exit {done.exit_code}: {done.output}"
+        return str(found["error"]["code"]) if "error" in found else f"exit {done.exit_code}"
+
+
+class GatewayFace(Face):
+    """The JSON gateway of etcd v3, without its sockets."""
+
+    face = "gateway"
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """A gateway over a client of its own."""
+        self.yard = await stack.enter_async_context(aio.connect(self.servers, timeout=CLIENT_S))
+        self.gateway = app.Gateway(self.kv, self.yard.kv("members"))
+        self.app = app.make_app(self.gateway)
+
+    async def warm(self, unwatched: bool = False) -> None:
+        """See `TrioFace`."""
+        await self.kv.put(b"warm", b"v")
+
+    def hasten(self) -> None:
+        """See `TrioFace`."""
+        self.yard.timeout = FULL_S
+
+    def rows(self) -> list[str]:
+        """Its paths."""
+        return [*app.CALLS, *app.STREAMS]
+
+    def row(self, verb: str) -> Row:
+        """What the table says of one."""
+        return PATHS[verb]
+
+    async def outcome(self, verb: str) -> str:
+        """ "ok", or the code of the status (3: invalid argument ...)."""
+        fields = self.row(verb).call(self)
+        body, sent = json.dumps(fields).encode(), bytearray()
+        answered = trio.Event()
+        asked = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            if asked:
+                return asked.pop()
+            # A client that has its answer, or the first message of it, goes.
+            await answered.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.extend(message.get("body", b""))
+            if sent:
+                answered.set()
+
+        scope = {
+            "type": "http", "method": "POST", "path": f"/v3{verb}", "raw_path": f"/v3{verb}".encode(),
+            "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1", "asgi": {"version": "3.0"},
+            "headers": [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")], "server": ("127.0.0.1", 1),
+            "client": ("127.0.0.1", 2),
+        }  # fmt: skip
+        try:
+            with trio.fail_after(2 * CLIENT_S):
+                await self.app(scope, receive, send)
+            found = json.loads(bytes(sent).splitlines()[0])
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        failed = found.get("error", found if "code" in found and "message" in found else None)
+        if isinstance(failed, dict):
+            return str(failed.get("code", failed.get("grpc_code")))
+        return str(found["code"]) if failed else OK
+
+
+class EmbeddedFace(Face):
+    """A system of one's own process; its situations are its own."""
+
+    face = "embedded"
+    classes = EMBEDDED
+
+    def __init__(self, path: Path, size: str, rotate: bool, kinds: Mapping[str, type]) -> None:
+        super().__init__([], size, rotate)
+        self.path = path
+        self.kinds = kinds
+        self.group: Any = None
+
+    log = property(lambda self: self.group)
+    command = b"\x01"
+
+    async def outcome(self, verb: str) -> str:
+        """What comes of it."""
+        try:
+            if verb.startswith("Producer.") and "Producer" not in self.parts:
+                self.parts["Producer"] = await self.log.producer("p")
+            with trio.fail_after(2 * CLIENT_S):
+                await finished(self.row(verb).call(self))
+        except Exception as error:
+            return outcome_of(error)
+        return OK
+
+
+FACES: tuple[Callable[..., Face], ...] = (TrioFace, SyncFace, StoreFace, CliFace, GatewayFace)

@@ -1,0 +1,155 @@
+"""The ground of the matrix: one cluster of three real engines with sockets for a situation, and every face on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.client.aio import Yard, connect
+from logyard.engine.host.sessions import EXPIRE
+from logyard.engine.host.space import Space
+from tests.engine.host.cluster import Cluster, cluster, until
+from tests.service.test_exactly_once import Doors
+
+from .arguments import SEEDED
+from .faces import FACES, HELD, Face
+
+KINDS = ("log", "kv", "queue")
+SLEEP_MS = 150
+NODES = (1, 2, 3)
+LEASE = 5
+"""Of each KV group; the number behind it is one, too."""
+
+
+async def unchanged(space: Space) -> None:
+    """Stands for a look at a disk that stays full."""
+
+
+class Ground:
+    """`faces` by name; `groups`: (name, kind, members) of all."""
+
+    def __init__(
+        self, run: Cluster, doors: Doors, admin: Yard, faces: dict[str, Any], patch: pytest.MonkeyPatch
+    ) -> None:
+        self.run = run
+        self.doors = doors
+        self.admin = admin
+        self.faces = faces
+        self.patch = patch
+        self.groups = [
+            group
+            for name in faces
+            for group in (*((f"{kind}-{name}", kind, NODES) for kind in KINDS), (f"spare-{name}", "log", NODES[:2]))
+        ] + [("members", "kv", NODES)]
+
+    async def create(self) -> None:
+        """All groups, with something in each."""
+        for name, kind, members in self.groups:
+            await self.admin.create(name, machine=kind, members=list(members))
+        async with trio.open_nursery() as nursery:
+            for name, kind, _ in self.groups:
+                nursery.start_soon(self._seed, name, kind)
+
+    async def _seed(self, name: str, kind: str) -> None:
+        if kind == "log":
+            await self.admin.log(name).append_many([(b"seed", b"body")] * SEEDED)
+        elif name == "members":
+            return
+        elif kind == "kv":
+            group = self.admin.kv(name)
+            for lease in (LEASE, LEASE + 1):
+                await group.grant(3600, lease=lease)
+            await group.put(b"key", b"value", lease=LEASE)
+        else:
+            await self.admin.queue(name).publish_many([(b"seed", b"body")] * (2 * HELD))
+
+    # Situations; each is what `table.SITUATIONS` says.
+
+    async def expired(self) -> None:
+        for name, *_ in self.groups:
+            leader = await self.run.leader(name)
+            member = self.run.member(leader, name)
+            if member.sessions is not None and member.sessions.by_id:
+                await self.run.system(leader).commit(member, EXPIRE, *member.sessions.by_id)
+
+    async def asleep(self) -> None:
+        systems = [node.system for node in self.run.nodes.values()]
+        await until(
+            lambda: not any(system.members for system in systems),
+            lambda: f"all groups sleep: {[[one.spec.name for one in system.members.values()] for system in systems]}",
+        )
+
+    async def leader(self) -> None:
+        for name, _, members in self.groups:
+            leader = await self.run.leader(name)
+            await self.run.lead(next(node for node in members if node != leader), name)
+
+    async def restarted(self) -> None:
+        for number in NODES:
+            await self.doors.crash(number)
+        for number in NODES:
+            await self.doors.start(number)
+
+    async def cut(self) -> None:
+        for number in NODES:
+            await self.doors.cut(number)
+
+    async def anew(self) -> None:
+        for name, *_ in self.groups:
+            await self.admin.delete(name)
+        await until(lambda: not any(self.run.system(number).names for number in NODES), "all are gone")
+        await self.create()
+
+    async def full(self) -> None:
+        # What an engine does as its disk fills is tried with the engine: here every write is refused from now on.
+        self.patch.setattr(Space, "takes", lambda space, size: False)
+        self.patch.setattr(Space, "look", unchanged)
+        for number in NODES:
+            self.run.system(number).space.full = True
+        for face in self.faces.values():
+            face.hasten()
+
+    async def happen(self, situation: str) -> None:
+        """Bring a situation about; those that are of arguments alone need nothing."""
+        change = getattr(self, situation, None)
+        if change is not None:
+            await change()
+
+
+@asynccontextmanager
+async def ground(path: Path, situation: str, names: frozenset[str]) -> AsyncIterator[Ground]:
+    """The faces of those names, in a situation."""
+    size = situation if situation in ("largest", "empty") else "usual"
+    limits: dict[str, Any] = {"hibernate_after_ms": SLEEP_MS} if situation == "asleep" else {}
+    async with AsyncExitStack() as stack:
+        run = await stack.enter_async_context(cluster(path, 3, group="", **limits))
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        stack.callback(nursery.cancel_scope.cancel)
+        doors = Doors(run, nursery)
+        for number in run.ids:
+            await doors.open(number)
+        await until(lambda: all(len(one.system.live) == 3 for one in run.nodes.values()), "all are live")
+        servers = list(doors.addresses.values())
+        async with connect(servers) as admin:
+            faces: dict[str, Face] = {}
+            for kind in FACES:
+                face = kind(servers, size, situation == "kind")
+                if face.face in names:
+                    faces[face.face] = face
+            found = Ground(run, doors, admin, faces, stack.enter_context(pytest.MonkeyPatch.context()))
+            await found.create()
+            async with AsyncExitStack() as opened:
+                for one in faces.values():
+                    await one.open(opened)
+                if situation not in ("first", "kind"):
+                    async with trio.open_nursery() as warming:
+                        for one in faces.values():
+                            # A group that is watched does not sleep.
+                            warming.start_soon(one.warm, situation == "asleep")
+                await found.happen(situation)
+                yield found
