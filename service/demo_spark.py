@@ -33,6 +33,9 @@ ROWS = (
 )  # fmt: skip
 
 
+DATA = ("first", "second", "export")
+
+
 def run_demo_spark(settings: DemoSettings, spark: SparkSession, output: Output) -> dict[str, Any]:
     """Run everything; returns plain figures. Raises what a step raises."""
     from logyard.pipeline.jobs.audit import run_audit
@@ -42,11 +45,8 @@ def run_demo_spark(settings: DemoSettings, spark: SparkSession, output: Output) 
 
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        directory = settings.directory
-        if directory is None:
-            directory = Path(tempfile.mkdtemp(prefix="logyard-demo-spark-"))
-            stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        first, second, out = directory / "first", directory / "second", directory / "export"
+        directory = stack.enter_context(home(settings.directory))
+        first, second, out = (directory / name for name in DATA)
         demo = run_demo(settings._replace(directory=first), output)
         steps = Steps(output)
         stack.enter_context(steps.progress)
@@ -69,15 +69,30 @@ def run_demo_spark(settings: DemoSettings, spark: SparkSession, output: Output) 
                 audits[f"{name}, stopped"] = run_audit(spark, {"path": str(path)})
         with steps.step("read the stopped directories"):
             digests["stopped"] = digest_logs(spark, {"path": str(second), "subscribePattern": ".*"})
-        kept = directory if settings.directory is not None else Path.cwd()
         with steps.step("plot"):
-            plots = plot(kept, digests["first"], audits)
+            plots = plot(directory, digests["first"], audits)
         fields = report(demo, exported, imported, digests, audits)
     fields |= {
         "plots": [str(path) for path in plots], "step_seconds": {**steps.seconds, "demo": demo["seconds"]},
         "seconds": round(time.monotonic() - began, 2),
     }  # fmt: skip
     return fields
+
+
+@contextlib.contextmanager
+def home(given: Path | None) -> Iterator[Path]:
+    """Where everything lives: the directory given, else one of its own, of which the plots stay and the data goes."""
+    if given is not None:
+        yield given
+        return
+    directory = Path(tempfile.mkdtemp(prefix="logyard-demo-spark-"))
+    try:
+        yield directory
+    finally:
+        for name in DATA:
+            shutil.rmtree(directory / name, ignore_errors=True)
+        if not any(directory.iterdir()):
+            directory.rmdir()
 
 
 @contextlib.contextmanager
