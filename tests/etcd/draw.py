@@ -311,8 +311,10 @@ class World:
         verb = self.random.choice(("grant", "grant", "revoke", "timetolive", "timetolive", "leases"))
         prefix = self.random.choice(("/v3/lease/", "/v3/kv/lease/")) if verb != "grant" else "/v3/lease/"
         if verb == "grant":
+            # Always with a time that is long: a lease that ends meanwhile ends at other moments here and there.
+            ttl = self.random.choice((*TTLS, 9_000_000_000, 9_000_000_001))
             fields = self.fields(
-                TTL=(0.99, lambda: self.number(self.random.choice((*TTLS, 9_000_000_000, 9_000_000_001)))),
+                TTL=(1.0, lambda: self.random.choice((ttl, ttl, str(ttl), f" {ttl}", f"+{ttl}", True, "x", 1.5))),
                 ID=(0.8, lambda: self.number(self.random.choice((*LEASE_IDS, 0)))),
             )
         elif verb == "leases":

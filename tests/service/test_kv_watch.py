@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -298,3 +299,24 @@ def test_what_a_push_holds_is_bounded_by_whole_revisions(monkeypatch: pytest.Mon
     assert [one[0] for one in found.revisions] == [2, 3, 4] and found.next == 5
     deleted = [(2, ((version(b"k", 2, None), version(b"k", 1)),)), (3, ((version(b"x", 3), None),))]
     assert collect(track, deleted, 2) == ([], {}, 4)
+
+
+def test_a_watch_that_went_hides_nothing_from_the_others() -> None:
+    """A push may still name watches that were cancelled since: the others that it names see it."""
+    yard = SimpleNamespace(spawn=lambda *_: None)
+    stream = client_watch.Stream(SimpleNamespace(yard=yard, name="kv"), None)  # type: ignore[arg-type]
+    flow = client_watch.Flow(b"k", b"", 1, False, True, True, True, False)
+    watches = {number: client_watch.Watch(stream, number, flow) for number in (1, 2, 3)}
+    stream.watches |= watches
+    track = Track()
+    for number in watches:
+        track.add(Watch(number, b"k", b"", 0))
+    stream._sent, stream._live = set(watches), set(watches)
+    found = collect(track, [(2, ((version(b"k", 2, b"v"), None),))], 2)
+    assert [one[0] for one in found.revisions[0][1]] == [[1, 2, 3]], "those that go are named before the others"
+    # The first is gone, the second is not live any more.
+    stream.unwant(watches[1])
+    stream._live.discard(2)
+    stream._events({"revisions": found.revisions, "places": [], "low": 3}, memoryview(b""))
+    assert [len(one._kept) for one in watches.values()] == [0, 0, 1]
+    assert watches[3]._kept[0][1].events[0].key == b"k"
