@@ -146,7 +146,7 @@ class Inbound:
             if node in raft.progress or (
                 node == raft.leader
                 if raft.leader
-                else not (raft.voter and raft.may_lead) and node in raft.configuration.nodes()
+                else (raft.limits.patience or not (raft.voter and raft.may_lead)) and node in raft.configuration.nodes()
             ):
                 raft.on_link_reset(node)
                 system.active.add(member)

@@ -60,6 +60,7 @@ def forget_leader(raft: Raft) -> None:
     raft.timeout = 1 + raft.draw(limits.election_ticks)
     if limits.patience:
         raft.timeout += limits.election_ticks << limits.patience
+        inquire(raft)
 
 
 def follow(raft: Raft, term: int, leader: int) -> None:
@@ -288,11 +289,17 @@ def show(raft: Raft, node: int) -> None:
     raft.send(Message(VOTE_REPLY, raft.uid, node, raft.node, raft.term, 0, 0, 0, 0, True))
 
 
+def inquire(raft: Raft) -> None:
+    """Ask all members who leads, without asking for votes: whoever leads says so (`on_vote_reply`). For one that
+    campaigns late, and would else know no leader until then."""
+    for node in sorted(raft.configuration.nodes() - {raft.node}):
+        show(raft, node)
+
+
 def show_all(raft: Raft) -> None:
     """`show` to all members that are known here; the next time after twice as long, or, of a voter, with the next news
     of nodes, links or the leader: it is known to whoever leads."""
-    for node in sorted(raft.configuration.nodes() - {raft.node}):
-        show(raft, node)
+    inquire(raft)
     raft.denials += 1
     draw_timeout(raft)
 

@@ -191,9 +191,12 @@ def on_liveness(raft: Raft) -> None:
     elif raft.leader:
         if raft.leader not in live:
             election.forget_leader(raft)
-    elif denied:
-        # Only then: news that come often must not put the campaign off forever.
-        election.draw_timeout(raft)
+    else:
+        if raft.limits.patience:
+            election.inquire(raft)
+        if denied:
+            # Only then: news that come often must not put the campaign off forever.
+            election.draw_timeout(raft)
 
 
 def on_link_reset(raft: Raft, node: int) -> None:
@@ -211,11 +214,13 @@ def on_link_reset(raft: Raft, node: int) -> None:
         progress.commit = 0
         if progress.state != SNAPSHOTTING:
             progress.probe(progress.match + 1)
+        else:
+            replication.declare(raft, node)
         if node == raft.transferee:
             raft.transfer_sent = False
         reads.ask_again(raft, node)
         raft.dirty = True
     elif node == raft.leader and node != raft.node:
         election.doubt(raft)
-    elif not raft.leader and raft.role == FOLLOWER and not election.may_stand(raft):
+    elif not raft.leader and raft.role == FOLLOWER and (raft.limits.patience or not election.may_stand(raft)):
         election.show(raft, node)

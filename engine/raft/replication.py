@@ -138,6 +138,8 @@ def send_probe(raft: Raft, node: int, progress: Progress) -> None:
     progress.waited = 0
     if prev_term is None:
         progress.state = SNAPSHOTTING
+        # The host takes the snapshot's way: the follower hears of no leader by it, and one may follow upon another.
+        declare(raft, node)
         raft.send(
             Message(SNAPSHOT, raft.uid, node, raft.node, raft.term, log.snapshot_index, log.snapshot_term, raft.commit)
         )
@@ -157,33 +159,28 @@ def send_probe(raft: Raft, node: int, progress: Progress) -> None:
     _send(raft, node, progress, first - 1, prev_term, entries, first + len(entries) - 1)
 
 
+def declare(raft: Raft, node: int) -> None:
+    """Say that this member leads, by an APPEND without entries: it waits for no disk, no window and no snapshot."""
+    log = raft.log
+    last = log.last_index
+    raft.send(
+        Message(
+            APPEND, raft.uid, node, raft.node, raft.term, last, log.last_term, raft.commit, 0, False, NOTHING, last + 1,
+            last,
+        )
+    )  # fmt: skip
+
+
 def remind(raft: Raft, node: int) -> None:
-    """`node` does not know that this member leads: say so at once, whatever was under way to it."""
+    """`node` does not know that this member leads: say so at once, whatever is under way to it, and also where its node
+    is not held alive: it has just spoken."""
     progress = raft.progress.get(node)
     if progress is None:
         return
-    if progress.state == SNAPSHOTTING:
-        log = raft.log
-        raft.send(
-            Message(
-                APPEND,
-                raft.uid,
-                node,
-                raft.node,
-                raft.term,
-                log.last_index,
-                log.last_term,
-                raft.commit,
-                0,
-                False,
-                NOTHING,
-                log.last_index + 1,
-                log.last_index,
-            )
-        )
-        return
-    progress.probe(progress.match + 1)
-    raft.dirty = True
+    declare(raft, node)
+    if progress.state != SNAPSHOTTING:
+        progress.probe(progress.match + 1)
+        raft.dirty = True
 
 
 def confirm(raft: Raft, node: int, progress: Progress) -> None:

@@ -198,7 +198,13 @@ def test_7_a_laggard_behind_the_log_gets_a_snapshot() -> None:
     assert network[3].log.snapshot_index == leader.log.snapshot_index
 
 
-def test_7_the_leader_asks_for_a_snapshot_once_and_sends_nothing_meanwhile() -> None:
+def test_7_the_leader_asks_for_a_snapshot_once_and_sends_no_entries_meanwhile() -> None:
+    """Only that it leads, with each one and on each link made anew."""
+
+    def kinds(messages: list[Message]) -> list[int]:
+        assert all(not m.entries and m.last < m.first for m in messages if m.kind == APPEND)
+        return [m.kind for m in messages if m.to == 3]
+
     network = Network(3)
     network.isolate(3)
     leader = network.elect(1)
@@ -211,17 +217,19 @@ def test_7_the_leader_asks_for_a_snapshot_once_and_sends_nothing_meanwhile() -> 
         host.live.update((1, 2, 3))
     leader.on_liveness()
     leader.on_link_reset(3)
-    (asked,) = [m for m in network.said(1) if m.to == 3]
-    assert asked.kind == SNAPSHOT and asked.index == leader.log.snapshot_index
+    told, asked = [m for m in network.said(1) if m.to == 3]
+    assert kinds([told, asked]) == [APPEND, SNAPSHOT] and asked.index == leader.log.snapshot_index
     for _ in range(20):
         leader.tick()
         leader.on_link_reset(3)
-        assert [m for m in network.said(1) if m.to == 3] == []
+        assert kinds(network.said(1)) == [APPEND]
+        leader.tick()
+        assert kinds(network.said(1)) == []
     leader.snapshot_sent(3, leader.log.snapshot_index, False)
-    assert [m.kind for m in network.said(1) if m.to == 3] == []
+    assert kinds(network.said(1)) == []
     for _ in range(leader.limits.probe_ticks):
         leader.tick()
-    assert [m.kind for m in network.said(1) if m.to == 3] == [SNAPSHOT]
+    assert kinds(network.said(1)) == [APPEND, SNAPSHOT]
 
 
 def test_8_reads_wait_for_the_own_no_op_and_a_quorum() -> None:
