@@ -40,12 +40,17 @@ POLL_BYTES = 4 << 20
 
 
 class EmbeddedLog:
-    """An append log of this process."""
+    """The group `name` of this process, an append log or a machine of one's own: whatever has that name now, awake or
+    not, as with the clients' handles."""
 
-    def __init__(self, node: Node, member: Member) -> None:
+    def __init__(self, node: Node, name: str) -> None:
         self._node = node
-        self._member = member
-        self.name = member.spec.name
+        self.name = name
+
+    @property
+    def _member(self) -> Member:
+        """Of now: a group that slept has another one. Raises `UnknownGroup`."""
+        return self._node.system.member(self.name)
 
     async def append(self, metadata: bytes, payload: Buffer | None = None, *, compress: str | None = None) -> int:
         """Append one record; returns its offset once it is durable. `compress`: ``zstd`` or ``none``, by default as the
@@ -221,7 +226,7 @@ class EmbeddedSystem:
             await self.node.system.wait(member, lambda: member.raft.leader == self.node.node_id)
             # What an earlier run acknowledged is applied when a read of this term is.
             await self.node.system.read_index(member)
-        return EmbeddedLog(self.node, member)
+        return EmbeddedLog(self.node, name)
 
     async def delete_group(self, name: str) -> None:
         """Delete a group and everything in it."""

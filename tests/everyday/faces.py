@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -21,9 +20,11 @@ from logyard.client.errors import LogyardError
 from logyard.client.kvstore import KVStore, NativeDriver
 from logyard.client.pending import PendingAppend
 from logyard.engine.errors import LogyardError as EngineError
+from logyard.machines.command import APPEND
 from logyard.service import embedded
 from logyard.service.cli import cli
 from logyard.service.etcd import app
+from tests.chaos import register
 
 from .arguments import Arguments
 from .commands import COMMANDS, PATHS
@@ -479,20 +480,23 @@ class EmbeddedFace(Face):
     face = "embedded"
     classes = EMBEDDED
 
-    def __init__(self, path: Path, size: str, rotate: bool, kinds: Mapping[str, type]) -> None:
+    def __init__(self, size: str, rotate: bool) -> None:
         super().__init__([], size, rotate)
-        self.path = path
-        self.kinds = kinds
         self.group: Any = None
+        # Of the machine of one's own that stands for another kind.
+        self.command = register.encode(register.WRITE, "key", 1) if rotate else APPEND
+        self.question = b"" if rotate else self.question
 
     log = property(lambda self: self.group)
-    command = b"\x01"
 
     async def outcome(self, verb: str) -> str:
         """What comes of it."""
         try:
             if verb.startswith("Producer.") and "Producer" not in self.parts:
-                self.parts["Producer"] = await self.log.producer("p")
+                try:
+                    self.parts["Producer"] = await self.log.producer("p")
+                except Errors as error:
+                    self.parts["Producer"] = error
             with trio.fail_after(2 * CLIENT_S):
                 await finished(self.row(verb).call(self))
         except Exception as error:

@@ -11,13 +11,17 @@ import pytest
 import trio
 
 from logyard.client.aio import Yard, connect
+from logyard.engine.config import SystemConfig
 from logyard.engine.host.sessions import EXPIRE
 from logyard.engine.host.space import Space
-from tests.engine.host.cluster import Cluster, cluster, until
+from logyard.machines.log import AppendLog
+from logyard.service.embedded import EmbeddedSystem, open_system
+from tests.chaos.register import Registers
+from tests.engine.host.cluster import SMALL, Cluster, cluster, until
 from tests.service.test_exactly_once import Doors
 
 from .arguments import SEEDED
-from .faces import FACES, HELD, Face
+from .faces import FACES, HELD, EmbeddedFace, Face
 
 KINDS = ("log", "kv", "queue")
 SLEEP_MS = 150
@@ -153,3 +157,43 @@ async def ground(path: Path, situation: str, names: frozenset[str]) -> AsyncIter
                             warming.start_soon(one.warm, situation == "asleep")
                 await found.happen(situation)
                 yield found
+
+
+EMBEDDED_SITUATIONS = ("first", "asleep", "restarted", "anew", "full", "largest", "empty", "kind")
+"""Those that a process with a system of its own may be in: it has no sessions, no connections and no other leader."""
+
+
+@asynccontextmanager
+async def embedded_face(path: Path, situation: str) -> AsyncIterator[EmbeddedFace]:
+    """A system of this process, in a situation."""
+    size = situation if situation in ("largest", "empty") else "usual"
+    face = EmbeddedFace(size, situation == "kind")
+    config = SystemConfig(**{**SMALL, "hibernate_after_ms": SLEEP_MS if situation == "asleep" else 0})
+
+    async def begin(system: EmbeddedSystem) -> None:
+        face.system = system
+        machine = Registers() if face.rotate else AppendLog()
+        face.group = await system.start_group(face.name_of("log"), machine)
+        await system.start_group(face.spare, AppendLog())
+        if not face.rotate:
+            await face.group.append_many([(b"seed", b"body")] * SEEDED)
+
+    async with AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        if situation == "restarted":
+            async with open_system(path, config, {"registers": Registers}) as system:
+                await begin(system)
+        system = await stack.enter_async_context(open_system(path, config, {"registers": Registers}))
+        await begin(system)
+        engine = system.node.system
+        if situation == "asleep":
+            await until(lambda: not engine.members, "all groups sleep")
+        elif situation == "anew":
+            await system.delete_group(face.name_of("log"))
+            made = await system.start_group(face.name_of("log"), AppendLog())
+            await made.append_many([(b"seed", b"body")] * SEEDED)
+        elif situation == "full":
+            patch.setattr(Space, "takes", lambda space, size: False)
+            patch.setattr(Space, "look", unchanged)
+            engine.space.full = True
+        yield face

@@ -106,7 +106,7 @@ ROWS: Mapping[str, Row] = {
     "Log.describe": either(lambda f: f.log.describe()),
     "Log.snapshot": either(lambda f: f.log.snapshot()),
     "Log.run": log(lambda f: f.log.run(f.latest_call())),
-    "Log.command": either(lambda f: f.log.command(f.command, f.small)),
+    "Log.command": either(lambda f: f.log.command(f.command, f.small), writes=True),
     "Producer.append": log(lambda f: f.producer.append(f.metadata, f.small), writes=True),
     "Producer.append_many": log(lambda f: f.producer.append_many(f.records), writes=True, empty=BAD),
     # KV groups
@@ -180,7 +180,7 @@ ROWS: Mapping[str, Row] = {
     "Yard.drain": either(lambda f: f.yard.drain()),
     "Yard.close": either(lambda f: f.close()),
     # A system of one's own process
-    "System.start_group": either(lambda f: f.system.start_group(f.fresh(), f.machine()), writes=True),
+    "System.start_group": either(lambda f: f.system.start_group(f.fresh(), f.machine())),
     "System.groups": either(lambda f: f.system.groups()),
     "System.leaderboard": either(lambda f: f.system.leaderboard()),
     "System.status": either(lambda f: f.system.status()),

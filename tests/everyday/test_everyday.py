@@ -13,7 +13,7 @@ from logyard.service.etcd import app
 
 from .commands import COMMANDS, NO_CLIENT, PATHS
 from .faces import EMBEDDED, STORE, SYNC, TRIO, Face, verbs
-from .ground import Ground, ground
+from .ground import EMBEDDED_SITUATIONS, Ground, embedded_face, ground
 from .table import ROWS, SITUATIONS
 
 CLIENTS = frozenset(("trio", "sync", "store", "gateway"))
@@ -73,3 +73,10 @@ async def test_clients(tmp_path: Path, situation: str) -> None:
 async def test_the_command_line(tmp_path: Path, situation: str) -> None:
     async with ground(tmp_path, situation, CLI) as found:
         await everyday(found, situation)
+
+
+@pytest.mark.parametrize("situation", EMBEDDED_SITUATIONS)
+async def test_a_system_of_ones_own_process(tmp_path: Path, situation: str) -> None:
+    async with embedded_face(tmp_path, situation) as face:
+        found = await differences(face, situation)
+    assert not found, "\n".join(found)
