@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .errors import Busy, Corrupt, LogyardError
+from .errors import Busy, Corrupt, LogyardError, Refused
 from .lock import lock_directory
 from .types import Buffer
 
@@ -375,7 +376,10 @@ class Disk:
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     def lock_directory(self, path: str) -> int:
-        """Take the lock of a data directory (see `lock.lock_directory`). Raises `DirectoryInUse`."""
+        """Take the lock of a data directory (see `lock.lock_directory`). Raises `DirectoryInUse`, and `Refused` for one
+        that everybody may write to."""
+        if os.stat(path).st_mode & stat.S_IWOTH:
+            raise Refused(f"{path} may be written to by every user of this machine: chmod o-w {path}")
         return lock_directory(path)
 
 

@@ -116,6 +116,8 @@ def up(nodes: int, directory: Path, port: int, tls: bool, restart_after: float, 
             files = cluster.client_tls
             output.say(f"export LOGYARD_TLS_CA={files.ca} LOGYARD_TLS_CERT={files.certificate}")
             output.say(f"export LOGYARD_TLS_KEY={files.key}")
+        if cluster.client_tls is None:
+            output.say("every user of this machine is trusted as a client of it; --tls asks for certificates")
         output.say("Ctrl-C stops the cluster")
         kept = KeptUp(cluster, restart_after, output.say)
         while kept.look() and not stopping.wait(LOOK_S):

@@ -9,6 +9,7 @@ other nodes know a newer data directory of this node (D12). Called by `logyard s
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -29,6 +30,19 @@ EXIT_OUTDATED = 76
 """EX_PROTOCOL: to be started again only after an operator looked."""
 STOP_GRACE_S = 10.0
 """After the parent is gone, how long a clean stop may take before the process ends itself."""
+
+
+TRUSTING = "without [client_tls] every user of this machine is trusted as a client, administrative verbs included"
+
+
+def start_audit() -> None:
+    """Who called administrative verbs goes to standard error, with the time, whatever else is logged."""
+    audit = logging.getLogger("logyard.audit")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    audit.handlers[:] = [handler]
+    audit.setLevel(logging.INFO)
+    audit.propagate = False
 
 
 def leaves(error: BaseException) -> list[BaseException]:
@@ -86,6 +100,9 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
     from .node import serve
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    start_audit()
+    if config.client_tls is None:
+        print(f"logyard serve: {TRUSTING}", file=sys.stderr, flush=True)
     raise_limit()
 
     async def stop_on_signal(stop: Callable[[], None]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import h11
 import trio
 
+from logyard.engine.errors import Refused
+
 HEAD_BYTES_MAX = 8192
 """A scraper's request is a few hundred bytes."""
 REQUEST_S = 5.0
@@ -32,8 +34,12 @@ class MetricsServer:
         self._open = 0
 
     async def serve(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; `started` with the port. Raises OSError when the address can't be had."""
-        listeners = await trio.open_tcp_listeners(self.port, host=self.host)
+        """Serve until cancelled; `started` with the port. Raises `Refused` when the address can't be had."""
+        try:
+            listeners = await trio.open_tcp_listeners(self.port, host=self.host)
+        except OSError as error:
+            where, why = f"{self.host}:{self.port}", error.strerror or str(error)
+            raise Refused(f"can't serve metrics on {where} (node.metrics_listen): {why}") from None
         self.port = listeners[0].socket.getsockname()[1]
         task_status.started(self.port)
         await trio.serve_listeners(self._serve, listeners)

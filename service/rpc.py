@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from logyard.client import wire
+from logyard.client.tls import CLIENT
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
 from logyard.engine.descriptors import CLIENTS, PEERS, has_room
-from logyard.engine.errors import BadRequest, Busy, LogyardError
+from logyard.engine.errors import BadRequest, Busy, LogyardError, Refused
 from logyard.engine.transport.eager import EagerReads
 
 from .addresses import listen_address, unix_path
@@ -29,7 +31,7 @@ from .answers import STALL_S as ANSWERS_STALL_S
 from .pushes import LISTENING, Pushing
 from .room import STEP_BYTES, Room
 from .rpc_arguments import decode_call
-from .rpc_calls import Data, SystemPort, error_value, serve_call, submit_command
+from .rpc_calls import ADMINISTRATIVE, Data, SystemPort, error_value, serve_call, shown, submit_command
 
 if TYPE_CHECKING:
     from logyard.engine.transport.link import Stream, Write
@@ -55,13 +57,28 @@ KEEPING = frozenset({"session_open", "heartbeat", *LISTENING})
 """Calls of a client that somebody would miss."""
 
 
+AUDIT = logging.getLogger("logyard.audit")
+"""A line for each administrative verb: what, of what, what came of it, and who asked."""
+
+
+def caller(raw: socket.socket, secured: TlsStream | None) -> str:
+    """Who is at the other end: the name in a certificate, a user of this machine, or nobody in particular."""
+    if raw.family == socket.AF_UNIX:
+        size = struct.calcsize("3i")
+        pid, uid, _ = struct.unpack("3i", raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return f"user {uid} (process {pid}) at the node's own socket"
+    host, port = raw.getpeername()[:2]
+    names = [one.name for one in secured.identities if one.role == CLIENT] if secured is not None else []
+    return f"{f'client {names[0]}' if names else 'anybody'} at {host}:{port}"
+
+
 class Connection:
     """One client. `reply` is the sink that the system answers to."""
 
     __slots__ = (
         "server", "socket", "scope", "greeted", "progress", "_replies", "_outgoing", "_receiver", "_bell", "_ringing",
         "_drained", "_sizes", "_inflight", "_reserved", "_answered", "_calls", "_nursery", "_paused", "_parked", "_raw",
-        "_write", "_frame", "_begun", "session", "_taken", "_counted",
+        "_write", "_frame", "_begun", "session", "_taken", "_counted", "caller",
     )  # fmt: skip
 
     def __init__(self, server: RpcServer, raw: socket.socket) -> None:
@@ -89,6 +106,8 @@ class Connection:
         self._taken = self._counted = 0
         # It keeps a session alive.
         self.session = False
+        # Who is at the other end, for the log.
+        self.caller = ""
         self._answered = trio.lowlevel.ParkingLot()
         self._calls = 0
         self._nursery: trio.Nursery | None = None
@@ -172,6 +191,7 @@ class Connection:
             if server.door is not None:
                 assert secured is not None
                 server.door.require_client(secured, server.system.cluster_id)
+            self.caller = caller(self._raw, secured)
         except (wire.ProtocolError, LogyardError) as error:
             server.refusal = str(error)
             told = error if isinstance(error, LogyardError) else BadRequest(str(error))
@@ -298,6 +318,8 @@ class Connection:
             taken += size
 
         TAKE.set(take)
+        told = shown(arguments) if method in ADMINISTRATIVE else None
+        outcome = "cut off"
         try:
             await self.drained(CONNECTION_BYTES)
             if method == "cluster":
@@ -311,17 +333,22 @@ class Connection:
                 call = serve_call(server.system, method, arguments)
                 del arguments
                 value = await call
+            outcome = "done"
             if isinstance(value, Data):
                 answer = wire.encode_data(request, value.header, value.parts)
             else:
                 answer = [wire.encode_result(request, value)]
         except LogyardError as error:
+            outcome = error.code
             answer = [wire.encode_error(request, wire.pack(error_value(error)))]
         except Exception as error:
+            outcome = type(error).__name__
             server.log.exception("the call %s failed unexpectedly", method)
             failure = LogyardError(f"{method} failed unexpectedly: {type(error).__name__}: {error}")
             answer = [wire.encode_error(request, wire.pack(error_value(failure)))]
         finally:
+            if told is not None:
+                AUDIT.info("%s %s: %s, by %s", method, told, outcome, self.caller)
             self._taken -= taken
             server.answers.count(-taken)
         self._calls -= 1
@@ -525,7 +552,7 @@ class RpcServer:
         )  # fmt: skip
 
     async def serve(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; `started` with the port. Raises OSError when the address can't be had."""
+        """Serve until cancelled; `started` with the port. Raises `Refused` when the address can't be had."""
         with self._listening() as raw:
             raw.setblocking(False)
             raw.listen(BACKLOG)
@@ -543,7 +570,7 @@ class RpcServer:
                         os.unlink(self.path)
 
     def _listening(self) -> socket.socket:
-        """A bound socket. Raises OSError that names the address."""
+        """A bound socket. Raises `Refused`, which names the address."""
         if self.path:
             return bind_unix(self.path)
         raw = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
@@ -552,9 +579,8 @@ class RpcServer:
             raw.bind((self.host, self.port))
         except OSError as error:
             raw.close()
-            raise OSError(
-                error.errno, f"can't listen for clients: {error.strerror}", f"{self.host}:{self.port}"
-            ) from None
+            where = f"{self.host}:{self.port}"
+            raise Refused(f"can't listen for clients on {where} (node.client_listen): {error.strerror}") from None
         return raw
 
     def cluster(self) -> dict[str, object]:

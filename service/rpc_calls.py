@@ -21,6 +21,8 @@ from .rpc_scans import Data as Data
 
 BOARD_ROWS = 2000
 """Rows of one board answer: about 200 bytes each."""
+NAMES_SHOWN = 4
+TEXT_SHOWN = 256
 LATEST = -1
 """As a poll's offset: behind the last record."""
 
@@ -394,6 +396,26 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         **KV_CALLS,
     }
 )
+
+
+ADMINISTRATIVE = frozenset(
+    {
+        "create", "delete", "truncate", "retain", "snapshot", "compact", "scrub", "members", "transfer", "campaign",
+        "force_shrink", "skip", "forget_node",
+    }
+)  # fmt: skip
+"""Verbs that change what a cluster is: who called each, and what came of it, stands in the node's log."""
+SHOWN = ("name", "change", "node", "to", "lost", "force", "before", "ms", "bytes", "records", "index", "ordinal")
+
+
+def shown(arguments: Mapping[str, Any]) -> str:
+    """The plain arguments of an administrative verb, for a line of the log."""
+    specs = arguments.get("specs")
+    found = {key: arguments[key] for key in SHOWN if isinstance(arguments.get(key), str | int)}
+    if isinstance(specs, list):
+        names = [spec.get("name") for spec in specs[:NAMES_SHOWN] if isinstance(spec, dict)]
+        found["names"] = f"{names}" + (f" and {len(specs) - len(names)} more" if len(specs) > len(names) else "")
+    return " ".join(f"{key}={str(value)[:TEXT_SHOWN]!r}" for key, value in found.items())
 
 
 async def serve_call(system: SystemPort, method: str, arguments: Mapping[str, Any]) -> object:

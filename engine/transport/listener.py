@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from ..descriptors import PEERS, has_room
-from ..errors import BadRequest, LogyardError, Outdated, WrongIdentity
+from ..errors import BadRequest, LogyardError, Outdated, Refused, WrongIdentity
 from .config import TransportConfig
 from .frame import (
     CHALLENGE,
@@ -84,7 +84,11 @@ class Listener:
         host, port = self.address
         with trio.socket.socket(family(host), socket.SOCK_STREAM) as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            await listening.bind((host, port))
+            try:
+                await listening.bind((host, port))
+            except OSError as error:
+                why = f"{host}:{port} (node.peer_listen): {error.strerror}"
+                raise Refused(f"can't listen for the other nodes on {why}") from None
             listening.listen(BACKLOG)
             name = listening.getsockname()
             self.address = (name[0], name[1])
