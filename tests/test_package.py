@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import logyard
 
@@ -119,3 +123,20 @@ def test_every_name_of_the_facade_is_there() -> None:
         assert name in dir(logyard)
     with pytest.raises(AttributeError, match="'logyard' has no attribute 'append'"):
         importlib.import_module("logyard").append  # noqa: B018
+
+
+def test_the_constraints_satisfy_what_the_project_asks_for() -> None:
+    """One version with hashes of each dependency, and nothing that names where it comes from."""
+    text = (ROOT / "constraints.txt").read_text("utf-8")
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.lstrip().startswith("#")]
+    pinned: dict[str, str] = {}
+    for line in lines:
+        found = re.fullmatch(r"([\w.-]+)==(\S+)(?: *;[^-]*)?((?: +--hash=sha256:[0-9a-f]{64})+)", line.rstrip())
+        assert found is not None, line
+        pinned[canonicalize_name(found[1])] = found[2]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for asked in map(Requirement, [*project["dependencies"], *extras["tls"], *extras["etcd"]]):
+        assert asked.specifier.contains(pinned[canonicalize_name(asked.name)]), asked
+        assert any(one.operator in ("<", "<=", "~=", "==") for one in asked.specifier), f"{asked} has no upper bound"
+    assert "://" not in text

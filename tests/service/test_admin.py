@@ -46,8 +46,11 @@ def ask(cluster: LocalCluster) -> Ask:
 
 @pytest.fixture
 def yard(cluster: LocalCluster) -> Iterator[Yard]:
+    """Without logs afterwards, whatever became of the test: the next one counts all that there are."""
     with connect_sync(cluster.addresses) as found:
         yield found
+        for row in found.list():
+            found.delete(row["name"])
 
 
 def make(yard: Yard, prefix: str, count: int, members: tuple[int, ...] = (1, 2, 3)) -> list[str]:
@@ -72,11 +75,6 @@ def holds(yard: Yard, name: str, end: int) -> bool:
     return yard.log(name).latest(node=4)[1] == end
 
 
-def remove_all(yard: Yard, names: list[str]) -> None:
-    for name in names:
-        yard.delete(name)
-
-
 def test_a_replacement_killed_in_the_middle_goes_on(cluster: LocalCluster, ask: Ask, yard: Yard) -> None:
     names = make(yard, "kill", 60)
     words = ["members", "replace", "--node", "3", "--with", "4", "--servers", cluster.addresses[0]]
@@ -99,7 +97,6 @@ def test_a_replacement_killed_in_the_middle_goes_on(cluster: LocalCluster, ask: 
         assert reach(partial(holds, yard, name, 2))
         assert yard.log(name).read(0, node=4).payload == name.encode()
     assert ask("members", "replace", "--node", "3", "--with", "4")["groups"] == 0
-    remove_all(yard, names)
 
 
 def test_draining_moves_leaderships_and_memberships(ask: Ask, yard: Yard) -> None:
@@ -114,7 +111,6 @@ def test_draining_moves_leaderships_and_memberships(ask: Ask, yard: Yard) -> Non
     assert found["members"]["done"] == 20 and found["still_led"] == 0
     assert voters(yard, "drain") == {(1, 3, 4)}
     assert all(row.leader != 2 for row in board(yard, "drain").values())
-    remove_all(yard, names)
 
 
 def test_what_can_not_be_moved_is_said(ask: Ask, yard: Yard) -> None:
@@ -128,7 +124,6 @@ def test_what_can_not_be_moved_is_said(ask: Ask, yard: Yard) -> None:
     found = ask("members", "replace", *names, "--node", "1", "--with", "9", code=1)
     assert "not one of this cluster" in found["failures"][names[0]]
     assert voters(yard, "only") == {(1,)}
-    remove_all(yard, names)
 
 
 def test_adding_promoting_and_removing(ask: Ask, yard: Yard) -> None:
@@ -145,7 +140,6 @@ def test_adding_promoting_and_removing(ask: Ask, yard: Yard) -> None:
     assert voters(yard, "one") == {(1, 3, 4)}
     assert ask("members", "promote", names[0], "--node", "2", code=1)["failed"] == 1
     assert ask("members", "absent", code=1)["error"]["code"] == "unknown_group"
-    remove_all(yard, names)
 
 
 def test_a_log_named_like_a_verb_is_reached(ask: Ask, yard: Yard) -> None:
@@ -179,7 +173,6 @@ def test_leaders_without_asking_a_group(ask: Ask, yard: Yard) -> None:
     assert [group["name"] for group in ask("leaders", names[1])["groups"]] == [names[1]]
     (row,) = yard.key_metrics([names[0]], 1)
     assert row["commit"] >= 1 and row["membership"] == "voter"
-    remove_all(yard, names)
 
 
 def test_watching(cluster: LocalCluster, ask: Ask) -> None:
@@ -208,7 +201,6 @@ def test_campaigning(ask: Ask, yard: Yard) -> None:
     assert ask("campaign", names[0], "--node", str(other), "--wait", "0.3", code=1)["leader"] in (0, leader)
     assert ask("campaign", "absent", "--node", "1", code=1)["error"]["code"] == "unknown_group"
     assert ask("skip", names[0], "--index", "1", "--ordinal", "0", code=1)["error"]["code"] == "refused"
-    remove_all(yard, names)
 
 
 @pytest.mark.long

@@ -255,27 +255,34 @@ def test_a_stopped_process_costs_its_leader_no_memory_and_catches_up(tmp_path: P
                 leader = processes[1]
                 assert leader is not None
                 base = resident(leader.pid, "VmRSS")
-                stopped.send_signal(signal.SIGSTOP)
-                try:
 
-                    async def write(name: str) -> None:
-                        log = yard.log(name)
-                        for number in range(per_log):
-                            await log.append(b"%d" % number, body)
-                            if number % 20 == 19 and not pulled:
-                                rows = (await yard.status(1))["followers"]
-                                pulled.extend(row for row in rows if row["node"] == 3 and row["pulling"])
+                async def look() -> None:
+                    # A slow machine gives node 3 up before its window is full: then it pulls when it is back.
+                    while not pulled:
+                        rows = (await yard.status(1))["followers"]
+                        pulled.extend(row for row in rows if row["node"] == 3 and row["pulling"])
+                        await trio.sleep(0.02)
 
-                    async with trio.open_nursery() as writers:
+                async def write(name: str) -> None:
+                    log = yard.log(name)
+                    for number in range(per_log):
+                        await log.append(b"%d" % number, body)
+
+                async with trio.open_nursery() as looking:
+                    stopped.send_signal(signal.SIGSTOP)
+                    try:
+                        looking.start_soon(look)
+                        async with trio.open_nursery() as writers:
+                            for name in names:
+                                writers.start_soon(write, name)
+                        peak = resident(leader.pid, "VmHWM")
+                    finally:
+                        stopped.send_signal(signal.SIGCONT)
+                    with trio.fail_after(60):
                         for name in names:
-                            writers.start_soon(write, name)
-                    peak = resident(leader.pid, "VmHWM")
-                finally:
-                    stopped.send_signal(signal.SIGCONT)
-                with trio.fail_after(60):
-                    for name in names:
-                        while (await yard.describe(name, node=3)).get("end") != per_log:
-                            await trio.sleep(0.05)
+                            while (await yard.describe(name, node=3)).get("end") != per_log:
+                                await trio.sleep(0.05)
+                    looking.cancel_scope.cancel()
                 assert await yard.log(names[0]).read_body(per_log - 1, node=3) == body
                 assert resident(leader.pid, "VmHWM") - base < bound, "catching up costs nothing"
                 assert pulled, "node 3 was seen pulling"
