@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 DIRECTORY = "forks"
 SUFFIX = ".fork"
+TERMS_MAX = 1024
+"""Terms that are told: what lies below them is not known to be another lineage's."""
 MAGIC = b"LYFORK1\n"
 Lineage = Sequence[Sequence[int]]
 """(first index, term), rising, of what a member of the group has applied; the first one may be a snapshot's."""
@@ -42,10 +44,10 @@ Lineage = Sequence[Sequence[int]]
 def lineage_of(member: Member) -> list[tuple[int, int]]:
     """What a member tells of its log: where terms begin, up to what it has applied."""
     raft = member.raft
-    runs = [run for run in raft.log.runs if run[0] <= raft.applied]
+    runs = [run for run in raft.log.runs if run[0] <= raft.applied][-TERMS_MAX:]
     if raft.log.snapshot_index:
         base = raft.log.snapshot_index
-        runs = [(base, raft.log.snapshot_term), *(run for run in runs if run[0] > base)]
+        runs = [(base, raft.log.snapshot_term), *(run for run in runs if run[0] > base)][-TERMS_MAX:]
     return [*runs, (raft.applied, raft.log.term(raft.applied) or 0)]
 
 
@@ -59,18 +61,25 @@ def first_of(member: Member, lineage: Lineage) -> int:
     (base, base_term), last = lineage[0], lineage[-1][0]
     at = min(raft.log.last_index, last)
     if at < base:
-        # Only its snapshot is left there: whether these entries are below it can't be told.
-        forced = base_term - raft.log.last_term >= FORCED_TERMS // 2
-        return max(1, raft.log.snapshot_index + 1) if forced and raft.log.last_index else 0
+        # Only its snapshot is left there: which of these entries are below it can't be told.
+        return int(base_term - raft.log.last_term >= FORCED_TERMS // 2 and raft.log.last_index > 0)
     first, forced = 0, False
-    while at >= max(base, raft.log.snapshot_index, 1):
-        theirs = next((term for begin, term in reversed(lineage) if begin <= at), 0)
-        mine = raft.log.term(at) or 0
+    lowest = max(base, raft.log.snapshot_index, 1)
+    while at >= lowest:
+        theirs, mine = _term_at(lineage, at), raft.log.term(at) or 0
         if mine == theirs:
             break
         first, forced = at, theirs - mine >= FORCED_TERMS // 2
         at -= 1
-    return first if first and (first <= raft.commit or forced) else 0
+    if not first or not (first <= raft.commit or forced):
+        return 0
+    # Where even its oldest entry differs, only what its payloads are stored with tells how far down that goes.
+    return first if first > lowest else 1
+
+
+def _term_at(lineage: Lineage, index: int) -> int:
+    """The lineage's term at an index; 0: it is below what it tells."""
+    return next((int(term) for begin, term in reversed(lineage) if begin <= index), 0)
 
 
 async def keep(system: System, member: Member, first: int, lineage: Lineage) -> str:
@@ -106,7 +115,7 @@ async def keep(system: System, member: Member, first: int, lineage: Lineage) -> 
             }  # fmt: skip
             await put(MAGIC + msgpack.packb(head))
             count = 0
-            async for entry in _entries(system, member, first):
+            async for entry in _entries(system, member, first, lineage):
                 await put(msgpack.packb(entry))
                 count += 1
             await put(msgpack.packb({"entries": count, "digest": digest.digest()}))
@@ -119,21 +128,24 @@ async def keep(system: System, member: Member, first: int, lineage: Lineage) -> 
     return path
 
 
-async def _entries(system: System, member: Member, first: int) -> AsyncIterator[dict[str, Any]]:
-    """What is left of each entry: below a snapshot those with payload, above it all."""
+async def _entries(system: System, member: Member, first: int, lineage: Lineage) -> AsyncIterator[dict[str, Any]]:
+    """What is left of each entry that the lineage has not: below a snapshot those with payload, above it all."""
     raft, reader = member.raft, system.reader
     index = first
     while index <= raft.log.last_index:
         if index <= raft.log.snapshot_index:
             stop = raft.log.snapshot_index
             for located in reader.payload_entries(member, index, stop):
-                yield await _entry(system, member, located.index, located.term, located.data, located)
+                if located.term != _term_at(lineage, located.index):
+                    yield await _entry(system, member, located.index, located.term, located.data, located)
             index = stop + 1
             continue
         for entry in reader.log_entries(member, index, raft.log.last_index, 1 << 20):
+            index = entry.index + 1
+            if entry.term == _term_at(lineage, entry.index):
+                continue
             found = [one for one in reader.payload_entries(member, entry.index, entry.index) if entry.body_bytes]
             yield await _entry(system, member, entry.index, entry.term, entry.data, found[0] if found else None)
-            index = entry.index + 1
 
 
 async def _entry(

@@ -15,7 +15,7 @@ from pathlib import Path
 from logyard.engine.errors import LogyardError
 from logyard.engine.log.meta import fill_environment
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
-from logyard.service.check_process import inspect
+from logyard.service import check_process
 
 from .cluster import Cluster, Host
 from .files import Directory, File
@@ -46,7 +46,9 @@ def _findings(host: Host, cluster: Cluster) -> list[dict[str, str]]:
         _write(root, target)
         if not (target / "meta").is_dir():
             return []
-        found: list[dict[str, str]] = inspect(target, frozenset(), lambda line: None, cluster.machines)["findings"]
+        found: list[dict[str, str]] = check_process.inspect(target, frozenset(), lambda line: None, cluster.machines)[
+            "findings"
+        ]
         return found
 
 

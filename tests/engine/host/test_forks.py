@@ -22,7 +22,7 @@ from logyard.service.fork_files import fork_files, read_fork, records_of
 from .cluster import KIB, Cluster, cluster, until
 
 
-async def went_on_alone(c: Cluster, path: Path) -> list[bytes]:
+async def went_on_alone(c: Cluster, packed: bool = False) -> list[bytes]:
     """Nodes 2 and 3 acknowledged what they return; node 1, which has heard nothing of it, became the group."""
     await c.lead(2)
     await c.fill(2, 5, 5 * KIB)
@@ -33,6 +33,10 @@ async def went_on_alone(c: Cluster, path: Path) -> list[bytes]:
     for body in bodies:
         await c.append(await c.leader(), [(b"head", body)])
     await c.applied(among=[2, 3])
+    for number in (2, 3) if packed else ():
+        await c.nodes[number].snapshot(["log"])
+        await c.nodes[number].compact()
+        assert c.member(number).raft.log.first_index == c.member(number).raft.log.last_index + 1
     await c.crash(2)
     await c.crash(3)
     await c.start(1)
@@ -43,10 +47,13 @@ async def went_on_alone(c: Cluster, path: Path) -> list[bytes]:
     return bodies
 
 
-@pytest.mark.parametrize("compacted", [False, True])
-async def test_what_a_majority_acknowledged_is_kept_before_its_members_leave(tmp_path: Path, compacted: bool) -> None:
+@pytest.mark.parametrize(("compacted", "packed"), [(False, False), (True, False), (False, True), (True, True)])
+async def test_what_a_majority_acknowledged_is_kept_before_its_members_leave(
+    tmp_path: Path, compacted: bool, packed: bool
+) -> None:
+    """`compacted`: the lineage is a snapshot by then; `packed`: so is the fork, its payloads are in a generation."""
     async with cluster(tmp_path) as c:
-        bodies = await went_on_alone(c, tmp_path)
+        bodies = await went_on_alone(c, packed)
         if compacted:
             await c.nodes[1].snapshot(["log"])
             await c.nodes[1].compact()
@@ -125,7 +132,7 @@ class NoRoomForForks(Disk):
 async def test_without_room_a_forked_replica_stays_and_goes_when_there_is(tmp_path: Path) -> None:
     disk = NoRoomForForks()
     async with cluster(tmp_path, disks={3: disk}) as c:
-        bodies = await went_on_alone(c, tmp_path)
+        bodies = await went_on_alone(c)
         await c.start(3)
         await until(lambda: "could not be written" in c.member(3).reason)
         disk.full = False
