@@ -377,3 +377,95 @@ def test_what_a_prolonged_queue_keeps_is_in_its_snapshot() -> None:
     assert again.snapshot() == machine.snapshot()
     again.state.prolong(1000)
     assert [one.due for one in again.state.delayed.values()] == [1_006_000, 9_000_000] and again.has_terms()
+
+
+# What a jump may meet
+
+
+async def prolonging(rig: Rig) -> None:
+    """The queue's machine is of the version that prolongs, with a lease and a delay running."""
+    await rig.consumer(SESSION)
+    await rig.publish(SESSION)
+    await rig.consumer(OTHER, 600_000)
+    await rig.publish(OTHER, LEASE_MS)
+    c = rig.c
+    await until(lambda: all(c.system(n).versions.knows(m, "queue") == 2 for n in c.ids for m in c.ids), "all know")
+    number = await rig.leader()
+    await c.system(number).versions.require(c.member(number, "queue"), 2)
+    await c.applied("queue")
+
+
+async def lasts(rig: Rig, seconds: float) -> None:
+    """The lease and the delay are over in so many seconds, not before."""
+    await rig.pass_by(seconds - 0.1)
+    assert await rig.holders() == [SESSION] and (await rig.machine).state.delayed
+    await rig.pass_by(0.21)
+    assert OTHER in await rig.holders() and not (await rig.machine).state.delayed
+
+
+async def test_a_jump_that_nobody_else_heard_of_ends_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="") as c:
+        rig = await rig_of(c, "queue")
+        await prolonging(rig)
+        old = await rig.leader()
+        member, last = c.member(old, "queue"), c.member(old, "queue").raft.log.last_index
+        c.network.partition([old], [number for number in c.ids if number != old])
+        rig.clocks.move(1, 3601)
+        terms.look(c.system(old))
+        await until(lambda: member.raft.log.last_index > last, "it is in one log")
+        assert member.log_time >= rig.clocks.wall // 1_000_000 - 1 and (await rig.machine).state.delayed
+        new = await c.leader("queue", among=[number for number in c.ids if number != old])
+        c.network.heal()
+        await until(lambda: member.raft.leader == new and member.raft.applied > last, "it follows")
+        await lasts(rig, 5)
+
+
+async def test_a_member_that_got_the_jump_in_a_snapshot_goes_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", snapshot_entries=16) as c:
+        rig = await rig_of(c, "queue")
+        await prolonging(rig)
+        late = 1 + await rig.leader() % 3
+        await c.crash(late)
+        rig.clocks.move(1, 3601)
+        await jumps(rig)
+        number = await rig.leader()
+        for _ in range(40):
+            await rig.look()
+        await c.nodes[number].snapshot()
+        await c.nodes[number].compact()
+        log = c.member(number, "queue").raft.log
+        await until(lambda: log.snapshot_index > c.member(number, "queue").raft.lead_index, "its log is short")
+        await c.start(late)
+        await c.applied("queue")
+        assert c.system(late).counters.snapshots_installed == 1
+        assert c.member(late, "queue").log_time >= rig.clocks.wall // 1_000_000 - 1
+        await c.lead(late, "queue")
+        await lasts(rig, 5)
+
+
+async def test_who_follows_a_leader_of_the_program_before_ends_nothing_that_it_granted_itself(tmp_path: Path) -> None:
+    """That slews: its log time may be behind the wall clock, and ahead of what passed."""
+    async with cluster(tmp_path, group="") as c:
+        rig = await rig_of(c, "queue")
+        old = await rig.leader()
+        system = c.system(old)
+        start, at = rig.clocks.wall // 1_000_000, rig.clocks.monotonic
+
+        def slewed(member: Any) -> int:
+            passed = (rig.clocks.monotonic - at) // 1_000_000
+            return int(max(member.log_time, min(rig.clocks.wall // 1_000_000, start + 2 * passed)))
+
+        cast(Any, system.scheduler).log_time = slewed
+        rig.clocks.move(20, 3600)
+        await rig.consumer(OTHER, 600_000)
+        assert c.member(old, "queue").log_time >= start + 40_000
+        await c.applied("queue")
+        await c.lead(1 + old % 3, "queue")
+        await rig.consumer(SESSION)
+        await rig.say(OTHER, queue.DETACH_COMMAND.pack(queue.DETACH, 1))
+        await rig.publish(SESSION)
+        await rig.consumer(OTHER, 600_000)
+        await rig.publish(OTHER, LEASE_MS)
+        await lasts(rig, 6)
+        await c.applied("queue")
+        assert len({c.member(number, "queue").machine.snapshot()["queue"] for number in c.ids}) == 1
