@@ -251,5 +251,6 @@ def module(loop: Loop) -> Any:
 
     return SimpleNamespace(
         open=open_, Error=lmdb.Error, MapFullError=lmdb.MapFullError, DiskError=lmdb.DiskError,
+        MemoryError=lmdb.MemoryError,
         Environment=Environment, Transaction=Transaction,
     )  # fmt: skip
