@@ -22,7 +22,7 @@ from logyard.payloads.errors import (
 )
 from logyard.payloads.generation import Generation
 from logyard.payloads.layout import SourceRow
-from logyard.payloads.writing import Statistics
+from logyard.payloads.writing import Statistics, Writing
 
 from .support import MIB, SMALL, Door, Made, made
 
@@ -445,3 +445,38 @@ def test_creation_syncs_both_directories(tmp_path: Path) -> None:
     assert oct(os.stat(found.path).st_mode)[-3:] == "700"
     assert oct(os.stat(os.path.join(found.path, "data.mdb")).st_mode)[-3:] == "600"
     found.close()
+
+
+def test_a_map_that_is_full_between_two_entries_gives_back_the_one_in_hand(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB says so when what came before is committed: nothing of that transaction is there, and the entry that waited
+    for it is to be written elsewhere, too."""
+    entries = [made(1, index, [200_000]) for index in range(1, 30)]
+    commit, commits = Writing._commit, 0
+
+    def full(writing: Writing) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == 3:
+            raise lmdb.MapFullError("as LMDB says it")
+        commit(writing)
+
+    monkeypatch.setattr(Writing, "_commit", full)
+    read: list[int] = []
+
+    def rows() -> Iterator[SourceRow]:
+        for row in rows_of(entries):
+            read.append(row.index)
+            yield row
+
+    report = generation.write_entries(1, rows(), 1)
+    monkeypatch.undo()
+    indexes = [row.index for row in report.unwritten]
+    assert report.full and len(indexes) > 1
+    # Everything that the source was asked for is either durable or given back.
+    assert indexes == list(range(report.entries + 1, read[-1] + 1))
+    assert generation.statistics().entries == report.entries
+    again = generation.write_entries(1, rows_of(entries[report.entries : indexes[-1]]), 1)
+    assert again.entries == len(indexes)
+    check(generation, 1, entries[indexes[-1] - 1])

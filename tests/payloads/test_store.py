@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -482,3 +483,16 @@ def test_the_name_of_a_new_store_is_durable(tmp_path: Path) -> None:
     store = open_store(tmp_path / "payloads", door=door)
     assert str(tmp_path) in door.synced
     store.close()
+
+
+def test_a_lost_run_is_lost_from_its_first_entry_to_its_last(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        store.lose(7, 5, 9)
+        table = {
+            (1, 4): False, (1, 5): True, (5, 5): True, (6, 8): True, (9, 9): True, (9, 12): True, (10, 12): False,
+            (1, 12): True,
+        }  # fmt: skip
+        assert {gap: store.is_lost(7, *gap) for gap in table} == table
+        assert not store.is_lost(8, 1, 12)
+        store.found(7, 5, 5)
+        assert not store.is_lost(7, 5, 5) and store.is_lost(7, 6, 6)

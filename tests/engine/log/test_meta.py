@@ -346,3 +346,23 @@ def test_without_either_copy_nothing_begins_anew(tmp_path: Path) -> None:
     store = opened(tmp_path / "meta")
     assert list(group_rows(store)) == [row]
     store.close()
+
+
+def test_a_start_leaves_nothing_in_the_directory_undurable(tmp_path: Path) -> None:
+    """The journal of a copy that was opened well is gone for good: found again after two power cuts, it would set a
+    sound copy aside."""
+    disk = FaultyDisk()
+    path = str(tmp_path / "meta")
+    for _ in range(2):
+        store = MetaStore(disk, path, 64 << 20)
+        disk.calls.clear()
+        store.open("test", 1)
+        store.close()
+        changed = [
+            number
+            for number, call in enumerate(disk.calls)
+            if call.name in ("unlink", "create", "rename", "make_directory")
+            and os.path.dirname(str(call.target)) == path
+        ]
+        synced = [number for number, call in enumerate(disk.calls) if call[:2] == ("sync_directory", path)]
+        assert changed and max(synced) > max(changed), disk.calls

@@ -155,3 +155,21 @@ def test_who_asks_is_answered_by_a_message_of_its_own(state: str) -> None:
     leader.step(ask)
     said = [m for m in network.said(1) if m.to == 3 and m.kind in (APPEND, SNAPSHOT)]
     assert any(m.kind == APPEND and not m.entries and m.last < m.first for m in said), said
+
+
+def test_behind_a_dead_member_a_lost_append_to_a_living_one_is_probed() -> None:
+    network = Network(4)
+    network.elect(1)
+    network.crash(2)
+    network.tick(5)
+    network.hosts[1].propose(b"x")
+    for host in network.up():
+        host.turn()
+        host.write(1)
+    lost = [m for m in network.queue if m.to in (3, 4)]
+    assert len(lost) == 2
+    # No link says that anything was lost.
+    network.queue = [m for m in network.queue if m not in lost]
+    assert not network[1].is_quiet
+    network.tick(network.limits.probe_ticks + 2)
+    assert [host.state for host in network.up()] == [[b"x"]] * 3
