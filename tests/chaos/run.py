@@ -205,7 +205,7 @@ class Run:
                 **told.stats,
                 "confirmed": len(told.confirmed),
                 "again": told.again,
-                **told.causes,
+                **{f"again_{cause}": count for cause, count in told.causes.items()},
             }
         result.violations += [*journal.violations, *self.terms.terms.early]
         result.terms = self.terms.terms.checked
