@@ -129,4 +129,10 @@ BUGS = (
     ),
     Bug("rotten_piece_served", "no payload is served unchecked", [(layout, "parse_piece", _serves_unchecked)]),
     Bug("old_directory_believed", "who forgot takes no part", [(identity, "difference", lambda old: lambda *_: "")]),
+    Bug(
+        "no_descriptor_is_a_failed_disk",
+        "a want of descriptors ends no node",
+        [(wal, "is_short", nothing)],
+        featured=frozenset({"descriptors"}),
+    ),
 )

@@ -41,7 +41,7 @@ BUGS = (
         "empty_batch_raises",
         "an entry all of whose frames were refused is applied",
         [(kv, "spans_of", edited(("for frame in frames:", "frames[0]\n    for frame in frames:")))],
-        featured=True,
+        featured=frozenset({"sessions"}),
     ),
     Bug("pieces_not_in_snapshots", "uploads are part of the state", [(replica, "uploads_of", nothing)]),
 )

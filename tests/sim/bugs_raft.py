@@ -10,7 +10,7 @@ from logyard.engine.host.system import System
 from logyard.engine.raft import core, election, quorum, raft_log, reads, replication
 from logyard.engine.raft.core import LEADER
 
-from .bugs import Bug
+from .bugs import Bug, edited
 
 
 def _told_early(old: Any) -> Any:
@@ -193,4 +193,16 @@ BUGS = (
     Bug("read_without_round", "a read is confirmed by a quorum", [(System, "read_index", _reads_at_once)]),
     Bug("read_before_own_entry", "a new leader knows what is committed", [(reads, "read", _reads_without_own_term)]),
     Bug("entry_lost_on_the_way", "a log has no holes", [(Inbound, "on_messages", _sends_less)]),
+    Bug(
+        "reads_before_own_entry_is_applied",
+        "who leads answers with all that was acknowledged",
+        [(System, "led", _reads_at_once)],
+        featured=frozenset({"reads"}),
+    ),
+    Bug(
+        "who_asks_for_its_leader_is_not_answered",
+        "who lost sight of its leader finds it again",
+        [(election, "on_vote_reply", edited(("replication.remind(raft, m.sender)", "pass")))],
+        featured=frozenset({"roles", "mute"}),
+    ),
 )

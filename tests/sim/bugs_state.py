@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from logyard.engine.host import effects, replica, sessions, snapshots, storage
+from logyard.engine.host.migration import Migration
 from logyard.machines.log import AppendLog
 from logyard.payloads.liveness import Liveness
 from logyard.payloads.reference import Position
@@ -89,6 +90,21 @@ BUGS = (
             (_Group, "_hole", edited(("elif log:", "elif True:"))),
         ],
         OFFLINE,
+    ),
+    Bug(
+        "shares_chosen_too_early",
+        "what a migration copies is chosen when it is its turn",
+        [
+            (
+                Migration,
+                "_migrate",
+                edited(
+                    ("some: list[int] = []", "some = sorted(file.shares)[:GROUPS_PER_JOB]"),
+                    ("some += sorted(file.shares)[:GROUPS_PER_JOB]", "pass"),
+                ),
+            )
+        ],
+        featured=frozenset({"truncations", "checkpoints"}),
     ),
     Bug("deletion_not_stored", "a deleted group stays deleted", [(storage.Storage, "forget", _stores_nothing)]),
 )

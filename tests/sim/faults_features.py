@@ -116,10 +116,10 @@ class FeatureFaults(Ground):
             if life is not None:
                 life.thread_s = self.draw.choice((0.002, 0.05, 0.2))
             self._roll(number)
-            for _ in range(2):
-                self.after(0.02 + 0.3 * self.draw.random(), self._compact, number)
-        for step in range(12):
-            self.after(0.02 * step + 0.03 * self.draw.random(), self._truncate_all)
+            for step in range(3):
+                self.after(0.02 + 0.4 * step + 0.3 * self.draw.random(), self._compact, number)
+        for step in range(24):
+            self.after(0.05 * step + 0.05 * self.draw.random(), self._truncate_all)
 
     def _compact(self, number: int) -> None:
         if number in self.cluster.up:

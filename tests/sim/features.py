@@ -32,6 +32,8 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "sessions": {"close_session": ("Q2.closed",)},
     # More than one consumer of a queue.
     "consumers": {},
+    # Reads from whoever leads, without a round of its own.
+    "reads": {},
     # Some nodes run the program before: an older version of a machine, and log time that catches up at double pace.
     "versions": {"old_program": ("U1.old",), "new_program": ("U1.new",), "use_new": ("U1.used",)},
     # Leases and delays, with both bounds, in two groups of their own; clocks that are set and nodes that stand still.

@@ -138,6 +138,8 @@ class Loop:
         self.task: Task | None = None
         self.on_event: Callable[[Life | None], None] = lambda life: None
         self.on_crash: Callable[[Life], None] = lambda life: None
+        # A storage job failed by a defect, which the engine counts and goes on.
+        self.on_defect: Callable[[str, BaseException], None] = lambda what, error: None
         self.on_still: Callable[[], None] = lambda: None
         self.closed_by: list[BaseException] = []
         # How long others run, at most, where trio lets them: when a lock is taken that is free. 0: not at all.

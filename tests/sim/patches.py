@@ -22,7 +22,8 @@ from typing import Any
 import lmdb
 import trio
 
-from logyard.engine.host import durability, member, pulling
+from logyard.engine import jobs
+from logyard.engine.host import budget, cache, disk_pace, durability, member, pace, pulling
 from logyard.engine.host.log_time import LogTime
 from logyard.engine.log import meta, wal, wal_ahead
 from logyard.payloads import generation as generations
@@ -180,6 +181,19 @@ def _check_file(loop: Loop) -> Callable[[str], None]:
     return check_file
 
 
+CLOCKED: tuple[Any, ...] = (budget.Budget, cache.PayloadCache, disk_pace.SlowDisk, pace.Pace)
+
+
+def _telling(loop: Loop, old: Callable[..., Any]) -> Callable[..., Any]:
+    """Who counts a defect and goes on says so."""
+
+    def fail(self: Any, what: str, error: Exception) -> Any:
+        loop.on_defect(what, error)
+        return old(self, what, error)
+
+    return fail
+
+
 class _Random:
     """The module `random` with generators of the run's seed only."""
 
@@ -191,8 +205,9 @@ class _Random:
 
 
 @contextmanager
-def installed(loop: Loop, draw: random.Random) -> Iterator[None]:
-    """Everything below runs in the simulation."""
+def installed(loop: Loop, draw: random.Random, clocks: bool = False) -> Iterator[None]:
+    """Everything below runs in the simulation. `clocks`: also what took a clock when it was loaded, and which the first
+    recorded seeds left alone."""
     clock = Clock(loop)
     twin = Trio(loop)
     threads = SimpleNamespace(Lock=_Lock, RLock=_Lock, Thread=_Thread)
@@ -226,12 +241,19 @@ def installed(loop: Loop, draw: random.Random) -> Iterator[None]:
         put(one, "mmap", SimpleNamespace(mmap=lambda *_: STAGE))
     # Sets of members are gone through in an order that does not depend on addresses.
     put(member.Member, "__hash__", lambda self: self.spec.uid)
-    defaults = pulling.Pace.__init__.__defaults__
-    pulling.Pace.__init__.__defaults__ = (twin.current_time,)
+    for name in ("fail", "freeze"):
+        put(jobs.Jobs, name, _telling(loop, jobs.Jobs.__dict__[name]))
+    # Clocks that were taken when their modules were loaded.
+    taken: dict[Any, tuple[Any, ...]] = {}
+    for kind in (jobs.Jobs, pulling.Pace, *(CLOCKED if clocks else ())):
+        init: Any = kind.__init__
+        taken[init] = init.__defaults__
+        init.__defaults__ = (clock.monotonic,)
     try:
         yield
     finally:
-        pulling.Pace.__init__.__defaults__ = defaults
+        for init, defaults in taken.items():
+            init.__defaults__ = defaults
         for owner, name, value in reversed(undo):
             if value is undo:
                 delattr(owner, name)

@@ -8,6 +8,7 @@ the seeds that are recorded in `planted.json`.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import sys
@@ -53,6 +54,7 @@ def hunt(bug: Bug, seed: int, cpu_s: float, minutes: float = MINUTES) -> tuple[R
     with planted(bug):
         while time.process_time() - began < cpu_s:
             tried += 1
+            gc.collect()
             result = run_of(seed, minutes, bug.featured).go()
             if result.violations:
                 with unplanted(bug):

@@ -40,8 +40,8 @@ from .terms import GROUPS, TermGroup, Terms
 KINDS_OF_GROUPS = (LogGroup, LogGroup, KvGroup, QueueGroup)
 NODES = 4
 VOTERS = 3
-TURN_S = 0.005
-"""Of a busy loop: a turn of everybody else."""
+TURN_S = (0.005, 0.05)
+"""A turn of everybody else on a busy loop takes so long at most."""
 RATE = 60.0
 """Client operations a simulated second."""
 START_S = 2.0
@@ -111,7 +111,7 @@ class Run:
         self.features = features or NO_FEATURES
         # Features draw from a stream of their own.
         self.more = random.Random(f"more of {seed}")
-        self.loop.turn_s = TURN_S if "checkpoints" in self.features else 0.0
+        self.loop.turn_s = self.more.choice(TURN_S) if "checkpoints" in self.features else 0.0
         if "sleep" in self.features:
             limits["hibernate_after_ms"] = self.more.choice((1500, 1500, 4000))
         self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines, old_machines)
@@ -158,7 +158,8 @@ class Run:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            with installed(self.loop, random.Random(self.draw.getrandbits(64))), self._programs():
+            draw = random.Random(self.draw.getrandbits(64))
+            with installed(self.loop, draw, self.keeping is not None), self._programs():
                 self._connect()
                 try:
                     self._whole()
@@ -188,7 +189,7 @@ class Run:
         cluster, checker = self.cluster, self.checker
         self.loop.on_event = checker.look if self.end == math.inf else self._look_until_end
         self.loop.on_still = lambda: self.fault("events go round in a circle")
-        cluster.on_bug = self.bug
+        cluster.on_bug = self.loop.on_defect = self.bug
         cluster.on_ready = self._started
         cluster.on_gone = self._gone
         cluster.network.on_send = checker.listen
@@ -309,7 +310,7 @@ class Run:
         more, now = self.more, self.loop.now
         for name in sorted(self.features):
             for verb in FEATURES[name]:
-                if (self.allowed is None or verb in self.allowed) and more.random() < 0.6:
+                if (self.allowed is None or verb in self.allowed) and more.random() < 0.75:
                     self.result.swarm.append(verb)
                     for _ in range(more.choice((1, 1, 2, 3))):
                         self.nemesis.after(more.uniform(0.0, length * 0.85), getattr(self.nemesis, verb))

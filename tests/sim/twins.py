@@ -76,7 +76,7 @@ async def others_turn(loop: Loop) -> None:
     """Others run, and time passes meanwhile, where trio has a checkpoint and a run without features has none."""
     if loop.turn_s:
         assert loop.task is not None and loop.life is not None
-        loop.at(loop.now + loop.turn_s * loop.life.draw.random() ** 3, loop.life, loop.step, loop.task, None, None)
+        loop.at(loop.now + loop.turn_s * loop.life.draw.random(), loop.life, loop.step, loop.task, None, None)
         await park(may_not)
 
 

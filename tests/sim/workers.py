@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +19,16 @@ def run_one(job: Job) -> Result:
     """One seed, in whatever process."""
     seed, minutes, groups, verbs, share, features = job
     allowed = None if verbs is None else frozenset(verbs)
+    try:
+        return _run(seed, minutes, groups, allowed, share, features)
+    finally:
+        # A run makes circles of everything it has, and collects nothing while it lasts.
+        gc.collect()
+
+
+def _run(
+    seed: int, minutes: float, groups: int, allowed: frozenset[str] | None, share: int, features: tuple[str, ...] | None
+) -> Result:
     return Run(seed, minutes, groups, allowed, share, None if features is None else frozenset(features)).go()
 
 
