@@ -84,7 +84,11 @@ class Connection(TCPServer):
         """What the protocol has to say; it also says when a request begins and ends."""
         if isinstance(event, Updated):
             self.idle_since = trio.current_time() if event.idle else None
-        await super().protocol_send(event)
+        try:
+            await super().protocol_send(event)
+        except trio.BusyResourceError:
+            # The other task of this connection is closing it.
+            await self.protocol.handle(Closed())
 
     async def _read_data(self) -> None:
         deadline = float("inf")

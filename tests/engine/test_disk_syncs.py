@@ -1,4 +1,4 @@
-"""What the disk's door makes durable, seen at the system calls: the twins of the simulator and of the crash rig stand in
+"""What the disk makes durable, seen at the system calls: the twins of the simulator and of the crash rig stand in
 for whole methods, so what those do inside is seen nowhere else."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine import disk as door
 from logyard.engine.disk import Disk
 
 
@@ -20,7 +19,7 @@ class Calls:
         self.seen: list[tuple[str, str]] = []
         self.failing = ""
         for name in names:
-            monkeypatch.setattr(door.os, name, self._watched(name, getattr(os, name)))
+            monkeypatch.setattr(os, name, self._watched(name, getattr(os, name)))
 
     def _watched(self, name: str, real: object) -> object:
         def call(target: int | str, *more: object, **options: object) -> object:
