@@ -218,6 +218,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
             "append",
             "beat",
             "begin_session",
+            "end_session",
             "compressed",
         )
     ),
