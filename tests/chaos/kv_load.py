@@ -14,7 +14,7 @@ import trio
 
 from logyard.client.errors import LogyardError
 from logyard.client.kv import KV
-from logyard.client.kv_wire import Changes, Compacted, Compare, Event, KeyValue, Put
+from logyard.client.kv_wire import Changes, Compacted, Compare, Event, Get, GetResult, KeyValue, Put
 
 from .load import KVS, OPEN, Journal, body, number_of
 from .trio_load import TrioLoad
@@ -189,6 +189,13 @@ class KvLoad(TrioLoad):
                     await self.refused(error)
 
 
+def same(key: str, expected: int | None) -> Compare:
+    """That a key has that value, or, None, is not there."""
+    if expected is None:
+        return Compare(key.encode(), "version", "=", 0)
+    return Compare(key.encode(), "value", "=", body(expected))
+
+
 class KvClient:
     """One process of the histories."""
 
@@ -214,6 +221,8 @@ class KvClient:
             await self.operate("put", name, key, new, lambda: self.put(kv, seen, key, new))
         elif chance < 0.8:
             await self.operate("delete", name, key, None, lambda: self.delete(kv, seen, key))
+        elif chance < 0.9:
+            await self.transact(kv, seen, f"t{key}")
         elif chance < 0.98:
             new, expected = load.fresh(), self.last.get(key)
             await self.operate("cas", name, key, [expected, new], lambda: self.compare(kv, seen, key, expected, new))
@@ -232,11 +241,43 @@ class KvClient:
             await self.load.refused(error)
             return
         if f == "cas" and found is None:
-            journal.row(self.number, "fail", f, place, value, "kv")
+            # It was applied, and found another value there: that is judged as well.
+            journal.row(self.number, "ok", f, place, False, "kv")
             self.last.pop(key, None)
             return
         self.last[key] = found if isinstance(found, int) else None
         journal.row(self.number, "ok", f, place, found if f == "get" else value, "kv")
+
+    async def transact(self, kv: KV, seen: Revisions, group: str) -> None:
+        """A transaction over three keys: two are written if one of them is what it was, else all are read."""
+        journal, place, names = self.load.journal, f"{seen.name}/{group}", list("abc")
+        self.draw.shuffle(names)
+        one, other, third = names
+        expected = self.last.get(f"{group}/{one}")
+        news = {one: self.load.fresh(), other: self.load.fresh()}
+        value = [
+            [[one, expected]],
+            [*(["put", name, new] for name, new in news.items()), ["get", third]],
+            [["get", name] for name in names],
+        ]
+        keys = {name: f"{group}/{name}" for name in names}
+        puts = [Put(keys[name].encode(), body(new)) for name, new in news.items()]
+        gets = [Get(keys[name].encode()) for name in names]
+        journal.row(self.number, "invoke", "txn", place, value, "txn")
+        try:
+            found = await kv.txn([same(keys[one], expected)], [*puts, gets[-1]], gets)
+        except LogyardError as error:
+            journal.row(self.number, "info" if error.code in OPEN else "fail", "txn", place, value, "txn")
+            await self.load.refused(error)
+            return
+        read = [one.kvs for one in found.results if isinstance(one, GetResult)]
+        numbers = [seen.served(kvs[0]) if kvs else None for kvs in read]
+        journal.row(self.number, "ok", "txn", place, [found.succeeded, numbers], "txn")
+        if found.succeeded:
+            for name, new in news.items():
+                seen.tell(found.revision, keys[name], new)
+            numbers = [*news.values(), *numbers]
+        self.last |= {keys[name]: number for name, number in zip(names, numbers, strict=True)}
 
     async def get(self, kv: KV, seen: Revisions, key: str) -> int | None:
         """A linearizable read."""
@@ -256,11 +297,7 @@ class KvClient:
 
     async def compare(self, kv: KV, seen: Revisions, key: str, expected: int | None, new: int) -> int | None:
         """Compare and set, as one transaction; None where it was something else."""
-        if expected is None:
-            compare = Compare(key.encode(), "version", "=", 0)
-        else:
-            compare = Compare(key.encode(), "value", "=", body(expected))
-        found = await kv.txn([compare], [Put(key.encode(), body(new))])
+        found = await kv.txn([same(key, expected)], [Put(key.encode(), body(new))])
         if not found.succeeded:
             return None
         seen.tell(found.revision, key, new)

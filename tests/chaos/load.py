@@ -46,7 +46,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.rows: dict[str, list[dict[str, Any]]] = {"register": [], "kv": []}
+        self.rows: dict[str, list[dict[str, Any]]] = {"register": [], "kv": [], "txn": []}
         self.acknowledged: dict[tuple[str, int], int] = {}
         self.refused: set[int] = set()
         self.seen: dict[tuple[str, int], int] = {}
@@ -174,7 +174,8 @@ class RegisterClient(Client):
             self.paused(error)
             return
         if f == "cas" and not found:
-            journal.row(self.number, "fail", f, key, value)
+            # It was applied, and found another value there: that is judged as well.
+            journal.row(self.number, "ok", f, key, False)
             self.last.pop(key, None)
             return
         self.last[key] = found

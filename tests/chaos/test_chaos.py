@@ -209,6 +209,21 @@ def test_the_keys_history_is_judged(tmp_path: Path) -> None:
     assert linearizable(journal, "kv", tmp_path / "history").valid is False
 
 
+def test_a_stale_leaders_answer_to_a_compare_and_set_is_judged(tmp_path: Path) -> None:
+    """It found another value where that one was: as wrong as a stale read, of one key or of several."""
+    journal = Journal()
+    for kind, f, value in (("invoke", "put", 4), ("ok", "put", 4), ("invoke", "cas", [4, 5]), ("ok", "cas", False)):
+        journal.row(1, kind, f, "k0/1", value, "kv")
+    found = linearizable(journal, "kv", tmp_path / "history")
+    assert found.valid is False and "cas" in found.reason
+    swap = [[["a", 4]], [["put", "b", 5]], [["get", "a"]]]
+    rows: list[tuple[str, object]] = [("invoke", [[], [["put", "a", 4]], []]), ("ok", [True, []]), ("invoke", swap)]
+    for kind, row in rows:
+        journal.row(1, kind, "txn", "k0/t1", row, "txn")
+    journal.row(1, "ok", "txn", "k0/t1", [False, [None]], "txn")
+    assert linearizable(journal, "txn", tmp_path / "history").valid is False
+
+
 async def test_the_machines_say_a_hash_of_their_state() -> None:
     def context(index: int) -> Context:
         return Context(7, index, 1, 0, 1)

@@ -1,8 +1,8 @@
-"""``python -m tests.linearizability FILE --model register|kv|queue [--json]``: is a recorded history linearizable?
+"""``python -m tests.linearizability FILE --model register|kv|queue|txn [--json]``: is a recorded history linearizable?
 
 Exit codes: 0 it is, 1 it is not, 2 not decided within the budget, or not a history. FILE may be ``-``. A register or
 key begins as null, a delete leaves null, an append continues text and makes anything else a list; a queue is first in,
-first out, and a dequeue that answers null found it empty.
+first out, and a dequeue that answers null found it empty. txn: transactions over several keys (`transactions`).
 """
 
 from __future__ import annotations

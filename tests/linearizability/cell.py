@@ -8,15 +8,17 @@ which keeps a linearization if there is one:
 - of equal operations the one that ends first goes first;
 - a value with waiting readers and no writer left is not left;
 - a whole block that may begin now goes at once where the value is spent.
+While somebody waits for a value to be gone, any write may be what takes its place: none is taken without a choice then.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from .blocks import Step, Zone, clash, needed_values, overlap, solve_blocks
 from .chains import untangle
-from .history import NEVER, Operation, Value, plain
+from .history import NEVER, Operation, Truth, Value, plain
 from .verdict import CONFIGURATIONS_MAX, VALID, Verdict
 
 
@@ -30,6 +32,10 @@ class Spent:
 SPENT = Spent()
 
 
+DIFFERENT = Truth(False)
+"""The result of a compare-and-set that found another value."""
+
+
 def steps_of(operations: Sequence[Operation]) -> list[Step]:
     """What operations of the register or kv model ask of a cell. Reads without an answer say nothing."""
     steps = []
@@ -40,6 +46,9 @@ def steps_of(operations: Sequence[Operation]) -> list[Step]:
         elif item.f == "cas":
             assert isinstance(item.argument, tuple)
             expected, new = item.argument
+            if item.result == DIFFERENT and not item.pending:
+                steps.append(Step("differs", expected, None, item.start, item.end, item))
+                continue
             steps.append(Step("cas", expected, new, item.start, item.end, item))
         else:
             kind = "append" if item.f == "append" else "write"
@@ -84,6 +93,47 @@ def mentions(whole: Value, item: Value) -> bool:
 def solve_cell(operations: Sequence[Operation], configurations: int = CONFIGURATIONS_MAX) -> Verdict:
     """Whether one key's history is that of a register or a key-value cell that begins as null."""
     steps = steps_of(operations)
+    differs = [step for step in steps if step.kind == "differs"]
+    if differs:
+        # Without them it is decided as ever; and most of them say nothing that is not plain to see.
+        steps = [step for step in steps if step.kind != "differs"]
+        open_ = doubtful(differs, steps)
+        found = solve_steps(steps, configurations)
+        if not found.valid or not open_:
+            return found
+        return Search([*steps, *open_], any(step.kind == "append" for step in steps), configurations).run()
+    return solve_steps(steps, configurations)
+
+
+def doubtful(differs: Sequence[Step], steps: Sequence[Step]) -> list[Step]:
+    """Those of `differs` whose value may have been there while they were under way: it was made before they ended, and
+    nothing that began when it was made had taken its place before they began."""
+    made: dict[Value, list[Step]] = {None: []}
+    changes = sorted((step for step in steps if step.kind != "read"), key=lambda step: step.start)
+    appends = any(step.kind == "append" for step in steps)
+    for step in changes:
+        made.setdefault(step.new, []).append(step)
+    starts = [step.start for step in changes]
+    gone = [NEVER] * (len(changes) + 1)
+    for at in range(len(changes) - 1, -1, -1):
+        gone[at] = min(gone[at + 1], changes[at].end)
+    found = []
+    for step in differs:
+        makers = made.get(step.expected, [])
+        if appends or step.expected is None:
+            found.append(step)
+            continue
+        if not any(maker.start < step.end for maker in makers):
+            continue
+        last = max(maker.end for maker in makers)
+        if gone[bisect_right(starts, last)] < step.start:
+            continue
+        found.append(step)
+    return found
+
+
+def solve_steps(steps: list[Step], configurations: int) -> Verdict:
+    """The same of steps that all write, or read a value."""
     steps = untangle(steps) or steps
     appends = any(step.kind == "append" for step in steps)
     if not appends:
@@ -147,6 +197,9 @@ class Search:
         self.configurations = configurations
         self.required = 0
         self.needs: dict[Value, int] = {}
+        # Values that must not be there.
+        self.cares: dict[Value, int] = {}
+        self.cared = 0
         self.makes: dict[Value, int] = {}
         self.writes = 0
         for number, step in enumerate(self.steps):
@@ -155,6 +208,9 @@ class Search:
                 self.required |= bit
             if step.kind in ("read", "cas"):
                 self.needs[step.expected] = self.needs.get(step.expected, 0) | bit
+            if step.kind == "differs":
+                self.cares[step.expected] = self.cares.get(step.expected, 0) | bit
+                self.cared |= bit
             if step.kind in ("write", "cas"):
                 self.makes[step.new] = self.makes.get(step.new, 0) | bit
                 self.writes |= bit
@@ -178,10 +234,12 @@ class Search:
         return Verdict(False, f"{self.blocking.source if self.blocking else 'nothing'} fits nowhere")
 
     def waiting(self, value: Value, done: int) -> bool:
-        """Whether somebody may still want to see `value`, or what is appended to it."""
+        """Whether somebody may still want to see `value`, or what is appended to it, or that it is not there."""
         if not self.appends:
-            return bool(self.needs.get(value, 0) & ~done)
-        return any(mask & ~done and begins_with(whole, value) for whole, mask in self.needs.items())
+            return bool((self.needs.get(value, 0) | self.cares.get(value, 0)) & ~done)
+        return any(
+            mask & ~done and begins_with(whole, value) for whole, mask in (*self.needs.items(), *self.cares.items())
+        )
 
     def enabled(self, done: int) -> list[int]:
         """Steps that may be next: none that is left ended before they began."""
@@ -205,11 +263,12 @@ class Search:
             enabled = self.enabled(done)
             for at in enabled:
                 step = self.steps[at]
-                if step.kind == "read" and value is not SPENT and step.expected == value:
+                fits = value is not SPENT and step.expected == value
+                if (step.kind == "read" and fits) or (step.kind == "differs" and not fits):
                     done |= 1 << at
             if value is not SPENT and not self.waiting(value, done):
                 value = SPENT
-            if value is SPENT:
+            if value is SPENT and not self.cared & ~done:
                 done |= self.unread(enabled, done) | self.whole_blocks(enabled, done)
             if done == before:
                 return done, value
@@ -228,7 +287,10 @@ class Search:
     def mentioned(self, new: Value, done: int) -> bool:
         """Whether a value that somebody waits for may hold what is appended."""
         items = new if isinstance(new, tuple) else (new,)
-        return any(mask & ~done and all(mentions(whole, item) for item in items) for whole, mask in self.needs.items())
+        return any(
+            mask & ~done and all(mentions(whole, item) for item in items)
+            for whole, mask in (*self.needs.items(), *self.cares.items())
+        )
 
     def whole_blocks(self, enabled: Sequence[int], done: int) -> int:
         """A value written once, with all of its readers, where all of them may begin: nothing depends on when."""
@@ -265,11 +327,11 @@ class Search:
         if depth > self.deepest:
             self.deepest = depth
             self.blocking = min((self.steps[at] for at in enabled), key=lambda step: step.end, default=None)
-        hidden = self.unread(enabled, done)
+        hidden = 0 if self.cared & ~done else self.unread(enabled, done)
         best: dict[tuple[str, Value, Value], int] = {}
         for at in enabled:
             step = self.steps[at]
-            if step.kind == "read" or (step.kind == "cas" and (value is SPENT or step.expected != value)):
+            if step.kind in ("read", "differs") or (step.kind == "cas" and (value is SPENT or step.expected != value)):
                 continue
             shape = (step.kind, step.expected, step.new)
             if shape not in best or step.end < self.steps[best[shape]].end:

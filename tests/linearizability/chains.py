@@ -24,6 +24,8 @@ def untangle(steps: Sequence[Step]) -> list[Step] | None:
     puts = {step.new for step in steps if step.kind == "write"} - {None}
     reads = {step.expected for step in steps if step.kind == "read"} - {None}
     appends = [step.new for step in steps if step.kind == "append"]
+    if appends and any(step.kind == "cas" for step in steps):
+        return None
     text = all(isinstance(value, str) for value in (*puts, *reads, *appends))
     lists = all(isinstance(value, tuple) for value in (*puts, *reads)) and not any(
         isinstance(value, str) for value in appends

@@ -10,12 +10,13 @@ from typing import NamedTuple
 from .cell import solve_cell
 from .fifo import solve_queue
 from .history import Histories, Operation, Value, read_histories
+from .transactions import solve_transactions
 from .verdict import CONFIGURATIONS_MAX, Verdict
 
 PARALLEL_FROM = 5_000
 """Operations below which starting processes costs more than they save."""
 Solver = Callable[[list[Operation], int], Verdict]
-SOLVERS: dict[str, Solver] = {"register": solve_cell, "kv": solve_cell, "queue": solve_queue}
+SOLVERS: dict[str, Solver] = {"register": solve_cell, "kv": solve_cell, "queue": solve_queue, "txn": solve_transactions}
 
 
 class Outcome(NamedTuple):

@@ -2,7 +2,8 @@
 
 A line has `process`, `type` (invoke, ok, fail, info), `f`, `key`, `value` and `time` (ns, for people: the order of
 lines is the order of events). `fail` means that the operation did not happen, `info` that nobody knows; an operation
-without an end is `info` too. A process has one operation at a time on a key; after `info` it may go on. Read by the
+without an end is `info` too. A compare-and-set that answered "not equal" is `ok` with the value false: it happened, and
+is as good as a read. A process has one operation at a time on a key; after `info` it may go on. Read by the
 solvers, written by `tests.chaos`.
 """
 
@@ -21,6 +22,7 @@ FUNCTIONS = {
     "register": frozenset({"read", "write", "cas"}),
     "kv": frozenset({"put", "append", "get", "delete", "cas"}),
     "queue": frozenset({"enqueue", "dequeue"}),
+    "txn": frozenset({"txn"}),
 }
 
 
@@ -137,5 +139,16 @@ def _check_argument(number: int, operation: Operation) -> None:
     argument = operation.argument
     if operation.f == "cas" and not (isinstance(argument, tuple) and len(argument) == 2):
         raise BadHistory(f"line {number}: the value of a cas is [expected, new]")
+    if operation.f == "txn" and not _is_transaction(argument):
+        raise BadHistory(f"line {number}: the value of a txn is [compares, then, else]")
     if operation.f in ("write", "put", "append", "enqueue") and argument is None:
         raise BadHistory(f"line {number}: {operation.f} of nothing")
+
+
+def _is_transaction(argument: Value) -> bool:
+    if not isinstance(argument, tuple) or len(argument) != 3 or not all(isinstance(part, tuple) for part in argument):
+        return False
+    compares, then, otherwise = argument
+    return all(isinstance(one, tuple) and len(one) == 2 for one in compares) and all(
+        isinstance(one, tuple) and one[:1] + (len(one),) in (("put", 3), ("get", 2)) for one in (*then, *otherwise)
+    )
