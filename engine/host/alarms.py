@@ -18,6 +18,8 @@ from .member import Member
 if TYPE_CHECKING:
     from .hibernation import Hibernation
 
+STEP_NS = 1_000_000_000
+"""So much at once is no drift of the wall clock."""
 AGAIN_NS = 10_000_000_000
 """A follower's alarm, whose timer is its leader's to fire, is looked at again after this time."""
 
@@ -32,6 +34,8 @@ class Alarms:
         self._alarms: dict[int, tuple[int, LogTime | None]] = {}
         # What is not the newest of its group counts for nothing.
         self._due: list[tuple[int, int]] = []
+        # By how much the wall clock was ahead of the monotonic one at the last look, while there is any alarm.
+        self._ahead: int | None = None
 
     def set(self, uid: int, due_ms: int, member: Member) -> None:
         """A group goes to sleep whose next timer is due at `due_ms` of log time."""
@@ -66,6 +70,7 @@ class Alarms:
     def ring(self) -> None:
         """Wake the groups whose timers are due. Called once a tick."""
         now = self.system.monotonic_ns() if self._due else 0
+        self._notice_step(now)
         while self._due and self._due[0][0] <= now:
             at, uid = heapq.heappop(self._due)
             alarm = self._alarms.get(uid)
@@ -76,3 +81,17 @@ class Alarms:
             else:
                 # Its leader's to do, who may be gone before it does.
                 self._push(uid, now + AGAIN_NS, alarm[1])
+
+    def _notice_step(self, now: int) -> None:
+        """Wake all groups with timers where the wall clock was set forward: what waits for its time may be due."""
+        ahead = self.system.wall_ns() - now if now else None
+        before, self._ahead = self._ahead, ahead
+        if ahead is None or before is None or ahead - before < STEP_NS:
+            return
+        sleepers, own = self.hibernation.sleepers, self.system.node_id
+        for uid, (at, clock) in list(self._alarms.items()):
+            leader = sleepers.row(uid).leader
+            if leader == own:
+                self.hibernation.wake_soon(uid, own)
+            elif not leader and at > now:
+                self._push(uid, now, clock)

@@ -469,3 +469,20 @@ async def test_who_follows_a_leader_of_the_program_before_ends_nothing_that_it_g
         await lasts(rig, 6)
         await c.applied("queue")
         assert len({c.member(number, "queue").machine.snapshot()["queue"] for number in c.ids}) == 1
+
+
+async def test_a_sleeping_queue_hears_that_the_wall_clock_was_set_forward(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", hibernate_after_ms=30) as c:
+        rig = await rig_of(c, "queue")
+        await rig.consumer(SESSION)
+        number = await rig.leader()
+        await until(lambda: all(c.system(number).versions.knows(one, "queue") == 2 for one in c.ids), "all know")
+        await c.system(number).versions.require(c.member(number, "queue"), 2)
+        await rig.publish(SESSION, rig.clocks.wall // 1_000_000 + 3_600_000, queue.AT)
+        await asleep(c, "queue")
+        alarms = c.system(number).hibernation.alarms
+        alarms.ring()
+        rig.clocks.move(0.1, 3601)
+        woken = c.system(number).hibernation.woken
+        await until(lambda: c.system(number).hibernation.woken > woken, "it wakes")
+        await until(lambda: not c.member(number, "queue").machine.state.delayed, "it is due")  # type: ignore[attr-defined]
