@@ -25,7 +25,7 @@ from logyard.client.kv import KV
 from logyard.client.kv_requests import Steps, T
 from logyard.client.kv_wire import Changes
 
-from . import cluster, leases, store, streams, watching
+from . import cluster, leases, locks, store, streams, watching
 from .cluster import CLUSTER_VERSION, SERVER_VERSION, Member
 from .guard import Guard
 from .leases import revision_of
@@ -84,6 +84,10 @@ CALLS: Mapping[str, Call] = {
     "/kv/lease/timetolive": Call(leases.TIME_TO_LIVE_REQUEST, leases.timetolive),
     "/lease/leases": Call(leases.LEASES_REQUEST, leases.leases),
     "/kv/lease/leases": Call(leases.LEASES_REQUEST, leases.leases),
+    "/lock/unlock": Call(locks.UNLOCK, locks.unlock),
+    "/election/proclaim": Call(locks.PROCLAIM, locks.proclaim),
+    "/election/leader": Call(locks.LEADER, locks.leader),
+    "/election/resign": Call(locks.RESIGN, locks.resign),
     "/cluster/member/list": Call(cluster.MEMBER_LIST, cluster.member_list),
     "/maintenance/status": Call(cluster.NOTHING, cluster.status),
     "/maintenance/alarm": Call(cluster.ALARM, cluster.alarm),
@@ -95,7 +99,13 @@ STREAMS: Mapping[str, tuple[Schema, streams.Streaming]] = {
     "/watch": (watching.REQUEST, streams.watch),
     "/lease/keepalive": (leases.LEASE, streams.keepalive),
 }
+WAITING: Mapping[str, Call] = {
+    "/lock/lock": Call(locks.LOCK, locks.lock),
+    "/election/campaign": Call(locks.CAMPAIGN, locks.campaign),
+}
+"""Calls that wait for others, and end with their client."""
 ABSENT = (
+    "/election/observe",
     "/maintenance/hash", "/maintenance/snapshot", "/maintenance/transfer-leadership", "/maintenance/downgrade",
     "/cluster/member/add", "/cluster/member/remove", "/cluster/member/update", "/cluster/member/promote",
     "/auth/enable", "/auth/disable",
@@ -277,6 +287,19 @@ async def answer(gateway: Gateway, call: Call, request: Request) -> Response:
         return refused(failure(error))
 
 
+async def answer_later(gateway: Gateway, call: Call, request: Request) -> Response:
+    """One unary call that may wait for as long as its client does."""
+    try:
+        with gateway.under_way() as take:
+            asked = decoded(await body_of(gateway, request, take), call.schema)
+            found = await locks.while_connected(request.receive, partial(call.answer, gateway, asked))
+            return Response(status_code=400) if found is None else Response(packed(found), media_type=JSON)
+    except ClientDisconnect:
+        return Response(status_code=400)
+    except Exception as error:
+        return refused(failure(error))
+
+
 async def _unimplemented(gateway: Gateway, asked: Message) -> dict[str, Any]:
     raise GatewayError(UNIMPLEMENTED, "logyard: not implemented")
 
@@ -310,6 +333,8 @@ def make_app(gateway: Gateway) -> Guard:
     for prefix in PREFIXES:
         for path, call in {**CALLS, **dict.fromkeys(ABSENT, Call(cluster.NOTHING, _unimplemented))}.items():
             routes.append(Route(prefix + path, partial(answer, gateway, call), methods=["POST"]))
+        for path, call in WAITING.items():
+            routes.append(Route(prefix + path, partial(answer_later, gateway, call), methods=["POST"]))
         for path, (schema, handler) in STREAMS.items():
             routes.append(Route(prefix + path, streams.Stream(gateway, handler, schema, failure), methods=["POST"]))
     app = Starlette(routes=routes, exception_handlers={404: _other, 405: _other})

@@ -21,7 +21,7 @@ NOT_DRAWN = (
     "a compaction to revision 0 or 1 before the first one; a watch from exactly the compacted revision",
     "a lease or a lock that ends by its time",
     "more than six keys in an order in which some are equal",
-    "leases with numbers below zero; a negative revision of a read in a transaction",
+    "leases with numbers below zero; a read in a transaction as of the newest revision, or a negative one",
     "maintenance, cluster, users and roles but for a few refusals",
 )
 
@@ -175,7 +175,8 @@ class World:
         number = self.number
 
         def revision() -> int:
-            return max(least, self.some_revision())
+            found = max(least, self.some_revision())
+            return 0 if found == self.revision and not least else found
 
         simple = self.chance(0.4)
         rare = 0.0 if simple else 0.12
@@ -286,7 +287,7 @@ class World:
             (4, self._watch),
             (2, self._keepalive),
             (3, self._broken),
-            (0, self._lock),
+            (3, self._lock),
         ]
         weights = [weight for weight, _ in makers]
         return self.random.choices([make for _, make in makers], weights)[0]()
@@ -358,15 +359,31 @@ class World:
         return Step("/v3/watch", "\n".join(map(text, messages)).encode("utf-8", "surrogatepass"), True)
 
     def _lock(self) -> Step:
-        if not self.leases:
+        chosen = [lease for lease in self.leases if lease in LEASE_IDS]
+        if not chosen:
             return self._lease()
-        name = self.random.choice((b"lock", b"", b"l\xff"))
-        fields = self.fields(name=(0.95, lambda: self.bytes_(name)), value=(0.3, self.value))
-        verbs = ("/v3/election/leader", "/v3/election/proclaim", "/v3/election/resign", "/v3/lock/unlock")
-        verb = self.random.choice(verbs)
-        if verb == "/v3/lock/unlock":
-            fields = self.fields(key=(0.9, self.key))
-        return Step(verb, self.body(fields))
+        # Each lease has a name of its own: nobody waits.
+        lease = self.random.choice(chosen)
+        name = b"lock %d" % lease
+        key = name + b"/%x" % lease
+        verb = self.random.choice(
+            ("election/leader", "election/proclaim", "election/resign", "lock/unlock", "lock/lock", "election/campaign")
+        )
+        if verb == "lock/unlock":
+            fields = self.fields(key=(0.95, lambda: self.bytes_(key)))
+        elif verb in ("election/proclaim", "election/resign"):
+            held = self.fields(
+                name=(0.9, lambda: self.bytes_(name)),
+                key=(1.0, lambda: self.bytes_(key)),
+                rev=(0.9, lambda: self.number(self.random.randint(1, self.revision))),
+                lease=(1.0, lambda: lease),
+            )
+            fields = self.fields(leader=(0.95, lambda: held), value=(0.8, self.value))
+        else:
+            fields = self.fields(
+                name=(1.0, lambda: b64encode(name).decode()), lease=(1.0, lambda: lease), value=(0.8, self.value)
+            )
+        return Step("/v3/" + verb, self.body(fields))
 
     def _broken(self) -> Step:
         bodies = (

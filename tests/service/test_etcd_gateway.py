@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -179,6 +180,51 @@ def test_leases(server: EtcdServer) -> None:
     assert server.call("/v3/kv/lease/revoke", ID=lease).keys() == {"header"}
     assert server.call("/v3/lease/timetolive", ID=lease)["TTL"] == "-1"
     assert "kvs" not in server.call("/v3/kv/range", **prefix(b"l/"))
+
+
+def test_a_lock_is_waited_for_and_given_back(server: EtcdServer) -> None:
+    leases = [server.call("/v3/lease/grant", TTL=60)["ID"] for _ in range(3)]
+    first = server.call("/v3/lock/lock", name=b"door", lease=leases[0])
+    assert data(first["key"]) == b"door/%x" % int(leases[0])
+    assert server.call("/v3/lock/lock", name=b"door", lease=leases[0]) == first, "it has it already"
+    # One that goes away while it waits is none that others wait for.
+    gone = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    gone.request("POST", "/v3/lock/lock", json.dumps({"name": text(b"door"), "lease": leases[1]}))
+    while server.call("/v3/kv/range", **prefix(b"door/"))["count"] != "2":
+        pass
+    gone.close()
+    while server.call("/v3/kv/range", **prefix(b"door/"))["count"] != "1":
+        pass
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(server.call, "/v3/lock/lock", name=b"door", lease=leases[2])
+        while server.call("/v3/kv/range", **prefix(b"door/"))["count"] != "2":
+            pass
+        assert not waiting.done()
+        server.call("/v3/lock/unlock", key=first["key"])
+        assert data(waiting.result(60)["key"]) == b"door/%x" % int(leases[2])
+    nobody = server.refusal("/v3/lock/lock", name=b"door", lease="12345")
+    assert nobody[1:] == (2, "etcdserver: requested lease not found")
+    mine = server.call("/v3/lock/lock", name=b"other")
+    lease = server.call("/v3/kv/range", key=data(mine["key"]))["kvs"][0]["lease"]
+    assert server.call("/v3/lease/timetolive", ID=lease)["grantedTTL"] == "60", "of its own"
+
+
+def test_an_election_has_one_leader_at_a_time(server: EtcdServer) -> None:
+    leases = [server.call("/v3/lease/grant", TTL=60)["ID"] for _ in range(2)]
+    assert server.refusal("/v3/election/leader", name=b"e")[1:] == (2, "election: no leader")
+    won = server.call("/v3/election/campaign", name=b"e", lease=leases[0], value=b"one")["leader"]
+    assert (data(won["name"]), won["lease"]) == (b"e", leases[0])
+    with ThreadPoolExecutor() as threads:
+        second = threads.submit(server.call, "/v3/election/campaign", name=b"e", lease=leases[1], value=b"two")
+        while server.call("/v3/kv/range", **prefix(b"e/"))["count"] != "2":
+            pass
+        assert data(server.call("/v3/election/leader", name=b"e")["kv"]["value"]) == b"one"
+        server.call("/v3/election/proclaim", leader=won, value=b"more")
+        assert data(server.call("/v3/election/leader", name=b"e")["kv"]["value"]) == b"more" and not second.done()
+        server.call("/v3/election/resign", leader=won)
+        assert second.result(60)["leader"]["lease"] == leases[1]
+    assert data(server.call("/v3/election/leader", name=b"e")["kv"]["value"]) == b"two"
+    assert server.refusal("/v3/election/proclaim", leader=won, value=b"no")[1:] == (2, "election: not leader")
 
 
 def test_leases_expire_in_the_order_of_their_times(server: EtcdServer) -> None:
