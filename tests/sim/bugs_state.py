@@ -9,11 +9,10 @@ from logyard.engine.host.migration import Migration
 from logyard.machines.log import AppendLog
 from logyard.payloads.liveness import Liveness
 from logyard.payloads.reference import Position
-from logyard.pipeline.directory.payloads import _Group
+from logyard.pipeline.directory import groups
+from logyard.pipeline.directory.groups import Replay
 
 from .bugs import Bug, edited, hidden, nothing
-
-OFFLINE = frozenset({"offline", "sessions"})
 
 KEPT = 8
 """Replies that a window cut too short keeps."""
@@ -82,14 +81,18 @@ BUGS = (
         "snapshot_without_live_set", "a snapshot knows what lives", [(snapshots.Snapshots, "_head", _forgets_who_lives)]
     ),
     Bug("truncation_not_restored", "a snapshot is the whole state", [(AppendLog, "restore", _restores_less)]),
+    # The offline check, applying less than a member does, and asking for more than a state needs.
+    Bug(
+        "check_without_timers",
+        "the offline check applies a log as a member does",
+        [(Replay, "_effects", edited(("isinstance(effect, REPLICATED)", "False")))],
+        frozenset({"offline", "sessions", "terms", "consumers", "truncations"}),
+    ),
     Bug(
         "check_takes_sessions_for_losses",
         "the offline check looks for what the state names",
-        [
-            (_Group, "holes", edited(("group.replay.spans() if group.replay is not None else ", ""))),
-            (_Group, "_hole", edited(("elif log:", "elif True:"))),
-        ],
-        OFFLINE,
+        [(groups, "names_entries", lambda old: lambda machine: True)],
+        frozenset({"offline", "sessions"}),
     ),
     Bug(
         "shares_chosen_too_early",

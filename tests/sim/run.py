@@ -178,7 +178,8 @@ class Run:
                 gc.enable()
         self._count()
         if "offline" in self.features and not result.violations:
-            result.violations += complaints(self.cluster, self.checker.damaged, result.faults)
+            found = complaints(self.cluster, self.checker.damaged, result.faults)
+            result.violations += [f"t={self.loop.now:.3f} {one}" for one in found]
         result.cpu_s = time.process_time() - began
         return result
 
