@@ -7,6 +7,7 @@ runner drives what is here from outside: everything is one thread. Used by `run`
 from __future__ import annotations
 
 import errno
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
@@ -187,7 +188,7 @@ class Cluster:
     def _ended(self, host: Host, what: str, error: BaseException) -> None:
         for cause in leaves(error):
             if host.ready and is_short(cause):
-                self.on_bug(what, RuntimeError(f"it ended for want of descriptors: {cause!r}"))
+                self.on_bug(what, RuntimeError(f"{type(cause).__name__} ended it for want of descriptors"))
             refused = isinstance(cause, LogyardError | OSError) and not host.ready
             if refused or isinstance(cause, WalFailed | Outdated | Doomed):
                 host.failure = cause
@@ -284,7 +285,8 @@ def _close(loop: Loop, life: Life, task: Task) -> None:
 def is_short(error: BaseException | None) -> bool:
     """Whether a failure comes of a want of descriptors."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        # The WAL's own failure tells of the first one in words only.
+        if os.strerror(errno.EMFILE) in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False
