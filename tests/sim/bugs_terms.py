@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from logyard.engine.host import terms
 from logyard.engine.host.scheduler import Scheduler
 
 from .bugs import Bug
@@ -25,4 +26,12 @@ def _slews(old: Any) -> Any:
     return log_time
 
 
-BUGS = (Bug("log_time_slewed", "no term is early", [(Scheduler, "log_time", _slews)], frozenset({"terms"})),)
+def _none_is_looked_for(old: Any) -> Any:
+    return lambda member: True
+
+
+FEATURES = frozenset({"terms"})
+BUGS = (
+    Bug("log_time_slewed", "no term is early", [(Scheduler, "log_time", _slews)], FEATURES),
+    Bug("jumps_over_terms", "log time jumps when no term runs", [(terms, "none_runs", _none_is_looked_for)], FEATURES),
+)
