@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import trio
 
 from .admin import call_leader
-from .errors import LogyardError
+from .errors import LogyardError, WrongKind
 from .log import open_call
 from .sequences import Sequences, final, new_number
 from .wire import Buffer, ProtocolError, encode_frame
@@ -173,6 +173,10 @@ async def open_session(network: Network, name: str, make: Callable[[Network, str
     keeper.held[session.id] = name
     try:
         await network.run(open_call(name, session.id, session.id, int(keeper.ttl * 1000), kind))
+    except WrongKind:
+        # Nothing was proposed.
+        keeper.held.pop(session.id, None)
+        raise
     except BaseException:
         # It may have begun all the same.
         with trio.CancelScope(shield=True), suppress(LogyardError):

@@ -54,7 +54,6 @@ KINDS = ("", "log", "kv", "queue")
 """The kind of group that an APPEND is for, by number, in the four bits of its flags from `KIND_SHIFT` on; 0: whichever.
 Only for servers whose HELLO says `KNOWS_KINDS`: others close the connection over a flag that they do not know."""
 KIND_FLAGS = 15 << KIND_SHIFT
-APPEND_FLAGS = REPLY_MODE | LOW_PRIORITY | KIND_FLAGS
 KNOWS_KINDS = 1
 """Of a HELLO's features."""
 
@@ -163,7 +162,7 @@ def for_kind(kind: str) -> int:
 
 def kind_of(flags: int) -> str:
     """The kind that an APPEND with these flags is for. Raises `ProtocolError`."""
-    number = (flags & KIND_FLAGS) >> KIND_SHIFT
+    number = flags >> KIND_SHIFT
     if number >= len(KINDS):
         raise ProtocolError(f"no kind of group has the number {number}")
     return KINDS[number]

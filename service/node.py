@@ -127,6 +127,9 @@ class Node(LogVerbs):
 
     def require_kind(self, group: int | str, kind: str) -> None:
         """Raise `WrongKind` unless a group, by uid or by name, is of that kind. Who is not here is not judged."""
+        member = self.system.members.get(group)  # type: ignore[arg-type]  # None for a name
+        if member is not None and member.spec.machine == kind:
+            return
         uid = self.system.names.get(group, 0) if isinstance(group, str) else group
         member = self.system.members.get(uid) or self.system.hibernation.find(uid, use=True)
         if member is not None and member.spec.machine != kind and kind_of(member) != kind:

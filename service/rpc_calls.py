@@ -25,6 +25,8 @@ NAMES_SHOWN = 4
 TEXT_SHOWN = 256
 LATEST = -1
 """As a poll's offset: behind the last record."""
+FIRST_KIND = 1 << wire.KIND_SHIFT
+"""The flags of an APPEND from here on name a kind."""
 
 
 class ReplySink(Protocol):
@@ -178,15 +180,15 @@ def submit_command(
         raise wire.ProtocolError("an APPEND begins with a group's uid")
     uid, frame = wire.UID.unpack_from(body)[0], memoryview(body)[wire.UID.size :]
     try:
+        if flags >= FIRST_KIND:
+            system.require_kind(uid, wire.kind_of(flags))
+            flags &= FIRST_KIND - 1
         if not flags:
             system.submit(uid, frame, sink, request)
             return
         mode = flags & wire.REPLY_MODE
-        if flags & ~wire.APPEND_FLAGS or mode not in wire.REPLY_MODES:
+        if mode not in wire.REPLY_MODES:
             raise wire.ProtocolError(f"an APPEND has no flags {flags:#x}")
-        kind = wire.kind_of(flags)
-        if kind:
-            system.require_kind(uid, kind)
         if mode == wire.REPLY_NONE:
             sink = Quiet(settled)
         low = bool(flags & wire.LOW_PRIORITY)
