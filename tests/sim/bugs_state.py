@@ -10,7 +10,6 @@ from logyard.machines.log import AppendLog
 from logyard.payloads.liveness import Liveness
 from logyard.payloads.reference import Position
 from logyard.pipeline.directory import groups
-from logyard.pipeline.directory.groups import Replay
 
 from .bugs import Bug, edited, hidden, nothing
 
@@ -81,13 +80,7 @@ BUGS = (
         "snapshot_without_live_set", "a snapshot knows what lives", [(snapshots.Snapshots, "_head", _forgets_who_lives)]
     ),
     Bug("truncation_not_restored", "a snapshot is the whole state", [(AppendLog, "restore", _restores_less)]),
-    # The offline check, applying less than a member does, and asking for more than a state needs.
-    Bug(
-        "check_without_timers",
-        "the offline check applies a log as a member does",
-        [(Replay, "_effects", edited(("isinstance(effect, REPLICATED)", "False")))],
-        frozenset({"offline", "sessions", "terms", "consumers", "truncations"}),
-    ),
+    # The offline check, asking for more than a state needs. (Applying less than a member does: test_check_machines.)
     Bug(
         "check_takes_sessions_for_losses",
         "the offline check looks for what the state names",
