@@ -94,7 +94,7 @@ def put_in_txn(f: Any) -> dict[str, Any]:
     return {"success": [{"request_put": {"key": text(f.key), "value": ""}}]}
 
 
-REVISION_ERROR, LEASE_ERROR, REQUEST_ERROR = "11", "5", "3"
+REVISION_ERROR, LEASE_ERROR, REQUEST_ERROR, UNKNOWN = "11", "5", "3", "2"
 
 PATHS: Mapping[str, Row] = {
     "/kv/put": kv(lambda f: {"key": text(f.key), "value": text(f.small)}, writes=True, empty=REQUEST_ERROR),
@@ -115,7 +115,14 @@ PATHS: Mapping[str, Row] = {
     "/watch": kv(lambda f: {"create_request": {"key": text(f.key or b"x")}}),
     "/kv/deleterange": kv(lambda f: {"key": text(f.key)}, writes=True, empty=REQUEST_ERROR),
     "/kv/compaction": kv(lambda f: {"revision": f.revision}, writes=True, largest=REVISION_ERROR, empty=REVISION_ERROR),
-    "/cluster/member/list": either(lambda f: {}),
+    "/lock/lock": kv(lambda f: {"name": text(b"lock")}, writes=True),
+    "/lock/unlock": kv(lambda f: {"key": text(f.key)}, writes=True, empty=UNKNOWN),
+    "/election/campaign": kv(lambda f: {"name": text(b"elected"), "value": text(f.small)}, writes=True),
+    "/election/leader": kv(lambda f: {"name": text(b"elected")}, full=UNKNOWN),
+    # Without the key that a campaign gave.
+    "/election/proclaim": either(lambda f: {"value": text(f.small)}, usual=UNKNOWN),
+    "/election/resign": either(lambda f: {}, usual=UNKNOWN),
+    "/cluster/member/list": kv(lambda f: {}),
     "/maintenance/status": kv(lambda f: {}),
     "/maintenance/alarm": kv(lambda f: {}),
     "/maintenance/defragment": kv(lambda f: {}),

@@ -431,7 +431,7 @@ class GatewayFace(Face):
 
     def rows(self) -> list[str]:
         """Its paths."""
-        return [*app.CALLS, *app.STREAMS]
+        return list(PATHS)
 
     def row(self, verb: str) -> Row:
         """What the table says of one."""

@@ -32,7 +32,7 @@ def test_every_public_verb_has_a_row_and_every_row_is_one() -> None:
     assert found == set(ROWS)
     asked = {name for name in commands(cli) if name.split()[0] not in NO_CLIENT}
     assert asked == set(COMMANDS)
-    assert {*app.CALLS, *app.STREAMS} == set(PATHS)
+    assert {*app.CALLS, *app.WAITING, *app.STREAMS} == set(PATHS)
     for row in (*ROWS.values(), *COMMANDS.values(), *PATHS.values()):
         assert {situation.rpartition("_")[2] for situation in row.expect} <= set(SITUATIONS)
 
