@@ -22,6 +22,8 @@ STALL_S = 2.0
 Take: TypeAlias = Callable[[int], Awaitable[None]]
 TAKE: ContextVar[Take] = ContextVar("logyard_answer_room")
 """How the call of this task takes room."""
+GIVE_BACK: ContextVar[Callable[[], None]] = ContextVar("logyard_answer_room_back")
+"""How it gives all of it back, before its end."""
 
 
 async def take(size: int) -> None:
@@ -29,6 +31,13 @@ async def take(size: int) -> None:
     found = TAKE.get(None)
     if found is not None:
         await found(size)
+
+
+def give_back() -> None:
+    """A call that lasts has pushed what it read: from here on that counts as what waits to be sent."""
+    found = GIVE_BACK.get(None)
+    if found is not None:
+        found()
 
 
 class Answers:

@@ -18,6 +18,7 @@ from logyard.machines.kv import KV
 from logyard.machines.kv_command import Refusal, end_of, key_of, number
 from logyard.machines.kv_history import Events, History
 
+from .answers import give_back
 from .kv_reads import read
 from .kv_tracks import Found, Track, Tracks, Watch, collect
 
@@ -160,6 +161,7 @@ class Watches:
             low = stream.tracks.lowest() or 0
             stream.told = trio.current_time()
             sink.push(*await filled(self.system, member, found, {"kind": "events", "low": low}))
+            give_back()
         else:
             if trio.current_time() - stream.told >= ALIVE_S:
                 # Others write all the time: who sees nothing of it has to know from where to resume.

@@ -26,7 +26,7 @@ from logyard.engine.errors import BadRequest, Busy, LogyardError, Refused
 from logyard.engine.transport.eager import EagerReads
 
 from .addresses import listen_address, unix_path
-from .answers import CONNECTION_BYTES, TAKE, Answers
+from .answers import CONNECTION_BYTES, GIVE_BACK, TAKE, Answers
 from .answers import STALL_S as ANSWERS_STALL_S
 from .pushes import LISTENING, Pushing
 from .room import STEP_BYTES, Room
@@ -317,7 +317,14 @@ class Connection:
             await self._take_room(size)
             taken += size
 
+        def give_back() -> None:
+            nonlocal taken
+            self._taken -= taken
+            server.answers.count(-taken)
+            taken = 0
+
         TAKE.set(take)
+        GIVE_BACK.set(give_back)
         told = shown(arguments) if method in ADMINISTRATIVE else None
         outcome = "cut off"
         try:
@@ -349,8 +356,7 @@ class Connection:
         finally:
             if told is not None:
                 AUDIT.info("%s %s: %s, by %s", method, told, outcome, self.caller)
-            self._taken -= taken
-            server.answers.count(-taken)
+            give_back()
         self._calls -= 1
         self._answer(request, answer)
 

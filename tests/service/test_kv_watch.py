@@ -12,7 +12,7 @@ from logyard.client import kv_watch as client_watch
 from logyard.client.kv import KV
 from logyard.client.kv_wire import Changes, Compacted, Compare, Delete, Event, KeyValue, Put
 from logyard.machines.kv_history import Version
-from logyard.service import kv_watch
+from logyard.service import answers, kv_reads, kv_watch
 from logyard.service.kv_tracks import NO_DELETE, Track, Tracks, Watch, collect, prefix_end
 from tests.engine.host.cluster import until
 
@@ -212,6 +212,20 @@ async def test_one_revision_that_is_too_much_for_a_push_is_asked_for(
             whole, after = await following(changes, 2)
             assert seen([whole]) == [(2, [(b"k%d" % number, b"%d" % number * 6000) for number in range(9)])]
             assert seen([after]) == [(3, [(b"next", b"small")])]
+
+
+async def test_a_watch_of_large_values_goes_on_however_many_there_were(tmp_path: Path) -> None:
+    """What a push took of the room for answers is given back when it was sent, not when the watch ends."""
+    revisions = 2 * answers.CONNECTION_BYTES // kv_reads.ABOUT_BYTES
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        async with kv.watch(b"k") as changes:
+            await changes.created()
+            for number in range(revisions):
+                await kv.put(b"k", b"%1024d" % number)
+                with trio.fail_after(30):
+                    told = await anext(changes)
+                assert told.events[0].kv is not None and told.events[0].kv.value == b"%1024d" % number
 
 
 async def test_a_stream_ends_with_its_last_watch(tmp_path: Path) -> None:
