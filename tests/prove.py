@@ -40,6 +40,7 @@ STEPS = (
     Step("sim", ("-m", "tests.sim", "--seed", "100000", "--seeds", "600", "--minutes", "1")),
     Step("sim-planted", ("-m", "tests.sim.planted", "--cpu", "60", "--seed", "100000")),
     Step("crash", ("-m", "tests.crash", "--states", "6000", "--wal-states", "14000", "--seed", "300")),
+    Step("mutants", ("-m", "tests.mutants", "--seed", "1", "--count", "40")),
     Step("fuzz", ("-m", "tests.fuzz", "--seconds", "60", "--golden", "--atheris", "--seed", "7")),
     Step("live", ("-m", "tests.fuzz.live", "--seconds", "600", "--seed", "100000")),
     Step("live-planted", ("-m", "tests.fuzz.live", "--seconds", "10", "--planted")),

@@ -7,6 +7,8 @@ imports nothing of them.
 from __future__ import annotations
 
 import ast
+import gc
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -54,19 +56,32 @@ class Source:
 @cache
 def product_sources() -> tuple[Source, ...]:
     """Every file of the packages at its real place, and the facade."""
-    found = [Source(*_named(path)) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    found += [Source(*_named(path)) for name in ("logyard", "pyspark_logyard") for path in (ROOT / name).glob("*.py")]
-    assert len(found) > 10
-    return tuple(found)
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    paths += [path for name in ("logyard", "pyspark_logyard") for path in (ROOT / name).glob("*.py")]
+    assert len(paths) > 10
+    return _parsed(paths)
 
 
 @cache
 def test_sources() -> tuple[Source, ...]:
     """The tests themselves."""
-    return tuple(Source(*_named(path)) for path in sorted((ROOT / "tests").rglob("*.py")))
+    return _parsed(sorted((ROOT / "tests").rglob("*.py")))
 
 
 test_sources.__test__ = False  # type: ignore[attr-defined]
+
+
+def _parsed(paths: Iterable[Path]) -> tuple[Source, ...]:
+    """Files with their trees: millions of nodes that stay, which the collector need not look at again and again."""
+    gc.disable()
+    try:
+        found = tuple(Source(*_named(path)) for path in paths)
+        for one in found:
+            assert one.nodes
+        gc.freeze()
+    finally:
+        gc.enable()
+    return found
 
 
 def _named(path: Path) -> tuple[str, str, str]:
