@@ -155,7 +155,9 @@ async def _entered(gateway: Gateway, asked: Message, value: bytes | None) -> tup
         mine = there.kvs[0]._replace(mod_revision=found.revision)
     same = Compare(key, "create", "=", mine.create_revision)
     if value is not None and value != mine.value:
-        mine = mine._replace(value=value, mod_revision=(await _txn(gateway, same, put)).revision)
+        # As etcd's answer, at the revision before it.
+        await _txn(gateway, same, put)
+        mine = mine._replace(value=value)
     try:
         waited = await _first_of(gateway, prefix, mine.create_revision)
     except BaseException:
