@@ -190,7 +190,7 @@ async def test_damaged_payload_bytes_are_never_served(tmp_path: Path) -> None:
         bodies = await c.fill(1, 6, 40 * KIB)
         await c.append(1, [(b"", b"small" * 20)])
         await c.roll(1)
-        path = next((tmp_path / "node-1" / "wal").glob("*"))
+        path = min((tmp_path / "node-1" / "wal").glob("*.wal"))
         damage(path, bodies[2][:30])
         damage(path, b"small" * 20)
         assert [body for _, body in await c.read(1, 0, 2)] == bodies[:2]
@@ -204,7 +204,7 @@ async def test_damaged_payloads_in_a_file_do_not_stop_the_storage_of_others(tmp_
     async with cluster(tmp_path, 1, payload_cache_bytes=0, migrate_budget_bytes=0) as c:
         bodies = await c.fill(1, 3, 40 * KIB)
         first = c.system(1).wal.current
-        damage(next((tmp_path / "node-1" / "wal").glob("*")), bodies[1][:30])
+        damage(min((tmp_path / "node-1" / "wal").glob("*.wal")), bodies[1][:30])
         await c.create("other", [1])
         more = await c.fill(1, 80, 40 * KIB, "other")
         # Sealing and migration of later files go on; the damaged one stays what it is.
