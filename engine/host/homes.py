@@ -295,13 +295,22 @@ class Homes:
             share.last = last
             file.reduce(member.uid, min(share.live, gone))
 
+    def _shares(self, member: Member, first: int, last: int) -> list[tuple[SealedFile, Share]]:
+        """A member's shares in which entries of first..last are."""
+        found = [(file, file.shares.get(member.uid)) for file in self.files.values()]
+        return [(file, share) for file, share in found if share and share.last >= first and share.first <= last]
+
+    def open_segments(self, member: Member, runs: Sequence[tuple[int, int]]) -> None:
+        """Open what `rehomed` is about to read of these entries: a want of descriptors ends a job before it changed
+        anything."""
+        for first, last in runs:
+            for file, _ in self._shares(member, first, last):
+                self.system.storage.segments.reader(file.file)
+
     def rehomed(self, member: Member, first: int, last: int, before: Sequence[HomePort]) -> None:
         """Entries first..last were stored in a generation: those that had no home in one (`before`) lived in sealed
         files until now."""
-        for file in self.files.values():
-            share = file.shares.get(member.uid)
-            if share is None or share.last < first or share.first > last:
-                continue
+        for file, share in self._shares(member, first, last):
             reader = self.system.storage.segments.reader(file.file)
             gone = sum(
                 entry.body_bytes

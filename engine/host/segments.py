@@ -73,6 +73,9 @@ class Segments:
         if not isinstance(written, SegmentWritten):
             assert self._elsewhere is not None
             written = await self._elsewhere(written, sealed.entries)
+        if sealed.file not in self.users:
+            # What was read of an earlier try's file, which nobody took over, is read of this one.
+            self.renew(sealed.file)
         info, sizes = written
         return {uid: (first, last, info.terms[uid][-1][1], sizes[uid]) for uid, (first, last) in info.runs.items()}
 

@@ -27,7 +27,7 @@ from . import rows
 from .books import Books, Captured
 from .durability import metadata_bytes
 from .holders import Holders
-from .homes import Homes, SealedFile
+from .homes import Homes, SealedFile, Share
 from .member import RUNNING, Member, SegmentRun, Spec, cut_runs
 from .migration import Migration, name_of
 from .pieces import runs_of
@@ -226,9 +226,10 @@ class Storage:
             found = await self.system.space.out_of_reserve("a segment", lambda: self.segments.write(sealed))
             file = SealedFile(sealed.file, sealed.length)
             touched = {member for member in hard_states if self.system.members.get(member.uid) is member}
+            present = self._present(file, found)
             self._half_adopted = True
             with self.jobs.switching(f"the segment of WAL file {file.file}"):
-                self._adopt_segment(file, found, touched)
+                self._adopt_segment(file, found, present, touched)
             self._half_adopted = False
             await self.books.commit_members(touched, sealed_files=[file])
         except BaseException:
@@ -244,31 +245,48 @@ class Storage:
         self.migration.book()
         self.system.durability.metadata_bytes -= metadata_bytes(entry for _, entry in sealed.entries)
 
-    def _adopt_segment(
-        self, file: SealedFile, found: dict[int, tuple[int, int, int, int]], touched: set[Member]
-    ) -> None:
-        """Switch to a segment that is durable; the members it speaks of go to `touched`."""
-        users: set[int] = set()
+    def _present(
+        self, file: SealedFile, found: dict[int, tuple[int, int, int, int]]
+    ) -> list[tuple[Member, SegmentRun, Share, int]]:
+        """What of a new segment is the content of logs: a run, the share of it that lives, and its bytes. Reads the
+        segment where it must, and so may fail: it changes nothing."""
+        present = []
         for uid, (first, last, last_term, size) in found.items():
             member = self.system.members.get(uid)
-            if member is not None and self.system.damages.is_left(member):
-                users.add(uid)
-                file.kept = True
             if member is None or member.damaged:
                 continue
-            # Its floor and its truncations are in the file as well.
-            touched.add(member)
             low = max(first, member.raft.log.snapshot_index + 1)
             # The log may have been overwritten, or replaced by a snapshot: only what is its present content counts.
             moved = self.system.store.homes(uid)
             if low != first or member.raft.log.term(last) != last_term or (moved and moved[-1].last >= low):
                 last, size = self.segments.current_part(member, file.file, low, last)
-            if last < low:
-                continue
-            users.add(uid)
-            member.add_segment(SegmentRun(low, last, file.file))
-            member.flushed = max(member.flushed, last)
-            file.add(uid, self.homes.share_of(member, file, low, last, size), size)
+            if last >= low:
+                share = self.homes.share_of(member, file, low, last, size)
+                present.append((member, SegmentRun(low, last, file.file), share, size))
+        return present
+
+    def _adopt_segment(
+        self,
+        file: SealedFile,
+        found: Iterable[int],
+        present: Sequence[tuple[Member, SegmentRun, Share, int]],
+        touched: set[Member],
+    ) -> None:
+        """Switch to a segment that is durable, of the groups in `found`; the members it speaks of go to `touched`."""
+        users: set[int] = set()
+        for uid in found:
+            member = self.system.members.get(uid)
+            if member is not None and self.system.damages.is_left(member):
+                users.add(uid)
+                file.kept = True
+            if member is not None and not member.damaged:
+                # Its floor and its truncations are in the file as well.
+                touched.add(member)
+        for member, run, share, size in present:
+            users.add(member.uid)
+            member.add_segment(run)
+            member.flushed = max(member.flushed, run.last)
+            file.add(member.uid, share, size)
         self.segments.users[file.file] = users
         self.homes.files[file.file] = file
 
@@ -389,6 +407,7 @@ class Storage:
             before = list(self.system.store.homes(member.uid))
             hides = self.homes.hidden_by(member, before, dense)
             runs = runs_of([one.index for one in entries], hides)
+            self.homes.open_segments(member, runs)
             await self.system.store.write(
                 [(member.uid, first, last) for first, last in runs],
                 lambda _, low, high: [one for one in entries if low <= one.index <= high],
@@ -410,6 +429,8 @@ class Storage:
             members = [member for member, is_here in zip(members, here, strict=True) if is_here]
             ranges = [one for one, is_here in zip(ranges, here, strict=True) if is_here]
             before = {member: list(self.system.store.homes(member.uid)) for member in members}
+            for member, (_, first, last) in zip(members, ranges, strict=True):
+                self.homes.open_segments(member, [(first, last)])
             await self.system.store.write(ranges, read)
             with self.jobs.switching("payloads of groups that go to sleep"):
                 for member, (_, first, last) in zip(members, ranges, strict=True):

@@ -15,9 +15,11 @@ import pytest
 import trio
 
 from logyard.engine.disk import SPARE_DESCRIPTORS, Disk, FaultyDisk
+from logyard.engine.entry import Entry
 from logyard.engine.errors import Busy, NoSpace
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.wal import WalItem
+from logyard.engine.ports import SourceEntry
 from logyard.payloads.errors import StoreShort
 from logyard.payloads.generation import Generation
 from logyard.payloads.shelf import Shelf
@@ -212,3 +214,50 @@ async def test_apply_that_is_short_of_descriptors_goes_on_later(tmp_path: Path) 
         await met.wait()
         await c.applied()
         assert member.state == "running"
+
+
+async def test_a_switch_to_a_segment_needs_no_descriptor(tmp_path: Path) -> None:
+    """What it reads is read before it: the sealing is done again, and nothing freezes."""
+    disk = ShortDisk()
+    async with cluster(tmp_path, 1, disks={1: disk}) as c:
+        await c.fill(1, 6, 40 * KIB)
+        # A part of what is sealed next is dead: its share is counted by the segment's entries.
+        await c.nodes[1].truncate("log", 3)
+        await c.applied()
+        disk.short = ".seg"
+        storage = c.system(1).storage
+        with pytest.raises(Busy, match="descriptors"):
+            await c.roll(1)
+        assert disk.met and not storage.jobs.frozen and not storage.jobs.failed
+        disk.short = ""
+        async with storage.janitor_lock:
+            await storage.seal_all()
+        assert [file.live // (40 * KIB) for file in storage.files.values()] == [3]
+        await storage.compact()
+        assert not storage.files and len(await c.read(1, 3)) == 3
+
+
+async def test_a_switch_to_another_home_needs_no_descriptor(tmp_path: Path) -> None:
+    disk = ShortDisk()
+    async with cluster(tmp_path, 1, disks={1: disk}) as c:
+        await c.fill(1, 6, 40 * KIB)
+        system, member = c.system(1), c.member(1)
+        await c.roll(1)
+        storage = system.storage
+
+        def row(entry: Entry) -> SourceEntry:
+            def read(offset: int, length: int) -> bytes:
+                return bytes(system.wal.read_payload(entry.file, entry.offset + offset, length))
+
+            return SourceEntry(member.uid, entry.index, entry.term, entry.data, None, read)
+
+        found = storage.segments.reader(1).entries(member.uid, 1, member.raft.commit)
+        rows = [row(one) for one in found if one.body_bytes]
+        storage.segments.renew(1)
+        disk.short = ".seg"
+        with pytest.raises(Busy, match="descriptors"):
+            await storage.store_payloads(member, rows)
+        assert disk.met and not storage.jobs.frozen and not system.store.homes(member.uid)
+        disk.short = ""
+        await storage.store_payloads(member, rows)
+        assert rows and not any(file.live for file in storage.files.values())
