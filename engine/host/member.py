@@ -191,6 +191,7 @@ class Member:
         self.transfers: set[int] | None = None
         # By node, the messages that wait for the disk (`sender`).
         self.slow_sends: dict[int, list[Message]] | None = None
+        # Of what is applied: an entry that was proposed here may be lost, and says nothing then.
         self.log_time = 0
         # When the newest entry, or a snapshot, came to this process, by its monotonic clock: log time had come as far
         # as that entry's then (`log_time`).

@@ -222,7 +222,7 @@ class Scheduler:
             return
         queue = member.queue
         limit, records_max = self.system.config.entry_bytes_max, self.system.config.entry_records_max
-        member.log_time = now = self.log_time(member)
+        now = self.log_time(member)
         while queue:
             frames: list[Queued] = []
             size = records = 0
@@ -265,7 +265,7 @@ class Scheduler:
             member.fail_queue(NotLeader(raft.leader))
             return
         queue, member.system_queue = member.system_queue or [], None
-        member.log_time = now = self.log_time(member)
+        now = self.log_time(member)
         for at in range(0, len(queue), FRAMES_MAX):
             frames = queue[at : at + FRAMES_MAX]
             index = raft.log.last_index + 1
@@ -332,7 +332,6 @@ class Scheduler:
             log.info("group %s: log time stays behind the wall clock: %s", member.spec.name, error)
             return
         clock.jump(stamp * MS)
-        member.log_time = stamp
         self.mark(member)
 
     def own_time(self, member: Member, kind: int) -> int:

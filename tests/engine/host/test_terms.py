@@ -413,7 +413,8 @@ async def test_a_jump_that_nobody_else_heard_of_ends_nothing(tmp_path: Path) -> 
         rig.clocks.move(1, 3601)
         terms.look(c.system(old))
         await until(lambda: member.raft.log.last_index > last, "it is in one log")
-        assert member.log_time >= rig.clocks.wall // 1_000_000 - 1 and (await rig.machine).state.delayed
+        stamp = c.system(old).reader.newest_time(member)
+        assert stamp >= rig.clocks.wall // 1_000_000 - 1 and (await rig.machine).state.delayed
         new = await c.leader("queue", among=[number for number in c.ids if number != old])
         c.network.heal()
         await until(lambda: member.raft.leader == new and member.raft.applied > last, "it follows")
@@ -441,6 +442,32 @@ async def test_a_member_that_got_the_jump_in_a_snapshot_goes_on(tmp_path: Path) 
         assert c.member(late, "queue").log_time >= rig.clocks.wall // 1_000_000 - 1
         await c.lead(late, "queue")
         await lasts(rig, 5)
+
+
+async def test_what_was_proposed_and_lost_does_not_move_log_time(tmp_path: Path) -> None:
+    """A leader stamps by its wall clock, nobody hears of it, and the entry gives way to another one's."""
+    async with cluster(tmp_path, group="") as c:
+        rig = await rig_of(c, "queue")
+        old = await rig.leader()
+        member, system, last = c.member(old, "queue"), c.system(old), c.member(old, "queue").raft.log.last_index
+        c.network.partition([old], [number for number in c.ids if number != old])
+        system.wall_ns = lambda: rig.clocks.wall + 3600 * 10**9
+        system.propose(member, "timer", "", 0)
+        await until(lambda: member.raft.log.last_index > last, "it is in one log")
+        assert system.reader.newest_time(member) > rig.clocks.wall // 1_000_000 + 3_590_000
+        system.wall_ns = lambda: rig.clocks.wall
+        new = await c.leader("queue", among=[number for number in c.ids if number != old])
+        c.network.heal()
+        await until(lambda: member.raft.leader == new, "it follows")
+        await rig.consumer(SESSION)
+        await rig.publish(SESSION)
+        await rig.consumer(OTHER, 600_000)
+        await rig.publish(OTHER, LEASE_MS)
+        await c.applied("queue")
+        await c.lead(old, "queue")
+        await lasts(rig, 6)
+        await c.applied("queue")
+        assert len({c.member(number, "queue").log_time for number in c.ids}) == 1
 
 
 async def test_who_follows_a_leader_of_the_program_before_ends_nothing_that_it_granted_itself(tmp_path: Path) -> None:
