@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -46,4 +47,19 @@ def shares(item: pytest.Item) -> bool:
     """Whether a test uses a fixture of a module or of the session that is ours."""
     known = getattr(item, "_fixtureinfo", None)
     found = known.name2fixturedefs.values() if known is not None else ()
-    return any(one[-1].scope in ("module", "session") and one[-1].func.__module__.startswith("tests.") for one in found)
+    ours = [one[-1] for one in found if one[-1].func.__module__.startswith("tests.") and one[-1].func is not let_go]
+    return any(one.scope in ("module", "session") for one in ours)
+
+
+def let_go(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Remove the directories that a module's own fixtures made, once they are done: a cluster's preallocated files
+    weigh 770 MB, and where files are in memory a run of all modules would fill it. A failed test's own stays."""
+    base = tmp_path_factory.getbasetemp()
+    before = {*base.iterdir()}
+    yield
+    for path in {*base.iterdir()} - before:
+        if path.is_dir() and not path.is_symlink() and not path.name.startswith("test_"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+let_go_of_clusters = pytest.fixture(scope="module", autouse=True)(let_go)
