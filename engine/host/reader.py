@@ -136,6 +136,9 @@ class Reader:
             raise Gone(
                 f"group {member.spec.name!r} on this node has not caught up with a release yet; ask another member"
             )
+        return await self._read(member, wanted, mend)
+
+    async def _read(self, member: Member, wanted: Sequence[Wanted], mend: bool) -> list[Buffer]:
         storage = self.system.storage
         homes = {home for want in wanted if (home := _home(want.located)) is not None}
         for home in homes:
@@ -189,9 +192,10 @@ class Reader:
         return self.system.store.read_unit(uid, located.index, unit.number, start, stop)
 
     async def whole(self, member: Member, located: Sequence[Located]) -> list[tuple[Buffer, ...]]:
-        """All units of each entry."""
+        """All units of each entry, for the log of another member: also below the floor, where what is there may be
+        released. Raises as `read`."""
         wanted = [Wanted(one, unit, 0, unit.length) for one in located for unit in units_of(one.data)]
-        data = iter(await self.read(member, wanted))
+        data = iter(await self._read(member, wanted, member.resolves))
         return [tuple(next(data) for _ in units_of(one.data)) for one in located]
 
 

@@ -208,8 +208,12 @@ class Sender:
                     if self._lives(member, entry):
                         raise
                     raise Gone(f"released payloads of entry {entry.index} are damaged here") from error
-        if member.is_dead(entry) and member.resolves and member.last_release:
-            copy.tombstone = member.last_release
+        # What came as a tombstone is released by an entry that may be above what is applied here. Below its floor a
+        # leader sends on: nothing is committed, and so applied, before others have its log.
+        copy.tombstone = member.last_release if member.is_dead(entry) else 0
+        if not member.resolves:
+            copy.tombstone = max(copy.tombstone, entry.tombstone)
+        if copy.tombstone:
             copy.bodies = ()
             return copy
         raise LogyardError(f"the payload of entry {entry.index} is neither stored nor released on this node")

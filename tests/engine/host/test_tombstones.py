@@ -88,6 +88,33 @@ async def test_a_leader_that_got_tombstones_serves_above_its_floor_and_sends_the
             assert [body for _, body in await c.read(number, 9)] == left
 
 
+async def test_a_leader_below_its_floor_sends_what_it_has_and_the_tombstones_it_got(tmp_path: Path) -> None:
+    """It can't commit before others have its log, and so not get above its floor."""
+    async with cluster(tmp_path, 5, payload_cache_bytes=0) as c:
+        await c.applied()
+        await c.crash(5)
+        left = await released(c)
+        await c.start(3)
+        await c.applied(among=[1, 2, 3, 4])
+        await c.crash(4)
+        await c.append(1, [(b"", b"more" * 100)])
+        await c.applied(among=[1, 2, 3])
+        for number in (1, 2, 3):
+            await c.crash(number)
+        await c.start(3)
+        assert c.member(3).raft.commit < c.member(3).floor
+        # One lacks the newest payload, the other all of them and what is released: both are needed for a quorum.
+        await c.start(4)
+        await c.start(5)
+        assert await c.leader() == 3
+        await c.applied()
+        floor = c.member(3).floor
+        for number in (3, 5):
+            member = c.member(number)
+            assert member.floor == floor and member.resolves
+            assert [body for _, body in await c.read(number, 9)] == [*left, b"more" * 100]
+
+
 async def test_the_floor_is_durable_before_bytes_are_destroyed(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
         await c.fill(1, 10, 40 * KIB)
