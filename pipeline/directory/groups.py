@@ -137,7 +137,12 @@ def build_group(uid: int, facts: Facts, wal: WalFacts, report: Report) -> GroupL
     if recovered.hard_state is not None:
         group.term = max(group.term, recovered.hard_state[0])
         group.commit = max(group.commit, recovered.hard_state[2])
+    if uid in facts.departed:
+        # A replica made anew keeps to what the one before it promised, and does not write it again.
+        group.term = max(group.term, facts.departed[uid].term)
     if group.snapshot is not None:
+        # An installed one may be durable before the term that came with it: the core takes that over from the log.
+        group.term = max(group.term, group.snapshot.term)
         group.commit = max(group.commit, group.snapshot.index)
     _join(group, recovered, report)
     if group.alone and not any(entry.kind == CONFIGURATION for entry in group.entries):

@@ -12,12 +12,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
 from xxhash import xxh3_64_intdigest
 
 from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt, WrongIdentity
 from logyard.engine.host import rows
 from logyard.engine.host.damaged import Damaged
+from logyard.engine.host.departures import Departed
 from logyard.engine.host.member import Spec
 from logyard.engine.identity import Origin
 from logyard.engine.log import meta_rows
@@ -48,7 +50,7 @@ class Facts:
 
     __slots__ = (
         "node", "cluster", "epoch", "groups", "states", "snapshots", "chunks", "wal_files", "flushed", "deleted",
-        "store", "lost", "damaged", "complete", "directory", "peers",
+        "departed", "store", "lost", "damaged", "complete", "directory", "peers",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -67,6 +69,8 @@ class Facts:
         """Sealed WAL files that are homes: number -> where their batches end, in bytes."""
         self.flushed = 0
         self.deleted: set[int] = set()
+        self.departed: dict[int, Departed] = {}
+        """What replicas that went from here promised."""
         self.store: list[tuple[bytes, bytes]] = []
         self.lost: set[int] = set()
         """Groups with a row that verifies in neither copy."""
@@ -231,8 +235,6 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
         row = SnapshotRow.unpack(key, value)
         facts.snapshots[row.uid] = row
 
-    left: set[int] = set()
-
     def file(key: bytes, value: bytes) -> None:
         row = FileRow.unpack(key, value)
         if row.kind == "wal":
@@ -246,9 +248,9 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     take(FileRow.PREFIX, file)
     take(rows.CHUNK, facts.chunks.__setitem__)
     take(rows.DELETED, lambda key, _: facts.deleted.add(int.from_bytes(key[1:], "big")))
-    take(rows.DEPARTED, lambda key, _: left.add(int.from_bytes(key[1:], "big")))
+    take(rows.DEPARTED, lambda key, value: facts.departed.update({uid_of(key): Departed(*msgpack.unpackb(value))}))
     # A group that was left has rows again when this node is a member again.
-    facts.deleted |= left - facts.groups.keys()
+    facts.deleted |= facts.departed.keys() - facts.groups.keys()
     take(rows.STORE, lambda key, value: facts.store.append((key[1:], value)))
     take(rows.PEER, lambda key, value: facts.peers.update(rows.peers([(key, value)])))
     facts.directory = int.from_bytes(store.get(rows.DIRECTORY) or b"", "little")

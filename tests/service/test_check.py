@@ -27,7 +27,7 @@ from logyard.engine.host.damaged import Damaged
 from logyard.engine.host.rows import DAMAGED, STORE
 from logyard.engine.log.meta import HEADER_BYTES, IDENTITY, MetaStore
 from logyard.engine.log.meta_copies import seal
-from logyard.engine.log.meta_rows import KEY, snapshot_key, state_key, state_rows
+from logyard.engine.log.meta_rows import KEY, StateRow, group_rows, snapshot_key, snapshot_rows, state_key, state_rows
 from logyard.engine.log.record import BATCH_BYTES, BLOCK, DATA_START, FILE, HEADER_MAGIC
 from logyard.engine.log.segment import HEAD, HEAD_BYTES
 from logyard.machines.log import AppendLog
@@ -617,6 +617,24 @@ def test_rows_that_contradict_the_files(data: Path) -> None:
         store.commit([row.put()])
     store.close()
     assert named(inspected(data), "damage") == []
+
+
+async def test_a_snapshot_may_be_durable_before_its_term(tmp_path: Path) -> None:
+    """As an installed one may be where the process ended next: a start takes the term over from it."""
+    for name in ("full", "fresh"):
+        async with open_system(tmp_path / name, CONFIG) as system:
+            if name == "full":
+                log = await system.start_group("alpha", AppendLog())
+                await log.append_many([(b"", None)])
+                await log.snapshot()
+    full, fresh = meta_of(tmp_path / "full"), meta_of(tmp_path / "fresh")
+    (group,), (snapshot,) = group_rows(full), snapshot_rows(full)
+    base = {"log": [snapshot.index, snapshot.term], "flushed": snapshot.index}
+    state = StateRow(group.uid, snapshot_index=snapshot.index, snapshot_term=snapshot.term, extra=base)
+    fresh.commit([group.put(), snapshot.put(), state.put()])
+    fresh.close()
+    full.close()
+    assert snapshot.term > state.term == 0 and not named(inspected(tmp_path / "fresh"), "damage")
 
 
 def recount(path: Path, name: str, change: Callable[[Marks, Ledger], Marks]) -> None:

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 import trio
 
+from logyard.engine.disk import Disk
+from logyard.engine.host import rows
+from logyard.engine.log.meta import MetaStore
+from logyard.engine.log.meta_rows import KEY, state_key
 from logyard.service.check import check_directory
 from logyard.service.check_peers import compare
 from tests.engine.host.cluster import Cluster, cluster, until
@@ -66,3 +70,34 @@ async def test_copies_of_every_age_are_found(tmp_path: Path) -> None:
         await system.open()
         system.close()
         assert "is not the one it had" in (await reasons(tmp_path))[3][0]
+
+
+async def test_the_term_of_a_replica_that_went_is_that_of_the_one_made_anew(tmp_path: Path) -> None:
+    """What the first one promised is stored with its departure, and the second one does not write it again."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.fill(1, 5, 100)
+        await c.applied()
+        await c.nodes[1].change_members("log", "remove", 3)
+        await c.bare(3)
+        await c.roll(3)
+        await c.restart(3)
+        uid = c.member(1).uid
+        assert c.system(3).departures.departed[uid].term == c.member(1).raft.term
+        await until(lambda: 3 in c.system(1).live)
+        await c.nodes[1].change_members("log", "add", 3)
+        await until(lambda: c.replica(3) is not None)
+        await c.fill(1, 5, 100)
+        await c.applied()
+    store = MetaStore(Disk(), str(tmp_path / "node-3" / "meta"))
+    store.open()
+    try:
+        row = store.get(rows.DEPARTED + KEY.pack(uid))
+        assert row is not None and store.get(state_key(uid)) is None
+        report = await trio.to_thread.run_sync(check_directory, tmp_path / "node-3")
+        assert report["ok"], report["findings"]
+        store.commit([(rows.DEPARTED + KEY.pack(uid), None)])
+    finally:
+        store.close()
+    report = await trio.to_thread.run_sync(check_directory, tmp_path / "node-3")
+    assert not report["ok"] and any("stored term is 0" in one["message"] for one in report["findings"])
