@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LogyardError
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from . import forks, rows
 from .member import STOPPED, Member
+from .rows import Departed
 
 if TYPE_CHECKING:
     from .system import System
@@ -43,18 +44,6 @@ them."""
 TAKE_BACK = 7
 """The kind of the blob by which a creator that got no answers says so: header {"uids": [...]}."""
 REFUSES = (0, 0, 0, 0, 0)
-
-
-class Departed(NamedTuple):
-    """What is kept of a replica that went. `removed_at`: a committed index where this node was no member (0: it never
-    was, the group being unborn); `admitted`: that of a configuration above it that has it again (0: none yet)."""
-
-    term: int
-    vote: int
-    last_term: int
-    last_index: int
-    removed_at: int
-    admitted: int = 0
 
 
 class Departures:

@@ -32,7 +32,6 @@ from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
 from . import life, receiving, revival, rows
 from .apply import UnknownVersion
-from .departures import Departed
 from .homes import SealedFile
 from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
 from .receiving import restore
@@ -91,7 +90,7 @@ def _open(system: System) -> None:
     system.store.restore((key[1:], value) for key, value in meta.scan(rows.STORE))
     system.directory.deleted = {int.from_bytes(key[1:], "big") for key, _ in meta.scan(rows.DELETED)}
     system.departures.departed = {
-        int.from_bytes(key[1:], "big"): Departed(*msgpack.unpackb(value)) for key, value in meta.scan(rows.DEPARTED)
+        int.from_bytes(key[1:], "big"): rows.Departed(*msgpack.unpackb(value)) for key, value in meta.scan(rows.DEPARTED)
     }
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
     sink = Collector()

@@ -7,7 +7,7 @@ is written before they go.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
@@ -47,6 +47,18 @@ OUTDATED = b"\x00outdated"
 """Why the other nodes refuse this directory: a start refuses it, too."""
 PEER = b"k"
 """Prefix of other nodes' numbers (u32, big-endian): the last that was known of their directories."""
+
+
+class Departed(NamedTuple):
+    """What is kept of a replica that went. `removed_at`: a committed index where this node was no member (0: it never
+    was, the group being unborn); `admitted`: that of a configuration above it that has it again (0: none yet)."""
+
+    term: int
+    vote: int
+    last_term: int
+    last_index: int
+    removed_at: int
+    admitted: int = 0
 
 
 def peer(node: int, origin: Origin) -> Put:
@@ -163,7 +175,7 @@ def departed(uid: int, left: Sequence[int]) -> list[Put]:
 
 
 def departed_row(uid: int, left: Sequence[int]) -> Put:
-    """What is kept of a replica that went: the fields of `departures.Departed`."""
+    """What is kept of a replica that went: the fields of `Departed`."""
     return DEPARTED + meta_rows.KEY.pack(uid), msgpack.packb(list(left))
 
 

@@ -19,7 +19,6 @@ from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt, WrongIdentity
 from logyard.engine.host import rows
 from logyard.engine.host.damaged import Damaged
-from logyard.engine.host.departures import Departed
 from logyard.engine.host.member import Spec
 from logyard.engine.identity import Origin
 from logyard.engine.log import meta_rows
@@ -69,7 +68,7 @@ class Facts:
         """Sealed WAL files that are homes: number -> where their batches end, in bytes."""
         self.flushed = 0
         self.deleted: set[int] = set()
-        self.departed: dict[int, Departed] = {}
+        self.departed: dict[int, rows.Departed] = {}
         """What replicas that went from here promised."""
         self.store: list[tuple[bytes, bytes]] = []
         self.lost: set[int] = set()
@@ -242,13 +241,16 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
         elif row.kind == "flushed":
             facts.flushed = int(row.fields["file"])
 
+    def departure(key: bytes, value: bytes) -> None:
+        facts.departed[uid_of(key)] = rows.Departed(*msgpack.unpackb(value))
+
     take(GroupRow.PREFIX, group)
     take(StateRow.PREFIX, state)
     take(SnapshotRow.PREFIX, snapshot)
     take(FileRow.PREFIX, file)
     take(rows.CHUNK, facts.chunks.__setitem__)
     take(rows.DELETED, lambda key, _: facts.deleted.add(int.from_bytes(key[1:], "big")))
-    take(rows.DEPARTED, lambda key, value: facts.departed.update({uid_of(key): Departed(*msgpack.unpackb(value))}))
+    take(rows.DEPARTED, departure)
     # A group that was left has rows again when this node is a member again.
     facts.deleted |= facts.departed.keys() - facts.groups.keys()
     take(rows.STORE, lambda key, value: facts.store.append((key[1:], value)))

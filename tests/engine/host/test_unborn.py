@@ -103,7 +103,7 @@ async def test_who_left_a_group_does_not_refuse_it(tmp_path: Path) -> None:
 
 
 def _departed() -> Any:
-    from logyard.engine.host.departures import Departed
+    from logyard.engine.host.rows import Departed
 
     return Departed(3, 1, 2, 9, 12)
 
