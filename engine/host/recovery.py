@@ -90,7 +90,8 @@ def _open(system: System) -> None:
     system.store.restore((key[1:], value) for key, value in meta.scan(rows.STORE))
     system.directory.deleted = {int.from_bytes(key[1:], "big") for key, _ in meta.scan(rows.DELETED)}
     system.departures.departed = {
-        int.from_bytes(key[1:], "big"): rows.Departed(*msgpack.unpackb(value)) for key, value in meta.scan(rows.DEPARTED)
+        int.from_bytes(key[1:], "big"): rows.Departed(*msgpack.unpackb(value))
+        for key, value in meta.scan(rows.DEPARTED)
     }
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
     sink = Collector()
