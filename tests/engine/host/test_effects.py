@@ -343,6 +343,8 @@ async def test_aux_and_roles_are_the_leaders_own(tmp_path: Path) -> None:
     async with cluster(tmp_path, group="", machines=machines) as c:
         await c.create("s", machine="scribe")
         await c.lead(1, "s")
+        # The machine hears of it in a later turn.
+        await until(lambda: [number for number in c.ids if scribe(c, number).heard[-1:] == ["leader"]] == [1])
         for number in c.ids:
             scribe(c, number).heard.clear()
         await tell(c, "s", "aux", b"work")
