@@ -34,6 +34,8 @@ QUIET_S = (0.05, 0.2, 0.5, 2.0, 6.0, 12.0)
 """Between two things that a client says: at times long enough for its group to fall asleep."""
 OPEN_MAX = 24
 """Terms of one group that are looked at."""
+ATTACH = 1
+"""The sequence number of a session's first frame, by which its consumer begins."""
 
 
 class Term:
@@ -304,7 +306,8 @@ class HoldingClient(Client):
             return
         if not self.session:
             self.open()
-        elif not work.stopping and not self.full and draw.random() < 0.3:
+        elif not work.stopping and not self.full and draw.random() < 0.3 and ATTACH not in self.pending:
+            # Frames of a session are applied in any order: before there is a consumer nothing can be settled.
             self._command(qw.settle_command(0, [(1, 1 << 40)]))
 
     def began(self) -> None:
