@@ -101,8 +101,6 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     start_audit()
-    if config.client_tls is None:
-        print(f"logyard serve: {TRUSTING}", file=sys.stderr, flush=True)
     raise_limit()
 
     async def stop_on_signal(stop: Callable[[], None]) -> None:
@@ -126,6 +124,8 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
                 watch_input(stop)
             node: Node = await nursery.start(serve, config)
             nursery.start_soon(reload_on_signal, node)
+            if config.client_tls is None:
+                print(f"logyard serve: {TRUSTING}", file=sys.stderr, flush=True)
             memory.begin()
             node.system.grown, node.system.shrunk = memory.grown, memory.shrunk
             host, port = config.client_listen
