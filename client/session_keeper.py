@@ -16,7 +16,7 @@ from typing import Protocol
 import trio
 
 from .admin import Call, T
-from .errors import LogyardError
+from .errors import BadRequest, LogyardError, SessionExpired, UnknownGroup
 from .lane import Lane
 from .log import close_call, open_call
 from .sequences import Sequences, new_number
@@ -27,6 +27,8 @@ OPEN_S = 5.0
 CLOSE_S = 1.0
 """Leaving waits no longer than this for sessions to be closed: what is left open ends by itself."""
 CLOSE_AT_ONCE = 64
+OVER = (BadRequest, SessionExpired, UnknownGroup)
+"""Refusals of a close after which there is nothing to close."""
 
 
 class Client(Protocol):
@@ -97,7 +99,7 @@ class SessionKeeper:
         try:
             await self._network.run(close_call(name, session), OPEN_S)
         except LogyardError as error:
-            if error.retry != "never":
+            if not isinstance(error, OVER):
                 self._network.spawn(partial(self._end, name, session))
             raise
 
@@ -106,9 +108,11 @@ class SessionKeeper:
             try:
                 await self._network.run(close_call(name, session), OPEN_S)
                 return
-            except LogyardError as error:
-                if error.retry == "never":
-                    return
+            except OVER:
+                return
+            except LogyardError:
+                # A node that is going down stops its groups: another one leads them soon.
+                await trio.sleep(CLOSE_S)
 
     async def beat(self) -> None:
         """Tell every node that this client lives, three times within a time-to-live."""
