@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,13 +98,11 @@ def up(nodes: int, directory: Path, port: int, tls: bool, restart_after: float, 
     Example:
       logyard up --nodes 3 --dir ./yard
     """
-    from .local_cluster import LOOK_S, KeptUp, LocalCluster
+    from .local_cluster import LOOK_S, KeptUp, LocalCluster, StopSignal
 
     directory.mkdir(parents=True, exist_ok=True)
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Set before the nodes start, so that a Ctrl-C during the start stops them in order too.
-        signal.signal(number, lambda *_: stopping.set())
+    # Made before the nodes start, so that a Ctrl-C during the start stops them in order too.
+    stopping = StopSignal(signal.SIGINT, signal.SIGTERM)
     with LocalCluster(directory, nodes, first_port=port, tls=tls) as cluster:
         cluster.start()
         for node in cluster.nodes.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import selectors
 import signal
 import socket
@@ -406,3 +407,22 @@ class KeptUp:
         else:
             then = f"it stays down; start it with: logyard serve --config {node.config_path}"
         self._say(f"node {node_id} {how}; {then} (its log: {node.log_path})")
+
+
+class StopSignal:
+    """Wait on the main thread for one of these signals. Not a `threading.Event`: a handler that finds the main thread
+    inside the event's lock waits for itself for ever, and `SimpleQueue.put` may be entered again.
+    """
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in numbers:
+            signal.signal(number, lambda number, _: self._came.put(number))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return True as soon as one came, False after `timeout_s`."""
+        try:
+            self._came.get(timeout=timeout_s)
+        except queue.Empty:
+            return False
+        return True

@@ -27,7 +27,9 @@ def checkout(tmp_path: Path) -> Path:
 
 def make(checkout: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = ["make", "--no-print-directory", *arguments]
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    # CI's own `make` hands its flags and variables down.
+    theirs = ("MAKE", "MFLAGS", "WORKERS", "PYTEST_ARGS")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
     return subprocess.run(
         command, cwd=checkout, capture_output=True, text=True, timeout=60, check=False, env={**inherited, **environ}
     )
