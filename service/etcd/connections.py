@@ -2,7 +2,7 @@
 
 HTTP/1.1 only: cleartext HTTP/2 is neither assumed nor upgraded to. A request's head has to be there in `HEAD_S`; when
 `most` connections are open the one that has been idle longest goes, and if none is idle, the new one. What one
-connection does wrong is its own. Used by `serving`.
+connection does wrong is its own; one whose client has left ends, whatever it was sent before. Used by `serving`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import resource
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.h11 import H11Protocol, H11WSConnection
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, repr_socket_addr, wrap_app
 
@@ -30,6 +31,9 @@ HEAD_S = 10.0
 CONNECTIONS_MAX = 4096
 DESCRIPTORS_KEPT = 64
 """For what else the process opens."""
+
+AHEAD_BYTES = 64 << 10
+"""Behind a request that is not answered yet a client may have sent so much of the next ones."""
 
 log = logging.getLogger("logyard.etcd")
 
@@ -42,6 +46,44 @@ def connections_max() -> int:
         soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return max(1, min(CONNECTIONS_MAX, soft - DESCRIPTORS_KEPT))
+
+
+class ClientLeft(Exception):
+    """A connection ended, or has to, while a request was under way and more of them had come behind it."""
+
+
+class Answered(EventWrapper):
+    """Whether the request under way is answered, so that what came behind it can be read; hypercorn's `can_read`.
+
+    A watch is never answered. So what waits for it goes on reading, or nobody would see that the client has left.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, connection: h11.Connection | H11WSConnection) -> None:
+        super().__init__()
+        self._stream = stream
+        self._connection = connection
+
+    async def wait(self) -> None:
+        """Return when it is answered. Raises `ClientLeft`."""
+        left = False
+
+        async def read_ahead() -> None:
+            nonlocal left
+            with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+                while len(self._connection.trailing_data[0]) <= AHEAD_BYTES:
+                    data = await self._stream.receive_some(MAX_RECV)
+                    if not data:
+                        break
+                    self._connection.receive_data(bytes(data))
+            left = True
+            waiting.cancel_scope.cancel()
+
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(read_ahead)
+            await super().wait()
+            waiting.cancel_scope.cancel()
+        if left:
+            raise ClientLeft
 
 
 class Http1(H11Protocol):
@@ -58,6 +100,7 @@ class Connection(TCPServer):
         super().__init__(*arguments)
         self.idle_since: float | None = trio.current_time()
         self._http: Http1
+        self._left = False
 
     async def run(self) -> None:
         """Serve it until it ends."""
@@ -71,9 +114,11 @@ class Connection(TCPServer):
                     self.app, self.config, self.context, task_group, ConnectionState(self.state), False, client,
                     server, self.protocol_send,
                 )  # fmt: skip
+                self._http.can_read = Answered(self.stream, self._http.connection)
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()
-                # Or it would last until a connection is idle too long.
+                # Or it would last until a connection is idle too long. An answer may still come: it begins no more.
+                self._left = True
                 await self.idle_task.stop()
         except OSError:
             pass
@@ -84,6 +129,8 @@ class Connection(TCPServer):
         """What the protocol has to say; it also says when a request begins and ends."""
         if isinstance(event, Updated):
             self.idle_since = trio.current_time() if event.idle else None
+            if self._left:
+                return
         try:
             await super().protocol_send(event)
         except trio.BusyResourceError:
@@ -98,7 +145,10 @@ class Connection(TCPServer):
                     data = await self.stream.receive_some(MAX_RECV)
             except (trio.ClosedResourceError, trio.BrokenResourceError, trio.TooSlowError):
                 break
-            await self._http.handle(RawData(bytes(data)))
+            try:
+                await self._http.handle(RawData(bytes(data)))
+            except ClientLeft:
+                break
             if data == b"":
                 break
             begun = self.idle_since is not None and bool(self._http.connection.trailing_data[0])

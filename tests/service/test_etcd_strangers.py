@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
 
-from logyard.service.etcd.connections import HEAD_S, serve_http
+from logyard.service.etcd.connections import HEAD_S, Connection, serve_http
 from logyard.service.etcd.serving import hypercorn_config
 
 from .etcd_server import EtcdServer, etcd_server
@@ -141,6 +147,79 @@ def test_a_connection_that_is_kept_is_not_cut_while_it_is_quiet(server: EtcdServ
             found = b""
             while b"etcdserver" not in found:
                 found += kept.recv(4096)
+
+
+def sockets_of(pid: int) -> int:
+    found = 0
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):
+            found += os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:")
+    return found
+
+
+WATCH = b'{"create_request":{"key":"d2Vi"}}'
+
+
+@pytest.mark.parametrize("behind", [b"", b"POST /v3/kv/put HTTP/1.1\r\n", b"x" * 200_000], ids=["none", "head", "much"])
+def test_a_watch_ends_with_its_client_whatever_came_behind_it(server: EtcdServer, behind: bytes) -> None:
+    head = f"POST /v3/watch HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(WATCH)}\r\n\r\n".encode()
+    before = sockets_of(server.process.pid)
+    for _ in range(3):
+        stranger = socket.create_connection((server.host, server.port), WAIT_S)
+        with stranger, suppress(ConnectionError):
+            stranger.sendall(head + WATCH + behind)
+            stranger.recv(4096)
+    pause, deadline = threading.Event().wait, time.monotonic() + WAIT_S
+    while sockets_of(server.process.pid) > before:
+        assert time.monotonic() < deadline, "sockets are kept"
+        pause(0.05)
+
+
+class LeavesWhileAnswered:
+    """The stream of a client that asks, and closes while the answer is on its way."""
+
+    def __init__(self) -> None:
+        self.socket, self.theirs = socket.socketpair()
+        self.asked = self.closed = False
+        self.answering = trio.Event()
+        self.left = trio.Event()
+
+    async def receive_some(self, most: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        if not self.asked:
+            self.asked = True
+            return b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+        await self.answering.wait()
+        self.left.set()
+        return b""
+
+    async def send_all(self, data: bytes) -> None:
+        if not data:
+            # The last of an answer, all of which is sent.
+            self.answering.set()
+            await self.left.wait()
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def send_eof(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        self.closed = True
+        self.socket.close()
+        self.theirs.close()
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_connection_ends_whose_client_leaves_while_it_is_answered() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    config, stream = hypercorn_config(["127.0.0.1:0"]), LeavesWhileAnswered()
+    wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
+    with trio.fail_after(WAIT_S):
+        await Connection(wrapped, config, WorkerContext(None), ConnectionState({}), stream).run()
+    assert stream.closed
 
 
 @pytest.mark.parametrize(
