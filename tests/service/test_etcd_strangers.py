@@ -188,7 +188,7 @@ class LeavesWhileAnswered:
         await trio.lowlevel.checkpoint()
         if not self.asked:
             self.asked = True
-            return b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+            return b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET"
         await self.answering.wait()
         self.left.set()
         return b""
