@@ -2,7 +2,8 @@
 
 Each of the seeds S..S+N-1 is M simulated minutes of one cluster. Exit 1 on a violation, or when a kind of fault hit
 nothing though there was a minute or more of it; the failing seed is minimised and printed with the command that repeats
-it. `--regressions` runs the recorded seeds.
+it. `--regressions` runs the recorded seeds. `--hashes` runs those of hashes.json and names each whose history is not
+the recorded one: nothing that only moves or renames code changes any; `--record` writes them down.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .run import Result, Run
 from .workers import Job, results
 
 REGRESSIONS = Path(__file__).with_name("regressions.json")
+HASHES = Path(__file__).with_name("hashes.json")
 COVERED_MINUTES = 1.0
 TRIED = 4
 """In so many seeds each fault is forced, when there are many seeds."""
@@ -54,6 +56,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one object instead of lines")
     parser.add_argument("--no-minimise", action="store_true", help="leave a failing seed as it is")
     parser.add_argument("--regressions", action="store_true", help="run the recorded seeds instead")
+    parser.add_argument("--hashes", action="store_true", help="compare the histories of recorded seeds instead")
+    parser.add_argument("--record", action="store_true", help="with --hashes: write down what they are now")
     found = parser.parse_args(arguments)
     if found.minutes <= 0 or found.seeds < 1 or not 1 <= found.groups <= 64:
         parser.error("give at least one seed, some minutes, and 1 to 64 groups")
@@ -148,9 +152,30 @@ def shrink(job: Job) -> str:
     return f"{command_of(again)}   # {smaller.violations[0].splitlines()[0]}"
 
 
+def hash_jobs(recorded: dict[str, Any], count: int) -> list[Job]:
+    """The first `count` seeds of hashes.json."""
+    minutes, groups, share = recorded["minutes"], recorded["groups"], recorded["share"]
+    seeds = [int(seed) for seed in recorded["hashes"]][:count]
+    return [(seed, minutes, groups, None, share, tuple(sorted(drawn(seed)))) for seed in seeds]
+
+
+def compare_hashes(workers: int, record: bool) -> int:
+    """Run the seeds of hashes.json; print those that differ, or write what they are."""
+    kept = json.loads(HASHES.read_text())
+    jobs = hash_jobs(kept, len(kept["hashes"]))
+    now = {str(job[0]): result.event_hash for job, result in zip(jobs, results(jobs, workers), strict=True)}
+    other = [seed for seed, found in now.items() if kept["hashes"][seed] != found]
+    if record:
+        HASHES.write_text(json.dumps({**kept, "hashes": now}, indent=0) + "\n")
+    print(json.dumps({"seeds": len(now), "other": other}))
+    return 1 if other and not record else 0
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run, print, judge."""
     options = parse(arguments)
+    if options.hashes:
+        return compare_hashes(options.workers, options.record)
     jobs = jobs_of(options)
     found: list[Result] = []
     for job, result in zip(jobs, results(jobs, options.workers), strict=True):

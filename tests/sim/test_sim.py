@@ -20,7 +20,7 @@ import trio
 from logyard.engine.host import system
 from logyard.engine.raft.core import Raft
 
-from .__main__ import command_of, jobs_of, parse, summary
+from .__main__ import HASHES, command_of, hash_jobs, jobs_of, parse, summary
 from .clients_kv import KvGroup
 from .clients_queue import QueueGroup
 from .features import FEATURES, drawn
@@ -53,6 +53,14 @@ def test_equal_seeds_give_equal_histories_in_every_process() -> None:
     for key in KEYS - {"speed"}:
         assert one[1][key] == two[1][key], key
     assert sum(one[1]["faults"].values()) > 20 and one[1]["operations"] > 0.3 * 60 * 20
+
+
+def test_histories_are_those_that_were_recorded() -> None:
+    """A few of those that `python -m tests.sim --hashes` compares."""
+    kept = json.loads(HASHES.read_text())
+    for seed, minutes, groups, _, share, features in hash_jobs(kept, 6):
+        found = Run(seed, minutes, groups, None, share, frozenset(features or ())).go()
+        assert found.event_hash == kept["hashes"][str(seed)], f"seed {seed} has another history than before"
 
 
 def test_nothing_of_the_simulation_stays_behind() -> None:
