@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,11 +23,14 @@ RECORDED = Path(__file__).with_name("house.json")
 UNIT = "engine/raft/"
 WHOLES = frozenset({"System", "Node"})
 NO_VERBS = frozenset(
-    """
+    re.findall(
+        r"\w+",
+        """
     A An The This These That Those It Its What Who Whom Whose Which Whether How Where When Why One Two All Any Each
     Every Some Both None No Nothing Nobody Of In On At To From For With Without By Not Before After Until While If
     As Bytes Seconds So Such Only Between Below Above Behind Beside Here There They
-    """.split()
+    """,
+    )
 )
 
 
