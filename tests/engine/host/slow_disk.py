@@ -1,6 +1,7 @@
-"""A real disk that a test slows down or holds: every sync takes `seconds`, or waits until the gate opens.
+"""A real disk that a test slows down or hangs: every sync takes `seconds`, or waits until the gate opens.
 
-Imported by the back-pressure tests here and by the node process of tests/service/test_pressure.py.
+Imported by the tests of back-pressure and of hanging disks here, and by the node process of
+tests/service/test_pressure.py.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import threading
 
 from logyard.engine.disk import Disk
+from logyard.engine.host.durability import Durability
 
 
 class SlowDisk(Disk):
@@ -28,3 +30,9 @@ class SlowDisk(Disk):
             self.brake.wait(self.seconds)
         self.gate.wait()
         super().datasync(fd)
+
+    def hang(self, durability: Durability) -> None:
+        """Close the gate for a node of this process. A node that believes its disk slow leaves every sync to its
+        thread: its loop, which is the test's and that of all other nodes, must not hang with the disk."""
+        durability.pace_seconds = 1.0
+        self.gate.clear()

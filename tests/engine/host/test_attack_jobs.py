@@ -15,7 +15,7 @@ from logyard.engine.log.meta_rows import file_key
 
 from .cluster import KIB, Cluster, cluster, until
 from .full_disk import QuotaDisk
-from .test_full_disk import filled, ready
+from .test_full_disk import filled, full, ready
 from .test_histories import check_books
 from .test_repair import hurt_file, hurt_generations
 
@@ -157,16 +157,28 @@ async def test_a_damaged_file_holds_up_no_other_file(tmp_path: Path) -> None:
         assert [body for _, body in await c.read(1, 3)] == bodies[3:]
 
 
-async def test_a_write_that_has_no_room_is_refused_and_not_held(tmp_path: Path) -> None:
+@pytest.mark.parametrize("looked", [True, False], ids=["the janitor looked", "the janitor was late"])
+async def test_a_write_that_has_no_room_is_refused_and_not_held(tmp_path: Path, looked: bool) -> None:
     disk = QuotaDisk(tmp_path / "node-1")
     async with cluster(tmp_path, 1, disks={1: disk}) as c:
         await c.fill(1, 3, 40 * KIB)
         await ready(c, 1)
-        disk.fill()
-        await filled(c, 1)
-        system = c.system(1)
+        system, left = c.system(1), c.config.wal_file_bytes // 2
+        # Room for a segment, and for no WAL file behind the one that is ready.
+        disk.fill(left)
+        if looked:
+            await c.roll(1)
+            await full(c, 1)
+            await filled(c, 1)
+            assert not system.wal.stock.short and system.wal.room < 40 * KIB + 2 * MARGIN_BYTES
+        else:
+            # The file that is ready fills up before anybody finds that there is none behind it: one write is in the
+            # reserve, and no other follows it there.
+            async with system.storage.janitor_lock:
+                await filled(c, 1)
+            assert system.wal.stock.short and system.wal.room > left
+        assert system.space.full and not system.space.takes(40 * KIB)
         await until(lambda: not system.durability.held, "what was taken was written")
-        assert not system.space.takes(system.wal.room) and system.wal.room < 40 * KIB + 2 * MARGIN_BYTES
 
 
 async def test_the_floor_is_stored_before_a_dead_file_goes(tmp_path: Path) -> None:

@@ -40,8 +40,7 @@ async def test_a_hanging_sync_is_seen_from_outside(tmp_path: Path) -> None:
         durability = c.system(1).durability
         await at_rest(c)
         assert durability.stalled_s() == 0.0
-        # Above what is written in place: the loop goes on while the WAL's thread hangs.
-        disk.gate.clear()
+        disk.hang(durability)
         try:
             sink = push(c, 64 * KIB)
             await until(lambda: durability.stalled_s() > 0.05, "the hanging sync shows")
@@ -77,7 +76,7 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
         await c.fill(1, 3, KIB)
         await at_rest(c)
         books = c.system(1).budget
-        disk.gate.clear()
+        disk.hang(c.system(1).durability)
         try:
             # One on its way to the disk; what is marked in this turn waits behind it.
             first = push(c, 64 * KIB)
@@ -200,7 +199,7 @@ async def test_a_stopped_follower_costs_its_leader_nothing(tmp_path: Path) -> No
             await c.lead(1, name)
         system = c.system(1)
         window = system.windows[3]
-        disk.gate.clear()
+        disk.hang(c.system(3).durability)
         try:
             # 24 MiB in turns over eight groups: each alone would fill a window of its own.
             most = 0

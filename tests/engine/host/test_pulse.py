@@ -8,38 +8,18 @@ from pathlib import Path
 
 import trio
 
-from logyard.engine.disk import Disk, FaultyDisk
+from logyard.engine.disk import FaultyDisk
 
-from .cluster import Cluster, cluster, until
-
-
-def by_thread(c: Cluster, number: int) -> None:
-    """A node that believes its disk slow leaves syncs to its thread: its loop, which is this test's, does not hang."""
-    c.system(number).durability.pace_seconds = 1.0
-
-
-class HangingDisk(Disk):
-    """Its syncs wait until it is `free`."""
-
-    __slots__ = ("free",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.free = threading.Event()
-        self.free.set()
-
-    def datasync(self, fd: int) -> None:
-        self.free.wait()
-        super().datasync(fd)
+from .cluster import cluster, until
+from .slow_disk import SlowDisk
 
 
 async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: Path) -> None:
-    disks = {number: HangingDisk() for number in (1, 2, 3)}
+    disks = {number: SlowDisk() for number in (1, 2, 3)}
     async with cluster(tmp_path, disks=disks, disk_stall_ms=50) as c:
         await c.lead(1)
         await c.fill(1, 3, 10)
-        by_thread(c, 1)
-        disks[1].free.clear()
+        disks[1].hang(c.system(1).durability)
         try:
             written: list[int] = []
 
@@ -57,7 +37,7 @@ async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: 
                 nursery.cancel_scope.cancel()
             assert taken < 2, "the stall and the liveness timeout, and some patience for a busy machine"
         finally:
-            disks[1].free.set()
+            disks[1].gate.set()
         await until(lambda: all(len(c.system(number).live) == 3 for number in c.ids), "node 1 is back")
         await c.applied()
         assert c.leads(leader) and not c.leads(1), "it follows"
@@ -66,16 +46,15 @@ async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: 
 
 
 async def test_an_idle_node_whose_disk_hangs_is_dead_as_well(tmp_path: Path) -> None:
-    disks = {1: HangingDisk()}
+    disks = {1: SlowDisk()}
     async with cluster(tmp_path, disks=disks, disk_stall_ms=50, disk_probe_ms=20) as c:
         await until(lambda: c.system(1).pulse.probes > 1, "an idle disk is probed")
-        by_thread(c, 1)
         assert len(c.system(2).live) == 3
-        disks[1].free.clear()
+        disks[1].hang(c.system(1).durability)
         try:
             await until(lambda: all(1 not in c.system(number).live for number in (2, 3)), "node 1 is dead")
         finally:
-            disks[1].free.set()
+            disks[1].gate.set()
         await until(lambda: all(len(c.system(number).live) == 3 for number in c.ids), "node 1 is back")
 
 
