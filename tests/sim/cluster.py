@@ -283,12 +283,13 @@ def _close(loop: Loop, life: Life, task: Task) -> None:
 
 
 def is_short(error: BaseException | None) -> bool:
-    """Whether a failure comes of a want of descriptors."""
+    """Return whether a failure comes of a want of descriptors. What was being handled when it happened (`__context__`)
+    does not count: a batch that was refused for that hands the WAL to the next, whose failure is its own."""
     while error is not None:
         # The WAL's own failure tells of the first one in words only.
         if os.strerror(errno.EMFILE) in str(error):
             return True
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
     return False
 
 

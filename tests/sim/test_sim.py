@@ -5,6 +5,7 @@ How much it finds is shown by `test_planted`.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -17,12 +18,14 @@ from typing import Any
 import pytest
 import trio
 
+from logyard.engine.errors import WalFailed
 from logyard.engine.host import system
 from logyard.engine.raft.core import Raft
 
 from .__main__ import HASHES, command_of, hash_jobs, jobs_of, parse, summary
 from .clients_kv import KvGroup
 from .clients_queue import QueueGroup
+from .cluster import is_short
 from .features import FEATURES, drawn
 from .kinds import KINDS, VERBS, forced_of
 from .loop import Stop
@@ -100,6 +103,26 @@ def test_a_kv_history_that_is_not_linearizable_is_noticed() -> None:
     with pytest.raises(Stop):
         group.judge()
     assert "not linearizable" in run.result.violations[0]
+
+
+def test_a_failure_beside_a_want_of_descriptors_is_not_its_doing() -> None:
+    def fails(code: int) -> None:
+        try:
+            raise OSError(code, os.strerror(code))
+        except OSError as error:
+            raise WalFailed("a write failed") from error
+
+    def fails_while_short(code: int) -> None:
+        try:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        except OSError:
+            fails(code)
+
+    with pytest.raises(WalFailed) as short:
+        fails(errno.EMFILE)
+    with pytest.raises(WalFailed) as broken:
+        fails_while_short(errno.EIO)
+    assert is_short(short.value) and not is_short(broken.value)
 
 
 @pytest.mark.long
