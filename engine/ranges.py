@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 Range = tuple[int, int]
 """Indexes of entries: first, last."""
@@ -40,4 +40,17 @@ def union(ranges: Iterable[Range]) -> list[Range]:
             found[-1] = (found[-1][0], max(found[-1][1], last))
         elif first <= last:
             found.append((first, last))
+    return found
+
+
+def runs_of(indexes: Iterable[int], hides: Callable[[int, int], bool]) -> list[Range]:
+    """Rising indexes as runs, each to be covered by one home: broken where a home over the gap (first, last) `hides`
+    what is at home elsewhere."""
+    found: list[Range] = []
+    for index in indexes:
+        low, high = (found[-1][1] + 1, index - 1) if found else (1, 0)
+        if found and (low > high or not hides(low, high)):
+            found[-1] = (found[-1][0], index)
+        else:
+            found.append((index, index))
     return found

@@ -27,7 +27,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.engine.transport": (TOP, "logyard.engine.transport", "logyard.engine.raft.messages"),
     "logyard.engine.host": (
         TOP, "logyard.engine.host", "logyard.engine.raft", "logyard.engine.log", "logyard.engine.snapshot",
-        "logyard.payloads.reference",
+        "logyard.engine.transport.blobs", "logyard.payloads.reference",
     ),
     "logyard.payloads": ("logyard.payloads",),
     "logyard.client": ("logyard.client",),

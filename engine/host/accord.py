@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .inbound import DIGEST, SLEEPERS
+from ..transport.blobs import DIGEST, SLEEPERS
 from .sleepers import bucket
 
 if TYPE_CHECKING:

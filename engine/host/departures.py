@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LogyardError
 from ..log.wal import WalItem
 from ..raft.core import LEADER
+from ..transport.blobs import REFUSED_GROUPS, REMOVED_GROUPS, TAKE_BACK
 from . import forks, rows
 from .member import STOPPED, Member
 from .rows import Departed
@@ -35,14 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REMOVED_GROUPS = 5
-"""The kind of the blob that tells: header {"groups": [[uid, index, term], ...]}: at this committed index, whose entry
-has this term, the receiver was no member; "lineages": of each, where terms begin in what the sender has applied."""
-REFUSED_GROUPS = 6
-"""The kind of the blob that tells: header {"uids": [...]}: the sender will store no replica of them before somebody led
-them."""
-TAKE_BACK = 7
-"""The kind of the blob by which a creator that got no answers says so: header {"uids": [...]}."""
 REFUSES = (0, 0, 0, 0, 0)
 
 

@@ -21,9 +21,16 @@ import trio
 from ..errors import BadRequest, Busy, GroupExists, LogyardError, Refused
 from ..raft import membership
 from ..raft.messages import LEADER_GONE
+from ..transport.blobs import (
+    DEFINE_GROUPS,
+    DEFINED,
+    DELETE_GROUPS,
+    REFUSED_GROUPS,
+    REMOVED_GROUPS,
+    TAKE_BACK,
+    UNKNOWN_GROUPS,
+)
 from . import recovery, rows
-from .departures import REFUSED_GROUPS, REMOVED_GROUPS, TAKE_BACK
-from .inbound import DEFINE_GROUPS, DEFINED, DELETE_GROUPS, UNKNOWN_GROUPS
 from .member import DELETED, Member, Spec
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import trio
 
 from ..errors import Busy, LogyardError, NotLeader
 from ..raft.core import LEADER
+from ..transport.blobs import READ_ASK, READ_INDEX
 
 if TYPE_CHECKING:
     from .member import Member
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READ_ASK = 20
-"""Blob kind: {"uid"}: what is the group's read index?"""
-READ_INDEX = 21
-"""Blob kind: {"uid", "index", "error"}: the answer."""
 PATIENCE_S = 2.0
 RETRY_S = 0.05
 ANSWERS_MAX = 1024

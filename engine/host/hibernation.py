@@ -20,11 +20,11 @@ import trio
 from ..errors import LogyardError
 from ..raft import quiescence
 from ..raft.core import LEADER
+from ..transport.blobs import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
 from . import effects, leftovers, revival, rows
 from .accord import Accord
 from .alarms import Alarms
 from .guests import Guests
-from .inbound import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
 from .leaderboard import UNKNOWN, Standing
 from .member import ASLEEP, RUNNING, STOPPED, Member
 from .sleepers import Row, Shape, Sleepers

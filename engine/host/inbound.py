@@ -15,10 +15,20 @@ from ..entry import verify_bodies
 from ..errors import BadRequest, LogyardError, Outdated
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, APPEND_REPLY, Message
-from .blob_shapes import check_shape
-from .follower_reads import READ_ASK, READ_INDEX
-from .mend_turns import MEND_ASK, MEND_TURN
-from .versions import MACHINE_VERSIONS
+from ..transport.blobs import (
+    DELETE_GROUPS,
+    MACHINE_VERSIONS,
+    MEND_ASK,
+    MEND_TURN,
+    READ_ASK,
+    READ_INDEX,
+    SLEEP,
+    SNAPSHOT_OFFER,
+    SNAPSHOT_PIECE,
+    SNAPSHOT_PULL,
+    UNKNOWN_GROUPS,
+    check_shape,
+)
 
 if TYPE_CHECKING:
     from .member import Member
@@ -26,20 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_GROUPS = 1
-DEFINE_GROUPS = 2
-DEFINED = 3
-DELETE_GROUPS = 4
-SNAPSHOT_OFFER = 10
-SNAPSHOT_PULL = 11
-SNAPSHOT_PIECE = 12
-SNAPSHOT_PROGRESS = 13
-SNAPSHOT_DONE = 14
-SLEEP = 40
-SLEEPING = 41
-AWAKE = 42
-DIGEST = 43
-SLEEPERS = 44
 ASK_UNKNOWN_MAX = 1024
 
 

@@ -17,15 +17,12 @@ import trio
 
 from ..raft.core import LEADER
 from ..raft.quorum import has_quorum
+from ..transport.blobs import MEND_ASK, MEND_TURN
 from .member import RUNNING, Member
 
 if TYPE_CHECKING:
     from .system import System
 
-MEND_ASK = 22
-"""The kind of the blob that asks the leader of a group for the sender's turn."""
-MEND_TURN = 23
-"""The kind of its answer."""
 ANSWER_S = 2.0
 HELD_S = 10.0
 """So long a turn is kept until its holder says that it is damaged; from then on the leader sees for itself."""

@@ -36,19 +36,6 @@ class Piece(NamedTuple):
     size: int
 
 
-def runs_of(indexes: Iterable[int], hides: Callable[[int, int], bool]) -> list[Range]:
-    """Rising indexes as runs, each to be covered by one home: broken where a home over the gap (first, last) `hides`
-    what is at home elsewhere."""
-    found: list[Range] = []
-    for index in indexes:
-        low, high = (found[-1][1] + 1, index - 1) if found else (1, 0)
-        if found and (low > high or not hides(low, high)):
-            found[-1] = (found[-1][0], index)
-        else:
-            found.append((index, index))
-    return found
-
-
 def live_digest(liveness: LivenessPort, ranges: Iterable[Range]) -> int:
     """A number that two members share if and only if, but for chance, the same lives for both in these ranges."""
     found: list[PayloadRange] = []

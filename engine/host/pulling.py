@@ -14,7 +14,7 @@ import trio
 from ..errors import Corrupt, LogyardError
 from ..raft.membership import Configuration
 from ..ranges import Range
-from .inbound import SNAPSHOT_PULL
+from ..transport.blobs import SNAPSHOT_PULL
 from .pieces import Piece, read_piece
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from ..raft.membership import Configuration
 from ..ranges import Range, covered, subtract, union
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Manifest, Snapshot
+from ..transport.blobs import SNAPSHOT_DONE, SNAPSHOT_PROGRESS
 from . import chunks, replica, rows
 from .apply import UnknownVersion
-from .inbound import SNAPSHOT_DONE, SNAPSHOT_PROGRESS
 from .member import RUNNING, Member
 from .pieces import INDEX_MAX, RANGES_MAX, Piece, live_digest
 from .pulling import Sources, others

@@ -21,9 +21,9 @@ import trio
 from ..entry import Unit, units_of
 from ..errors import Corrupt, Gone, LogyardError
 from ..ranges import Range, covered
+from ..transport.blobs import SNAPSHOT_PIECE
 from ..types import Buffer
 from . import rows
-from .inbound import SNAPSHOT_PIECE
 from .member import RUNNING, Member
 from .pieces import RANGES_MAX, live_digest
 from .reader import Located, Wanted

@@ -21,10 +21,10 @@ from ..ports import LivenessPort
 from ..raft.core import LEADER
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Manifest, Snapshot
+from ..transport.blobs import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PROGRESS
 from . import replica, rows
 from .apply import claims_of
 from .books import Captured
-from .inbound import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PROGRESS
 from .member import RUNNING, Member
 from .pulling import LATE_PIECES
 

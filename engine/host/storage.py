@@ -22,6 +22,7 @@ from ..entry import Entry
 from ..errors import LogyardError
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..ports import SourceEntry
+from ..ranges import runs_of
 from ..snapshot.format import Encoded, Snapshot
 from . import rows
 from .books import Books, Captured
@@ -30,7 +31,6 @@ from .holders import Holders
 from .homes import Homes, SealedFile, Share
 from .member import RUNNING, Member, SegmentRun, Spec, cut_runs
 from .migration import Migration, name_of
-from .pieces import runs_of
 from .segments import Segments
 from .space import SNAPSHOT_ENTRIES
 

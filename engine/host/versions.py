@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Busy, LogyardError, Refused
 from ..raft.core import LEADER
+from ..transport.blobs import MACHINE_VERSIONS
 from .member import HALTED, RUNNING, Member
 
 if TYPE_CHECKING:
@@ -137,10 +138,6 @@ class Versions:
         known = sorted((self.knows(node, kind) for node in voters), reverse=True)
         enough = -(-len(known) * self.system.config.machine_upgrade_percent // 100)
         return known[max(enough, len(known) // 2 + 1) - 1]
-
-
-MACHINE_VERSIONS = 30
-"""Blob kind: {"machines": {kind: newest version}}."""
 
 
 def must_wait(member: Member) -> bool:

@@ -16,13 +16,13 @@ from logyard.engine.entry import COMMANDS, build_plain
 from logyard.engine.errors import GroupExists, LogyardError, NotLeader, Refused
 from logyard.engine.host import durability as durability_module
 from logyard.engine.host import system as system_module
-from logyard.engine.host.inbound import DELETE_GROUPS, UNKNOWN_GROUPS
 from logyard.engine.host.recovery import build_member
 from logyard.engine.host.rows import Departed
 from logyard.engine.log.recovered import Recovered
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
+from logyard.engine.transport.blobs import DELETE_GROUPS, UNKNOWN_GROUPS
 
 from .cluster import KIB, cluster, until
 

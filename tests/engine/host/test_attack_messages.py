@@ -10,8 +10,8 @@ import pytest
 import trio
 import xxhash
 
-from logyard.engine.host.inbound import SNAPSHOT_OFFER, SNAPSHOT_PIECE
 from logyard.engine.snapshot.format import FORMAT, HEAD, MAGIC
+from logyard.engine.transport.blobs import SNAPSHOT_OFFER, SNAPSHOT_PIECE
 
 from .cluster import KIB, MIB, Cluster, cluster, until
 from .test_sections import put, shelves

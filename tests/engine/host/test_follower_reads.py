@@ -11,6 +11,7 @@ import trio
 from logyard.engine.errors import Busy
 from logyard.engine.host import follower_reads
 from logyard.engine.raft.core import LEADER
+from logyard.engine.transport.blobs import READ_ASK, READ_INDEX
 
 from .cluster import Cluster, cluster, until
 
@@ -97,8 +98,8 @@ async def test_a_leader_without_a_quorum_does_not_answer(tmp_path: Path, monkeyp
 async def test_a_blob_that_nobody_asked_for_does_nothing(tmp_path: Path) -> None:
     async with cluster(tmp_path) as run:
         reads: Any = run.system(1).follower_reads
-        reads.on_blob(2, follower_reads.READ_INDEX, 99, {"uid": 1, "index": 5, "error": None})
-        reads.on_blob(2, follower_reads.READ_ASK, 1, {"uid": 12345})
+        reads.on_blob(2, READ_INDEX, 99, {"uid": 1, "index": 5, "error": None})
+        reads.on_blob(2, READ_ASK, 1, {"uid": 12345})
         assert reads._answering == 1
         await until(lambda: not reads._answering, "it is answered: the group is not here")
         assert await within(run, 1, 0.0) == 0

@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from logyard.engine.errors import LogyardError, NotLeader
-from logyard.engine.host.inbound import AWAKE, SLEEPING
 from logyard.engine.raft.core import LEADER
+from logyard.engine.transport.blobs import AWAKE, SLEEPING
 from logyard.service.status import describe_sleeper
 
 from .cluster import Cluster, cluster, payload_books, until

@@ -12,8 +12,6 @@ import pytest
 import trio
 
 from logyard.engine.errors import BadRequest, LogyardError
-from logyard.engine.host.blob_shapes import SHAPES
-from logyard.engine.host.inbound import SNAPSHOT_OFFER, SNAPSHOT_PIECE
 from logyard.engine.raft.messages import (
     APPEND,
     PREVOTE,
@@ -25,6 +23,7 @@ from logyard.engine.raft.messages import (
     Message,
 )
 from logyard.engine.snapshot import format as snapshot_format
+from logyard.engine.transport.blobs import SHAPES, SNAPSHOT_OFFER, SNAPSHOT_PIECE
 from logyard.engine.transport.codec import decode_messages, encode_messages
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, HEADER_BYTES, decode_blob, encode_blob, parse_header

@@ -11,9 +11,9 @@ import trio
 
 from logyard.engine.entry import CONFIGURATION
 from logyard.engine.errors import BadRequest, LogyardError, NotLeader, Refused
-from logyard.engine.host.inbound import DELETE_GROUPS
 from logyard.engine.raft.configuration import Change, Configuration
 from logyard.engine.raft.core import LEADER
+from logyard.engine.transport.blobs import DELETE_GROUPS
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
 

@@ -12,8 +12,8 @@ import trio
 
 from logyard.engine.entry import units_of
 from logyard.engine.errors import Corrupt, Gone, LogyardError
-from logyard.engine.host.inbound import SNAPSHOT_PIECE
 from logyard.engine.host.reader import Wanted
+from logyard.engine.transport.blobs import SNAPSHOT_PIECE
 
 from .cluster import KIB, Cluster, cluster, until
 from .test_histories import check_books

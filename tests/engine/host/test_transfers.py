@@ -13,8 +13,8 @@ import trio
 
 from logyard.engine.errors import Gone, LogyardError
 from logyard.engine.host import receiving, rows
-from logyard.engine.host.inbound import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PIECE, SNAPSHOT_PULL
 from logyard.engine.host.pulling import Pace
+from logyard.engine.transport.blobs import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PIECE, SNAPSHOT_PULL
 from logyard.service.check import check_directory
 
 from .cluster import KIB, Cluster, cluster, payload_books, until

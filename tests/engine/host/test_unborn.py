@@ -11,8 +11,8 @@ import trio.testing
 
 from logyard.engine.errors import Busy, GroupExists
 from logyard.engine.host import directory as directory_module
-from logyard.engine.host.inbound import DEFINED
 from logyard.engine.host.member import Spec
+from logyard.engine.transport.blobs import DEFINED
 
 from .cluster import KIB, Cluster, cluster, until
 

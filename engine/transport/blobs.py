@@ -1,7 +1,8 @@
-"""What the header of each blob between nodes must look like: checked before anything is read from it.
+"""The blobs between nodes: their kinds, and what the header of each must look like, checked before anything is read.
 
 A peer is another process, perhaps a newer, a broken or a hostile one. A header of another shape raises `BadRequest`,
-which closes the connection it came by; a kind that is not listed is its receiver's to judge. Called by `inbound`.
+which closes the connection it came by; a kind that is not listed is its receiver's to judge. Called by the host's
+`inbound`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,38 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import BadRequest
+
+UNKNOWN_GROUPS = 1
+DEFINE_GROUPS = 2
+DEFINED = 3
+DELETE_GROUPS = 4
+REMOVED_GROUPS = 5
+"""{"groups": [[uid, index, term], ...]}: at this committed index, whose entry has this term, the receiver was no
+member; "lineages": of each, where terms begin in what the sender has applied."""
+REFUSED_GROUPS = 6
+"""{"uids": [...]}: the sender will store no replica of them before somebody led them."""
+TAKE_BACK = 7
+"""{"uids": [...]}: a creator got no answers, and gives the groups up."""
+SNAPSHOT_OFFER = 10
+SNAPSHOT_PULL = 11
+SNAPSHOT_PIECE = 12
+SNAPSHOT_PROGRESS = 13
+SNAPSHOT_DONE = 14
+READ_ASK = 20
+"""{"uid"}: what is the group's read index?"""
+READ_INDEX = 21
+"""{"uid", "index", "error"}: the answer."""
+MEND_ASK = 22
+"""{"uid", "first"}: may the sender, which lost records, stop counting now?"""
+MEND_TURN = 23
+"""{"ok"}: the answer."""
+MACHINE_VERSIONS = 30
+"""{"machines": {kind: newest version}}."""
+SLEEP = 40
+SLEEPING = 41
+AWAKE = 42
+DIGEST = 43
+SLEEPERS = 44
 
 Check = Callable[[Any], bool]
 U64_MAX = (1 << 64) - 1
@@ -58,22 +91,27 @@ _SPEC = _row(_number, _text, _text, _text_map, _list_of(_number), _number)
 _PIECE = _row(_number, _number, _bytes, _list_of(_number))
 
 SHAPES: Mapping[int, Mapping[str, Check]] = {
-    1: _UIDS,
-    2: {"specs": _list_of(_SPEC), "admitted?": _list_of(_row(_number, _number)), "last?": _flag, "ask?": _flag},
-    3: {"error": _text_or_none},
-    4: _UIDS,
-    5: {"groups": _list_of(_row(_number, _number, _number))},
-    6: _UIDS,
-    7: _UIDS,
-    10: {"uid": _number, "index": _number},
-    11: {
+    UNKNOWN_GROUPS: _UIDS,
+    DEFINE_GROUPS: {
+        "specs": _list_of(_SPEC),
+        "admitted?": _list_of(_row(_number, _number)),
+        "last?": _flag,
+        "ask?": _flag,
+    },
+    DEFINED: {"error": _text_or_none},
+    DELETE_GROUPS: _UIDS,
+    REMOVED_GROUPS: {"groups": _list_of(_row(_number, _number, _number))},
+    REFUSED_GROUPS: _UIDS,
+    TAKE_BACK: _UIDS,
+    SNAPSHOT_OFFER: {"uid": _number, "index": _number},
+    SNAPSHOT_PULL: {
         "uid": _number,
         "index": _number,
         "ranges": _list_of(_row(_number, _number)),
         "chunks": _list_of(_bytes),
         "limit": _number,
     },
-    12: {
+    SNAPSHOT_PIECE: {
         "uid": _number,
         "entries": _list_of(_PIECE),
         "through": _number,
@@ -82,18 +120,18 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
         "chunks": _list_of(_row(_bytes, _number)),
         "error": _text_or_none,
     },
-    13: {"uid": _number},
-    14: {"uid": _number, "ok": _flag, "error": _text_or_none},
-    20: {"uid": _number},
-    21: {"uid": _number, "index": _number, "error": _text_or_none},
-    22: {"uid": _number, "first": _number},
-    23: {"ok": _flag},
-    30: {"machines": _versions},
-    40: {"groups": _list_of(_row(_number, _number, _number))},
-    41: {"groups": _list_of(_number)},
-    42: {"groups": _list_of(_number)},
-    43: {"parts": _list_of(_row(_number, _number))},
-    44: {"parts": _list_of(_number), "groups": _list_of(_row(_number, _number))},
+    SNAPSHOT_PROGRESS: {"uid": _number},
+    SNAPSHOT_DONE: {"uid": _number, "ok": _flag, "error": _text_or_none},
+    READ_ASK: {"uid": _number},
+    READ_INDEX: {"uid": _number, "index": _number, "error": _text_or_none},
+    MEND_ASK: {"uid": _number, "first": _number},
+    MEND_TURN: {"ok": _flag},
+    MACHINE_VERSIONS: {"machines": _versions},
+    SLEEP: {"groups": _list_of(_row(_number, _number, _number))},
+    SLEEPING: {"groups": _list_of(_number)},
+    AWAKE: {"groups": _list_of(_number)},
+    DIGEST: {"parts": _list_of(_row(_number, _number))},
+    SLEEPERS: {"parts": _list_of(_number), "groups": _list_of(_row(_number, _number))},
 }
 """By kind (docs/wire.md): the keys that must be there, or with "?" may be; a newer node may say more."""
 
