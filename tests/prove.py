@@ -76,7 +76,7 @@ MEASURES = (
     Measure("kills of daemons", "chaos", ("faults.kill9", "faults.kill9_all", "faults.writer_kill")),
     Measure("operations of histories checked", "chaos", ("histories",)),
     Measure("requests compared with etcd", "etcd", ("requests",)),
-    Measure("mutants killed", "mutants", ("killed",)),
+    Measure("mutants noticed", "mutants", ("noticed",)),
     Measure("lost", "", ("lost",)),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from . import prove
-from .prove import STEPS, Step, main
+from .prove import MEASURES, STEPS, Step, main
 
 FINE = Step("fine", ("-c", "import sys; print('words'); print('{\"operations\": 3}')"))
 FAILS = Step("fails", ("-c", "raise SystemExit(1)"))
@@ -110,3 +111,22 @@ def test_the_steps_are_commands_of_this_tree() -> None:
     assert len({step.name for step in STEPS}) == len(STEPS)
     for step in STEPS:
         assert step.arguments[0] == "-m" and importlib.util.find_spec(step.arguments[1]) is not None
+
+
+def test_the_figures_of_the_table_are_what_the_steps_print() -> None:
+    for measure in MEASURES:
+        for key in {key.split(".")[0] for key in measure.keys}:
+            # A key of an object, or a field of a tuple of results.
+            told = re.compile(rf'"{key}":|^    {key}: int$', re.MULTILINE)
+            counted = [step for step in STEPS if step.name.startswith(measure.step)]
+            printed = any(told.search(program_of(step)) for step in counted)
+            assert printed, f"no step that {measure.name!r} counts prints {key!r}"
+
+
+def program_of(step: Step) -> str:
+    """The source of a step's command, with that of the package beside it."""
+    found = importlib.util.find_spec(step.arguments[1])
+    assert found is not None and found.origin is not None
+    path = Path(found.origin)
+    sources = path.parent.glob("*.py") if path.name == "__init__.py" else [path]
+    return "".join(source.read_text("utf-8") for source in sources)
