@@ -2,7 +2,7 @@
 
 Invariant: nothing in the directory is touched, not even a lock file made, unless `repair` is asked for; and a repair
 only removes what a start would remove or write again. The reading is done by a process of its own (`check_process`),
-because a bad page of a memory map kills its reader. Called by `service.cli` and `service.demo`.
+because a bad page of a memory map kills its reader. Called by `service.cli.root` and `service.demo.run`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Every key has one home, the fields of `NodeConfig` and `engine.config.SystemConfig`; docs/config.md is printed from them
 by `python -m logyard.service.config`. Unknown keys are refused with the nearest name. Without the TLS table of its
-door, an address must be a loopback address. Read by `service.cli` for `logyard serve`; errors are `BadRequest` naming
-the key.
+door, an address must be a loopback address. Read by `service.cli.root` for `logyard serve`; errors are `BadRequest`
+naming the key.
 """
 
 from __future__ import annotations

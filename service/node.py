@@ -47,8 +47,8 @@ from .pushes import listen
 from .rpc import ADMIN_PLACES, RpcServer
 from .status import board_rows, describe_member, describe_sleeper, key_metrics, node_status
 from .tls import Door, PeerGuard, open_doors
-from .writer_process import COMMAND as WRITER_COMMAND
-from .writer_process import WriterProcess
+from .writer.process import COMMAND as WRITER_COMMAND
+from .writer.process import WriterProcess
 
 RETRY_S = 0.02
 """When a client asks again for what this member has not applied yet: it has waited here already."""

@@ -40,8 +40,8 @@ from logyard.payloads.reference import PayloadRange, Position
 from logyard.payloads.store import GenerationInfo, PayloadStore, StoreConfig
 from logyard.payloads.transfer import subtract
 
-from .writer_jobs import FILE, REWRITE, ROWS, Pacer, migrate_file, pack_rows, source_row, unpack_report
-from .writer_process import WriterAway, WriterProcess
+from .writer.jobs import FILE, REWRITE, ROWS, Pacer, migrate_file, pack_rows, source_row, unpack_report
+from .writer.process import WriterAway, WriterProcess
 
 log = logging.getLogger(__name__)
 

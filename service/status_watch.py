@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from .cli_output import bytes_text
+from .cli.output import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from logyard.service.cli_etcd import EtcdCommand
+from logyard.service.cli.etcd import EtcdCommand
 
 from .source_tree import PACKAGES, ROOT
 
@@ -86,7 +86,7 @@ def test_marked_blocks_run(block: Block, tmp_path: Path) -> None:
 
 
 def cli() -> click.Command:
-    from logyard.service.cli import cli as root
+    from logyard.service.cli.root import cli as root
 
     assert isinstance(root, click.Command)
     return root

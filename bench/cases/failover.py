@@ -2,7 +2,7 @@
 
 Three nodes, one client writing to all logs at a steady pace. A log counts as writable again when an append that was
 submitted after the kill is acknowledged. At the end every log holds at least what was acknowledged. Called by
-`service.cli_bench`.
+`service.cli.bench`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from logyard.client.pending import PendingAppend
 from logyard.engine.errors import LogyardError as EngineError
 from logyard.machines.command import APPEND
 from logyard.service import embedded
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.etcd import app
 from tests.chaos import register
 

@@ -8,7 +8,7 @@ import click
 import pytest
 import trio
 
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.etcd import app
 
 from .commands import COMMANDS, NO_CLIENT, PATHS

@@ -33,7 +33,7 @@ from logyard.machines.registry import create_machine
 from logyard.payloads.errors import PayloadError
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.service.config import build_config
-from logyard.service.writer_wire import HEAD, WireBroken, decode_head, decode_header
+from logyard.service.writer.wire import HEAD, WireBroken, decode_head, decode_header
 from logyard.testing import Command, Refused, Rehearsal, Wait
 from tests.engine.transport.recorder import append, make_entry, reply
 from tests.formats.regenerate import ORDERS, ROWS, entries

@@ -1,5 +1,5 @@
 """A writer process that fails where a plan says: ``python -m tests.service.failing_writer PLAN ...`` and what
-`logyard.service.writer` takes.
+`logyard.service.writer.child` takes.
 
 PLAN is a directory. `die` holds a step's name and a number: that time it comes to it the process is killed. `always`,
 `once` and `stall` hold a step's name: it is killed there each time, or once; it waits there while the file exists.
@@ -20,7 +20,7 @@ from pathlib import Path
 from logyard.engine.disk import Disk
 from logyard.engine.types import Buffer
 from logyard.payloads.writing import GenerationConfig
-from logyard.service.writer import serve
+from logyard.service.writer.child import serve
 
 
 def command(plan: Path) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from logyard.client.board import Standing
 from logyard.client.sync import Yard, connect_sync
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster
 from tests.service.test_cli_cluster import reach
 

@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from logyard.pipeline.directory.places import data_directories
-from logyard.service.cli import cli
+from logyard.service.cli.root import SUBJECTS, cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
 
+FLAGS = Path(__file__).with_name("flags.json")
 VERBS = {
     "serve", "up", "demo", "check", "bench", "create", "list", "describe", "delete", "append", "read", "snapshot",
     "retain", "truncate", "compact", "scrub", "members", "transfer", "status", "leaders", "drain",
@@ -41,6 +42,33 @@ def test_every_verb_is_there() -> None:
     assert {path[1] for path in every_command() if path[0] == "bench" and len(path) == 2} == {
         "append", "churn", "failover", "idle", "kv", "mixed", "queue", "recover", "replay", "spark",
     }  # fmt: skip
+
+
+def test_every_verb_stands_under_one_subject() -> None:
+    listed = [name for names in SUBJECTS.values() for name in names]
+    assert sorted(listed) == sorted(VERBS)
+    shown = run("--help").stdout
+    assert all(f"\n{title}:\n" in shown for title in SUBJECTS) and "\nCommands:" not in shown
+
+
+def flags_of(path: tuple[str, ...]) -> set[str]:
+    command: click.Command = cli
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    return {
+        option
+        for parameter in command.params
+        for option in (parameter.opts if isinstance(parameter, click.Option) else [f"<{parameter.name}>"])
+    }
+
+
+def test_no_flag_is_renamed_or_taken_away() -> None:
+    """flags.json is what users wrote into their scripts: add to it, take nothing out."""
+    kept = json.loads(FLAGS.read_text())
+    found = {" ".join(path): flags_of(path) for path in every_command()}
+    assert {verb: gone for verb, flags in kept.items() if (gone := sorted(set(flags) - found.get(verb, set())))} == {}
+    assert set(found) <= set(kept), "a new verb: write its flags into flags.json"
 
 
 @pytest.mark.parametrize("path", sorted(every_command()), ids=" ".join)
@@ -121,7 +149,7 @@ def test_no_server_is_one_line_and_exit_1() -> None:
 
 def test_an_error_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGYARD_DEBUG", raising=False)
-    monkeypatch.setattr("logyard.service.cli_logs.opened", lambda servers: 1 / 0)
+    monkeypatch.setattr("logyard.service.cli.logs.opened", lambda servers: 1 / 0)
     found = run("list")
     assert found.exit_code == 1
     assert "internal error: ZeroDivisionError" in found.stderr

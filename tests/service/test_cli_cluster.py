@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from logyard.client.sync import connect_sync
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
 
 COMMAND = [sys.executable, "-m", "logyard.service.cli"]

@@ -16,7 +16,7 @@ from logyard.client.compression import SMALLEST
 from logyard.client.errors import OutOfRange
 from logyard.client.sync import Yard
 from logyard.machines.log import AppendLog
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster
 from tests.client.test_compression import text
 

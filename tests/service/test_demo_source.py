@@ -11,9 +11,9 @@ import trio
 import trio.testing
 import xxhash
 
-from logyard.service import demo_source
-from logyard.service.demo_ingest import ByteBudget, Ledger
-from logyard.service.demo_source import SourceChanged, content, default_source, plan, scan, walk
+from logyard.service.demo import source as demo_source
+from logyard.service.demo.ingest import ByteBudget, Ledger
+from logyard.service.demo.source import SourceChanged, content, default_source, plan, scan, walk
 
 
 @pytest.fixture

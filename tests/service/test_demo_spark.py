@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.service.demo_spark import DATA, home, plot
+from logyard.service.demo.spark import DATA, home, plot
 
 
 def test_plots_stay_beside_the_data_and_not_where_it_was_started(

@@ -20,7 +20,7 @@ from logyard import connect_sync
 from logyard.client.errors import LogyardError
 from logyard.client.sync_log import Log
 from logyard.service.check import check_directory
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.daemon import EXIT_OUTDATED, EXIT_WAL_FAILED
 from logyard.service.local_cluster import ClusterFailed, LocalCluster
 

@@ -23,7 +23,7 @@ from logyard.client import wire
 from logyard.engine.config import SystemConfig
 from logyard.service import kv_calls, pushes, rpc, rpc_calls, rpc_scans
 from logyard.service.answers import Answers
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster
 from logyard.service.room import Room
 from logyard.service.rpc_arguments import CONTAINERS, DEPTH_MAX, ELEMENTS_MAX, decode_call, skim

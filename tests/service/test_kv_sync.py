@@ -15,8 +15,8 @@ from logyard.client import errors
 from logyard.client.kv_wire import Changes, Compacted, Compare, Event, Get, Put
 from logyard.client.sync import connect_sync
 from logyard.service import kv_watch
-from logyard.service.cli import cli
-from logyard.service.cli_kv import printable
+from logyard.service.cli.kv import printable
+from logyard.service.cli.root import cli
 
 from .test_kv import served
 

@@ -22,7 +22,7 @@ from logyard.client.sync import connect_sync
 from logyard.engine.errors import NotLeader
 from logyard.machines import queue as machines
 from logyard.service import pushes
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.pushes import Listener
 from tests.engine.host.cluster import Cluster, cluster, until
 

@@ -20,7 +20,7 @@ from logyard.client.tls import Identity, TlsConfig, TlsError, identities, make_c
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
 from logyard.engine.errors import BadRequest
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.rpc import RpcServer
 from logyard.service.tls import Door
 from tests.client.fake_system import FakeCluster, start_node

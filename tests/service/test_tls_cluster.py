@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from logyard.client.sync import connect_sync
 from logyard.service.certificates import Authority
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster, tls_files
 
 from .test_cli_cluster import reach

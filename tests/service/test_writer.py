@@ -22,7 +22,7 @@ from logyard.engine.host import budget
 from logyard.engine.lock import lock_directory, lock_holders
 from logyard.service.check import check_directory
 from logyard.service.local_cluster import LocalCluster
-from logyard.service.writer_process import COMMAND, WriterProcess
+from logyard.service.writer.process import COMMAND, WriterProcess
 from tests.engine.host.cluster import KIB, MIB, Cluster, cluster, payload_books, until
 from tests.service import failing_writer
 

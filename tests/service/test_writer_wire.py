@@ -17,8 +17,8 @@ from logyard.engine.errors import Corrupt, LogyardError, NoSpace
 from logyard.engine.ports import SourceEntry
 from logyard.payloads.compaction import MigrateReport
 from logyard.payloads.errors import GenerationFailed, JobStale, StoreFull
-from logyard.service import writer_wire
-from logyard.service.writer_jobs import (
+from logyard.service.writer import wire as writer_wire
+from logyard.service.writer.jobs import (
     decode_failure,
     encode_failure,
     pack_report,
@@ -26,7 +26,7 @@ from logyard.service.writer_jobs import (
     unpack_report,
     unpack_rows,
 )
-from logyard.service.writer_wire import HEAD, MAGIC, Message, WireBroken, encode, receive, send
+from logyard.service.writer.wire import HEAD, MAGIC, Message, WireBroken, encode, receive, send
 
 
 def through_a_pipe(data: bytes) -> list[Message | None]:

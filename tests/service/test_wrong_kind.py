@@ -20,7 +20,7 @@ from logyard.client.session import Channel, Routes
 from logyard.client.sync import connect_sync
 from logyard.engine.errors import WrongKind
 from logyard.machines.registry import create_machine
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.embedded import open_system
 from tests.chaos.register import Registers
 from tests.client.test_lane import lane

@@ -30,7 +30,7 @@ from logyard.engine.transport.memory import MemoryNetwork, MemoryPeers
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.registry import create_machine
 from logyard.service.node import Node, build_system
-from logyard.service.writer_process import COMMAND
+from logyard.service.writer.process import COMMAND
 
 KIB = 1024
 MIB = 1024 * KIB

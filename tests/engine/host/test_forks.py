@@ -16,7 +16,7 @@ from logyard.engine.disk import Disk
 from logyard.engine.host import forks
 from logyard.engine.host.member import STOPPED
 from logyard.engine.raft.core import LEADER
-from logyard.service.cli import cli
+from logyard.service.cli.root import cli
 from logyard.service.fork_files import fork_files, read_fork, records_of
 
 from .cluster import KIB, Cluster, cluster, until

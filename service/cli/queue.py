@@ -1,6 +1,6 @@
 """`logyard queue`: make queues, publish, consume, look and purge.
 
-Rows are tab-separated, for other programs; with --json one object. Registered by `service.cli`.
+Rows are tab-separated, for other programs; with --json one object. Registered by `service.cli.root`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .cli_logs import members_option, opened, servers_option, text_of
-from .cli_output import EXIT_FAILED, Output, json_option
+from .logs import members_option, opened, servers_option, text_of
+from .output import EXIT_FAILED, Output, json_option
 
 if TYPE_CHECKING:
     from logyard.client.queue_sync import Consumer

@@ -1,7 +1,7 @@
 """The verbs of the pipeline: export, import and audit of logs on Spark, and the demo of all three.
 
 `--master` chooses where tasks run: on this machine, or on a cluster whose executors have logyard installed. Registered
-by `service.cli`.
+by `service.cli.root`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .cli_logs import members_option, servers_option, tls_config
-from .cli_output import Output, bytes_text, json_option
+from .logs import members_option, servers_option, tls_config
+from .output import Output, bytes_text, json_option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -228,8 +228,8 @@ def demo_spark(
     Example:
       logyard spark demo --logs 200 --dir ./demo-spark
     """
-    from .demo import DemoSettings
-    from .demo_spark import run_demo_spark, show_demo_spark
+    from ..demo.run import DemoSettings
+    from ..demo.spark import run_demo_spark, show_demo_spark
 
     if directory is not None and directory.exists() and any(directory.iterdir()):
         raise click.BadParameter(f"{directory} is not empty", param_hint="--dir")

@@ -2,7 +2,7 @@
 
 Each answer names the node that gave it: an answer of another node is a failure. A record of the source without an
 acknowledgement at its place is a second copy: appends are exactly-once, so one of them is a failure, too. Called by
-`service.demo`.
+`service.demo.run`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import trio
 import xxhash
 
-from .demo_source import SourceRecord, log_name
+from .source import SourceRecord, log_name
 
 if TYPE_CHECKING:
     from logyard.client.aio import Yard
     from logyard.client.records import Record
 
-    from .demo_ingest import Ledger
+    from .ingest import Ledger
 
 READERS = 4
 PAGE_RECORDS = 256

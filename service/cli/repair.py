@@ -1,5 +1,5 @@
 """The verbs for a log that does not go on by itself: campaign, skip, force-shrink, and
-forget and readmit for a node that the others refuse. Registered by `service.cli`."""
+forget and readmit for a node that the others refuse. Registered by `service.cli.root`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from .cli_logs import opened, servers_option
-from .cli_output import EXIT_FAILED, Output, json_option
+from .logs import opened, servers_option
+from .output import EXIT_FAILED, Output, json_option
 
 NODE = click.IntRange(min=1)
 LOOK_S = 0.05

@@ -1,4 +1,4 @@
-"""The demo of the pipeline: the yard that `service.demo` leaves, exported, imported into a second yard, audited.
+"""The demo of the pipeline: the yard that `service.demo.run` leaves, exported, imported into a second yard, audited.
 
 Nothing is taken on trust: both yards' logs are read back and their digests compared log by log, over the network and
 from the stopped directories, and every copy of every payload is audited in both ways. Called by `logyard spark demo`.
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli_output import Output, bytes_text
-from .demo import DemoSettings, Steps, run_demo
-from .local_cluster import LocalCluster
+from ..cli.output import Output, bytes_text
+from ..local_cluster import LocalCluster
+from .run import DemoSettings, Steps, run_demo
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""The demo's summary table: the figures of `service.demo.run_demo` for a human, and what went wrong by name.
+"""The demo's summary table: the figures of `service.demo.run.run_demo` for a human, and what went wrong by name.
 
 Called by `logyard demo`; with --json only the problems are shown, on standard error.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .cli_output import Output, bytes_text
+from ..cli.output import Output, bytes_text
 
 ROWS = (
     ("logs", "logs", "count"),

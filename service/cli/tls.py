@@ -1,4 +1,4 @@
-"""The verb that makes certificates: `logyard tls init`. Registered by `service.cli`."""
+"""The verb that makes certificates: `logyard tls init`. Registered by `service.cli.root`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from .cli_logs import members_option
-from .cli_output import Output, json_option
+from .logs import members_option
+from .output import Output, json_option
 
 
 @click.group()
@@ -35,7 +35,7 @@ def init(directory: Path, cluster: str, nodes: list[int], clients: str, output: 
     Example:
       logyard tls init ./certificates --cluster orders --nodes 1,2,3 --clients alice
     """
-    from .certificates import issue
+    from ..certificates import issue
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
     paths = [str(path) for path in issue(directory, cluster, nodes, names)]

@@ -2,7 +2,7 @@
 
 Each opens one blocking client, does one thing and closes it.
 Where the cluster is: --servers, else the environment's LOGYARD_SERVERS, else 127.0.0.1:7001. TLS: --tls-ca, --tls-cert
-and --tls-key, else LOGYARD_TLS_CA, _CERT and _KEY. Used by `service.cli`.
+and --tls-key, else LOGYARD_TLS_CA, _CERT and _KEY. Used by `service.cli.root`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
-from .cli_output import Output, bytes_text, json_option
-from .cli_payloads import Source, append_source, complete, input_records, write_payload
-from .cli_values import since_option
+from .output import Output, bytes_text, json_option
+from .payloads import Source, append_source, complete, input_records, write_payload
+from .values import since_option
 
 if TYPE_CHECKING:
     from logyard.client.records import Record
@@ -38,7 +38,7 @@ TLS_HELP = {
 
 def near_socket(directory: str) -> str:
     """The address of the socket in a node's data directory, given that or the directory it is in."""
-    from .addresses import ADMIN
+    from ..addresses import ADMIN
 
     for place in (Path(directory), Path(directory, "data")):
         if (place / ADMIN).exists():

@@ -1,7 +1,7 @@
 """Payloads of any size at the command line: files and standard input stream into a log, payloads stream out of it.
 
 Invariant: a payload that travels in pieces is never whole in memory here; the client is loaded by who needs it, so
-that help and completion stay quick. Called by `service.cli_logs`.
+that help and completion stay quick. Called by `service.cli.logs`.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from logyard.engine.errors import Corrupt, JobPoisoned, LogyardError
 from logyard.engine.log.segment_writer import SegmentJob, SegmentWritten, run_segment_job
 from logyard.engine.types import Buffer
 
-from .writer import HELLO, PROTOCOL
-from .writer_jobs import ERROR, SEGMENT, decode_failure
-from .writer_wire import HEAD, READ_BYTES, WireBroken, decode_head, decode_header, encode
+from .child import HELLO, PROTOCOL
+from .jobs import ERROR, SEGMENT, decode_failure
+from .wire import HEAD, READ_BYTES, WireBroken, decode_head, decode_header, encode
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ INLINE_BYTES = 64 << 10
 """A longer reply is decoded in a thread."""
 ASIDE_MAX = 16
 """Reasons kept for the status."""
-COMMAND = (sys.executable, "-m", "logyard.service.writer")
+COMMAND = (sys.executable, "-m", "logyard.service.writer.child")
 
 
 class WriterAway(LogyardError):

@@ -1,12 +1,12 @@
-"""The verb that says what a log keeps. Registered by `service.cli`."""
+"""The verb that says what a log keeps. Registered by `service.cli.root`."""
 
 from __future__ import annotations
 
 import click
 
-from .cli_logs import opened, servers_option
-from .cli_output import Output, json_option
-from .cli_values import age_option, size_option
+from .logs import opened, servers_option
+from .output import Output, json_option
+from .values import age_option, size_option
 
 
 @click.command()

@@ -1,7 +1,7 @@
 """The verbs for what a forced shrink split off: files of entries that a replica held and its group's lineage has not.
 
 They work on a node's directory, running or not: a node writes such a file once and never reads it. Registered by
-`service.cli`.
+`service.cli.root`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from .cli_output import Output, json_option
+from .output import Output, json_option
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -40,7 +40,7 @@ def list_(directory: Path, output: Output) -> None:
     """
     from logyard.pipeline.directory.places import data_directories
 
-    from .fork_files import fork_files, read_fork, records_of
+    from ..fork_files import fork_files, read_fork, records_of
 
     found: list[dict[str, Any]] = []
     for data in data_directories(directory):
@@ -69,7 +69,7 @@ def export(file: Path, directory: Path, output: Output) -> None:
     Example:
       logyard forks export ./yard/node-2/data/forks/9d0c...-17-40.fork ./orders-fork
     """
-    from .fork_files import read_fork, records_of
+    from ..fork_files import read_fork, records_of
 
     if directory.exists() and any(directory.iterdir()):
         raise click.BadParameter(f"{directory} is not empty", param_hint="DIR")
@@ -104,7 +104,7 @@ def drop(file: Path, output: Output) -> None:
     Example:
       logyard forks drop ./yard/node-2/data/forks/9d0c...-17-40.fork
     """
-    from .fork_files import read_fork
+    from ..fork_files import read_fork
 
     head, _ = read_fork(file)
     file.unlink()

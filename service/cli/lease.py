@@ -1,6 +1,6 @@
 """The verbs of a KV group's leases: grant, revoke, keepalive, ttl, list. `logyard kv put --lease` attaches a key.
 
-Lines are separated by tabs; times are seconds. Used by `service.cli`.
+Lines are separated by tabs; times are seconds. Used by `service.cli.root`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import threading
 
 import click
 
-from .cli_kv import printable, shown
-from .cli_logs import opened, servers_option
-from .cli_output import Output, json_option
+from .kv import printable, shown
+from .logs import opened, servers_option
+from .output import Output, json_option
 
 LEASE = click.argument("lease", type=click.IntRange(min=1))
 RENEWALS = 3

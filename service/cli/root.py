@@ -1,6 +1,6 @@
 """The command line: every verb of logyard. Commands import what they need when they run, so that --help is quick.
 
-Verbs that talk to a cluster are in `service.cli_logs`; those that start processes or read directories are here.
+Verbs that talk to a cluster are in `service.cli.logs`; those that start processes or read directories are here.
 Entry point of the console script; `main` is what `python -m logyard.service.cli` runs.
 """
 
@@ -17,21 +17,21 @@ import click
 from logyard.pipeline.directory.places import data_directories
 
 from . import (
-    cli_admin,
-    cli_bench,
-    cli_etcd,
-    cli_forks,
-    cli_kv,
-    cli_lease,
-    cli_logs,
-    cli_members,
-    cli_queue,
-    cli_repair,
-    cli_retention,
-    cli_spark,
-    cli_tls,
+    admin,
+    bench,
+    etcd,
+    forks,
+    kv,
+    lease,
+    logs,
+    members,
+    queue,
+    repair,
+    retention,
+    spark,
+    tls,
 )
-from .cli_output import Output, Verbs, json_option
+from .output import Output, Verbs, json_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +39,15 @@ if TYPE_CHECKING:
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 FINDINGS_SHOWN = 50
+SUBJECTS = {
+    "Clusters and nodes": ("up", "serve", "status", "drain", "forget", "readmit", "tls"),
+    "Logs": ("create", "list", "describe", "append", "read", "retain", "truncate", "delete"),
+    "Machines": ("kv", "queue", "etcd", "skip"),
+    "Members and leaders": ("members", "leaders", "transfer", "campaign", "force-shrink"),
+    "Space and health": ("compact", "snapshot", "scrub", "check", "forks"),
+    "To try, to measure, to analyse": ("demo", "bench", "spark"),
+}
+"""How `logyard --help` lists its verbs; each stands in one place (tested)."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
@@ -68,7 +77,7 @@ def serve(config: Path, until_eof: bool) -> None:
     Example:
       logyard serve --config node.toml
     """
-    from .daemon import run_node
+    from ..daemon import run_node
 
     raise click.exceptions.Exit(run_node(config, until_eof=until_eof))
 
@@ -98,7 +107,7 @@ def up(nodes: int, directory: Path, port: int, tls: bool, restart_after: float, 
     Example:
       logyard up --nodes 3 --dir ./yard
     """
-    from .local_cluster import LOOK_S, KeptUp, LocalCluster, StopSignal
+    from ..local_cluster import LOOK_S, KeptUp, LocalCluster, StopSignal
 
     directory.mkdir(parents=True, exist_ok=True)
     # Made before the nodes start, so that a Ctrl-C during the start stops them in order too.
@@ -151,8 +160,8 @@ def check(path: Path, repair: bool, machines: tuple[str, ...], output: Output) -
     Example:
       logyard check ./yard
     """  # fmt: skip
-    from .check import check_directory
-    from .check_peers import compare
+    from ..check import check_directory
+    from ..check_peers import compare
 
     own = dict(one.partition("=")[::2] for one in machines)
     reports = {str(found): check_directory(found, repair=repair, machines=own) for found in data_directories(path)}
@@ -180,8 +189,8 @@ def demo(directory: Path | None, source: Path | None, logs: int, output: Output)
     Example:
       logyard demo --logs 200 --dir ./demo
     """
-    from .demo import DemoSettings, run_demo
-    from .demo_report import show_summary
+    from ..demo.report import show_summary
+    from ..demo.run import DemoSettings, run_demo
 
     if source is not None and not source.is_dir():
         raise click.BadParameter(f"{source} is not a directory", param_hint="--source")
@@ -198,19 +207,20 @@ def register(verbs: Callable[[], list[click.Command]]) -> None:
         cli.add_command(command)
 
 
-register(cli_logs.commands)
-register(cli_retention.commands)
-register(cli_admin.commands)
-register(cli_members.commands)
-register(cli_repair.commands)
-register(cli_forks.commands)
-register(cli_bench.commands)
-register(cli_tls.commands)
-register(cli_spark.commands)
-register(cli_queue.commands)
-register(cli_kv.commands)
-cli_kv.kv_group.add_command(cli_lease.lease_group)
-register(cli_etcd.commands)
+register(logs.commands)
+register(retention.commands)
+register(admin.commands)
+register(members.commands)
+register(repair.commands)
+register(forks.commands)
+register(bench.commands)
+register(tls.commands)
+register(spark.commands)
+register(queue.commands)
+register(kv.commands)
+kv.kv_group.add_command(lease.lease_group)
+register(etcd.commands)
+cli.subjects = SUBJECTS
 
 
 def main() -> None:
@@ -219,7 +229,3 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     cli(prog_name="logyard")
 
-
-if __name__ == "__main__":
-    main()
-    sys.exit(0)

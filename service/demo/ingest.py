@@ -1,7 +1,7 @@
 """The demo's ingest: records go in over several connections with bounded bytes in flight, a node dies meanwhile.
 
 The ledger says, for every acknowledged (log, offset), which record must be found there: everything verified later is
-compared with it. Called by `service.demo`.
+compared with it. Called by `service.demo.run`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .demo_source import SourceFile, SourceRecord, content, log_name
+from .source import SourceFile, SourceRecord, content, log_name
 
 if TYPE_CHECKING:
     from logyard.client.aio import Log, Yard

@@ -1,7 +1,7 @@
 """`logyard bench`: starts a cluster of its own in a directory, runs one case of `logyard.bench` on it, reports.
 
 A directory in memory is refused without --volatile: its syncs cost nothing and its figures mean nothing. Registered by
-`service.cli`.
+`service.cli.root`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .cli_output import Output, json_option
+from .output import Output, json_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,7 +56,7 @@ def bench_cluster(
     """A running cluster in a new or empty directory, and the directory. Raises a usage error for one in memory."""
     from logyard.bench.calibrate import VOLATILE, filesystem_of
 
-    from .local_cluster import LocalCluster
+    from ..local_cluster import LocalCluster
 
     with contextlib.ExitStack() as stack:
         where = directory
@@ -394,7 +394,7 @@ def bench_spark(
     """
     from logyard.bench.cases.spark import SparkSettings, run_spark
 
-    from .cli_spark import session
+    from .spark import session
 
     with bench_cluster(nodes, directory, volatile) as (cluster, where), session(master, "2g", output) as spark:
         report = run_spark(SparkSettings(logs, rows, mib, planned), cluster, where, spark, output.say)

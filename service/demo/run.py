@@ -21,11 +21,11 @@ import trio
 
 from logyard.engine.host.member import ASLEEP
 
-from .cli_output import Output
-from .demo_ingest import Ingest, Ledger
-from .demo_source import Source, default_source, log_name, plan, scan
-from .demo_verify import Verified, verify_all
-from .local_cluster import LocalCluster
+from ..cli.output import Output
+from ..local_cluster import LocalCluster
+from .ingest import Ingest, Ledger
+from .source import Source, default_source, log_name, plan, scan
+from .verify import Verified, verify_all
 
 if TYPE_CHECKING:
     from logyard.client.aio import Yard
@@ -342,7 +342,7 @@ class DemoRun:
 
     def check(self) -> None:
         """`logyard check` on each node's directory, now that the nodes are stopped."""
-        from .check import check_directory
+        from ..check import check_directory
 
         reports = {node_id: check_directory(node.data) for node_id, node in self.cluster.nodes.items()}
         self.fields["checked"] = {node_id: bool(report["ok"]) for node_id, report in reports.items()}

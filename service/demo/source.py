@@ -1,7 +1,7 @@
 """What the demo appends: a walk over real files, hashed once, spread over logs.
 
 Pure but for reading files: no network, no randomness. The plan is a function of the files' names and the number of
-logs, so that every later check knows which bytes record i must hold. Called by `service.demo` and its parts.
+logs, so that every later check knows which bytes record i must hold. Called by `service.demo.run` and its parts.
 """
 
 from __future__ import annotations

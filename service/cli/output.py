@@ -1,7 +1,7 @@
 """How a command speaks: one JSON object as the last line of standard output with --json, tables and text without.
 
 With --json everything but that object goes to standard error. Exit 0 good, 1 a check or the work failed, 2 bad usage;
-an error is one clear line, never a traceback (LOGYARD_DEBUG=1 shows it). Used by every verb of `service.cli`.
+an error is one clear line, never a traceback (LOGYARD_DEBUG=1 shows it). Used by every verb of `service.cli.root`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 JSON_WANTED = "logyard.json"
+SHORT_HELP = 100
+"""Characters of a verb's line in the list: its first sentence, on two lines if need be."""
 
 
 class Output:
@@ -115,7 +117,21 @@ def leaf_of(error: BaseException) -> BaseException:
 
 
 class Verbs(click.Group):
-    """A group of commands that turns every error into one line and an exit code."""
+    """A group of commands that turns every error into one line and an exit code. `subjects`: the titles that its help
+    lists them under, with their names in order; without any they stand in one list."""
+
+    subjects: Mapping[str, Sequence[str]] = {}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by subject."""
+        if not self.subjects:
+            super().format_commands(ctx, formatter)
+            return
+        width = max(map(len, self.commands))
+        for title, names in self.subjects.items():
+            with formatter.section(title):
+                rows = [(name.ljust(width), self.commands[name].get_short_help_str(SHORT_HELP)) for name in names]
+                formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Known before the command's own options are parsed, for that may fail."""

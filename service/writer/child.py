@@ -1,4 +1,4 @@
-"""The writer process of a node: `python -m logyard.service.writer DIRECTORY LOCK-FD MAP-BYTES TRANSACTION-BYTES`.
+"""The writer process of a node: `python -m logyard.service.writer.child DIRECTORY LOCK-FD MAP-BYTES TRANSACTION-BYTES`.
 
 Invariant: it runs only with the directory's lock, inherited from the node that started it, and alone; it decides
 nothing about liveness, deletes nothing, and ends when its input does: an orphan finishes or aborts the transaction it
@@ -19,8 +19,8 @@ from logyard.engine.errors import DirectoryInUse
 from logyard.engine.lock import lock_writer
 from logyard.payloads.writing import GenerationConfig, Step, quiet
 
-from .writer_jobs import Jobs
-from .writer_wire import encode, receive, send
+from .jobs import Jobs
+from .wire import encode, receive, send
 
 HELLO = "hello"
 PROTOCOL = 1

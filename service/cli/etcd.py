@@ -1,4 +1,4 @@
-"""The verb `etcd`: a server that etcd's clients use through their JSON gateway. Used by `service.cli`."""
+"""The verb `etcd`: a server that etcd's clients use through their JSON gateway. Used by `service.cli.root`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class EtcdCommand(click.Command):
     @property
     def options(self) -> set[str]:
         """The flags that mean something here."""
-        from .etcd.flags import OURS
+        from ..etcd.flags import OURS
 
         return {f"--{name}" for name in OURS}
 
@@ -38,12 +38,12 @@ def etcd(version: bool, arguments: tuple[str, ...]) -> None:
       logyard etcd --servers 127.0.0.1:7001 --group settings
     """
     if version:
-        from .etcd.cluster import SERVER_VERSION
+        from ..etcd.cluster import SERVER_VERSION
 
         click.echo(f"etcd Version: {SERVER_VERSION}")
         return
     try:
-        from .etcd.launcher import run_etcd
+        from ..etcd.launcher import run_etcd
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error}; install the extra: pip install 'logyard[etcd]'") from None
     raise click.exceptions.Exit(run_etcd(arguments, os.environ))

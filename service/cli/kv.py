@@ -1,7 +1,7 @@
 """The verbs of KV groups: get, put, del, watch, txn, and what belongs to them.
 
 Keys and values are text as the shell gives it; with --json what is no text is base64. Lines are separated by tabs: key,
-mod revision, value. Used by `service.cli`.
+mod revision, value. Used by `service.cli.root`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .cli_logs import members_option, opened, servers_option, text_of
-from .cli_output import Output, json_option
+from .logs import members_option, opened, servers_option, text_of
+from .output import Output, json_option
 
 if TYPE_CHECKING:
     from logyard.client.kv_wire import Changes, KeyValue, Operation, Result

@@ -1,6 +1,6 @@
 """The verbs that look after a running cluster: snapshot, truncate, compact, transfer, status, leaders.
 
-Like those of `service.cli_logs` they open one blocking client each. Registered by `service.cli`.
+Like those of `service.cli.logs` they open one blocking client each. Registered by `service.cli.root`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
-from . import status_watch
-from .cli_logs import opened, servers_option
-from .cli_output import EXIT_FAILED, Output, bytes_text, json_option, plain
+from .. import status_watch
+from .logs import opened, servers_option
+from .output import EXIT_FAILED, Output, bytes_text, json_option, plain
 
 SCRUB_LOOK_S = 0.1
 

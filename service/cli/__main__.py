@@ -1,0 +1,10 @@
+"""`python -m logyard.service.cli`: the command line, as the console script runs it."""
+
+from __future__ import annotations
+
+import sys
+
+from .root import main
+
+main()
+sys.exit(0)
