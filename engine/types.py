@@ -5,7 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Bodies: TypeAlias = Sequence[Buffer]
+
+
+class Spec(NamedTuple):
+    """What a group is: written to the meta store before its first WAL record (invariant 6)."""
+
+    uid: int
+    name: str
+    machine: str
+    arguments: dict[str, Any]
+    voters: tuple[int, ...]
+    created: int

@@ -27,8 +27,8 @@ from ..machine import (
     Release,
     Timer,
 )
+from ..types import Spec
 from .machine_state import MachineState
-from .member import Spec
 from .sessions import ApplyBatch, CommandFault, OnEnd, Sessions, apply_guarded, run_batch
 from .uploads import Uploads
 

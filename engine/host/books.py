@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from ..errors import LogyardError, WalFailed
+from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow, snapshot_key
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Snapshot
+from ..types import Spec
 from . import rows
 from .homes import SealedFile
-from .member import Member, Spec
+from .member import Member
 
 if TYPE_CHECKING:
     from .system import System
@@ -146,7 +148,7 @@ class Books:
                     yield rows.state(member, snapshot, keep_log=keep_log)
                     intent = self.system.receiving.intents.get(member.uid)
                     if intent is not None and intent.index <= snapshot.index:
-                        yield rows.intent_key(member.uid), None
+                        yield meta_rows.intent_key(member.uid), None
                     if encoded.names or member.chunks:
                         yield from self.system.chunks.changed(member, encoded, anew)
 
@@ -174,4 +176,4 @@ class Books:
     def load_snapshot(self, row: SnapshotRow) -> Snapshot:
         """What a row says, with its chunks. Raises `Corrupt`."""
         uid = row.uid
-        return snapshot_format.decode(row.data, uid, lambda name: self.meta.get(rows.chunk_key(uid, name)))
+        return snapshot_format.decode(row.data, uid, lambda name: self.meta.get(meta_rows.chunk_key(uid, name)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ..log import meta_rows
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Manifest
 from . import rows
@@ -128,9 +129,9 @@ class Chunks:
                 self.reused += 1
             else:
                 self.written += 1
-                yield rows.chunk_key(member.uid, name), bytes(encoded.chunks[name])
+                yield meta_rows.chunk_key(member.uid, name), bytes(encoded.chunks[name])
         for name in stored - needed - held:
-            yield rows.chunk_key(member.uid, name), None
+            yield meta_rows.chunk_key(member.uid, name), None
 
     def dropped(self, uid: int, names: Iterable[bytes]) -> None:
         """An intent named these and does no more."""
@@ -149,7 +150,7 @@ class Chunks:
                 member = self.system.members.get(uid)
                 if member is not None:
                     names = {name for owner, name in asked if owner == uid} - self._held(uid) - set(member.chunks)
-                    found += [(rows.chunk_key(uid, name), None) for name in names]
+                    found += [(meta_rows.chunk_key(uid, name), None) for name in names]
             return found
 
         try:
@@ -163,7 +164,7 @@ def orphans(system: System) -> list[rows.Put]:
     """At a start: chunks that neither a stored snapshot nor an intent names, to be deleted."""
     meta = system.storage.books.meta
     found: dict[int, list[bytes]] = {}
-    for key in meta.keys(rows.CHUNK):
+    for key in meta.keys(meta_rows.CHUNK):
         found.setdefault(int.from_bytes(key[-8:], "big"), []).append(key)
     gone: list[rows.Put] = []
     for uid, keys in found.items():
@@ -173,5 +174,5 @@ def orphans(system: System) -> list[rows.Put]:
         kept = set(intent.chunks) if intent is not None else set()
         if uid not in system.directory.deleted and system.storage.books.has_snapshot(uid):
             kept |= set(snapshot_format.read_manifest(system.storage.books.snapshot(uid).data, uid).chunks)
-        gone += [(key, None) for key in keys if key[len(rows.CHUNK) : -8] not in kept]
+        gone += [(key, None) for key in keys if key[len(meta_rows.CHUNK) : -8] not in kept]
     return gone

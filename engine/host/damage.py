@@ -18,12 +18,14 @@ import trio
 
 from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
+from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Recovered
 from ..log.wal_replay import Cut, ReplayResult
 from ..raft.mending import Mend
+from ..types import Spec
 from . import rows
 from .damaged import KINDS, Damaged, blank, configuration_of
-from .member import STOPPED, Member, SegmentRun, Spec, cut_runs
+from .member import STOPPED, Member
 
 if TYPE_CHECKING:
     from .system import System
@@ -58,7 +60,7 @@ class Damages:
     def load(self) -> dict[int, Cut]:
         """Read the rows; what replay has to leave out by them."""
         meta = self.system.storage.books.meta
-        for key, value in meta.scan(rows.DAMAGED):
+        for key, value in meta.scan(meta_rows.DAMAGED):
             self.known[int.from_bytes(key[1:], "big")] = Damaged.unpack(value)
         return {
             uid: Cut(one.through, one.whole, None if one.seen is None else frozenset(one.seen))
@@ -95,7 +97,7 @@ class Damages:
         for uid, kinds in self._lost_rows().items():
             before = found.get(uid)
             # A checkpoint that is lost had the newest hard state unless the WAL has one.
-            terms = (b"s" in kinds and uid not in hard_states) or bool({rows.DAMAGED, rows.DEPARTED} & kinds)
+            terms = (b"s" in kinds and uid not in hard_states) or bool({meta_rows.DAMAGED, meta_rows.DEPARTED} & kinds)
             text = "its rows in the meta store are damaged in both copies"
             found[uid] = Damaged(text, terms or (before is not None and before.terms), through, True)
         gone = [uid for uid, one in self.known.items() if one.sound and one.through < result.first_batch]

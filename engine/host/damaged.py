@@ -13,10 +13,10 @@ import msgpack
 from ..log import meta_rows
 from ..log.recovered import Recovered
 from ..raft.membership import Configuration
-from . import rows
-from .member import Member, Spec
+from ..types import Spec
+from .member import Member
 
-KINDS = (b"g", b"s", b"n", rows.STORE, rows.CHUNK, rows.DAMAGED, rows.DEPARTED)
+KINDS = (b"g", b"s", b"n", meta_rows.STORE, meta_rows.CHUNK, meta_rows.DAMAGED, meta_rows.DEPARTED)
 """Rows about one group that it can't do without."""
 
 

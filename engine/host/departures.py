@@ -24,12 +24,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LogyardError
+from ..log.meta_rows import Departed
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..transport.blobs import REFUSED_GROUPS, REMOVED_GROUPS, TAKE_BACK
 from . import forks, rows
 from .member import STOPPED, Member
-from .rows import Departed
 
 if TYPE_CHECKING:
     from .system import System

@@ -30,8 +30,9 @@ from ..transport.blobs import (
     TAKE_BACK,
     UNKNOWN_GROUPS,
 )
+from ..types import Spec
 from . import recovery, rows
-from .member import DELETED, Member, Spec
+from .member import DELETED, Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..errors import LogyardError, Outdated, WalFailed
+from ..log import meta_rows
 from ..raft import election
 from ..raft.core import LEADER
 from ..raft.messages import LEADER_GONE, TIMEOUT_NOW, Message
-from . import rows
 
 if TYPE_CHECKING:
     from .system import System
@@ -58,7 +58,7 @@ async def finish(system: System) -> None:
         if isinstance(error, Outdated):
             reason = error.reason
             try:
-                await system.storage.books.commit(lambda: [(rows.OUTDATED, reason.encode())])
+                await system.storage.books.commit(lambda: [(meta_rows.OUTDATED, reason.encode())])
             except (LogyardError, OSError) as failed:
                 log.error("it is not marked as outdated: %s", failed)
         else:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Refused
-from . import rows
+from ..log import meta_rows
 
 if TYPE_CHECKING:
     from .system import System
@@ -32,7 +32,9 @@ async def forget_node(system: System, node: int, force: bool = False) -> bool:
             "remove or replace it there first"
         )
     known = node in system.acquaintances.known
-    await system.storage.books.commit(lambda: [(rows.peer_key(node), None)], then=lambda: system.peers.forget(node))
+    await system.storage.books.commit(
+        lambda: [(meta_rows.peer_key(node), None)], then=lambda: system.peers.forget(node)
+    )
     return known
 
 

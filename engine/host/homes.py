@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from ..disk import is_short
 from ..entry import Entry, records_in, units_of
 from ..errors import Busy, Corrupt, LogyardError
+from ..log.meta_rows import SegmentRun
 from ..machine import Position
 from ..ports import HomePort, LivenessPort
-from .member import Member, SegmentRun
+from .member import Member
 
 if TYPE_CHECKING:
     from .system import System

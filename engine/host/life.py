@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Outdated, WalFailed
 from ..identity import Acquaintances, Origin, plausible
+from ..log import meta_rows
 from ..log.meta import MetaStore
-from . import rows
 from .ending import MARK
 
 if TYPE_CHECKING:
@@ -53,16 +53,16 @@ def begin(system: System, meta: MetaStore) -> bool:
     """BLOCKING. A new epoch, which `recovered` stores; who this directory is, and who the others are. False when it is
     the directory's first life. What a release without proofs let anybody store is left out. Raises `Outdated` for one
     that the others refused."""
-    refused = meta.get(rows.OUTDATED)
+    refused = meta.get(meta_rows.OUTDATED)
     if refused is not None:
         where = f"see {system.path} and docs/operating.md, 'A node that lost its data'"
         raise Outdated(system.node_id, f"{refused.decode()}; {where}")
-    stored = meta.get(rows.EPOCH)
-    number = meta.get(rows.DIRECTORY) or os.urandom(8)
+    stored = meta.get(meta_rows.EPOCH)
+    number = meta.get(meta_rows.DIRECTORY) or os.urandom(8)
     start = int.from_bytes(os.urandom(8), "little")
     system.epoch = int.from_bytes(stored or b"", "little") + 1
     system.origin = Origin(int.from_bytes(number, "little"), system.epoch, start, 0)
-    known = rows.peers(meta.scan(rows.PEER))
+    known = meta_rows.peers(meta.scan(meta_rows.PEER))
     for node, origin in known.items():
         if not plausible(origin):
             log.warning("what was stored of node %d was never said by it: whoever proves to be it is believed", node)
@@ -79,9 +79,9 @@ def readmit(disk: Disk, path: Path) -> str:
     meta = MetaStore(disk, str(path / "meta"))
     try:
         meta.open(began=True)
-        refused = meta.get(rows.OUTDATED)
+        refused = meta.get(meta_rows.OUTDATED)
         if refused is not None:
-            meta.commit([(rows.OUTDATED, None)])
+            meta.commit([(meta_rows.OUTDATED, None)])
         return (refused or b"").decode()
     finally:
         meta.close()
@@ -93,7 +93,10 @@ def recovered(system: System, damaged: bool) -> None:
     origin = system.origin
     # The first commit, unless a group was found damaged: what was read of the store is mapped no more from here on.
     system.storage.books.meta.commit(
-        [(rows.EPOCH, origin.epoch.to_bytes(8, "little")), (rows.DIRECTORY, origin.directory.to_bytes(8, "little"))]
+        [
+            (meta_rows.EPOCH, origin.epoch.to_bytes(8, "little")),
+            (meta_rows.DIRECTORY, origin.directory.to_bytes(8, "little")),
+        ]
     )
     if not damaged:
         system.origin = system.origin._replace(written=system.storage.wal.position[0])

@@ -9,13 +9,15 @@ its core and applies nothing; only a RUNNING one takes frames and answers reads;
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..entry import Entry, records_in
 from ..errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_error
+from ..log.meta_rows import SegmentRun, cut_runs
 from ..machine import Machine
 from ..ports import LivenessPort
 from ..raft.core import Raft
+from ..types import Spec
 from .budget import Budget
 from .log_time import LogTime
 from .machine_state import MachineState
@@ -122,26 +124,6 @@ class Halt:
     def covers(self, index: int, ordinal: int) -> bool:
         """Whether a skip of (index, ordinal) is one of the frame that failed."""
         return index == self.index and (not self.records or self.first <= ordinal < self.first + self.records)
-
-
-class SegmentRun(NamedTuple):
-    """Entries first..last of a group lie in segment `segment`; their payloads in the WAL file of that number until it
-    is migrated."""
-
-    first: int
-    last: int
-    segment: int
-
-
-class Spec(NamedTuple):
-    """What a group is: written to the meta store before its first WAL record (invariant 6)."""
-
-    uid: int
-    name: str
-    machine: str
-    arguments: dict[str, Any]
-    voters: tuple[int, ...]
-    created: int
 
 
 class Member:
@@ -347,10 +329,3 @@ class Member:
     def is_dead(self, entry: Entry) -> bool:
         """Whether every payload of an entry was released."""
         return self.liveness.is_dead_range((entry.index, 0), (entry.index, records_in(entry.data)))
-
-
-def cut_runs(runs: list[SegmentRun], index: int) -> list[SegmentRun]:
-    """Runs below `index` only."""
-    if not runs or runs[-1].last < index:
-        return runs
-    return [run._replace(last=min(run.last, index - 1)) for run in runs if run.first < index]

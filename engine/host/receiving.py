@@ -19,6 +19,7 @@ import trio
 
 from ..entry import units_of
 from ..errors import Corrupt, LogyardError, Unknown
+from ..log import meta_rows
 from ..ports import LivenessPort, SourceEntry
 from ..raft.membership import Configuration
 from ..ranges import Range, covered, subtract, union
@@ -59,7 +60,7 @@ class Intent:
     def put(self, uid: int) -> rows.Put:
         """Its row."""
         fields = [self.index, self.term, self.release, self.covered, self.chunks]
-        return rows.intent_key(uid), msgpack.packb(fields)
+        return meta_rows.intent_key(uid), msgpack.packb(fields)
 
     @classmethod
     def unpack(cls, value: bytes) -> Intent:
@@ -198,7 +199,7 @@ class Receiving:
         await self._pull_payloads(member, offer, intent, sources, wanted)
         meta = self.system.storage.books.meta
         state = await trio.to_thread.run_sync(
-            snapshot_format.assemble, manifest, lambda name: meta.get(rows.chunk_key(uid, name))
+            snapshot_format.assemble, manifest, lambda name: meta.get(meta_rows.chunk_key(uid, name))
         )
         if member.raft.stopped or uid in self._newer:
             raise LogyardError("a newer snapshot was offered")
@@ -279,7 +280,7 @@ class Receiving:
         """Every chunk of the manifest that is not stored here."""
         uid = member.uid
         meta = self.system.storage.books.meta
-        keys = {name: rows.chunk_key(uid, name) for name in offer.manifest.chunks}
+        keys = {name: meta_rows.chunk_key(uid, name) for name in offer.manifest.chunks}
         missing = [
             name for name in offer.manifest.chunks if await trio.to_thread.run_sync(meta.get, keys[name]) is None
         ]
@@ -353,7 +354,7 @@ class Receiving:
         intent = self.intents.pop(uid, None)
         if intent is not None:
             self.system.chunks.dropped(uid, intent.chunks)
-            await self.system.storage.books.commit(lambda: [(rows.intent_key(uid), None)])
+            await self.system.storage.books.commit(lambda: [(meta_rows.intent_key(uid), None)])
 
     async def collect(self) -> None:
         """Drop the intents that nothing will come of. Called by the janitor."""
@@ -417,7 +418,7 @@ def recover(system: System) -> None:
     """At a start: intents that a crash left, and chunks that it left to nobody. BLOCKING."""
     meta = system.storage.books.meta
     gone: list[rows.Put] = []
-    for key, value in meta.scan(rows.INTENT):
+    for key, value in meta.scan(meta_rows.INTENT):
         uid = int.from_bytes(key[1:], "big")
         if not _is_known(system, uid):
             gone.append((key, None))

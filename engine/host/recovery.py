@@ -20,6 +20,7 @@ from ..entry import Entry, build_plain
 from ..errors import Busy, Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.meta import MetaStore
+from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Collector, Recovered
 from ..log.wal import Wal, WalConfig, WalItem
 from ..log.wal_files import wal_epochs
@@ -30,10 +31,11 @@ from ..raft.mending import Mend
 from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
+from ..types import Spec
 from . import life, receiving, revival, rows
 from .apply import UnknownVersion
 from .homes import SealedFile
-from .member import STOPPED, Halt, Member, SegmentRun, Spec, cut_runs
+from .member import STOPPED, Halt, Member
 from .receiving import restore
 
 if TYPE_CHECKING:
@@ -87,11 +89,11 @@ def _open(system: System) -> None:
     lived = life.begin(system, meta)
     storage.closing.append(system.store.close)
     system.store.open()
-    system.store.restore((key[1:], value) for key, value in meta.scan(rows.STORE))
-    system.directory.deleted = {int.from_bytes(key[1:], "big") for key, _ in meta.scan(rows.DELETED)}
+    system.store.restore((key[1:], value) for key, value in meta.scan(meta_rows.STORE))
+    system.directory.deleted = {int.from_bytes(key[1:], "big") for key, _ in meta.scan(meta_rows.DELETED)}
     system.departures.departed = {
-        int.from_bytes(key[1:], "big"): rows.Departed(*msgpack.unpackb(value))
-        for key, value in meta.scan(rows.DEPARTED)
+        int.from_bytes(key[1:], "big"): meta_rows.Departed(*msgpack.unpackb(value))
+        for key, value in meta.scan(meta_rows.DEPARTED)
     }
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
     sink = Collector()

@@ -12,8 +12,9 @@ from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.recovered import Recovered
 from ..raft.membership import Configuration
+from ..types import Spec
 from . import damage, rows
-from .member import Member, Spec
+from .member import Member
 from .sleepers import Row, Shape
 
 if TYPE_CHECKING:

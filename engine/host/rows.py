@@ -7,7 +7,7 @@ is written before they go.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgpack
 
@@ -15,65 +15,19 @@ from ..identity import Origin
 from ..log import meta_rows
 from ..raft.membership import Configuration
 from ..snapshot.format import Snapshot
+from ..types import Spec
 from .homes import SealedFile
-from .member import Member, Spec
+from .member import Member
 
 if TYPE_CHECKING:
     from ..raft.core import Raft
 
 Put = tuple[bytes, bytes | None]
-STORE = b"p"
-"""Prefix of the payload store's own rows."""
-DELETED = b"d"
-"""Prefix of the uids of deleted groups: they never come back."""
-DAMAGED = b"x"
-"""Prefix of the uids of groups that lost records here: what is known of it (`damage.Damaged`), also when the damaged
-file is long gone."""
-DEPARTED = b"r"
-"""Prefix of the uids of groups that this node was removed from: the promises of the replica that went."""
-CHUNK = b"c"
-"""Prefix of large sections' chunks: name, uid."""
-INTENT = b"i"
-"""Prefix of the uids of groups that a snapshot is on its way to: what is there of it already (`receiving`)."""
-SCRUB = b"\x00scrub"
-"""When the last scrub ended, ms since 1970."""
-EPOCH = b"e"
-"""The node's epoch: raised and synced before its first frame of each start."""
-
-
-DIRECTORY = b"\x00directory"
-"""The random number of this data directory, u64: drawn when it is made."""
-OUTDATED = b"\x00outdated"
-"""Why the other nodes refuse this directory: a start refuses it, too."""
-PEER = b"k"
-"""Prefix of other nodes' numbers (u32, big-endian): the last that was known of their directories."""
-
-
-class Departed(NamedTuple):
-    """What is kept of a replica that went. `removed_at`: a committed index where this node was no member (0: it never
-    was, the group being unborn); `admitted`: that of a configuration above it that has it again (0: none yet)."""
-
-    term: int
-    vote: int
-    last_term: int
-    last_index: int
-    removed_at: int
-    admitted: int = 0
 
 
 def peer(node: int, origin: Origin) -> Put:
     """Which directory a node had, in which epoch and start, and how many batches were durable there."""
-    return peer_key(node), msgpack.packb(list(origin))
-
-
-def peer_key(node: int) -> bytes:
-    """The key of what is known of another node's directory."""
-    return PEER + node.to_bytes(4, "big")
-
-
-def peers(found: Iterable[tuple[bytes, bytes]]) -> dict[int, Origin]:
-    """Rows of other nodes read back."""
-    return {int.from_bytes(key[1:], "big"): Origin(*msgpack.unpackb(value)[:4]) for key, value in found}
+    return meta_rows.peer_key(node), msgpack.packb(list(origin))
 
 
 def group(spec: Spec) -> Put:
@@ -105,7 +59,7 @@ def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int
         snapshot.index if snapshot else member.snapshot_index,
         snapshot.term if snapshot else member.snapshot_term,
         member.floor,
-        [(run.first, run.last, run.segment) for run in member.segments],
+        list(member.segments),
         list(log.runs),
     )
     row.extra = {
@@ -150,22 +104,12 @@ def snapshot(uid: int, index: int, term: int, data: bytes) -> Put:
     return meta_rows.SnapshotRow(uid, index, term, data).put()
 
 
-def chunk_key(uid: int, name: bytes) -> bytes:
-    """The key of one chunk of a large section. As every row about one group, it ends with the uid."""
-    return CHUNK + name + meta_rows.KEY.pack(uid)
-
-
-def intent_key(uid: int) -> bytes:
-    """The key of the row of a snapshot that is on its way."""
-    return INTENT + meta_rows.KEY.pack(uid)
-
-
 def deleted(uid: int) -> list[Put]:
     """All of a group's rows go, its uid is remembered. Its chunks are nobody's, and go at a start."""
     return [
         *_without(uid),
-        (DEPARTED + meta_rows.KEY.pack(uid), None),
-        (DELETED + meta_rows.KEY.pack(uid), b""),
+        (meta_rows.DEPARTED + meta_rows.KEY.pack(uid), None),
+        (meta_rows.DELETED + meta_rows.KEY.pack(uid), b""),
     ]
 
 
@@ -176,7 +120,7 @@ def departed(uid: int, left: Sequence[int]) -> list[Put]:
 
 def departed_row(uid: int, left: Sequence[int]) -> Put:
     """What is kept of a replica that went: the fields of `Departed`."""
-    return DEPARTED + meta_rows.KEY.pack(uid), msgpack.packb(list(left))
+    return meta_rows.DEPARTED + meta_rows.KEY.pack(uid), msgpack.packb(list(left))
 
 
 def _without(uid: int) -> list[Put]:
@@ -184,16 +128,16 @@ def _without(uid: int) -> list[Put]:
         (meta_rows.group_key(uid), None),
         (meta_rows.state_key(uid), None),
         (meta_rows.snapshot_key(uid), None),
-        (DAMAGED + meta_rows.KEY.pack(uid), None),
-        (intent_key(uid), None),
+        (meta_rows.DAMAGED + meta_rows.KEY.pack(uid), None),
+        (meta_rows.intent_key(uid), None),
     ]
 
 
 def damaged(uid: int, known: bytes | None) -> Put:
     """A group lost records: it takes no part until it is deleted or repaired. None: of that nothing is left."""
-    return DAMAGED + meta_rows.KEY.pack(uid), known
+    return meta_rows.DAMAGED + meta_rows.KEY.pack(uid), known
 
 
 def store_rows(pairs: Iterable[tuple[bytes, bytes | None]]) -> list[Put]:
     """The payload store's own rows."""
-    return [(STORE + key, value) for key, value in pairs]
+    return [(meta_rows.STORE + key, value) for key, value in pairs]

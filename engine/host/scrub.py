@@ -20,8 +20,8 @@ import msgpack
 import trio
 
 from ..errors import Corrupt, LogyardError
+from ..log import meta_rows
 from ..raft.core import LEADER
-from . import rows
 
 if TYPE_CHECKING:
     from .member import Member
@@ -108,7 +108,7 @@ class Scrub:
         """Pass by pass, until cancelled."""
         meta, system = self.system.storage.books.meta, self.system
         try:
-            stored = meta.get(rows.SCRUB)
+            stored = meta.get(meta_rows.SCRUB)
             self.finished_ms = int(msgpack.unpackb(stored)) if stored is not None else 0
         except (LogyardError, ValueError) as error:
             log.warning("when the last scrub was is not known: %s", error)
@@ -154,7 +154,7 @@ class Scrub:
             "scrub: %d bytes read in %.1f s, %d damaged, %d of them are left",
             size, time.monotonic() - began, len(self.findings), left,
         )  # fmt: skip
-        put = rows.SCRUB, bytes(msgpack.packb(self.finished_ms))
+        put = meta_rows.SCRUB, bytes(msgpack.packb(self.finished_ms))
         await self.system.storage.books.commit(lambda: [put])
 
     async def _repaired(self) -> None:

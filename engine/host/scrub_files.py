@@ -15,9 +15,10 @@ import trio
 from ..disk import Disk, is_damage
 from ..entry import Entry, Unit, unit_hash, units_of
 from ..errors import Corrupt, LogyardError
+from ..log.meta_rows import SegmentRun
 from ..log.segment import SegmentReader, write_segment
 from ..log.wal_files import wal_name
-from .member import Member, SegmentRun
+from .member import Member
 from .scrub import always, is_alone, never
 
 if TYPE_CHECKING:

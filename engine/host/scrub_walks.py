@@ -93,7 +93,7 @@ async def _lost_row(scrub: Scrub, key: bytes) -> None:
     what = f"row {key!r} in both copies of the meta store"
     member = system.members.get(uid)
     kind = key[:1]
-    if member is None or member.raft.stopped or kind not in (b"g", b"s", b"n", rows.CHUNK):
+    if member is None or member.raft.stopped or kind not in (b"g", b"s", b"n", meta_rows.CHUNK):
         scrub.found("meta", _group_of(system, key), what, never)
     elif kind in (b"g", b"s"):
         one = member

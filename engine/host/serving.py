@@ -20,10 +20,10 @@ import trio
 
 from ..entry import Unit, units_of
 from ..errors import Corrupt, Gone, LogyardError
+from ..log import meta_rows
 from ..ranges import Range, covered
 from ..transport.blobs import SNAPSHOT_PIECE
 from ..types import Buffer
-from . import rows
 from .member import RUNNING, Member
 from .pieces import RANGES_MAX, live_digest
 from .reader import Located, Wanted
@@ -90,7 +90,7 @@ class Serving:
         for name in header["chunks"]:
             if size >= limit:
                 break
-            data = await trio.to_thread.run_sync(system.storage.books.meta.get, rows.chunk_key(uid, name))
+            data = await trio.to_thread.run_sync(system.storage.books.meta.get, meta_rows.chunk_key(uid, name))
             if data is None:
                 raise Gone(f"chunk {name.hex()} is not stored any more")
             chunks.append((name, data))

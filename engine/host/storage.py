@@ -20,16 +20,18 @@ import trio
 
 from ..entry import Entry
 from ..errors import LogyardError
+from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..ports import SourceEntry
 from ..ranges import runs_of
 from ..snapshot.format import Encoded, Snapshot
+from ..types import Spec
 from . import rows
 from .books import Books, Captured
 from .durability import metadata_bytes
 from .holders import Holders
 from .homes import Homes, SealedFile, Share
-from .member import RUNNING, Member, SegmentRun, Spec, cut_runs
+from .member import RUNNING, Member
 from .migration import Migration, name_of
 from .segments import Segments
 from .space import SNAPSHOT_ENTRIES

@@ -28,6 +28,7 @@ from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
+from ..types import Spec
 from . import ending, parting, recovery, revival
 from .answer import Answer
 from .applier import Applier
@@ -46,7 +47,7 @@ from .hibernation import Hibernation
 from .inbound import Inbound
 from .intake import Early
 from .leaderboard import Counters, Leaderboard
-from .member import DROP, RUNNING, Member, Queued, Sink, Spec
+from .member import DROP, RUNNING, Member, Queued, Sink
 from .mend_turns import MendTurns
 from .names import Names
 from .pulling import Pulls

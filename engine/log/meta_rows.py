@@ -8,19 +8,54 @@ the kind and sort by group or file number. Called by the host, which commits wha
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgpack
 
-if TYPE_CHECKING:
-    from .meta import MetaStore
-
-Run = tuple[int, int, int]
-"""(first index, last index, segment)"""
+from ..identity import Origin
 
 KEY = struct.Struct(">Q")
+STORE = b"p"
+"""Prefix of the payload store's own rows."""
+DELETED = b"d"
+"""Prefix of the uids of deleted groups: they never come back."""
+DAMAGED = b"x"
+"""Prefix of the uids of groups that lost records here: what is known of it (`damage.Damaged`), also when the damaged
+file is long gone."""
+DEPARTED = b"r"
+"""Prefix of the uids of groups that this node was removed from: the promises of the replica that went."""
+CHUNK = b"c"
+"""Prefix of large sections' chunks: name, uid."""
+INTENT = b"i"
+"""Prefix of the uids of groups that a snapshot is on its way to: what is there of it already (`receiving`)."""
+SCRUB = b"\x00scrub"
+"""When the last scrub ended, ms since 1970."""
+EPOCH = b"e"
+"""The node's epoch: raised and synced before its first frame of each start."""
+DIRECTORY = b"\x00directory"
+"""The random number of this data directory, u64: drawn when it is made."""
+OUTDATED = b"\x00outdated"
+"""Why the other nodes refuse this directory: a start refuses it, too."""
+PEER = b"k"
+"""Prefix of other nodes' numbers (u32, big-endian): the last that was known of their directories."""
+
+
+class SegmentRun(NamedTuple):
+    """Entries first..last of a group lie in segment `segment`; their payloads in the WAL file of that number until it
+    is migrated."""
+
+    first: int
+    last: int
+    segment: int
+
+
+def cut_runs(runs: list[SegmentRun], index: int) -> list[SegmentRun]:
+    """Runs below `index` only."""
+    if not runs or runs[-1].last < index:
+        return runs
+    return [run._replace(last=min(run.last, index - 1)) for run in runs if run.first < index]
 
 
 def _pack(values: list[Any]) -> bytes:
@@ -75,7 +110,7 @@ class StateRow:
     snapshot_index: int = 0
     snapshot_term: int = 0
     floor: int = 0
-    runs: list[Run] = field(default_factory=list)
+    runs: list[SegmentRun] = field(default_factory=list)
     term_runs: list[tuple[int, int]] = field(default_factory=list)
     payload_runs: list[Any] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -93,7 +128,7 @@ class StateRow:
     def unpack(cls, key: bytes, value: bytes) -> StateRow:
         """From a row of `scan`."""
         row = cls(KEY.unpack(key[1:])[0], *_unpack(value))
-        row.runs = [(first, last, segment) for first, last, segment in row.runs]
+        row.runs = [SegmentRun(*run) for run in row.runs]
         row.term_runs = [(first, term) for first, term in row.term_runs]
         return row
 
@@ -140,6 +175,28 @@ class FileRow:
         return cls(kind.decode(), KEY.unpack(number)[0], *_unpack(value))
 
 
+class Departed(NamedTuple):
+    """What is kept of a replica that went. `removed_at`: a committed index where this node was no member (0: it never
+    was, the group being unborn); `admitted`: that of a configuration above it that has it again (0: none yet)."""
+
+    term: int
+    vote: int
+    last_term: int
+    last_index: int
+    removed_at: int
+    admitted: int = 0
+
+
+def peer_key(node: int) -> bytes:
+    """The key of what is known of another node's directory."""
+    return PEER + node.to_bytes(4, "big")
+
+
+def peers(found: Iterable[tuple[bytes, bytes]]) -> dict[int, Origin]:
+    """Rows of other nodes read back."""
+    return {int.from_bytes(key[1:], "big"): Origin(*msgpack.unpackb(value)[:4]) for key, value in found}
+
+
 def group_key(uid: int) -> bytes:
     """The key of a `GroupRow`."""
     return GroupRow.PREFIX + KEY.pack(uid)
@@ -160,22 +217,40 @@ def file_key(kind: str, number: int) -> bytes:
     return FileRow.PREFIX + kind.encode() + b"\0" + KEY.pack(number)
 
 
-def group_rows(store: MetaStore) -> Iterator[GroupRow]:
+def chunk_key(uid: int, name: bytes) -> bytes:
+    """The key of one chunk of a large section. As every row about one group, it ends with the uid."""
+    return CHUNK + name + KEY.pack(uid)
+
+
+def intent_key(uid: int) -> bytes:
+    """The key of the row of a snapshot that is on its way."""
+    return INTENT + KEY.pack(uid)
+
+
+class Rows(Protocol):
+    """What the rows are read from: a `MetaStore`."""
+
+    def scan(self, prefix: bytes) -> Iterable[tuple[bytes, bytes]]:
+        """Return (key, value) of every row with that prefix, by key."""
+        ...
+
+
+def group_rows(store: Rows) -> Iterator[GroupRow]:
     """All groups, by uid."""
     return (GroupRow.unpack(key, value) for key, value in store.scan(GroupRow.PREFIX))
 
 
-def state_rows(store: MetaStore) -> Iterator[StateRow]:
+def state_rows(store: Rows) -> Iterator[StateRow]:
     """All states, by uid."""
     return (StateRow.unpack(key, value) for key, value in store.scan(StateRow.PREFIX))
 
 
-def snapshot_rows(store: MetaStore) -> Iterator[SnapshotRow]:
+def snapshot_rows(store: Rows) -> Iterator[SnapshotRow]:
     """All small snapshots, by uid."""
     return (SnapshotRow.unpack(key, value) for key, value in store.scan(SnapshotRow.PREFIX))
 
 
-def file_rows(store: MetaStore, kind: str = "") -> Iterator[FileRow]:
+def file_rows(store: Rows, kind: str = "") -> Iterator[FileRow]:
     """All files, or those of one kind, by number."""
     prefix = FileRow.PREFIX + (kind.encode() + b"\0" if kind else b"")
     return (FileRow.unpack(key, value) for key, value in store.scan(prefix))

@@ -12,17 +12,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 from logyard.engine.entry import COMMANDS, CONFIGURATION, SYSTEM, Entry, frames_of, is_guarded, system_command
 from logyard.engine.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
-from logyard.engine.host import replica, rows
+from logyard.engine.host import replica
 from logyard.engine.host.apply import REPLICATED, UnknownVersion, claims_of, context_of, keep, run_again
 from logyard.engine.host.machine_state import MachineState
-from logyard.engine.host.member import Spec
 from logyard.engine.host.sessions import Sessions, batch_of
 from logyard.engine.host.uploads import Uploads
-from logyard.engine.log.meta_rows import Run, StateRow
+from logyard.engine.log import meta_rows
+from logyard.engine.log.meta_rows import StateRow, cut_runs
 from logyard.engine.log.recovered import Recovered
 from logyard.engine.machine import Machine, Release
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.snapshot.format import Snapshot
+from logyard.engine.types import Spec
 from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
 from logyard.machines.mux import Mux
@@ -156,7 +157,7 @@ def _read_snapshot(group: GroupLog, facts: Facts, report: Report) -> None:
     if row is not None:
         try:
             group.snapshot = snapshot_format.decode(
-                row.data, row.uid, lambda name: facts.chunks.get(rows.chunk_key(row.uid, name))
+                row.data, row.uid, lambda name: facts.chunks.get(meta_rows.chunk_key(row.uid, name))
             )
             group.live = decode_live_set(group.snapshot.live, f"the snapshot of group {group.name}").liveness
             group.live_at_end = decode_live_set(group.snapshot.live).liveness
@@ -185,7 +186,7 @@ def _join(group: GroupLog, recovered: Recovered, report: Report) -> None:
     """Base, flushed part and WAL: the same steps as recovery's, with findings in place of an exception."""
     if recovered.lowest and recovered.lowest <= group.flushed:
         group.flushed = max(recovered.lowest - 1, group.base)
-        group.runs = _cut(group.runs, group.flushed)
+        group.runs = cut_runs(group.runs, group.flushed + 1)
     group.terms = [run for run in group.state.term_runs if run[0] <= group.flushed]
     entries = [entry for entry in recovered.entries if entry.index > group.flushed]
     snapshot = group.snapshot
@@ -208,16 +209,11 @@ def _join(group: GroupLog, recovered: Recovered, report: Report) -> None:
             where = f"{snapshot.index}@{snapshot.term}"
             text = f"the snapshot is at {where}, which is not in the log (it ends at {group.last})"
             report.damage("snapshot", text, path="meta", group=group.name)
-        group.runs = _cut(group.runs, min(group.flushed, group.state.commit))
+        group.runs = cut_runs(group.runs, min(group.flushed, group.state.commit) + 1)
         group.base, group.base_term, group.terms = snapshot.index, snapshot.term, []
         group.flushed = snapshot.index
         group.entries = entries if restarted else []
         group.last = group.entries[-1].index if group.entries else snapshot.index
-
-
-def _cut(runs: list[Run], last: int) -> list[Run]:
-    """Runs up to an index."""
-    return [(first, min(end, last), number) for first, end, number in runs if first <= last]
 
 
 def _judge(group: GroupLog, report: Report) -> None:

@@ -19,7 +19,6 @@ from logyard.engine.disk import Disk
 from logyard.engine.errors import Corrupt, WrongIdentity
 from logyard.engine.host import rows
 from logyard.engine.host.damaged import Damaged
-from logyard.engine.host.member import Spec
 from logyard.engine.identity import Origin
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta import (
@@ -32,6 +31,7 @@ from logyard.engine.log.meta import (
     read_environment,
 )
 from logyard.engine.log.meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
+from logyard.engine.types import Spec
 from logyard.payloads.errors import GenerationFailed
 from logyard.payloads.measuring import check_file
 
@@ -68,7 +68,7 @@ class Facts:
         """Sealed WAL files that are homes: number -> where their batches end, in bytes."""
         self.flushed = 0
         self.deleted: set[int] = set()
-        self.departed: dict[int, rows.Departed] = {}
+        self.departed: dict[int, meta_rows.Departed] = {}
         """What replicas that went from here promised."""
         self.store: list[tuple[bytes, bytes]] = []
         self.lost: set[int] = set()
@@ -94,14 +94,14 @@ def uid_of(key: bytes) -> int:
     """The group that a row belongs to; 0: none."""
     if key[:1] in GROUP_ROWS and len(key) == 1 + meta_rows.KEY.size:
         return int.from_bytes(key[1:], "big")
-    if key[:1] in (rows.STORE, rows.CHUNK) and len(key) > 8:
+    if key[:1] in (meta_rows.STORE, meta_rows.CHUNK) and len(key) > 8:
         return int.from_bytes(key[-8:], "big")
     return 0
 
 
 def describe(key: bytes) -> str:
     """A row's name."""
-    if key in (IDENTITY, COMMIT, rows.DIRECTORY, rows.OUTDATED):
+    if key in (IDENTITY, COMMIT, meta_rows.DIRECTORY, meta_rows.OUTDATED):
         return f"the {key[1:].decode()} row"
     kind = KINDS.get(key[:1], "unknown")
     uid = uid_of(key)
@@ -212,7 +212,7 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     if identity is not None:
         facts.node, facts.cluster = identity.node, identity.cluster
     with report.guarded("meta_row", path="meta"):
-        facts.epoch = int.from_bytes(store.get(rows.EPOCH) or b"", "little")
+        facts.epoch = int.from_bytes(store.get(meta_rows.EPOCH) or b"", "little")
 
     def take(prefix: bytes, put: Callable[[bytes, bytes], None]) -> None:
         for key, value in store.scan(prefix):
@@ -242,21 +242,21 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
             facts.flushed = int(row.fields["file"])
 
     def departure(key: bytes, value: bytes) -> None:
-        facts.departed[uid_of(key)] = rows.Departed(*msgpack.unpackb(value))
+        facts.departed[uid_of(key)] = meta_rows.Departed(*msgpack.unpackb(value))
 
     take(GroupRow.PREFIX, group)
     take(StateRow.PREFIX, state)
     take(SnapshotRow.PREFIX, snapshot)
     take(FileRow.PREFIX, file)
-    take(rows.CHUNK, facts.chunks.__setitem__)
-    take(rows.DELETED, lambda key, _: facts.deleted.add(int.from_bytes(key[1:], "big")))
-    take(rows.DEPARTED, departure)
+    take(meta_rows.CHUNK, facts.chunks.__setitem__)
+    take(meta_rows.DELETED, lambda key, _: facts.deleted.add(int.from_bytes(key[1:], "big")))
+    take(meta_rows.DEPARTED, departure)
     # A group that was left has rows again when this node is a member again.
     facts.deleted |= facts.departed.keys() - facts.groups.keys()
-    take(rows.STORE, lambda key, value: facts.store.append((key[1:], value)))
-    take(rows.PEER, lambda key, value: facts.peers.update(rows.peers([(key, value)])))
-    facts.directory = int.from_bytes(store.get(rows.DIRECTORY) or b"", "little")
-    refused = store.get(rows.OUTDATED)
+    take(meta_rows.STORE, lambda key, value: facts.store.append((key[1:], value)))
+    take(meta_rows.PEER, lambda key, value: facts.peers.update(meta_rows.peers([(key, value)])))
+    facts.directory = int.from_bytes(store.get(meta_rows.DIRECTORY) or b"", "little")
+    refused = store.get(meta_rows.OUTDATED)
     if refused is not None:
         text = f"the other nodes refuse this directory, and so does a start: {refused.decode('utf-8', 'replace')}"
         report.damage("outdated", text, path="meta")
@@ -270,7 +270,7 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
 
 def _damages(store: MetaStore, facts: Facts, report: Report) -> None:
     """What this node knows to have lost."""
-    for key, value in store.scan(rows.DAMAGED):
+    for key, value in store.scan(meta_rows.DAMAGED):
         known = facts.damaged[uid_of(key)] = Damaged.unpack(value)
         group = facts.name(uid_of(key))
         if known.sound:

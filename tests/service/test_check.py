@@ -24,10 +24,19 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.errors import DirectoryInUse, LogyardError, WrongIdentity
 from logyard.engine.host.damaged import Damaged
-from logyard.engine.host.rows import DAMAGED, STORE
 from logyard.engine.log.meta import HEADER_BYTES, IDENTITY, MetaStore
 from logyard.engine.log.meta_copies import seal
-from logyard.engine.log.meta_rows import KEY, StateRow, group_rows, snapshot_key, snapshot_rows, state_key, state_rows
+from logyard.engine.log.meta_rows import (
+    DAMAGED,
+    KEY,
+    STORE,
+    StateRow,
+    group_rows,
+    snapshot_key,
+    snapshot_rows,
+    state_key,
+    state_rows,
+)
 from logyard.engine.log.record import BATCH_BYTES, BLOCK, DATA_START, FILE, HEADER_MAGIC
 from logyard.engine.log.segment import HEAD, HEAD_BYTES
 from logyard.machines.log import AppendLog

@@ -18,7 +18,7 @@ from logyard.engine.entry import encode_frame
 from logyard.engine.errors import LogyardError
 from logyard.engine.host import apply
 from logyard.engine.host.member import Member
-from logyard.engine.host.rows import STORE
+from logyard.engine.log.meta_rows import STORE
 from logyard.engine.machine import Applied, Context, Machine, PayloadRange, PayloadRef, Reject, Sections
 from logyard.machines import queue_command as qc
 from logyard.machines.command import APPEND, produce_command

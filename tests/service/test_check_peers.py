@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from logyard.engine.disk import Disk
-from logyard.engine.host import rows
+from logyard.engine.log import meta_rows
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.meta_rows import KEY, state_key
 from logyard.service.check import check_directory
@@ -92,11 +92,11 @@ async def test_the_term_of_a_replica_that_went_is_that_of_the_one_made_anew(tmp_
     store = MetaStore(Disk(), str(tmp_path / "node-3" / "meta"))
     store.open()
     try:
-        row = store.get(rows.DEPARTED + KEY.pack(uid))
+        row = store.get(meta_rows.DEPARTED + KEY.pack(uid))
         assert row is not None and store.get(state_key(uid)) is None
         report = await trio.to_thread.run_sync(check_directory, tmp_path / "node-3")
         assert report["ok"], report["findings"]
-        store.commit([(rows.DEPARTED + KEY.pack(uid), None)])
+        store.commit([(meta_rows.DEPARTED + KEY.pack(uid), None)])
     finally:
         store.close()
     report = await trio.to_thread.run_sync(check_directory, tmp_path / "node-3")

@@ -17,7 +17,7 @@ from logyard.engine.errors import GroupExists, LogyardError, NotLeader, Refused
 from logyard.engine.host import durability as durability_module
 from logyard.engine.host import system as system_module
 from logyard.engine.host.recovery import build_member
-from logyard.engine.host.rows import Departed
+from logyard.engine.log.meta_rows import Departed
 from logyard.engine.log.recovered import Recovered
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import LEADER

@@ -15,6 +15,7 @@ from logyard.engine.errors import LogyardError, Outdated, Refused
 from logyard.engine.host import rows
 from logyard.engine.host.life import readmit
 from logyard.engine.identity import Acquaintances, Origin
+from logyard.engine.log import meta_rows
 
 from .cluster import Cluster, cluster, until
 
@@ -44,7 +45,7 @@ async def refused(c: Cluster, number: int, by: Iterable[int]) -> str:
 
 def stored(c: Cluster, number: int) -> dict[int, Origin]:
     """What a node has of the others in its meta store."""
-    return rows.peers(c.system(number).storage.books.meta.scan(rows.PEER))
+    return meta_rows.peers(c.system(number).storage.books.meta.scan(meta_rows.PEER))
 
 
 async def test_a_wiped_directory_is_refused_and_comes_back_after_it_was_removed_and_forgotten(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ async def test_a_cluster_that_forged_hellos_ended_comes_back(tmp_path: Path) -> 
         forged = rows.peer(3, Origin(0, 2**62, 0, 0))
         for number in (1, 2):
             await c.system(number).storage.books.commit(lambda: [forged])
-        refusal = (rows.OUTDATED, b"its epoch 2 is before 4611686018427387904")
+        refusal = (meta_rows.OUTDATED, b"its epoch 2 is before 4611686018427387904")
         await c.system(3).storage.books.commit(lambda: [refusal])
         await c.close()
         for number in (1, 2):

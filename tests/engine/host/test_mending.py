@@ -15,6 +15,7 @@ import trio
 from logyard.engine.disk import Disk
 from logyard.engine.errors import GroupStopped
 from logyard.engine.host import rows
+from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
 from logyard.engine.log.segment import SegmentReader
 from logyard.payloads.errors import GenerationFailed
@@ -235,7 +236,7 @@ async def test_the_stores_rows_of_a_group(tmp_path: Path) -> None:
         uid = c.member(3).uid
         await c.nodes[3].compact()
         await c.crash(3)
-        assert hurt_rows(c, 3, uid, rows.STORE) == 2
+        assert hurt_rows(c, 3, uid, meta_rows.STORE) == 2
         await c.start(3)
         await mended(c, 3)
         await proves(c, 3, bodies)

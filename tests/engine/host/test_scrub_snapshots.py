@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trio
 
-from logyard.engine.host import rows
+from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import KEY, SnapshotRow
 
 from .cluster import MIB, Cluster, cluster
@@ -71,7 +71,7 @@ async def test_a_chunk_that_is_damaged_is_written_again(tmp_path: Path) -> None:
         await c.nodes[1].snapshot()
         await c.nodes[1].compact()
         before, meta = stored(c, 1), c.system(1).storage.books.meta
-        (key, _) = sorted(meta.keys(rows.CHUNK))
+        (key, _) = sorted(meta.keys(meta_rows.CHUNK))
         meta.commit([(key, b"not what its name says")])
         status = await scrubbed(c, 1)
         assert status["last"]["snapshot"]["repaired"] == 1 and not status["left"] and stored(c, 1) == before

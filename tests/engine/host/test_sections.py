@@ -13,7 +13,7 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.errors import Corrupt, LogyardError
-from logyard.engine.host import rows
+from logyard.engine.log import meta_rows
 from logyard.engine.machine import Applied, Checkpoint, Context, PayloadRange, PayloadRef, Position, Release, Sections
 from logyard.engine.snapshot.format import CHUNK_BYTES, INLINE_BYTES, split
 from logyard.service.check import check_directory
@@ -65,7 +65,7 @@ async def command(c: Cluster, number: int, what: bytes) -> None:
 
 def stored(c: Cluster, number: int) -> set[bytes]:
     """Names of the chunks that a node stores."""
-    return {key[1:-8] for key in c.system(number).storage.books.meta.keys(rows.CHUNK)}
+    return {key[1:-8] for key in c.system(number).storage.books.meta.keys(meta_rows.CHUNK)}
 
 
 async def test_a_section_that_did_not_change_is_not_stored_again(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_a_damaged_chunk_stops_its_group_only(tmp_path: Path) -> None:
         await put(c, 1, "big", 1, 2 * MIB)
         await c.nodes[1].snapshot()
         await c.nodes[1].compact()
-        (key, _) = sorted(c.system(1).storage.books.meta.keys(rows.CHUNK))
+        (key, _) = sorted(c.system(1).storage.books.meta.keys(meta_rows.CHUNK))
         c.system(1).storage.books.meta.commit([(key, b"not what its name says")])
         await c.restart(1)
         assert c.member(1).state == "stopped" and "chunk" in c.member(1).reason
@@ -233,7 +233,7 @@ async def test_a_damaged_chunk_is_mended_by_the_others(tmp_path: Path) -> None:
         await until(lambda: raft.log.stable == raft.log.last_index, "what is applied is durable here, too")
         await c.nodes[3].snapshot()
         await c.nodes[3].compact()
-        (key, _) = sorted(c.system(3).storage.books.meta.keys(rows.CHUNK))
+        (key, _) = sorted(c.system(3).storage.books.meta.keys(meta_rows.CHUNK))
         c.system(3).storage.books.meta.commit([(key, b"not what its name says")])
         uid = c.member(3).uid
         await c.restart(3)
@@ -323,7 +323,7 @@ async def test_the_check_reads_sections_beside_the_manifest(tmp_path: Path) -> N
         await c.start(1)
         await c.leader()
         meta = c.system(1).storage.books.meta
-        meta.commit([(key, None) for key in meta.keys(rows.CHUNK)])
+        meta.commit([(key, None) for key in meta.keys(meta_rows.CHUNK)])
         await c.crash(1)
         report = check_directory(tmp_path / "node-1")
         assert not report["ok"] and any("chunk" in one["message"] for one in report["findings"])

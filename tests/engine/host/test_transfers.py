@@ -12,8 +12,9 @@ import pytest
 import trio
 
 from logyard.engine.errors import Gone, LogyardError
-from logyard.engine.host import receiving, rows
+from logyard.engine.host import receiving
 from logyard.engine.host.pulling import Pace
+from logyard.engine.log import meta_rows
 from logyard.engine.transport.blobs import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PIECE, SNAPSHOT_PULL
 from logyard.service.check import check_directory
 
@@ -97,9 +98,9 @@ async def served(c: Cluster, number: int, bodies: list[bytes], first: int = 0) -
 def quiet(c: Cluster, number: int) -> bool:
     """Nothing of a transfer is left on a node."""
     system = c.system(number)
-    chunks = system.storage.books.meta.keys(rows.CHUNK)
+    chunks = system.storage.books.meta.keys(meta_rows.CHUNK)
     left = {name for member in system.members.values() for name in member.chunks}
-    stored = list(system.storage.books.meta.scan(rows.INTENT))
+    stored = list(system.storage.books.meta.scan(meta_rows.INTENT))
     return not (system.receiving.intents or stored or system.chunks.leases) and len(chunks) == len(left)
 
 
@@ -264,7 +265,7 @@ async def test_an_intent_that_the_log_overtook_goes(tmp_path: Path) -> None:
         await c.fill(1, 5, 100)
         system, member = c.system(1), c.member(1)
         intent = receiving.Intent(3, 1, 0, [(1, 3)], [b"c" * 16])
-        key = rows.chunk_key(member.uid, b"c" * 16)
+        key = meta_rows.chunk_key(member.uid, b"c" * 16)
         system.storage.books.meta.commit([intent.put(member.uid), (key, b"of nobody soon")])
         await c.restart(1)
         await c.leader()
@@ -272,18 +273,18 @@ async def test_an_intent_that_the_log_overtook_goes(tmp_path: Path) -> None:
         assert system.receiving.intents[member.uid].covered == [(1, 3)]
         system.storage.look()
         await until(lambda: quiet(c, 1))
-        assert not list(system.storage.books.meta.scan(rows.INTENT))
+        assert not list(system.storage.books.meta.scan(meta_rows.INTENT))
 
 
 async def test_chunks_that_a_crash_left_to_nobody_go_at_the_start(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1) as c:
         uid = c.member(1).uid
         meta = c.system(1).storage.books.meta
-        meta.commit([(rows.chunk_key(uid, b"x" * 16), b"1"), (rows.chunk_key(77, b"y" * 16), b"2")])
+        meta.commit([(meta_rows.chunk_key(uid, b"x" * 16), b"1"), (meta_rows.chunk_key(77, b"y" * 16), b"2")])
         meta.commit([receiving.Intent(9, 1).put(77)])
         await c.restart(1)
-        assert not c.system(1).storage.books.meta.keys(rows.CHUNK)
-        assert not list(c.system(1).storage.books.meta.scan(rows.INTENT)), "of a group that is not here"
+        assert not c.system(1).storage.books.meta.keys(meta_rows.CHUNK)
+        assert not list(c.system(1).storage.books.meta.scan(meta_rows.INTENT)), "of a group that is not here"
 
 
 # From any member

@@ -11,8 +11,8 @@ import trio.testing
 
 from logyard.engine.errors import Busy, GroupExists
 from logyard.engine.host import directory as directory_module
-from logyard.engine.host.member import Spec
 from logyard.engine.transport.blobs import DEFINED
+from logyard.engine.types import Spec
 
 from .cluster import KIB, Cluster, cluster, until
 
@@ -103,7 +103,7 @@ async def test_who_left_a_group_does_not_refuse_it(tmp_path: Path) -> None:
 
 
 def _departed() -> Any:
-    from logyard.engine.host.rows import Departed
+    from logyard.engine.log.meta_rows import Departed
 
     return Departed(3, 1, 2, 9, 12)
 

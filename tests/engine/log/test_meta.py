@@ -16,6 +16,7 @@ from logyard.engine.errors import Corrupt, NoSpace, WrongIdentity
 from logyard.engine.log import meta
 from logyard.engine.log.meta import FileRow, GroupRow, MetaStore, SnapshotRow, StateRow
 from logyard.engine.log.meta_rows import (
+    SegmentRun,
     file_key,
     file_rows,
     group_key,
@@ -58,7 +59,7 @@ def flipped(value: bytes) -> bytes:
 def test_rows_of_every_kind_come_back(tmp_path: Path) -> None:
     store = opened(tmp_path / "meta")
     group = GroupRow(2**64 - 1, "orders", "kv", {"cells": 3}, b"\x01\x02", 1_700_000_000_000)
-    state = StateRow(5, 3, 2, 90, 80, 2, 70, [(81, 90, 4)], [(81, 3)], [[81, 90, 7, 1]], {"bytes": 12})
+    state = StateRow(5, 3, 2, 90, 80, 2, 70, [SegmentRun(81, 90, 4)], [(81, 3)], [[81, 90, 7, 1]], {"bytes": 12})
     snapshot = SnapshotRow(5, 80, 2, b"small")
     files = [FileRow("segment", 4, {"bytes": 9}), FileRow("wal", 2, {}), FileRow("segment", 300)]
     store.commit([group.put(), state.put(), snapshot.put(), *(row.put() for row in files)])
