@@ -23,7 +23,7 @@ help:
 
 # The packages are reached through links in logyard/. A checkout that wrote the links out as text files can't work.
 check-tree:
-	@for name in bench client engine machines payloads pipeline service; do \
+	@for name in bench client engine machines payloads pipeline protocol service; do \
 	  if [ ! -L "logyard/$$name" ]; then \
 	    echo "logyard/$$name is not a symbolic link: this checkout has no symbolic links." >&2; \
 	    echo "Check out again where links work: git config core.symlinks true && git checkout -- logyard" >&2; \

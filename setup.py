@@ -6,7 +6,7 @@ from pathlib import Path
 
 from setuptools import setup
 
-PACKAGES = ("bench", "client", "engine", "machines", "payloads", "pipeline", "service")
+PACKAGES = ("bench", "client", "engine", "machines", "payloads", "pipeline", "protocol", "service")
 
 lost = [name for name in PACKAGES if not Path(__file__).parent.joinpath("logyard", name, "__init__.py").is_file()]
 if lost:

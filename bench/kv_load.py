@@ -108,7 +108,7 @@ class KvLoad:
 
     async def client(self, client: int) -> None:
         """One closed loop."""
-        from logyard.client.errors import LogyardError
+        from logyard.protocol.errors import LogyardError
 
         number = 0
         while (began := time.perf_counter()) < self.measure_until:

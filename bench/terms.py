@@ -14,8 +14,8 @@ from typing import Any
 import trio
 
 from logyard.client.aio import Yard, connect
-from logyard.client.errors import LogyardError
 from logyard.client.queue import Consumer, Message
+from logyard.protocol.errors import LogyardError
 
 KV_LANES = 3
 LENGTHS_S = (1.0, 2.0)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, UnknownGroup
+
 from .board import Board, merge_board, standings
-from .errors import BadRequest, LogyardError, NotLeader, UnknownGroup
 
 T = TypeVar("T")
 CREATE_GROUPS = 256
@@ -97,7 +98,7 @@ def leaders_view(value: Any) -> dict[str, Any]:
     """A describe answer, if its leader gave it; another member's may be old. Raises `NotLeader`."""
     found: dict[str, Any] = value
     if found["role"] != "leader":
-        raise NotLeader(f"{found['name']}: node {found['node']} does not lead it", {"leader": found["leader"]})
+        raise NotLeader.told(f"{found['name']}: node {found['node']} does not lead it", {"leader": found["leader"]})
     return found
 
 
@@ -132,7 +133,7 @@ def located(found: Mapping[int, Any], name: str) -> dict[str, Any]:
         for row in answer
     ]
     if not rows:
-        raise UnknownGroup(f"no group {name!r} on any node that answers", {"name": name})
+        raise UnknownGroup(f"no group {name!r} on any node that answers", name=name)
     # The leader itself knows best; a member that knows no leader, or was removed, knows least.
     _, _, row = max(rows, key=lambda found: found[:2])
     more = {"kind": row[5]} if len(row) > 5 else {}

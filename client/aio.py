@@ -16,10 +16,11 @@ from typing import BinaryIO, Literal, overload
 
 import trio
 
+from logyard.protocol.errors import BadRequest, Busy, Gone, LogyardError, OutOfRange
+
 from .admin import Call
 from .background import background
 from .compression import SMALLEST, encode, wants
-from .errors import BadRequest, Busy, Gone, LogyardError, OutOfRange
 from .kv import KvYard
 from .lane import Batch, Lane
 from .link import Stream
@@ -310,7 +311,7 @@ class Log(LogVerbs):
         """
         yard, lane = self.yard, self.lane
         if yard.window.used >= yard.window.limit:
-            raise Busy("the client's window is full", {"cause": "client window", "retry_after": 0.001})
+            raise Busy.told("the client's window is full", {"cause": "client window", "retry_after": 0.001})
         if payload is not None and len(payload) >= SMALLEST and wants(compress, self.name in yard.routes.compressed):
             metadata, payload = encode(metadata, payload)
         flags = flags_of(reply, priority) if reply != "consensus" or priority != "normal" else 0

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 import zstandard
 
-from .errors import BadRequest, Corrupt
+from logyard.protocol.errors import BadRequest, Corrupt
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -114,10 +114,10 @@ def encode(head: Buffer, body: Buffer) -> tuple[Buffer, Buffer]:
 def parse(head: Buffer) -> Encoding:
     """The envelope in front of some metadata. Raises `Corrupt` for one that asks for too much, or is none."""
     if len(head) < ENVELOPE_BYTES:
-        raise Corrupt("an encoded payload without an envelope")
+        raise Corrupt.told("an encoded payload without an envelope")
     kind, chunk, size = ENVELOPE.unpack_from(head)
     if kind != ZSTD or not 0 < chunk <= CHUNK_BYTES_MAX or not 0 < size <= SIZE_MAX:
-        raise Corrupt(f"a payload's envelope is not one of ours: encoding {kind}, {chunk} of {size} bytes")
+        raise Corrupt.told(f"a payload's envelope is not one of ours: encoding {kind}, {chunk} of {size} bytes")
     return Encoding(chunk, size)
 
 
@@ -128,14 +128,14 @@ def inflate(stored: Buffer, length: int) -> Buffer:
     try:
         said = zstandard.get_frame_parameters(stored)
         if said.content_size != length or said.window_size > CHUNK_BYTES_MAX:
-            raise Corrupt(f"a compressed chunk declares {said.content_size} bytes and not {length}")
+            raise Corrupt.told(f"a compressed chunk declares {said.content_size} bytes and not {length}")
         found = zstandard.ZstdDecompressor(max_window_size=CHUNK_BYTES_MAX).decompress(
             stored, max_output_size=length, allow_extra_data=False
         )
     except zstandard.ZstdError as error:
-        raise Corrupt(f"a compressed chunk can't be read: {error}") from None
+        raise Corrupt.told(f"a compressed chunk can't be read: {error}") from None
     if len(found) != length:
-        raise Corrupt(f"a compressed chunk has {len(found)} bytes and not {length}")
+        raise Corrupt.told(f"a compressed chunk has {len(found)} bytes and not {length}")
     return found
 
 
@@ -177,16 +177,16 @@ def ranges_of(encoding: Encoding, stored: int, start: int, stop: int) -> Generat
     else:
         base = stored - encoding.index_bytes
         if base < 0:
-            raise Corrupt("an encoded payload is shorter than its index")
+            raise Corrupt.told("an encoded payload is shorter than its index")
         raw = yield base + INDEX.size * max(first - 1, 0), base + INDEX.size * (last + 1)
         found = [end for (end,) in INDEX.iter_unpack(raw)]
         ends = found if first else [0, *found]
         if len(ends) != last - first + 2 or ends[-1] > base:
-            raise Corrupt("the index of an encoded payload does not add up")
+            raise Corrupt.told("the index of an encoded payload does not add up")
     for number in range(first, last + 1):
         length = ends[number - first + 1] - ends[number - first]
         if not 0 < length <= encoding.length(number):
-            raise Corrupt(f"chunk {number} of an encoded payload has {length} bytes")
+            raise Corrupt.told(f"chunk {number} of an encoded payload has {length} bytes")
     number = first
     while number <= last:
         # As many chunks as one range may have.
@@ -196,7 +196,7 @@ def ranges_of(encoding: Encoding, stored: int, start: int, stop: int) -> Generat
         at = ends[number - first]
         data = memoryview((yield at, ends[end - first]))
         if len(data) != ends[end - first] - at:
-            raise Corrupt("an encoded payload ends too early")
+            raise Corrupt.told("an encoded payload ends too early")
         yield from _originals(encoding, data, [one - at for one in ends[number - first : end - first + 1]], number,
                               start, stop)  # fmt: skip
         number = end

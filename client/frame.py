@@ -8,9 +8,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
+from logyard.protocol.errors import BadRequest
+
 from . import wire
 from .compression import ENVELOPE_BYTES, MARK, Marked
-from .errors import BadRequest
 from .wire import LARGE, MARKED, UNIFORM, Buffer
 
 APPEND_COMMAND = b"\x01"

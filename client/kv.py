@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
+from logyard.protocol.errors import BadRequest, LogyardError, Unknown
+
 from . import kv_requests
-from .errors import BadRequest, LogyardError, Unknown
 from .kv_lane import KvLane
 from .kv_requests import Command, Steps, T, check_consistency
 from .kv_watch import Flow, Watch, Watcher

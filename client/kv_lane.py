@@ -11,8 +11,9 @@ from typing import Any
 
 import msgpack
 
+from logyard.protocol.errors import LogyardError
+
 from . import wire
-from .errors import LogyardError
 from .lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Batch, Lane
 from .wire import REPLY, UNIFORM, Buffer
 

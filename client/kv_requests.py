@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgpack
 
-from .errors import BadRequest, LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError
+
 from .kv_wire import (
     COMPACT,
     GRANT,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 
+from logyard.protocol.errors import LogyardError
+
 from . import kv_requests, wire
 from .admin import Call, plain
-from .errors import LogyardError
 from .frame import Frame
 from .kv_requests import Command, Question, Steps, T, check_consistency
 from .kv_wire import (
@@ -205,7 +206,7 @@ class KV:
             # Silence may last as long as it likes: one question lasts a few seconds, and a leader may have to be found.
             header, data = self.yard.run(call, POLL_WAIT_S + self.yard.timeout)
             if header["kind"] == "compacted":
-                raise Compacted("what comes next is compacted", {"compacted": header["compacted"]})
+                raise Compacted("what comes next is compacted", compacted=header["compacted"])
             yield from self._changes(header, bodies_of(header["places"], data), node)
             if progress and not header["revisions"]:
                 yield Changes(header["next"] - 1, ())

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 from outcome import Value
 
+from logyard.protocol.errors import LogyardError
+
 from .admin import Call, plain
-from .errors import LogyardError
 from .kv_wire import (
     KEYS_ONLY,
     NO_DELETE,
@@ -331,7 +332,7 @@ class Stream:
                 self._live.discard(number)
                 watch = self.watches.pop(number, None)
                 if watch is not None:
-                    watch.fail(Compacted("what comes next is compacted", {"compacted": header["compacted"]}))
+                    watch.fail(Compacted("what comes next is compacted", compacted=header["compacted"]))
         elif kind == "alive":
             for number in self._live:
                 self.watches[number].reached(header["next"])
@@ -372,7 +373,7 @@ class Stream:
         call = Call("kv_events", arguments, plain, group=self.kv.name, nodes=nodes, pinned=self.node is not None)
         header, data = await self.kv.yard.run(call)
         if header["kind"] == "compacted":
-            raise Compacted("what comes next is compacted", {"compacted": header["compacted"]})
+            raise Compacted("what comes next is compacted", compacted=header["compacted"])
         bodies = bodies_of(header["places"], data)
         for one in header["revisions"][:1]:
             decoder = Decoder(bodies)

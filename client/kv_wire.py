@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 
-from .errors import BadRequest, LogyardError, classes
+from logyard.protocol.errors import BadRequest, LogyardError, classes
+
 from .wire import Buffer
 
 PUT, DELETE, RANGE, TXN, COMPACT, GRANT, KEEP, REVOKE = range(1, 9)
@@ -256,7 +257,7 @@ def answer_of(packed: Buffer | Any) -> list[Any]:
         return found[1:]
     _, code, message, details = found
     kind = Compacted if code == Compacted.code else classes().get(code, LogyardError)
-    raise kind(message, details, code=code, retry="never")
+    raise kind.told(message, details, code=code, retry="never")
 
 
 class Decoder:

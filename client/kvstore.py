@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol, TypeAlias
 
-from .errors import BadRequest, LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError
+
 from .kv_wire import Compacted, prefix_end
 from .sync import connect_sync
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from .errors import BadRequest, LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError
+
 from .kv_wire import FROM_KEY, prefix_end
 
 TIMEOUT_S = 10.0

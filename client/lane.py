@@ -13,8 +13,9 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from logyard.protocol.errors import Busy, LogyardError, NoSpace, NotLeader, Unknown, error_of
+
 from . import wire
-from .errors import Busy, LogyardError, NoSpace, NotLeader, Unknown, error_of
 from .frame import APPEND_COMMAND, Frame
 from .sequences import OUT_OF_WINDOW, RENEW, Sequences, expired, final
 from .session import backoff, outcome
@@ -369,7 +370,7 @@ class Lane:
 
     def _overdue(self, batch: Batch, trouble: LogyardError | None) -> LogyardError:
         trouble = trouble or self.trouble
-        found = trouble.again() if trouble is not None else NotLeader(f"{self.name}: no leader was found in time")
+        found = trouble.again() if trouble is not None else NotLeader.told(f"{self.name}: no leader was found in time")
         return outcome(found, batch.ambiguous, self.name)
 
     def troubled(self, error: LogyardError) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 import trio
 
-from .errors import LogyardError, Unknown
+from logyard.protocol.errors import LogyardError, Unknown
+
 from .lane import Lane
 from .session import Answer, Channel, Pushed, Routes, not_secured, unreachable
 from .tls import TlsError, require_server

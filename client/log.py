@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
+from logyard.protocol.errors import BadRequest, LogyardError, OutOfRange, error_of
+
 from .admin import Call, plain
 from .compression import Encoding, parse, ranges_of
-from .errors import BadRequest, LogyardError, OutOfRange, error_of
 from .records import BlockError, Page
 from .wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE, Buffer
 

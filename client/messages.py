@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import trio
 
+from logyard.protocol.errors import LogyardError, WrongKind
+
 from .admin import call_leader
-from .errors import LogyardError, WrongKind
 from .log import open_call
 from .sequences import Sequences, final, new_number
 from .wire import Buffer, ProtocolError, encode_frame

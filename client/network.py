@@ -13,8 +13,9 @@ from typing import Any
 
 import trio
 
+from logyard.protocol.errors import LogyardError, NotLeader, Unknown, UnknownGroup, WrongKind
+
 from .admin import AsyncVerbs, Call, T
-from .errors import LogyardError, NotLeader, Unknown, UnknownGroup, WrongKind
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
@@ -439,14 +440,14 @@ class Network(AsyncVerbs):
             with trio.move_on_at(retry.deadline):
                 await event.wait()
             if not event.is_set():
-                raise NotLeader(f"{name}: no leader found in time")
+                raise NotLeader.told(f"{name}: no leader found in time")
             if failed:
                 failed[0].retry = "never"
                 raise failed[0]
             self.routes.require(name, kind)
             link = self._link(self.routes.leader(name))
             if link is None:
-                raise NotLeader(f"{name}: its leader is out of reach")
+                raise NotLeader.told(f"{name}: its leader is out of reach")
         return await self._ready(link, retry.deadline)
 
     # Time.

@@ -11,7 +11,8 @@ import hashlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from .errors import BadRequest
+from logyard.protocol.errors import BadRequest
+
 from .frame import produce_command
 from .records import Buffer
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from logyard.protocol.errors import BadRequest, Busy, LogyardError
+
 from . import queue_wire as qw
-from .errors import BadRequest, Busy, LogyardError
 from .lane import Batch, Lane
 from .log import query_call
 from .messages import Session, open_session
@@ -117,7 +118,7 @@ class Queue:
         `command`: of `queue_wire.publish_command`, for options. Raises `Busy` when the client's window is full."""
         yard, lane = self.yard, self.lane
         if yard.window.used >= yard.window.limit:
-            raise Busy("the client's window is full", {"cause": "client window", "retry_after": 0.001})
+            raise Busy.told("the client's window is full", {"cause": "client window", "retry_after": 0.001})
         batch, position = lane.add(metadata, body, yard.timeout, 0, command)
         if not lane.dirty:
             yard.kick(lane)

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from logyard.protocol.errors import LogyardError
+
 from . import queue_wire as qw
-from .errors import LogyardError
 from .frame import Frame
 from .log import query_call
 from .queue_wire import Message

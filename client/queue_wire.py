@@ -11,8 +11,9 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from logyard.protocol.errors import BadRequest, LogyardError
+
 from . import wire
-from .errors import BadRequest, LogyardError
 from .frame import SIZED
 from .wire import ProtocolError
 
@@ -193,13 +194,15 @@ class NotHeld(LogyardError):
 
     code = "not_held"
 
-    def __init__(
-        self, message: str, details: Mapping[str, object] | None = None, *, code: str | None = None,
-        retry: str | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(message, details, code=code, retry=retry)
-        self.settled = int(self._number("settled"))
-        self.missed = int(self._number("missed"))
+    @property
+    def settled(self) -> int:
+        """How many were settled."""
+        return int(self._number("settled"))
+
+    @property
+    def missed(self) -> int:
+        """How many were not."""
+        return int(self._number("missed"))
 
 
 def check_held(name: str, settled: int, missed: int) -> int:
@@ -208,7 +211,8 @@ def check_held(name: str, settled: int, missed: int) -> int:
         raise NotHeld(
             f"{name}: {missed} of {settled + missed} messages were not this consumer's any more when they were settled "
             "(twice, or after their lease, and then they come again): extend leases, or consume with longer ones",
-            {"settled": settled, "missed": missed},
+            settled=settled,
+            missed=missed,
         )
     return settled
 

@@ -11,8 +11,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from logyard.protocol.errors import BadRequest
+
 from .compression import ENVELOPE_BYTES, MARK, WHOLE_BYTES_MAX, Encoding, inflate_whole, parse
-from .errors import BadRequest
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

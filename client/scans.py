@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from logyard.protocol.errors import LogyardError, error_of
+
 from .admin import Call
-from .errors import LogyardError, error_of
 
 LOG_ROWS = 100_000
 """Rows of one `logs` answer: about 100 bytes each."""

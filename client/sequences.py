@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from .errors import LogyardError, SessionExpired, Unknown
+from logyard.protocol.errors import LogyardError, SessionExpired, Unknown
 
 WINDOW = 64
 """Frames of a session under way: the nodes keep as many replies (engine.host.sessions)."""
@@ -60,7 +60,7 @@ def expired(name: str, refusal: str = EXPIRED) -> SessionExpired:
     """What becomes of a frame that was perhaps applied before its session ended."""
     return SessionExpired(
         f"{name}: the session ended while this was under way: it may or may not have happened; look, then do it again",
-        {STRUCK: refusal},
+        **{STRUCK: refusal},
     )
 
 

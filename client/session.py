@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
-from . import wire
-from .admin import Call, T
-from .errors import (
+from logyard.protocol.errors import (
     BadRequest,
     Busy,
     LogyardError,
@@ -28,6 +26,9 @@ from .errors import (
     WrongKind,
     error_of,
 )  # fmt: skip
+
+from . import wire
+from .admin import Call, T
 from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, Buffer, ProtocolError
 
 BACKOFF_FIRST = 0.01
@@ -250,7 +251,7 @@ class Routes:
         """Raise `WrongKind` for a group that was just found to be of another kind; "": any will do."""
         found = self.kinds.get(name, kind)
         if kind and found != kind:
-            raise WrongKind.of(name, found, kind)
+            raise WrongKind(name, found, kind)
 
     def spread(self, call: Call[T], chance: random.Random) -> Call[T]:
         """A read with a bound on its age that names no node: for any member of its group, not only the leader."""
@@ -273,7 +274,7 @@ def unreachable(address: tuple[str, int], why: object) -> LogyardError:
 
 def not_secured(address: tuple[str, int], why: object) -> LogyardError:
     """No TLS with a server. Another one may do, but asking again and again will not: see `Retry.after`."""
-    return LogyardError(f"no TLS with {address[0]}:{address[1]}: {why}", {"tls": True}, retry="elsewhere")
+    return LogyardError(f"no TLS with {address[0]}:{address[1]}: {why}", tls=True, retry="elsewhere")
 
 
 def outcome(error: LogyardError, ambiguous: bool, name: str) -> LogyardError:

@@ -15,8 +15,9 @@ from typing import Protocol
 
 import trio
 
+from logyard.protocol.errors import BadRequest, LogyardError, SessionExpired, UnknownGroup
+
 from .admin import Call, T
-from .errors import BadRequest, LogyardError, SessionExpired, UnknownGroup
 from .lane import Lane
 from .log import close_call, open_call
 from .sequences import Sequences, new_number

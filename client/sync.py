@@ -15,9 +15,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
+
 from . import wire
 from .admin import Call, SyncVerbs, T, call_node
-from .errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
 from .frame import Frame
 from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, latest_call, open_call
@@ -415,4 +416,4 @@ class Yard(SyncVerbs):
             error = UnknownGroup(f"no group {name!r} on any node")
             error.retry = "never"
             raise error
-        raise NotLeader(f"{name}: no leader known")
+        raise NotLeader.told(f"{name}: no leader known")

@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, overload
 
+from logyard.protocol.errors import Gone, LogyardError, OutOfRange
+
 from . import wire
 from .admin import Call
 from .compression import SMALLEST, encode, wants
-from .errors import Gone, LogyardError, OutOfRange
 from .frame import Frame
 from .log import (
     POLL_BYTES,

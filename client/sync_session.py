@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from .errors import Busy
+from logyard.protocol.errors import Busy
+
 from .sequences import OUT_OF_WINDOW, Sequences
 
 Ticket = tuple[Sequences, int]
@@ -47,7 +48,7 @@ class SyncSession:
                     return self._numbers, self._numbers.next()
                 left = deadline - monotonic()
                 if left <= 0 or not self._changed.wait(left):
-                    raise Busy("the session's window is full", {"cause": "session window", "retry_after": 0.01})
+                    raise Busy.told("the session's window is full", {"cause": "session window", "retry_after": 0.01})
             stale = self._stale
         session = 0
         try:

@@ -11,7 +11,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .errors import Refused
+from logyard.protocol.errors import Refused
+
 from .records import Record
 
 TAIL_WAIT_S = 5.0

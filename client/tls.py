@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import BadRequest
+from logyard.protocol.errors import BadRequest
+
 from .records import Buffer
 from .wire import Hello
 

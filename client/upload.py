@@ -12,10 +12,11 @@ import random
 import struct
 from collections.abc import Iterable, Iterator
 
+from logyard.protocol.errors import BadRequest, LogyardError
+
 from . import wire
 from .admin import Call
 from .compression import CHUNK_BYTES, MARK, SMALLEST, envelope, index_of, shrink
-from .errors import BadRequest, LogyardError
 from .frame import HEAD_BYTES_MAX, append_command
 from .log import close_call, open_call
 from .wire import ABSENT, LARGE, MARKED, UNIFORM, Buffer

@@ -11,7 +11,8 @@ from typing import BinaryIO
 
 import trio
 
-from .errors import LogyardError
+from logyard.protocol.errors import LogyardError
+
 from .network import Network
 from .upload import CLOSE_S, PIECE_BYTES, Cutter, Upload, check_size, check_total
 from .wire import Buffer

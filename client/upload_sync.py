@@ -12,8 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import BinaryIO, Protocol
 
+from logyard.protocol.errors import LogyardError
+
 from .admin import Call, T
-from .errors import LogyardError
 from .upload import (
     CLOSE_S,
     PIECE_BYTES,

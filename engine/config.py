@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import TypeVar
 
-from .errors import BadRequest
+from logyard.protocol.errors import BadRequest
 
 KIB = 1024
 MIB = 1024 * KIB

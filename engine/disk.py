@@ -14,7 +14,8 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .errors import Busy, Corrupt, LogyardError, Refused
+from logyard.protocol.errors import SHORT, SHORT_RETRY_S, SHORTAGE, Busy, Corrupt, LogyardError, Refused
+
 from .lock import lock_directory
 from .types import Buffer
 
@@ -34,8 +35,6 @@ OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 
 SPARE_DESCRIPTORS = 16
 """Held in reserve, for files whose opening must not wait until a connection ends."""
-SHORT_RETRY_S = 0.5
-SHORTAGE = "the node's file descriptors or memory"
 
 
 def is_full(error: BaseException) -> bool:
@@ -50,9 +49,6 @@ def is_damage(error: OSError) -> bool:
     """Whether an error of reading says that bytes are lost. All others are the process's or the machine's, and pass: no
     descriptors, no memory, no right."""
     return error.errno in _DAMAGE
-
-
-SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def is_short(error: BaseException) -> bool:

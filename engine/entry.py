@@ -24,8 +24,8 @@ import msgpack
 import xxhash
 
 from logyard.payloads.reference import PayloadRef
+from logyard.protocol.errors import BadRequest, Corrupt
 
-from .errors import BadRequest, Corrupt
 from .types import Bodies, Buffer
 
 COMMANDS = 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .errors import Outdated
+from logyard.protocol.errors import Outdated
 
 EPOCH_MAX = 2**32
 """No node starts more often: a higher epoch is not one."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from .errors import JobFailed
+from logyard.protocol.errors import JobFailed
 
 log = logging.getLogger(__name__)
 

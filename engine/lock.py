@@ -11,7 +11,7 @@ import fcntl
 import os
 import select
 
-from .errors import DirectoryInUse
+from logyard.protocol.errors import DirectoryInUse
 
 LOCK = "lock"
 WRITER_LOCK = "writer-lock"

@@ -16,7 +16,6 @@ from itertools import takewhile
 
 import msgpack
 
-from logyard.engine.errors import OutOfRange
 from logyard.engine.machine import (
     Applied,
     Batch,
@@ -31,6 +30,7 @@ from logyard.engine.machine import (
     Sections,
     Timer,
 )
+from logyard.protocol.errors import OutOfRange
 
 from .command import (
     APPEND,

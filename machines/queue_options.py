@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from logyard.engine.errors import BadRequest
+from logyard.protocol.errors import BadRequest
 
 OVERFLOW = ("drop_head", "reject")
 OPTION_MAX = (1 << 53) - 1

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from logyard.engine.errors import BadRequest
 from logyard.engine.machine import Machine
+from logyard.protocol.errors import BadRequest
 
 from .kv import KV
 from .log import AppendLog

@@ -10,8 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from logyard.protocol.errors import PayloadCorrupt
+
 from . import layout
-from .errors import PayloadCorrupt
 from .homes import Home as Home
 from .ledger import Marks
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from .errors import GenerationUnfinished, JobStale, PayloadCorrupt, PayloadMissing
+from logyard.protocol.errors import GenerationUnfinished, JobStale, PayloadCorrupt, PayloadMissing
+
 from .generation import Generation
 from .layout import Buffer, SourceRow, SourceUnit, StoredEntry
 from .ledger import ENTRY_SLOT, Ledger, Marks

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import lmdb
 
-from . import layout
-from .errors import (
+from logyard.protocol.errors import (
     SHORT,
     FormatNewer,
     GenerationFailed,
@@ -28,6 +27,8 @@ from .errors import (
     StoreFull,
     StoreShort,
 )
+
+from . import layout
 from .journal import Journal
 from .layout import KEY, SourceRow, StoredEntry
 from .ledger import Columns

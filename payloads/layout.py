@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 import xxhash
 
-from .errors import PayloadCorrupt
+from logyard.protocol.errors import PayloadCorrupt
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import xxhash
 from pyroaring import BitMap64
 
+from logyard.protocol.errors import PayloadCorrupt
+
 from .bits import canonical, clear, stretch_end, stretches
-from .errors import PayloadCorrupt
 from .reference import PayloadRange, Position
 
 _MAGIC = b"LIVE"

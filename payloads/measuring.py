@@ -10,8 +10,9 @@ import os
 import struct
 from typing import NamedTuple
 
+from logyard.protocol.errors import SHORT, GenerationFailed, GenerationUnfinished, PayloadCorrupt, StoreShort
+
 from . import layout
-from .errors import SHORT, GenerationFailed, GenerationUnfinished, PayloadCorrupt, StoreShort
 from .free_pages import EMPTY, BadPage, free_pages
 from .layout import KEY
 from .ledger import ENTRY_SLOT, Columns

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from logyard.protocol.errors import GenerationFailed, PayloadCorrupt
+
 from . import checkpoints
 from .copies import END, Copies, Owner, Place
-from .errors import GenerationFailed, PayloadCorrupt
 from .homes import Home, HomeTable, without
 from .shelf import Shelf
 

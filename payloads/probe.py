@@ -9,7 +9,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from .errors import FormatNewer, GenerationUnfinished, PayloadError
+from logyard.protocol.errors import FormatNewer, GenerationUnfinished, PayloadError
+
 from .generation import Generation
 from .writing import GenerationConfig
 

@@ -13,7 +13,8 @@ import shutil
 import threading
 from typing import Protocol
 
-from .errors import FormatNewer, GenerationFailed, GenerationUnfinished, StoreShort
+from logyard.protocol.errors import FormatNewer, GenerationFailed, GenerationUnfinished, StoreShort
+
 from .generation import Generation
 from .journal import Journal
 from .writing import GenerationConfig

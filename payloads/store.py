@@ -14,10 +14,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from logyard.protocol.errors import GenerationFailed, PayloadCorrupt, PayloadMissing
+
 from . import compaction, probe
 from .compaction import MigrateJob, MigrateReport, Reader, RewriteJob
 from .copies import END, Owner, Place
-from .errors import GenerationFailed, PayloadCorrupt, PayloadMissing
 from .generation import Generation
 from .homes import Home
 from .journal import IN_USE, IN_USE_WRITER, Journal, take_suspects

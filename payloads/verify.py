@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import lmdb
 
-from .errors import FormatNewer, GenerationUnfinished, PayloadError, StoreFull, StoreShort
+from logyard.protocol.errors import FormatNewer, GenerationUnfinished, PayloadError, StoreFull, StoreShort
+
 from .generation import Generation
 from .ledger import Columns
 from .writing import GenerationConfig

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import lmdb
 import xxhash
 
+from logyard.protocol.errors import GenerationFailed, PayloadCorrupt
+
 from . import layout
-from .errors import GenerationFailed, PayloadCorrupt
 from .layout import KEY, Buffer, Plan, SourceRow, SourceUnit
 from .ledger import ENTRY_SLOT, Columns
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logyard.client.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 
 
 class OptionError(LogyardError, ValueError):

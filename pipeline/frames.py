@@ -15,9 +15,9 @@ import xxhash
 
 from logyard.client.columns import ABSENT, BODY, LONG_UNIT, RUN, Sections, sections
 from logyard.client.compression import ENVELOPE_BYTES, MARK, Buffer, originals, parse
-from logyard.client.errors import Corrupt, LogyardError
 from logyard.client.scans import Scan
 from logyard.engine.entry import LARGE, unit_hash
+from logyard.protocol.errors import Corrupt, LogyardError
 
 from .schema import arrow_schema
 from .sources import GAP, RECORD, Reading
@@ -168,7 +168,7 @@ def check_units(frame: Frame, scan: Scan, names: Sequence[str]) -> None:
                 sound = sound and unit_hash(uid, index, term, int(extra["unit"]), data) == _digest(extra)
             body = end
         if not sound:
-            error = Damaged(
+            error = Damaged.told(
                 f"log {names[number]!r}: bytes of entry {index} (offset {int(run['first'])}) from node {scan.node} do "
                 "not match their stored hash"
             )

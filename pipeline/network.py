@@ -21,13 +21,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from logyard.client.admin import Call, call_node
-from logyard.client.errors import LogyardError, OutOfRange, UnknownGroup
 from logyard.client.log import body_steps
 from logyard.client.scans import LOG_ROWS, RANGES_MAX, LogRow, Outcome, Scan, logs_call, scan_call, seek_call
 from logyard.client.session import backoff, parse_address
 from logyard.client.sync import Yard, connect_sync
 from logyard.client.sync_link import Connection
 from logyard.client.tls import client_context
+from logyard.protocol.errors import LogyardError, OutOfRange, UnknownGroup
 
 from .errors import DataLoss
 from .sources import LogInfo, Reading, Wanted
@@ -324,7 +324,9 @@ class NetworkSource:
             raise DataLoss(
                 f"log {one.name!r}: records {one.next}..{one.next + count - 1} were truncated before they were read; "
                 "read from a later offset, or set failOnDataLoss=false to go on with a row of kind 'gap'",
-                {"log": one.name, "first": one.next, "end": one.next + count},
+                log=one.name,
+                first=one.next,
+                end=one.next + count,
             )
         log.warning("log %s: %d records from offset %d are gone", one.name, count, one.next)
         return frames.gap_batch(one.name, one.next, count, reading.payloads)
@@ -337,7 +339,9 @@ class NetworkSource:
                 raise DataLoss(
                     f"log {one.name!r}: it was deleted before records {one.next}..{one.end - 1} were read; set "
                     "failOnDataLoss=false to go on with a row of kind 'gap'",
-                    {"log": one.name, "first": one.next, "end": one.end},
+                    log=one.name,
+                    first=one.next,
+                    end=one.end,
                 )
             yield self._gap(one, one.end - one.next, reading)
             one.next = one.end
@@ -362,7 +366,7 @@ class NetworkSource:
         threading.Event().wait(backoff(one.refused // len(one.nodes), self._chance))
 
     def _failure(self, one: Pending, error: LogyardError) -> LogyardError:
-        return LogyardError(
+        return LogyardError.told(
             f"log {one.name!r}: offset {one.next} cannot be read from any of the nodes {one.nodes}: {error}",
             error.details, code=error.code, retry=error.retry,
         )  # fmt: skip

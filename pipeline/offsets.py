@@ -82,7 +82,9 @@ def resolve(
             raise DataLoss(
                 f"log {info.name!r}: records {first}..{min(info.start, end) - 1} were truncated, it starts at "
                 f"{info.start}; set {named[0]} to -2 (earliest), or failOnDataLoss=false for a row of kind 'gap'",
-                {"log": info.name, "first": first, "end": min(info.start, end)},
+                log=info.name,
+                first=first,
+                end=min(info.start, end),
             )
         if first < end:
             found.append(Wanted(info.name, info.uid, first, end, nodes(info)))

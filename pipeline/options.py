@@ -326,8 +326,8 @@ def _exactly_one(present: set[str], *names: str) -> None:
 
 
 def _check_place(options: Options) -> None:
-    from logyard.client.errors import BadRequest
     from logyard.client.session import parse_address
+    from logyard.protocol.errors import BadRequest
 
     for server in options.servers or ():
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from logyard.client.tls import is_loopback
-from logyard.engine.errors import BadRequest
+from logyard.protocol.errors import BadRequest
 
 ADMIN = "admin.sock"
 """The unix socket in a data directory, for who may read the files there."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from logyard.client.errors import BadRequest, LogyardError, UnknownGroup
+from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup
 
 from .admin_plan import CHANGE, DONE, REFUSE, TRANSFER, Goal, Step, Targets, View
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logyard.engine.errors import BadRequest
+from logyard.protocol.errors import BadRequest
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import BadRequest, LogyardError, WrongIdentity
 from logyard.pipeline.directory.lock import held
 from logyard.pipeline.directory.report import DAMAGE, Progress
+from logyard.protocol.errors import BadRequest, LogyardError, WrongIdentity
 
 
 def check_directory(

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from logyard.engine.errors import LogyardError
 from logyard.engine.host.ending import MARK
 from logyard.machines.registry import create_machine
 from logyard.pipeline.directory.files import Segments, read_wal, users_of
@@ -23,6 +22,7 @@ from logyard.pipeline.directory.groups import check_group
 from logyard.pipeline.directory.meta import Facts, read_meta
 from logyard.pipeline.directory.payloads import check_payloads
 from logyard.pipeline.directory.report import Report
+from logyard.protocol.errors import LogyardError
 
 from .own_machines import MachineFactory, machine_factory
 

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 from logyard.client.tls import TlsConfig, is_loopback
 from logyard.engine.config import GIB, KIB, MIB, SystemConfig, unknown_key
-from logyard.engine.errors import BadRequest
 from logyard.engine.transport.proof import SECRET_BYTES_MIN, Secret
+from logyard.protocol.errors import BadRequest
 
 Address: TypeAlias = tuple[str, int]
 """(host, port); a name is not resolved here."""
@@ -173,7 +173,7 @@ def load_config(path: Path, environ: Mapping[str, str]) -> NodeConfig:
     try:
         return build_config(tables, environ, path.parent)
     except BadRequest as error:
-        raise BadRequest(f"{path}: {error}", **{**error.details, "path": str(path)}) from error
+        raise BadRequest.told(f"{path}: {error}", {**error.details, "path": str(path)}) from error
 
 
 def build_config(tables: Mapping[str, object], environ: Mapping[str, str], root: Path) -> NodeConfig:

@@ -54,7 +54,7 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 def run_node(path: Path, *, until_eof: bool = False) -> int:
     """Serve until stopped; returns the exit code. Errors of the world become one line on standard error."""
-    from logyard.engine.errors import BadRequest, LogyardError, Outdated, WalFailed
+    from logyard.protocol.errors import BadRequest, LogyardError, Outdated, WalFailed
 
     from .config import load_config, read_secret
     from .tls import open_doors
@@ -94,7 +94,7 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
     import trio
 
     from logyard.engine.descriptors import raise_limit
-    from logyard.engine.errors import BadRequest
+    from logyard.protocol.errors import BadRequest
 
     from . import memory
     from .node import serve

@@ -23,7 +23,6 @@ from logyard.client.records import Page, Record
 from logyard.client.tail import TAIL_WAIT_S, Cursor, Tailed
 from logyard.client.wire import FRAME_BYTES_MAX, encode_frame
 from logyard.engine.config import SystemConfig
-from logyard.engine.errors import Gone, LogyardError, Refused, WrongKind
 from logyard.engine.host.member import Member
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
@@ -31,6 +30,7 @@ from logyard.engine.types import Buffer
 from logyard.machines.command import APPEND_REPLY
 from logyard.machines.log import AppendLog
 from logyard.machines.registry import create_machine
+from logyard.protocol.errors import Gone, LogyardError, Refused, WrongKind
 
 from . import log_reader
 from .node import Node, build_system

@@ -13,8 +13,8 @@ import msgpack
 import xxhash
 
 from logyard.engine.entry import ABSENT, COMMANDS, LARGE, MARK, frames_of, table_of, units_of
-from logyard.engine.errors import Corrupt
 from logyard.engine.host.forks import DIRECTORY, MAGIC, SUFFIX
+from logyard.protocol.errors import Corrupt
 
 
 class ForkRecord(NamedTuple):

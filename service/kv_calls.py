@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
-from logyard.engine.errors import BadRequest
 from logyard.engine.types import Buffer
+from logyard.protocol.errors import BadRequest
 
 from .kv_watch import WatchSink
 from .rpc_arguments import Asked

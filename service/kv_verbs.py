@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from logyard.engine.errors import BadRequest
 from logyard.engine.types import Buffer
 from logyard.machines.kv_command import Refusal, end_of, key_of
+from logyard.protocol.errors import BadRequest
 
 from . import kv_reads, kv_watch
 from .kv_tracks import Watch

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import trio
 
-from logyard.engine.errors import BadRequest, Refused, UnknownGroup, WrongKind
 from logyard.engine.types import Buffer
 from logyard.machines.kv import KV
 from logyard.machines.kv_command import Refusal, end_of, key_of, number
 from logyard.machines.kv_history import Events, History
+from logyard.protocol.errors import BadRequest, Refused, UnknownGroup, WrongKind
 
 from .answers import give_back
 from .kv_reads import read

@@ -26,7 +26,6 @@ from logyard.engine.entry import (
     timestamp_of,
     units_of,
 )
-from logyard.engine.errors import BadRequest, Busy, Corrupt, Gone, LogyardError, OutOfRange, WrongKind
 from logyard.engine.host.member import Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
@@ -36,6 +35,7 @@ from logyard.machines.keyed import Keys
 from logyard.machines.log import AppendLog
 from logyard.machines.slices import Long, Slice, slices
 from logyard.payloads.reference import Position
+from logyard.protocol.errors import BadRequest, Busy, Corrupt, Gone, LogyardError, OutOfRange, WrongKind
 
 from . import answers
 

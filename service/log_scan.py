@@ -17,7 +17,6 @@ from logyard.client.columns import LONG_UNIT, Columns, Extra
 from logyard.client.scans import Range
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import Unit, timestamp_of
-from logyard.engine.errors import Corrupt, LogyardError, OutOfRange, Refused, UnknownGroup
 from logyard.engine.host.member import RUNNING, Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
@@ -25,6 +24,7 @@ from logyard.engine.types import Buffer
 from logyard.machines.log import ANCHOR_BYTES, AppendLog
 from logyard.machines.slices import Long, Slice
 from logyard.payloads.reference import Position
+from logyard.protocol.errors import Corrupt, LogyardError, OutOfRange, Refused, UnknownGroup
 
 from . import answers
 from .log_reader import Walk, append_log, long_parts, packs_of

@@ -15,12 +15,12 @@ import msgpack
 from logyard.client.scans import Range
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
-from logyard.engine.errors import BadRequest
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
 from logyard.engine.types import Buffer
 from logyard.machines.command import TRUNCATE_REPLY, retain_command, truncate_command
+from logyard.protocol.errors import BadRequest
 
 from . import log_audit, log_reader, log_scan
 

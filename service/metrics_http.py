@@ -12,7 +12,7 @@ from collections.abc import Callable
 import h11
 import trio
 
-from logyard.engine.errors import Refused
+from logyard.protocol.errors import Refused
 
 HEAD_BYTES_MAX = 8192
 """A scraper's request is a few hundred bytes."""

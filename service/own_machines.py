@@ -10,9 +10,9 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from logyard.engine.errors import BadRequest
 from logyard.engine.machine import Machine
 from logyard.machines.registry import create_machine
+from logyard.protocol.errors import BadRequest
 
 MachineFactory: TypeAlias = Callable[[str, dict[str, Any]], Machine]
 REQUIRED = ("version", "snapshot", "restore", "live_refs")

@@ -1,4 +1,4 @@
-"""The payload store behind the engine's port: its errors become the engine's, its jobs run one at a time.
+"""The payload store behind the engine's port: its jobs run one at a time.
 
 Invariant: a job is adopted or abandoned before the next is built. Jobs run in a thread, or, when the node has a writer
 process, there: then this process opens generations for reading only. Wired by `node.build_system`.
@@ -16,8 +16,7 @@ from pathlib import Path
 import trio
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import SHORT_RETRY_S, SHORTAGE, Disk
-from logyard.engine.errors import Busy, Corrupt, Gone, LogyardError, NoSpace
+from logyard.engine.disk import Disk
 from logyard.engine.jobs import Jobs
 from logyard.engine.log.payload_source import FileSource
 from logyard.engine.ports import SourceEntry
@@ -26,19 +25,17 @@ from logyard.engine.types import Buffer
 from logyard.payloads import verify
 from logyard.payloads.checkpoints import Home
 from logyard.payloads.compaction import MigrateReport, RewriteJob, choose_rewrite
-from logyard.payloads.errors import (
-    GenerationFailed,
-    PayloadCorrupt,
-    PayloadError,
-    PayloadMissing,
-    StoreFull,
-    StoreShort,
-)
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.payloads.reference import PayloadRange, Position
 from logyard.payloads.store import GenerationInfo, PayloadStore, StoreConfig
 from logyard.payloads.transfer import subtract
+from logyard.protocol.errors import (
+    Corrupt,
+    GenerationFailed,
+    LogyardError,
+    NoSpace,
+)
 
 from .writer.jobs import FILE, REWRITE, ROWS, Pacer, migrate_file, pack_rows, source_row, unpack_report
 from .writer.process import WriterAway, WriterProcess
@@ -63,8 +60,7 @@ class StoreAdapter:
 
     def open(self) -> Sequence[int]:
         """BLOCKING."""
-        with _translated():
-            return self._store.open()
+        return self._store.open()
 
     def close(self) -> None:
         """Close every environment."""
@@ -72,8 +68,7 @@ class StoreAdapter:
 
     def restore(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """The rows of earlier `changes`."""
-        with _translated():
-            self._store.restore(pairs)
+        self._store.restore(pairs)
 
     def changes(self) -> list[tuple[bytes, bytes | None]]:
         """Rows for the meta store."""
@@ -85,13 +80,11 @@ class StoreAdapter:
 
     def decode_liveness(self, live_set: bytes) -> Liveness:
         """Of a snapshot. A missing or damaged live set is an error."""
-        with _translated():
-            return decode_live_set(live_set).liveness
+        return decode_live_set(live_set).liveness
 
     def missing(self, live_set: bytes, have_through: int) -> list[tuple[int, int]]:
         """Entry ranges to ask for, rising and disjoint: of one entry several parts may live."""
-        with _translated():
-            wanted = decode_live_set(live_set).ranges()
+        wanted = decode_live_set(live_set).ranges()
         held = [PayloadRange(Position(0, 0), Position(have_through + 1, 0))]
         left = subtract(wanted, held)
         return union((first.index, end.index if end.ordinal else end.index - 1) for first, end in left)
@@ -122,13 +115,11 @@ class StoreAdapter:
 
     def scan(self, uid: int, first: int, last: int) -> Iterator[StoredEntry]:
         """Metadata of stored entries."""
-        with _translated():
-            yield from self._store.scan(uid, first, last, bodies=False)
+        yield from self._store.scan(uid, first, last, bodies=False)
 
     def read_unit(self, uid: int, index: int, unit: int, start: int, stop: int) -> bytes:
         """Verified bytes."""
-        with _translated():
-            return self._store.read_unit(uid, index, unit, start, stop)
+        return self._store.read_unit(uid, index, unit, start, stop)
 
     def pin(self, generation: int) -> None:
         """Keep a generation."""
@@ -207,11 +198,10 @@ class StoreAdapter:
     async def _finish(self, run: Awaitable[MigrateReport]) -> None:
         """Wait for the running job, and adopt what it did. When this raises, nothing works on it any more."""
         try:
-            with _translated():
-                report = await run
-                if report.damaged:
-                    uid, index, reason = report.damaged[0]
-                    raise Corrupt(f"payload of entry {index} of group {uid:016x}", 0, "its hash", reason)
+            report = await run
+            if report.damaged:
+                uid, index, reason = report.damaged[0]
+                raise Corrupt(f"payload of entry {index} of group {uid:016x}", 0, "its hash", reason)
         except BaseException:
             self._store.abandon()
             raise
@@ -233,13 +223,11 @@ class StoreAdapter:
 
     def mark_dead(self, uid: int, first: tuple[int, int], end: tuple[int, int]) -> object:
         """These units are dead."""
-        with _translated():
-            return self._store.mark_dead(uid, first, end)
+        return self._store.mark_dead(uid, first, end)
 
     def truncate(self, uid: int, from_index: int) -> object:
         """The log's tail was overwritten."""
-        with _translated():
-            return self._store.truncate(uid, from_index)
+        return self._store.truncate(uid, from_index)
 
     def delete_group(self, uid: int) -> object:
         """All of it is dead."""
@@ -247,8 +235,7 @@ class StoreAdapter:
 
     def seal_current(self) -> None:
         """BLOCKING."""
-        with _translated():
-            self._store.seal_current()
+        self._store.seal_current()
 
     def dead_generations(self) -> Sequence[int]:
         """Those of which nothing lives and which may go now."""
@@ -256,8 +243,7 @@ class StoreAdapter:
 
     def unlink_dead(self, generations: Sequence[int]) -> int:
         """BLOCKING."""
-        with _translated():
-            return 0 if self.jobs.frozen else sum(map(self._store.drop, generations))
+        return 0 if self.jobs.frozen else sum(map(self._store.drop, generations))
 
     def generations(self) -> Sequence[GenerationInfo]:
         """What there is."""
@@ -300,25 +286,3 @@ class StoreAdapter:
 def _pause(seconds: float) -> None:
     """In a worker thread: by the loop's clock, and over when its task is cancelled."""
     trio.from_thread.run(trio.sleep, seconds)
-
-
-class _translated:
-    """The store's errors as the engine's."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, PayloadError):
-            return
-        if isinstance(error, PayloadMissing):
-            raise Gone(str(error)) from error
-        if isinstance(error, StoreFull):
-            raise NoSpace(str(error)) from error
-        if isinstance(error, StoreShort):
-            raise Busy(SHORTAGE, SHORT_RETRY_S) from error
-        if isinstance(error, PayloadCorrupt):
-            corrupt = Corrupt("payload store", 0, "", "")
-            Exception.__init__(corrupt, str(error))
-            raise corrupt from error
-        raise LogyardError(str(error)) from error

@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from logyard.client import wire
-from logyard.engine.errors import Refused, SessionExpired, UnknownGroup
 from logyard.engine.host import effects
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
 from logyard.engine.types import Buffer
+from logyard.protocol.errors import Refused, SessionExpired, UnknownGroup
 
 from .kv_calls import serve_watch
 from .rpc_calls import SystemPort, asked_of

@@ -22,8 +22,8 @@ from logyard.client.tls import CLIENT
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
 from logyard.engine.descriptors import CLIENTS, PEERS, has_room
-from logyard.engine.errors import BadRequest, Busy, LogyardError, Refused
 from logyard.engine.transport.eager import EagerReads
+from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, error_value
 
 from .addresses import listen_address, unix_path
 from .answers import CONNECTION_BYTES, GIVE_BACK, TAKE, Answers
@@ -31,7 +31,7 @@ from .answers import STALL_S as ANSWERS_STALL_S
 from .pushes import LISTENING, Pushing
 from .room import STEP_BYTES, Room
 from .rpc_arguments import decode_call
-from .rpc_calls import ADMINISTRATIVE, Data, SystemPort, error_value, serve_call, shown, submit_command
+from .rpc_calls import ADMINISTRATIVE, Data, SystemPort, serve_call, shown, submit_command
 
 if TYPE_CHECKING:
     from logyard.engine.transport.link import Stream, Write

@@ -13,8 +13,8 @@ from typing import Any
 
 from logyard.client import wire
 from logyard.client.scans import RANGES_MAX, Range
-from logyard.engine.errors import BadRequest
 from logyard.engine.types import Buffer
+from logyard.protocol.errors import BadRequest
 
 DEPTH_MAX = 16
 ELEMENTS_MAX = 1 << 17

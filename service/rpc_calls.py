@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from logyard.client import wire
-from logyard.engine.errors import BadRequest, LogyardError, UnknownGroup
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.types import Buffer
+from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup, error_value
 
 from .kv_calls import KV_CALLS, HasKv
 from .rpc_arguments import Asked
@@ -437,8 +437,3 @@ def asked_of(system: SystemPort, arguments: Mapping[str, Any]) -> Asked:
     if "kind" in arguments:
         system.require_kind(asked.text("name"), asked.text("kind"))
     return asked
-
-
-def error_value(error: LogyardError) -> dict[str, object]:
-    """An error as it travels."""
-    return {"code": error.code, "message": str(error), "retry": error.retry, "details": error.details}

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from logyard.client.scans import LOG_ROWS, Range
-from logyard.engine.errors import BadRequest
 from logyard.engine.types import Buffer
+from logyard.protocol.errors import BadRequest
 
 from .rpc_arguments import Asked
 

@@ -25,7 +25,7 @@ from logyard.client.tls import (
     require,
 )
 from logyard.client.tls_stream import TlsStream
-from logyard.engine.errors import BadRequest, WrongIdentity
+from logyard.protocol.errors import BadRequest, WrongIdentity
 
 if TYPE_CHECKING:
     import socket

@@ -24,8 +24,8 @@ from typing import Any
 import trio
 
 from logyard.client.aio import Yard, connect
-from logyard.client.errors import UnknownGroup
 from logyard.engine.config import SystemConfig
+from logyard.protocol.errors import UnknownGroup
 from logyard.service.config import NodeConfig, make_secret
 from logyard.service.local_cluster import free_ports
 from logyard.service.node import serve

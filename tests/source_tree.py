@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("bench", "client", "engine", "machines", "payloads", "pipeline", "service")
+PACKAGES = ("bench", "client", "engine", "machines", "payloads", "pipeline", "protocol", "service")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ The rules are data; each is also tried on a planted offence, so that a rule that
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -15,10 +16,11 @@ from .source_tree import PACKAGES, ROOT, Source, product_sources, test_sources
 pytestmark = pytest.mark.xdist_group("source")
 
 TOP = "logyard.engine.<top>"
-"""The files that lie directly in engine/: types, errors, entry, config, machine, ports, disk."""
+"""The files that lie directly in engine/: types, entry, config, machine, ports, disk."""
 
 # package -> what it may import of ours. Longest prefix of the importing module wins.
 FLOORS: dict[str, tuple[str, ...]] = {
+    "logyard.protocol": (),
     "logyard.engine": (TOP, "logyard.payloads.reference"),
     "logyard.engine.ports": (TOP, "logyard.payloads.reference", "logyard.engine.raft.messages"),
     "logyard.engine.raft": (TOP, "logyard.engine.raft"),
@@ -32,12 +34,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.payloads": ("logyard.payloads",),
     "logyard.client": ("logyard.client",),
     "logyard.machines": (
-        "logyard.machines", "logyard.engine.machine", "logyard.engine.types", "logyard.engine.errors",
-        "logyard.payloads.reference",
+        "logyard.machines", "logyard.engine.machine", "logyard.engine.types", "logyard.payloads.reference",
     ),
     "logyard.pipeline": (
         "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.engine.log", "logyard.engine.types",
-        "logyard.engine.errors", "logyard.engine.entry",
+        "logyard.engine.entry",
     ),
     # What a directory says is what a start would make of it, so the same code reads it; but nothing that runs a node.
     "logyard.pipeline.directory": (
@@ -54,6 +55,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.testing": ("logyard",),
     "pyspark_logyard": ("logyard.pipeline",),
 }  # fmt: skip
+
+GROUND = "logyard.protocol"
+"""The lowest floor: everything may import it."""
 
 PURE = frozenset(
     {
@@ -87,6 +91,9 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 
+GROUND_LIBRARIES = frozenset({"msgpack", *sys.stdlib_module_names})
+"""All that protocol/ may import from outside: it loads wherever a client does."""
+
 HARMLESS = frozenset({"trio.socket.SocketType"})
 """Naming a type opens no door."""
 
@@ -104,7 +111,6 @@ FREE_OF: dict[str, tuple[str, ...]] = {
     "logyard.client.tls": ("trio",),
     "logyard.client.session": ("trio",),
     "logyard.client.wire": ("trio",),
-    "logyard.client.errors": ("trio",),
 }
 
 
@@ -123,7 +129,7 @@ def top_modules(sources: Iterable[Source]) -> set[str]:
 
 def floor_offences(source: Source, top: set[str]) -> list[str]:
     scope = max((prefix for prefix in FLOORS if within(source.module, [prefix])), key=len)
-    allowed = [name for name in FLOORS[scope] if name != TOP]
+    allowed = [GROUND, *(name for name in FLOORS[scope] if name != TOP)]
     if TOP in FLOORS[scope]:
         allowed += top
     return [
@@ -212,6 +218,16 @@ def freedom_offences(source: Source) -> list[str]:
     ]
 
 
+def ground_offences(source: Source) -> list[str]:
+    if not within(source.module, [GROUND]):
+        return []
+    return [
+        f"{source.path}:{line}: protocol must not import {name}"
+        for line, name in source.imports
+        if name.split(".")[0] not in GROUND_LIBRARIES | {"logyard"}
+    ]
+
+
 def check_floors(source: Source) -> list[str]:
     return floor_offences(source, top_modules(product_sources()))
 
@@ -232,6 +248,10 @@ def test_packages_are_only_reached_through_logyard() -> None:
 
 def test_the_raft_core_is_pure() -> None:
     report(purity_offences, product_sources())
+
+
+def test_the_ground_floor_needs_msgpack_alone() -> None:
+    report(ground_offences, product_sources())
 
 
 def test_one_door_per_resource() -> None:
@@ -273,7 +293,9 @@ def planted(module: str, text: str) -> Source:
         (check_floors, "logyard.engine.transport.peers", "import logyard.engine.host.system"),
         (check_floors, "logyard.engine.host.system", "from logyard.payloads.store import PayloadStore"),
         (check_floors, "logyard.engine.disk", "from .log import wal"),
-        (check_floors, "logyard.payloads.store", "from logyard.engine.errors import Corrupt"),
+        (check_floors, "logyard.payloads.store", "from logyard.engine.types import Buffer"),
+        (check_floors, "logyard.protocol.errors", "from logyard.engine.types import Buffer"),
+        (ground_offences, "logyard.protocol.errors", "def f():\n    import zstandard"),
         (check_floors, "logyard.client.wire", "from logyard.engine.entry import FRAME"),
         (check_floors, "logyard.machines.log", "from logyard.engine.entry import Frame"),
         (check_floors, "logyard.bench.load", "from logyard.service.node import serve"),
@@ -311,6 +333,8 @@ def test_a_planted_offence_is_caught(rule: Callable[[Source], list[str]], module
         (check_floors, "logyard.engine.transport.codec", "from ..raft.messages import Message"),
         (check_floors, "logyard.engine.machine", "from logyard.payloads.reference import PayloadRef"),
         (check_floors, "logyard.service.node", "from logyard.payloads.store import PayloadStore"),
+        (check_floors, "logyard.payloads.store", "from logyard.protocol.errors import Corrupt"),
+        (ground_offences, "logyard.protocol.errors", "import errno\nimport msgpack\nfrom .frame import HEADER"),
         (purity_offences, "logyard.engine.raft.core", "from collections.abc import Callable"),
         (door_offences, "logyard.client.aio", "from trio import socket"),
         (door_offences, "logyard.engine.transport.peers", "import trio\ndef f(s: trio.socket.SocketType): pass"),

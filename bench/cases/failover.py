@@ -222,7 +222,7 @@ async def gather_leaderships(yard: Yard, names: Sequence[str]) -> None:
 
 async def watch(yard: Yard, cluster: Cluster, logs: int, since: float, watched: dict[str, float]) -> None:
     """When the survivors noticed the death (`dead`) and when they led every log (`led`), to WATCH_S."""
-    from logyard.client.errors import LogyardError
+    from logyard.protocol.errors import LogyardError
 
     survivors = [node for node in range(1, cluster.count + 1) if node != VICTIM]
     while "led" not in watched:

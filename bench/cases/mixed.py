@@ -53,7 +53,7 @@ class Small:
 
     async def run(self, yard: Any, lane: int, name: str) -> None:
         """One client on one log, until stopped."""
-        from logyard.client.errors import LogyardError
+        from logyard.protocol.errors import LogyardError
 
         log, workload, number = yard.log(name), Workload(self.settings.size, 1, lane), 0
         while not self.stopped:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import trio
 
-from ..errors import decode_error
+from logyard.protocol.errors import decode_error
 
 
 class Answer:

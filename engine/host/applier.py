@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from logyard.protocol.errors import Busy, Corrupt, LogyardError, NotLeader
+
 from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of, timestamp_of
-from ..errors import Busy, Corrupt, LogyardError, NotLeader
 from ..machine import Batch, Context, Frame, Reject
 from . import effects, halt
 from .apply import context_of, run_again, run_guarded, run_machine

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from ..errors import LogyardError, WalFailed
+from logyard.protocol.errors import LogyardError, WalFailed
+
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow, snapshot_key

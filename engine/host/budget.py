@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
+from logyard.protocol.errors import Busy
+
 from ..config import SystemConfig
-from ..errors import Busy
 
 if TYPE_CHECKING:
     from .member import Member

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import Corrupt, LogyardError
+from logyard.protocol.errors import Corrupt, LogyardError
+
 from ..log import meta_rows
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Recovered

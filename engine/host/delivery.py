@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
+from logyard.protocol.errors import LogyardError
+
 from ..entry import LARGE, MARK, Unit, table_of, units_of
-from ..errors import LogyardError
 from ..machine import Deliver, PayloadRange, PayloadRef, Send
 from ..types import Buffer
 from .member import Member

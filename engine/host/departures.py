@@ -23,7 +23,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LogyardError
+from logyard.protocol.errors import LogyardError
+
 from ..log.meta_rows import Departed
 from ..log.wal import WalItem
 from ..raft.core import LEADER

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import BadRequest, Busy, GroupExists, LogyardError, Refused
+from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, Refused
+
 from ..raft import membership
 from ..raft.messages import LEADER_GONE
 from ..transport.blobs import (

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Refused
+from logyard.protocol.errors import Refused
+
 from ..raft.core import LEADER
 from ..raft.election import heirs
 from .member import RUNNING

@@ -20,8 +20,9 @@ from typing import TypeVar
 
 import trio
 
+from logyard.protocol.errors import LogyardError, NoSpace, WalFailed
+
 from ..entry import Entry
-from ..errors import LogyardError, NoSpace, WalFailed
 from ..log.wal import Rolled, Wal, WalItem
 
 T = TypeVar("T")

@@ -14,7 +14,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LogyardError
+from logyard.protocol.errors import LogyardError
+
 from ..machine import (
     Append,
     Aux,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import LogyardError, Outdated, WalFailed
+from logyard.protocol.errors import LogyardError, Outdated, WalFailed
+
 from ..log import meta_rows
 from ..raft import election
 from ..raft.core import LEADER

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import Busy, LogyardError, NotLeader
+from logyard.protocol.errors import Busy, LogyardError, NotLeader
+
 from ..raft.core import LEADER
 from ..transport.blobs import READ_ASK, READ_INDEX
 

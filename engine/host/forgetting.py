@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest, Refused
+from logyard.protocol.errors import BadRequest, Refused
+
 from ..log import meta_rows
 
 if TYPE_CHECKING:

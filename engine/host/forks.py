@@ -21,8 +21,9 @@ import msgpack
 import trio
 import xxhash
 
+from logyard.protocol.errors import Gone, LogyardError, NoSpace
+
 from ..entry import units_of
-from ..errors import Gone, LogyardError, NoSpace
 from ..raft.election import FORCED_TERMS
 from .member import Member
 from .reader import Located, Wanted

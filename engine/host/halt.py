@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from logyard.protocol.errors import Busy, Corrupt, GroupStopped, NotLeader, Refused
+
 from ..entry import COMMANDS, SYSTEM, Entry, Frame, frames_of, is_guarded, system_command
-from ..errors import Busy, Corrupt, GroupStopped, NotLeader, Refused
 from ..raft.core import LEADER
 from . import replica
 from .apply import UnknownVersion

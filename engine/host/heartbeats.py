@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest, Busy, NotLeader
+from logyard.protocol.errors import BadRequest, Busy, NotLeader
+
 from ..raft.core import LEADER
 from .member import RUNNING, Member
 from .sessions import EXPIRE, REGISTER

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import LogyardError
+from logyard.protocol.errors import LogyardError
+
 from ..raft import quiescence
 from ..raft.core import LEADER
 from ..transport.blobs import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING

@@ -15,9 +15,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from logyard.protocol.errors import Busy, Corrupt, LogyardError
+
 from ..disk import is_short
 from ..entry import Entry, records_in, units_of
-from ..errors import Busy, Corrupt, LogyardError
 from ..log.meta_rows import SegmentRun
 from ..machine import Position
 from ..ports import HomePort, LivenessPort

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from logyard.protocol.errors import BadRequest, LogyardError, Outdated
+
 from ..entry import verify_bodies
-from ..errors import BadRequest, LogyardError, Outdated
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, APPEND_REPLY, Message
 from ..transport.blobs import (

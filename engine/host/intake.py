@@ -12,8 +12,9 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
+from logyard.protocol.errors import LogyardError
+
 from ..entry import FRAME_SESSION, FRAME_SESSION_AT
-from ..errors import LogyardError
 from ..machine import Reject
 from .member import OK, Member, Queued, Shared, Sink
 

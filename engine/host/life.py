@@ -10,7 +10,8 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest, Outdated, WalFailed
+from logyard.protocol.errors import BadRequest, Outdated, WalFailed
+
 from ..identity import Acquaintances, Origin, plausible
 from ..log import meta_rows
 from ..log.meta import MetaStore

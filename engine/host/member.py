@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from logyard.protocol.errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_error
+
 from ..entry import Entry, records_in
-from ..errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_error
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..machine import Machine
 from ..ports import LivenessPort

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import Corrupt, JobPoisoned, LogyardError, NoSpace
+from logyard.protocol.errors import Corrupt, JobPoisoned, LogyardError, NoSpace
+
 from ..log.payload_source import FileSource, LiveGroup
 from ..ranges import subtract
 from .homes import SealedFile

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ..errors import LogyardError
+from logyard.protocol.errors import LogyardError
+
 from ..log.record import WalItem
 
 if TYPE_CHECKING:

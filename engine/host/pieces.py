@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from logyard.protocol.errors import Corrupt
+
 from ..entry import parse_entry, unit_hash, units_of
-from ..errors import Corrupt
 from ..machine import PayloadRange
 from ..ports import LivenessPort, SourceEntry
 from ..ranges import Range, covered

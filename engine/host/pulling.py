@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import Corrupt, LogyardError
+from logyard.protocol.errors import Corrupt, LogyardError
+
 from ..raft.membership import Configuration
 from ..ranges import Range
 from ..transport.blobs import SNAPSHOT_PULL

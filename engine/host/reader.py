@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError
+
 from ..entry import Entry, Unit, timestamp_of, unit_hash, units_of
-from ..errors import Busy, Corrupt, Gone, LogyardError
 from ..ports import HomePort
 from ..types import Buffer
 from .member import Member

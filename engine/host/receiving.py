@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import trio
 
+from logyard.protocol.errors import Corrupt, LogyardError, Unknown
+
 from ..entry import units_of
-from ..errors import Corrupt, LogyardError, Unknown
 from ..log import meta_rows
 from ..ports import LivenessPort, SourceEntry
 from ..raft.membership import Configuration

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgpack
 
+from logyard.protocol.errors import Busy, Corrupt, LogyardError
+
 from ..disk import is_short
 from ..entry import Entry, build_plain
-from ..errors import Busy, Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SegmentRun, cut_runs

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import LogyardError
+from logyard.protocol.errors import LogyardError
+
 from .member import RUNNING, Member
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from logyard.protocol.errors import Corrupt, Gone, LogyardError
+
 from ..entry import units_of
-from ..errors import Corrupt, Gone, LogyardError
 from ..ports import SourceEntry
 from ..types import Buffer
 from .member import Member

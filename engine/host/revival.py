@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import Corrupt, LogyardError
+from logyard.protocol.errors import Corrupt, LogyardError
+
 from ..log import meta_rows
 from ..log.recovered import Recovered
 from ..raft.membership import Configuration

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
+from logyard.protocol.errors import Busy, LogyardError, NotLeader
+
 from ..entry import FRAMES_MAX, NOOP, build_commands, build_system, encode_system
-from ..errors import Busy, LogyardError, NotLeader
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 import trio
 
-from ..errors import Corrupt, LogyardError
+from logyard.protocol.errors import Corrupt, LogyardError
+
 from ..log import meta_rows
 from ..raft.core import LEADER
 

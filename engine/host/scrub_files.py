@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from logyard.protocol.errors import Corrupt, LogyardError
+
 from ..disk import Disk, is_damage
 from ..entry import Entry, Unit, unit_hash, units_of
-from ..errors import Corrupt, LogyardError
 from ..log.meta_rows import SegmentRun
 from ..log.segment import SegmentReader, write_segment
 from ..log.wal_files import wal_name

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from logyard.protocol.errors import Corrupt, LogyardError
+
 from ..disk import is_damage
-from ..errors import Corrupt, LogyardError
 from ..log import meta_rows
 from . import rows
 from .scrub import always, is_alone, never

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from logyard.protocol.errors import Corrupt, Gone, LogyardError
+
 from ..entry import Entry, units_of
-from ..errors import Corrupt, Gone, LogyardError
 from ..raft import election
 from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message

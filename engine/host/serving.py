@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from logyard.protocol.errors import Corrupt, Gone, LogyardError
+
 from ..entry import Unit, units_of
-from ..errors import Corrupt, Gone, LogyardError
 from ..log import meta_rows
 from ..ranges import Range, covered
 from ..transport.blobs import SNAPSHOT_PIECE

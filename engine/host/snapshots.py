@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from ..errors import LogyardError
+from logyard.protocol.errors import LogyardError
+
 from ..machine import Frozen, PayloadRange, Position
 from ..ports import LivenessPort
 from ..raft.core import LEADER

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
+from logyard.protocol.errors import NoSpace
+
 from ..disk import is_full
 from ..entry import Entry
-from ..errors import NoSpace
 from ..log.wal_files import SPARE
 
 if TYPE_CHECKING:

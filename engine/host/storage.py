@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from logyard.protocol.errors import LogyardError
+
 from ..entry import Entry
-from ..errors import LogyardError
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.wal import Rolled, Sealed, Wal, WalItem
 from ..ports import SourceEntry

@@ -18,10 +18,21 @@ from typing import Any
 
 import trio
 
+from logyard.protocol.errors import (
+    BadRequest,
+    Busy,
+    GroupStopped,
+    LogyardError,
+    NotLeader,
+    Outdated,
+    Refused,
+    UnknownGroup,
+    WalFailed,
+)
+
 from ..config import SystemConfig
 from ..disk import Disk
 from ..entry import PIECE, PIECE_BYTES_MAX, check_frame, encode_system
-from ..errors import BadRequest, Busy, GroupStopped, LogyardError, NotLeader, Outdated, Refused, UnknownGroup, WalFailed
 from ..identity import Acquaintances, Origin, Vitals
 from ..machine import Machine
 from ..ports import PeersPort, StorePort, WriterPort

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Busy, LogyardError, Refused
+from logyard.protocol.errors import Busy, LogyardError, Refused
+
 from ..raft.core import LEADER
 from ..transport.blobs import MACHINE_VERSIONS
 from .member import HALTED, RUNNING, Member

@@ -20,8 +20,19 @@ from typing import Any, NamedTuple, TypeVar
 import lmdb
 import msgpack
 
-from ..disk import SHORT, SHORT_RETRY_S, SHORTAGE, Disk, is_full, is_short
-from ..errors import Busy, Corrupt, LogyardError, NoSpace, WalFailed, WrongIdentity
+from logyard.protocol.errors import (
+    SHORT,
+    SHORT_RETRY_S,
+    SHORTAGE,
+    Busy,
+    Corrupt,
+    LogyardError,
+    NoSpace,
+    WalFailed,
+    WrongIdentity,
+)
+
+from ..disk import Disk, is_full, is_short
 from .meta_copies import HEADER_BYTES, Fixes, commit_of, holds, judge, seal
 from .meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
 

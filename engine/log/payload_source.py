@@ -13,9 +13,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from logyard.protocol.errors import Corrupt
+
 from ..disk import Disk, unreadable
 from ..entry import Unit, units_of
-from ..errors import Corrupt
 from ..ports import SourceEntry
 from .segment import SegmentReader
 from .wal_files import wal_name

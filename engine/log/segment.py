@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from logyard.protocol.errors import Corrupt, WrongIdentity
+
 from ..disk import Disk, unreadable
 from ..entry import Entry, parse_entry
-from ..errors import Corrupt, WrongIdentity
 from ..types import Buffer
 from .record import BLOCK
 

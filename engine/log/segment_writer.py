@@ -12,9 +12,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from logyard.protocol.errors import Corrupt
+
 from ..disk import Disk
 from ..entry import Entry
-from ..errors import Corrupt
 from .segment import SegmentInfo, Terms, write_segment
 from .wal_files import Sealed
 from .wal_replay import replay_file

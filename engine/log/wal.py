@@ -13,10 +13,11 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
+from logyard.protocol.errors import LogyardError, NoSpace, WalFailed
+
 from ..config import SystemConfig
 from ..disk import Disk, is_full, is_short
 from ..entry import Entry
-from ..errors import LogyardError, NoSpace, WalFailed
 from .record import (
     BLOCK,
     DATA_START,

@@ -15,9 +15,10 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from logyard.protocol.errors import Corrupt, Gone
+
 from ..disk import Disk, is_full, unreadable
 from ..entry import Entry
-from ..errors import Corrupt, Gone
 from .record import BLOCK, DATA_START, FileHead, encode_file_head
 
 WAL = ".wal"

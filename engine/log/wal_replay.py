@@ -23,9 +23,10 @@ from typing import Protocol
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from logyard.protocol.errors import Corrupt, WrongIdentity
+
 from ..disk import Disk
 from ..entry import Entry, parse_entry
-from ..errors import Corrupt, WrongIdentity
 from .record import (
     BATCH_BYTES,
     BLOCK,

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from logyard.protocol.errors import Corrupt
+
 from ..disk import Disk
 from ..entry import parse_entry, split_bodies, verify_bodies
-from ..errors import Corrupt
 from .record import (
     BATCH_BYTES,
     BLOCK,

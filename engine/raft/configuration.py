@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from ..errors import BadRequest, Refused
+from logyard.protocol.errors import BadRequest, Refused
 
 NODE_MAX = (1 << 32) - 1
 NODES_MAX = 64

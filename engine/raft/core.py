@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import TypeAlias
 
+from logyard.protocol.errors import Busy, NotLeader
+
 from ..entry import CONFIGURATION, NOOP, Entry
-from ..errors import Busy, NotLeader
 from . import dispatch, election, membership, mending, quiescence, reads, replication, snapshots
 from .membership import Change, Configuration
 from .messages import APPEND, APPEND_REPLY, CONFIRM, Message

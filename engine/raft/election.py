@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from logyard.protocol.errors import NotLeader, Refused
+
 from ..entry import CONFIGURATION, NOOP
-from ..errors import NotLeader, Refused
 from . import membership, reads, replication
 from .messages import (
     CONFIRM,

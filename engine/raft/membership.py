@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from logyard.protocol.errors import NotLeader, Refused
+
 from ..entry import CONFIGURATION, Entry, plain_content
-from ..errors import NotLeader, Refused
 from .configuration import (
     NODE_MAX,
     NODES_MAX,

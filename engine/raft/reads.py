@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import NotLeader
+from logyard.protocol.errors import NotLeader
+
 from . import mending
 from .messages import READ, READ_REPLY, Message
 from .quorum import has_quorum

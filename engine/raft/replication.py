@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from logyard.protocol.errors import BadRequest
+
 from ..entry import Entry
-from ..errors import BadRequest
 from . import membership, mending
 from .messages import APPEND, APPEND_REPLY, CONFIRM, SNAPSHOT, TIMEOUT_NOW, Message
 from .progress import PROBE, REPLICATE, SNAPSHOTTING, Progress

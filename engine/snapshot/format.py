@@ -16,7 +16,8 @@ from typing import NamedTuple
 import msgpack
 import xxhash
 
-from ..errors import Corrupt, WrongIdentity
+from logyard.protocol.errors import Corrupt, WrongIdentity
+
 from ..machine import Sections
 
 MAGIC = b"LYSN"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import BadRequest
+from logyard.protocol.errors import BadRequest
 
 UNKNOWN_GROUPS = 1
 DEFINE_GROUPS = 2

@@ -11,8 +11,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
+from logyard.protocol.errors import BadRequest, Corrupt
+
 from ..entry import ENTRY, ENTRY_BYTES, UNIT, UNIT_BYTES, Entry, parse_entry
-from ..errors import BadRequest, Corrupt
 from ..raft.messages import APPEND, PREVOTE, SNAPSHOT, TERMS_REPLY, Message
 from ..types import Buffer
 from .frame import HEADER_BYTES, MESSAGES, encode_header, gather

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import msgpack
 import xxhash
 
-from ..errors import BadRequest, Corrupt, WrongIdentity
+from logyard.protocol.errors import BadRequest, Corrupt, WrongIdentity
+
 from ..identity import Origin
 from ..types import Buffer
 from .config import TransportConfig

@@ -15,7 +15,8 @@ from typing import Any, Protocol, Self
 
 import trio
 
-from ..errors import BadRequest, Outdated, Refused, WrongIdentity
+from logyard.protocol.errors import BadRequest, Outdated, Refused, WrongIdentity
+
 from ..types import Buffer
 from .codec import NO_BODY, SECTION, check_messages
 from .config import TransportConfig

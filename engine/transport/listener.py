@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from logyard.protocol.errors import BadRequest, LogyardError, Outdated, Refused, WrongIdentity
+
 from ..descriptors import PEERS, has_room
-from ..errors import BadRequest, LogyardError, Outdated, Refused, WrongIdentity
 from .config import TransportConfig
 from .frame import (
     CHALLENGE,

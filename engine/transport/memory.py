@@ -14,7 +14,8 @@ from typing import Any
 
 import trio
 
-from ..errors import LogyardError, Outdated
+from logyard.protocol.errors import LogyardError, Outdated
+
 from ..identity import Acquaintances, Origin, Vitals
 from ..raft.messages import APPEND, Message
 from ..types import Buffer

@@ -15,7 +15,8 @@ from typing import Any
 
 import trio
 
-from ..errors import BadRequest, LogyardError, Outdated, WrongIdentity
+from logyard.protocol.errors import BadRequest, LogyardError, Outdated, WrongIdentity
+
 from ..identity import Acquaintances, Origin, Vitals
 from ..raft.messages import APPEND, Message
 from ..types import Buffer

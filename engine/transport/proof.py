@@ -14,7 +14,8 @@ import secrets
 import struct
 from typing import NamedTuple
 
-from ..errors import BadRequest, WrongIdentity
+from logyard.protocol.errors import BadRequest, WrongIdentity
+
 from ..types import Buffer
 from .frame import CHALLENGE, HELLO, PROVED, REFUSED, VERSION, Hello, encode_header
 

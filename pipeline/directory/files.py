@@ -13,13 +13,13 @@ from pathlib import Path
 
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Entry
-from logyard.engine.errors import Corrupt, LogyardError
 from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
 from logyard.engine.log.recovered import Collector, Recovered
 from logyard.engine.log.segment import HEAD_BYTES, SegmentReader
 from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_epochs, wal_name
 from logyard.engine.log.wal_replay import Cut, ReplayResult, replay
 from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
+from logyard.protocol.errors import Corrupt, LogyardError
 
 from .meta import Facts
 from .report import Report, some

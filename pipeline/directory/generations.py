@@ -11,9 +11,7 @@ import re
 from pathlib import Path
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import WrongIdentity
 from logyard.payloads import checkpoints
-from logyard.payloads.errors import FormatNewer, GenerationUnfinished, PayloadError
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
 from logyard.payloads.ledger import Columns, Ledger, Marks
@@ -21,6 +19,7 @@ from logyard.payloads.measuring import Measured
 from logyard.payloads.placement import NOWHERE
 from logyard.payloads.shelf import Shelf
 from logyard.payloads.writing import GenerationConfig
+from logyard.protocol.errors import FormatNewer, GenerationUnfinished, PayloadError, WrongIdentity
 
 from .meta import Facts
 from .report import Report, some

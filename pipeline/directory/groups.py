@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from logyard.engine.entry import COMMANDS, CONFIGURATION, SYSTEM, Entry, frames_of, is_guarded, system_command
-from logyard.engine.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
 from logyard.engine.host import replica
 from logyard.engine.host.apply import REPLICATED, UnknownVersion, claims_of, context_of, keep, run_again
 from logyard.engine.host.machine_state import MachineState
@@ -31,6 +30,7 @@ from logyard.machines.queue import Queue
 from logyard.machines.registry import create_machine
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness, decode_live_set
+from logyard.protocol.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
 
 from .files import Segments, WalFacts, segment_path, wal_path
 from .meta import Facts

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from logyard.engine.errors import DirectoryInUse
 from logyard.engine.lock import LOCK, in_use
+from logyard.protocol.errors import DirectoryInUse
 
 
 @contextmanager

@@ -16,7 +16,6 @@ import msgpack
 from xxhash import xxh3_64_intdigest
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import Corrupt, WrongIdentity
 from logyard.engine.host import rows
 from logyard.engine.host.damaged import Damaged
 from logyard.engine.identity import Origin
@@ -32,8 +31,8 @@ from logyard.engine.log.meta import (
 )
 from logyard.engine.log.meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
 from logyard.engine.types import Spec
-from logyard.payloads.errors import GenerationFailed
 from logyard.payloads.measuring import check_file
+from logyard.protocol.errors import Corrupt, GenerationFailed, WrongIdentity
 
 from .report import Report
 

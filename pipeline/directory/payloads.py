@@ -15,11 +15,11 @@ from logyard.engine.entry import Entry, Unit, frames_of, unit_hash, units_of
 from logyard.engine.ranges import subtract, union
 from logyard.machines.log import AppendLog
 from logyard.machines.slices import slices
-from logyard.payloads.errors import GenerationFailed, PayloadCorrupt, PayloadError
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.ledger import Marks
+from logyard.protocol.errors import GenerationFailed, PayloadCorrupt, PayloadError
 
 from .files import Segments, WalFacts, wal_path
 from .generations import Generations

@@ -14,16 +14,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from logyard.client.errors import Corrupt, DirectoryInUse, LogyardError
-from logyard.engine import errors as engine_errors
 from logyard.engine.disk import Disk
 from logyard.engine.entry import COMMANDS, Entry, Unit, unit_hash, units_of
 from logyard.engine.log.segment import SegmentReader
 from logyard.machines.log import AppendLog
-from logyard.payloads.errors import PayloadError
 from logyard.payloads.homes import Home
 from logyard.payloads.layout import StoredEntry
+from logyard.protocol.errors import Corrupt, DirectoryInUse, LogyardError, OutOfRange, PayloadError
 
+from ..errors import DataLoss, OptionError
 from .files import Segments, read_wal, segment_path, wal_path
 from .generations import Generations
 from .groups import GroupLog, Replay, build_group
@@ -64,6 +63,8 @@ class StoppedNode:
         self.generations: Generations
 
     def __enter__(self) -> StoppedNode:
+        if not (self.directory / "meta").is_dir():
+            raise LogyardError(f"{self.directory} is no data directory of a node: it has no meta store")
         try:
             with plain_errors(f"directory {self.directory}"):
                 self._open()
@@ -77,8 +78,6 @@ class StoppedNode:
 
     def _open(self) -> None:
         directory, report = self.directory, self.report
-        if not (directory / "meta").is_dir():
-            raise LogyardError(f"{directory} is no data directory of a node: it has no meta store")
         self._stack.enter_context(held(directory))
         self.facts = read_meta(directory, frozenset(), report)
         self.wal = read_wal(directory, self.facts, report, shapes=False)
@@ -284,26 +283,34 @@ class StoppedLog:
         return corrupt(f"log {self.name!r}", path, text, offset)
 
 
-def corrupt(who: str, path: Path, text: str, offset: int = 0) -> Corrupt:
+class Placed(Corrupt):
+    """Damage whose message begins with the log, the file and the place."""
+
+
+class Unreadable(LogyardError):
+    """What cannot be read for another reason, said in the same way."""
+
+
+def corrupt(who: str, path: Path, text: str, offset: int = 0) -> Placed:
     """Damage, with file and place in the first line."""
     place = f"{path} at byte {offset}" if offset else str(path)
-    return Corrupt(f"{who}: {place}: {text}; {ADVICE}", {"path": str(path), "offset": offset})
+    return Placed.told(f"{who}: {place}: {text}; {ADVICE}", {"path": str(path), "offset": offset})
 
 
 @contextlib.contextmanager
 def plain_errors(who: str, directory: Path = Path()) -> Iterator[None]:
-    """Errors of engine, payload store and disk as those of a client, with `who` in the first line."""
+    """Errors of engine, payload store and disk with `who` in the first line."""
     try:
         yield
-    except engine_errors.DirectoryInUse as error:
-        raise DirectoryInUse(str(error), error.details) from error
-    except engine_errors.Corrupt as error:
-        raise Corrupt(f"{who}: {error}", error.details) from error
-    except engine_errors.LogyardError as error:
-        raise LogyardError(f"{who}: {error}", error.details, code=error.code) from error
+    except (Placed, Unreadable, DirectoryInUse, OutOfRange, DataLoss, OptionError):
+        raise
     except PayloadError as error:
         path = getattr(error, "path", str(directory))
-        raise Corrupt(f"{who}: {error}; {ADVICE}", {"path": path, "offset": 0}) from error
+        raise Placed.told(f"{who}: {error}; {ADVICE}", {"path": path, "offset": 0}) from error
+    except Corrupt as error:
+        raise Placed.told(f"{who}: {error}", error.details) from error
+    except LogyardError as error:
+        raise Unreadable.told(f"{who}: {error}", error.details, code=error.code) from error
     except (OSError, AssertionError, ValueError) as error:
         path = getattr(error, "filename", None) or directory
-        raise Corrupt(f"{who}: {path}: {type(error).__name__}: {error}; {ADVICE}", {"path": str(path)}) from error
+        raise Placed.told(f"{who}: {path}: {type(error).__name__}: {error}; {ADVICE}", {"path": str(path)}) from error

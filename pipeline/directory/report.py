@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from logyard.engine.errors import WrongIdentity
+from logyard.protocol.errors import WrongIdentity
 
 DAMAGE = "damage"
 """Something acknowledged is lost or unreadable here: it must come from a peer."""

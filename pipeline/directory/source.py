@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logyard.client.errors import LogyardError, OutOfRange, UnknownGroup
 from logyard.engine.entry import timestamp_of
+from logyard.protocol.errors import LogyardError, OutOfRange, UnknownGroup
 
 from ..errors import DataLoss
 from ..sources import LogInfo, Reading, Wanted
@@ -210,7 +210,9 @@ def _lost(
         raise DataLoss(
             f"log {wanted.log!r}: records {first}..{stop - 1}: {why}; read from a later offset, or set "
             "failOnDataLoss=false to go on with a row of kind 'gap'",
-            {"log": wanted.log, "first": first, "end": stop},
+            log=wanted.log,
+            first=first,
+            end=stop,
         )
     rows.gap(wanted.log, first, stop - first)
     yield from rows.full()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TypeAlias
 
-from logyard.client.errors import LogyardError
 from logyard.client.scans import LOG_ROWS, AuditStep, LogRow, audit_call, logs_call
 from logyard.client.sync import Yard
+from logyard.protocol.errors import LogyardError
 
 from ..network import NODE_PATIENCE_S, NetworkSource
 from ..opening import open_source

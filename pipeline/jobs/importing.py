@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.parquet as parquet
 from xxhash import xxh3_128, xxh3_128_digest
 
-from logyard.client.errors import BadRequest, GroupExists, LogyardError, NotLeader, OutOfRange, Unknown
 from logyard.client.sync import Log, Yard
 from logyard.client.upload import WHOLE_BYTES
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, OutOfRange, Unknown
 
 from ..network import NetworkSource
 from ..options import Options, parse_options

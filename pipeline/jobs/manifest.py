@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from logyard.client.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 
 from .digests import Digest
 

@@ -110,7 +110,7 @@ def forget(lost: int, force: bool, servers: list[str], output: Output) -> None:
     Example:
       logyard forget --node 3
     """
-    from logyard.client.errors import LogyardError
+    from logyard.protocol.errors import LogyardError
 
     done: list[int] = []
     failed: dict[int, str] = {}

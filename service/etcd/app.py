@@ -20,10 +20,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from logyard.client.errors import LogyardError
 from logyard.client.kv import KV
 from logyard.client.kv_requests import Steps, T
 from logyard.client.kv_wire import Changes
+from logyard.protocol.errors import LogyardError
 
 from . import cluster, leases, locks, store, streams, watching
 from .cluster import CLUSTER_VERSION, SERVER_VERSION, Member

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from logyard.client.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 
 from .leases import revision_of
 

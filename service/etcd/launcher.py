@@ -21,7 +21,7 @@ from pathlib import Path
 import trio
 
 from logyard.client.aio import connect
-from logyard.client.errors import BadRequest, LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.service.config import make_secret
 from logyard.service.daemon import leaves
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode, format_config, free_ports

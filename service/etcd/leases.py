@@ -10,8 +10,8 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from logyard.client import kv_requests
-from logyard.client.errors import LogyardError
 from logyard.client.kv_wire import GRANT, KEEP, LEASES, REVOKE, STATUS, TIME_TO_LIVE
+from logyard.protocol.errors import LogyardError
 
 from .store import lease_of
 from .words import INT64_MAX, RANGE, GatewayError, Message, Schema, flag, malformed, number, text

@@ -10,7 +10,7 @@ import trio
 from hypercorn.config import Config
 
 from logyard.client.aio import Yard
-from logyard.client.errors import BadRequest, GroupExists, LogyardError
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError
 
 from .app import TERM_S, Gateway, make_app
 from .cluster import MEMBERS, Member, announce

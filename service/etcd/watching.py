@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 
 from logyard.client import kv_requests
-from logyard.client.errors import LogyardError
 from logyard.client.kv_wire import FROM_KEY, Changes, Compacted
+from logyard.protocol.errors import LogyardError
 
 from .leases import revision_of
 from .words import Message, Schema, choice, data, event, flag, many, number, one, packed
@@ -133,7 +133,7 @@ class Watching:
             if wanted.start < compacted:
                 self.ended.add(number)
                 await self._say(number, await revision_of(self.gateway), created=True)
-                await self._over(number, Compacted("what comes next is compacted", {"compacted": compacted}))
+                await self._over(number, Compacted("what comes next is compacted", compacted=compacted))
                 return
             wanted = wanted._replace(start=1)
         self.gateway.watches += 1

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import DirectoryInUse
 from logyard.engine.lock import lock_writer
 from logyard.payloads.writing import GenerationConfig, Step, quiet
+from logyard.protocol.errors import DirectoryInUse
 
 from .jobs import Jobs
 from .wire import encode, receive, send

@@ -15,16 +15,15 @@ from typing import Any
 
 from logyard.engine.disk import Disk
 from logyard.engine.entry import unit_seed, units_of
-from logyard.engine.errors import Corrupt, LogyardError, NoSpace
 from logyard.engine.log.payload_source import FileReader, FileSource
 from logyard.engine.log.segment_writer import SegmentJob, run_segment_job
 from logyard.engine.ports import SourceEntry
 from logyard.payloads.compaction import MigrateJob, MigrateReport, RewriteJob, run_migrate, run_rewrite
-from logyard.payloads.errors import PayloadError, StoreFull
 from logyard.payloads.journal import IN_USE_WRITER, Journal
 from logyard.payloads.layout import SourceRow, SourceUnit
 from logyard.payloads.shelf import Shelf
 from logyard.payloads.writing import GenerationConfig, Step
+from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
 
 SEGMENT, FILE, ROWS, REWRITE = "segment", "file", "rows", "rewrite"
 OK, ERROR = "ok", "error"
@@ -72,7 +71,7 @@ class Jobs:
         """The reply to one job: `OK` and its result, or `ERROR`, a kind and what it says."""
         try:
             return [OK, *self._run(kind, arguments, body)]
-        except (LogyardError, PayloadError, OSError) as error:
+        except (LogyardError, OSError) as error:
             return [ERROR, *encode_failure(error)]
 
     def _run(self, kind: str, arguments: Sequence[Any], body: memoryview) -> list[object]:
@@ -184,7 +183,7 @@ def encode_failure(error: Exception) -> list[object]:
     """(kind, number, message) of a failed job."""
     if isinstance(error, Corrupt):
         return ["corrupt", 0, str(error)]
-    if isinstance(error, (StoreFull, NoSpace)):
+    if isinstance(error, NoSpace):
         return ["no_space", errno.ENOSPC, str(error)]
     if isinstance(error, OSError):
         return ["os", error.errno or 0, str(error)]
@@ -194,9 +193,7 @@ def encode_failure(error: Exception) -> list[object]:
 def decode_failure(kind: str, number: int, message: str) -> LogyardError | OSError:
     """The exception that the job would have raised here."""
     if kind == "corrupt":
-        corrupt = Corrupt("", 0, "", "")
-        Exception.__init__(corrupt, message)
-        return corrupt
+        return Corrupt.told(message)
     if kind == "no_space":
         return NoSpace(message)
     if kind == "os":

@@ -22,9 +22,9 @@ import trio
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Entry
-from logyard.engine.errors import Corrupt, JobPoisoned, LogyardError
 from logyard.engine.log.segment_writer import SegmentJob, SegmentWritten, run_segment_job
 from logyard.engine.types import Buffer
+from logyard.protocol.errors import Corrupt, JobPoisoned, LogyardError
 
 from .child import HELLO, PROTOCOL
 from .jobs import ERROR, SEGMENT, decode_failure

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from logyard.engine.errors import LogyardError
 from logyard.engine.types import Buffer
+from logyard.protocol.errors import LogyardError
 
 HEAD = struct.Struct("<4sIQ")
 """magic, bytes of the header, bytes after it."""

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from logyard.client.admin import Call, leaders_view, members_call
-from logyard.client.errors import LogyardError
 from logyard.client.sync import Yard
+from logyard.protocol.errors import LogyardError
 from logyard.service.daemon import EXIT_WAL_FAILED
 
 from .cluster import ChaosCluster

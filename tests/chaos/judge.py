@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from logyard.client.errors import LogyardError
 from logyard.client.scans import audit_call
 from logyard.client.sync import Yard
+from logyard.protocol.errors import LogyardError
 from tests.linearizability.check import Outcome, check
 
 from .kv_load import Revisions

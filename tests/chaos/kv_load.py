@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import trio
 
-from logyard.client.errors import LogyardError
 from logyard.client.kv import KV
 from logyard.client.kv_wire import Changes, Compacted, Compare, Event, Get, GetResult, KeyValue, Put
+from logyard.protocol.errors import LogyardError
 
 from .load import KVS, OPEN, Journal, body, number_of
 from .trio_load import TrioLoad

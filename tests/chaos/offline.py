@@ -10,8 +10,8 @@ import tomllib
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from logyard.engine.errors import DirectoryInUse
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
+from logyard.protocol.errors import DirectoryInUse
 from logyard.service.check import check_directory
 
 from . import judge

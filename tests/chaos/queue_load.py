@@ -13,8 +13,8 @@ from typing import Any
 
 import trio
 
-from logyard.client.errors import LogyardError
 from logyard.client.queue import Consumer, Message, Queue
+from logyard.protocol.errors import LogyardError
 
 from .load import OPEN, QUEUES, Journal, body, number_of
 from .redelivery import Held, Holder, Redeliveries

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from logyard.client.errors import LogyardError
 from logyard.client.sync import connect_sync
+from logyard.protocol.errors import LogyardError
 from logyard.service.local_cluster import ClusterFailed
 
 from . import judge, offline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from logyard.bench.terms import Terms
-from logyard.client.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 
 from .trio_load import STEP_S, TrioLoad
 

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import trio
 
 from logyard.client.aio import Yard, connect
-from logyard.client.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 
 from .load import TIMEOUT_S, Journal
 

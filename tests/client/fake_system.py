@@ -14,7 +14,11 @@ import trio
 from logyard.client import wire
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import ABSENT, BINDS, FRAME, FRAME_BYTES, LARGE, PIECE, PIECED, check_frame, table_of
-from logyard.engine.errors import (
+from logyard.engine.host.intake import CommandRejected
+from logyard.engine.host.sessions import Sessions
+from logyard.engine.machine import Reject
+from logyard.engine.types import Buffer
+from logyard.protocol.errors import (
     BadRequest,
     Busy,
     Gone,
@@ -25,10 +29,6 @@ from logyard.engine.errors import (
     WrongKind,
     encode_error,
 )
-from logyard.engine.host.intake import CommandRejected
-from logyard.engine.host.sessions import Sessions
-from logyard.engine.machine import Reject
-from logyard.engine.types import Buffer
 from logyard.service.rpc import RpcServer
 from logyard.service.rpc_calls import ReplySink
 from logyard.service.tls import Door

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logyard.client.admin import located
-from logyard.client.errors import UnknownGroup
+from logyard.protocol.errors import UnknownGroup
 
 
 def test_the_leader_itself_is_believed_before_a_removed_member() -> None:

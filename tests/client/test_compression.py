@@ -26,12 +26,12 @@ from logyard.client.compression import (
     ranges_of,
     wants,
 )
-from logyard.client.errors import BadRequest, Corrupt
 from logyard.client.frame import Frame
 from logyard.client.records import Record, encode_block, records_of, split_blocks
 from logyard.client.upload import Upload
 from logyard.engine import entry
-from logyard.engine.errors import BadRequest as Refused
+from logyard.protocol.errors import BadRequest, Corrupt
+from logyard.protocol.errors import BadRequest as Refused
 
 
 def text(size: int, seed: int = 1) -> bytes:

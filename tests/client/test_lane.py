@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from logyard.client import wire
-from logyard.client.errors import LogyardError, NoSpace, UnknownGroup
 from logyard.client.lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Lane, Window
+from logyard.protocol.errors import LogyardError, NoSpace, UnknownGroup
 
 
 def lane() -> Lane:

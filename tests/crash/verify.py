@@ -14,8 +14,8 @@ from pathlib import Path
 
 import trio
 
-from logyard.engine.errors import LogyardError
 from logyard.machines.log import AppendLog
+from logyard.protocol.errors import LogyardError
 from logyard.service import embedded
 
 from .events import MARK, Event

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from logyard.engine.config import MIB, SystemConfig
-from logyard.engine.errors import BadRequest
+from logyard.protocol.errors import BadRequest
 
 from ..source_tree import product_sources
 

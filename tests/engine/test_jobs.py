@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from logyard.engine.errors import JobFailed
 from logyard.engine.jobs import PAUSE_S_MAX, TRIES, Jobs
+from logyard.protocol.errors import JobFailed
 
 
 def test_each_failure_in_a_row_doubles_the_pause() -> None:

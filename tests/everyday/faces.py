@@ -16,11 +16,10 @@ import trio
 from click.testing import CliRunner
 
 from logyard.client import aio, kv, kv_sync, kv_watch, messages, producer, queue, queue_sync, sync, sync_log
-from logyard.client.errors import LogyardError
 from logyard.client.kvstore import KVStore, NativeDriver
 from logyard.client.pending import PendingAppend
-from logyard.engine.errors import LogyardError as EngineError
 from logyard.machines.command import APPEND
+from logyard.protocol.errors import LogyardError
 from logyard.service import embedded
 from logyard.service.cli.root import cli
 from logyard.service.etcd import app
@@ -36,7 +35,6 @@ FULL_S = 0.15
 """How long a client waits for room."""
 CLIENT_S = 20.0
 LOOK_S = 0.2
-Errors = (LogyardError, EngineError)
 TRIO: Mapping[str, type] = {
     "Log": aio.Log, "Producer": producer.Producer, "KV": kv.KV, "Watch": kv_watch.Watch, "Queue": queue.Queue,
     "Consumer": queue.Consumer, "Session": messages.Session, "Yard": aio.Yard,
@@ -108,7 +106,7 @@ class Face(Arguments):
     def part(self, name: str) -> Any:
         """What was opened, or why it could not be."""
         found = self.parts[name]
-        if isinstance(found, Errors):
+        if isinstance(found, LogyardError):
             raise found
         return found
 
@@ -134,7 +132,7 @@ class Face(Arguments):
 
 def outcome_of(error: BaseException) -> str:
     """How a cell tells an error: by its code, or, where it is none of the family, as what it is."""
-    return error.code if isinstance(error, Errors) else f"{type(error).__name__}: {error}"
+    return error.code if isinstance(error, LogyardError) else f"{type(error).__name__}: {error}"
 
 
 class TrioFace(Face):
@@ -186,7 +184,7 @@ class TrioFace(Face):
                     await self.parts[name].created()
             else:
                 self.parts[name] = await self.log.producer(f"warm-{self.name}")
-        except Errors as error:
+        except LogyardError as error:
             self.parts[name] = error
 
     async def _leave(self, context: Any) -> None:
@@ -285,7 +283,7 @@ class SyncFace(Face):
                 self.parts[name] = consumer
             else:
                 self.parts[name] = self.log.producer(f"warm-{self.name}")
-        except Errors as error:
+        except LogyardError as error:
             self.parts[name] = error
 
     async def outcome(self, verb: str) -> str:
@@ -495,7 +493,7 @@ class EmbeddedFace(Face):
             if verb.startswith("Producer.") and "Producer" not in self.parts:
                 try:
                     self.parts["Producer"] = await self.log.producer("p")
-                except Errors as error:
+                except LogyardError as error:
                     self.parts["Producer"] = error
             with trio.fail_after(2 * CLIENT_S):
                 await finished(self.row(verb).call(self))

@@ -11,11 +11,10 @@ import msgpack
 
 from logyard.engine.disk import Disk
 from logyard.engine.entry import unit_hash, units_of
-from logyard.engine.errors import LogyardError
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.log.wal_files import wal_name
 from logyard.engine.snapshot.format import decode
-from logyard.payloads.errors import PayloadError
+from logyard.protocol.errors import LogyardError, PayloadError
 from tests.engine.log.model import Memory, recover
 from tests.formats.regenerate import MAIL, ORDERS, ROWS, SEGMENT, WAL, entries
 

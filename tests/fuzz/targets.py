@@ -17,11 +17,8 @@ import msgpack
 
 from logyard.client import wire
 from logyard.client.compression import encode, inflate_whole, parse
-from logyard.client.errors import LogyardError as ClientError
-from logyard.client.errors import error_of
 from logyard.client.records import BlockError, encode_block, records_of, split_blocks
 from logyard.engine.entry import check_frame, encode_frame, parse_entry
-from logyard.engine.errors import BadRequest, LogyardError
 from logyard.engine.snapshot.format import decode as decode_snapshot
 from logyard.engine.transport import codec, frame
 from logyard.engine.transport.config import TransportConfig
@@ -30,8 +27,8 @@ from logyard.machines import queue_command as qc
 from logyard.machines.command import APPEND, RETAIN, RETAIN_COMMAND, TRUNCATE, TRUNCATE_COMMAND
 from logyard.machines.kv_command import COMPACT, DELETE, GRANT, PUT, REVOKE, TXN
 from logyard.machines.registry import create_machine
-from logyard.payloads.errors import PayloadError
 from logyard.payloads.liveness import Liveness, decode_live_set
+from logyard.protocol.errors import BadRequest, LogyardError, PayloadError, error_of
 from logyard.service.config import build_config
 from logyard.service.writer.wire import HEAD, WireBroken, decode_head, decode_header
 from logyard.testing import Command, Refused, Rehearsal, Wait
@@ -138,8 +135,8 @@ def client_targets() -> list[Target]:
         Target("client data", wire.decode_data, (data,), theirs),
         Target("client replies", wire.decode_replies, (replies,), theirs),
         Target("client error", lambda found: error_of(wire.unpack(found)), (refusal,), theirs),
-        Target("client blocks", blocks, (block_sample(),), (BlockError, ClientError)),
-        Target("compressed", compressed, (bytes(head) + b"|" + bytes(inner),), (ClientError,)),
+        Target("client blocks", blocks, (block_sample(),), (BlockError, LogyardError)),
+        Target("compressed", compressed, (bytes(head) + b"|" + bytes(inner),), (LogyardError,)),
     ]
 
 
@@ -184,7 +181,7 @@ def targets() -> list[Target]:
     return [
         Target("frame", lambda data: check_frame(memoryview(data)), (one, large), ours),
         Target("entry", parse_entry, tuple(bytes(made.data) for made in entries().values()), ours),
-        Target("snapshot", lambda data: decode_snapshot(data, ORDERS), (manifest,), (LogyardError, PayloadError)),
+        Target("snapshot", lambda data: decode_snapshot(data, ORDERS), (manifest,), (LogyardError,)),
         Target("live set", decode_live_set, (live_set(),), (PayloadError,)),
         Target("configuration", configuration, (toml,), ours),
         *peer_targets(),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from logyard.engine.errors import LogyardError
 from logyard.engine.machine import (
     Append,
     Applied,
@@ -29,6 +28,7 @@ from logyard.engine.snapshot.format import Snapshot, split
 from logyard.machines.ids import Ids
 from logyard.machines.log import AppendLog
 from logyard.machines.mux import OWN, THEN_MAX, Mux, envelope, then
+from logyard.protocol.errors import LogyardError
 from logyard.testing import (
     Command,
     EndSession,

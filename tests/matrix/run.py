@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from logyard.client.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 from logyard.service.local_cluster import ClusterFailed, LocalCluster
 from tests.crash.trace import available
 

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from logyard.client.errors import LogyardError
 from logyard.client.sync import Yard, connect_sync
+from logyard.protocol.errors import LogyardError
 from logyard.service.local_cluster import ClusterFailed, LocalCluster
 from tests.chaos.judge import settled
 

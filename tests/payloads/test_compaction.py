@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from logyard.payloads.compaction import MigrateJob, choose_rewrite, run_migrate
-from logyard.payloads.errors import JobStale, StoreFull
 from logyard.payloads.store import GenerationInfo, PayloadStore
 from logyard.payloads.writing import GenerationConfig
+from logyard.protocol.errors import JobStale, StoreFull
 
 from .support import MIB, Door, Source, check_all, check_counters, made, open_store
 

@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logyard.payloads import layout
-from logyard.payloads.errors import (
+from logyard.payloads.generation import Generation
+from logyard.payloads.layout import SourceRow
+from logyard.payloads.writing import Statistics, Writing
+from logyard.protocol.errors import (
     FormatNewer,
     GenerationFailed,
     GenerationUnfinished,
@@ -20,9 +23,6 @@ from logyard.payloads.errors import (
     PayloadMissing,
     StoreFull,
 )
-from logyard.payloads.generation import Generation
-from logyard.payloads.layout import SourceRow
-from logyard.payloads.writing import Statistics, Writing
 
 from .support import MIB, SMALL, Door, Made, made
 
@@ -335,7 +335,7 @@ def test_any_flipped_page_byte_is_survived_in_a_child(tmp_path: Path) -> None:
     script = """
 import os, random, sys
 from tests.payloads.support import SMALL, made
-from logyard.payloads.errors import PayloadError
+from logyard.protocol.errors import PayloadError
 from logyard.payloads.generation import Generation
 path, entry, wrong, died = sys.argv[1], made(1, 1, [900, 20_000]), 0, 0
 data = open(path + "/data.mdb", "rb").read()

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from logyard.payloads.errors import PayloadCorrupt
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.payloads.reference import PayloadRange, Position
 from logyard.payloads.transfer import merge, missing, portions, subtract
+from logyard.protocol.errors import PayloadCorrupt
 
 INDEXES, ORDINALS = 12, 6
 positions = st.tuples(st.integers(1, INDEXES), st.integers(0, ORDINALS))

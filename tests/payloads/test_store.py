@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logyard.payloads.compaction import MigrateReport, choose_rewrite
-from logyard.payloads.errors import FormatNewer, GenerationFailed, PayloadCorrupt, PayloadMissing
 from logyard.payloads.journal import Journal
 from logyard.payloads.store import PayloadStore
+from logyard.protocol.errors import FormatNewer, GenerationFailed, PayloadCorrupt, PayloadMissing
 
 from .support import MIB, Door, Source, check_all, check_counters, made, open_store
 

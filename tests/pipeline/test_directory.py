@@ -13,7 +13,6 @@ import pytest
 import trio
 from xxhash import xxh3_128_digest
 
-from logyard.client.errors import Corrupt, DirectoryInUse, LogyardError, OutOfRange
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.log.meta import IDENTITY, MetaStore
@@ -24,6 +23,7 @@ from logyard.pipeline.errors import DataLoss
 from logyard.pipeline.jobs.audit_directory import differing
 from logyard.pipeline.options import parse_options
 from logyard.pipeline.sources import GAP, LogInfo, Reading, Wanted
+from logyard.protocol.errors import Corrupt, DirectoryInUse, LogyardError, OutOfRange
 from logyard.service.embedded import EmbeddedLog, open_system
 
 from ..service.test_check import flip, traces

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import xxhash
 
-from logyard.client.errors import LogyardError, UnknownGroup
 from logyard.client.sync import Yard, connect_sync
 from logyard.pipeline import network
 from logyard.pipeline.datasource import plan
@@ -19,6 +18,7 @@ from logyard.pipeline.network import NetworkSource, preferred
 from logyard.pipeline.opening import open_source
 from logyard.pipeline.options import parse_options
 from logyard.pipeline.sources import Reading
+from logyard.protocol.errors import LogyardError, UnknownGroup
 from logyard.service.local_cluster import LocalCluster
 
 from .support import fill, reach, read, whole

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from logyard.client.admin import Call
-from logyard.client.errors import LogyardError
 from logyard.client.sync import Yard, connect_sync
 from logyard.pipeline import network
 from logyard.pipeline.datasource import LogyardDataSource, plan
 from logyard.pipeline.errors import OptionError
 from logyard.pipeline.network import NetworkSource
 from logyard.pipeline.options import parse_options
+from logyard.protocol.errors import LogyardError
 from logyard.service.local_cluster import LocalCluster
 
 from .support import fill, reach

@@ -11,7 +11,6 @@ import pyarrow
 import pytest
 import xxhash
 
-from logyard.client.errors import error_of
 from logyard.client.scans import Outcome, Scan
 from logyard.engine.config import SystemConfig
 from logyard.engine.host.reader import Wanted
@@ -19,6 +18,7 @@ from logyard.machines.log import AppendLog
 from logyard.pipeline.frames import Damaged, decode, gap_batch
 from logyard.pipeline.schema import arrow_schema
 from logyard.pipeline.sources import GAP, Reading
+from logyard.protocol.errors import error_of
 from logyard.service import log_scan
 from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
 

@@ -22,7 +22,6 @@ from logyard.client.log import open_call
 from logyard.client.sync import connect_sync
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.errors import DirectoryInUse, LogyardError, WrongIdentity
 from logyard.engine.host.damaged import Damaged
 from logyard.engine.log.meta import HEADER_BYTES, IDENTITY, MetaStore
 from logyard.engine.log.meta_copies import seal
@@ -44,6 +43,7 @@ from logyard.payloads import checkpoints
 from logyard.payloads.ledger import Ledger, Marks
 from logyard.payloads.writing import GenerationConfig
 from logyard.pipeline.directory.generations import Stopped
+from logyard.protocol.errors import DirectoryInUse, LogyardError, WrongIdentity
 from logyard.service.check import check_directory
 from logyard.service.check_process import inspect
 from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system

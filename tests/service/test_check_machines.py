@@ -15,7 +15,6 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import encode_frame
-from logyard.engine.errors import LogyardError
 from logyard.engine.host import apply
 from logyard.engine.host.member import Member
 from logyard.engine.log.meta_rows import STORE
@@ -29,6 +28,7 @@ from logyard.payloads import checkpoints
 from logyard.pipeline.directory.groups import Replay
 from logyard.pipeline.directory.payloads import _Group
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
+from logyard.protocol.errors import LogyardError
 from logyard.service.check_process import inspect
 from logyard.service.embedded import EmbeddedSystem, open_system
 from logyard.service.own_machines import machine_factory

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from logyard import connect, connect_sync, open_system
 from logyard.client.compression import SMALLEST
-from logyard.client.errors import OutOfRange
 from logyard.client.sync import Yard
 from logyard.machines.log import AppendLog
+from logyard.protocol.errors import OutOfRange
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster
 from tests.client.test_compression import text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.errors import BadRequest
+from logyard.protocol.errors import BadRequest
 from logyard.service.config import config_reference, load_config, make_secret, read_secret
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.errors import Busy, DirectoryInUse, Gone, GroupStopped, LogyardError, OutOfRange, WrongIdentity
 from logyard.engine.machine import Applied, Context, PayloadRef
 from logyard.machines.log import AppendLog
+from logyard.protocol.errors import Busy, DirectoryInUse, Gone, GroupStopped, LogyardError, OutOfRange, WrongIdentity
 from logyard.service.embedded import open_system
 
 SMALL = SystemConfig(

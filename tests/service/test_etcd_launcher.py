@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from logyard.client.aio import Yard, connect
-from logyard.client.errors import BadRequest
+from logyard.protocol.errors import BadRequest
 from logyard.service.etcd.app import Gateway, Limits
 from logyard.service.etcd.cluster import MEMBERS, Member
 from logyard.service.etcd.flags import Flags, native_place, parse_flags

@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from logyard import connect_sync
-from logyard.client.errors import LogyardError
 from logyard.client.sync_log import Log
+from logyard.protocol.errors import LogyardError
 from logyard.service.check import check_directory
 from logyard.service.cli.root import cli
 from logyard.service.daemon import EXIT_OUTDATED, EXIT_WAL_FAILED

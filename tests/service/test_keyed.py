@@ -12,9 +12,9 @@ from logyard.client import errors
 from logyard.client.aio import connect
 from logyard.client.sync import connect_sync
 from logyard.engine.config import SystemConfig
-from logyard.engine.errors import Gone
 from logyard.machines.log import AppendLog
 from logyard.pipeline.directory.source import DirectorySource
+from logyard.protocol.errors import Gone
 from logyard.service.check import check_directory
 from logyard.service.embedded import open_system
 

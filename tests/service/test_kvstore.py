@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.client.errors import BadRequest
 from logyard.client.kvstore import KVStore
+from logyard.protocol.errors import BadRequest
 from logyard.service.local_cluster import free_ports
 from tests.client.etcd_stand_in import Server
 

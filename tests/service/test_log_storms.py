@@ -11,8 +11,8 @@ import trio
 
 from logyard.client.frame import Frame, produce_command
 from logyard.client.records import Page
-from logyard.engine.errors import Busy, NotLeader, Unknown
 from logyard.machines.command import APPEND_REPLY
+from logyard.protocol.errors import Busy, NotLeader, Unknown
 from logyard.testing import MemoryCluster, cluster
 
 STEPS = 90

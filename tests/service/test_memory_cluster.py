@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.errors import LogyardError
 from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.protocol.errors import LogyardError
 from logyard.testing import cluster, until
 from tests.machines.faulty import Sound
 

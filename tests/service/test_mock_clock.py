@@ -9,9 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.client.errors import LogyardError, Unknown
-from logyard.engine.errors import Busy, NotLeader
 from logyard.machines.command import APPEND
+from logyard.protocol.errors import Busy, LogyardError, NotLeader, Unknown
 
 from .virtual_time import LIMITS, Replies, VirtualCluster, client, frame, virtual_cluster
 

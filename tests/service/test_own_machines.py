@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.errors import BadRequest
 from logyard.machines.log import AppendLog
+from logyard.protocol.errors import BadRequest
 from logyard.service.config import load_config
 from logyard.service.own_machines import machine_factory
 from tests.chaos.register import Registers

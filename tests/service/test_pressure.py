@@ -17,8 +17,8 @@ import trio.testing
 
 from logyard.client import wire
 from logyard.client.aio import Yard, connect
-from logyard.client.errors import NotLeader, Refused
 from logyard.engine.config import SystemConfig
+from logyard.protocol.errors import NotLeader, Refused
 from logyard.service.local_cluster import LocalCluster, LocalNode, format_config, free_ports
 from logyard.service.room import Room
 from tests.service.test_rpc import Raw, append, start

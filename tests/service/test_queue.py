@@ -19,8 +19,8 @@ from logyard.client.aio import Yard, connect
 from logyard.client.queue import Consumer, Message
 from logyard.client.queue_wire import NotHeld
 from logyard.client.sync import connect_sync
-from logyard.engine.errors import NotLeader
 from logyard.machines import queue as machines
+from logyard.protocol.errors import NotLeader
 from logyard.service import pushes
 from logyard.service.cli.root import cli
 from logyard.service.pushes import Listener

@@ -12,7 +12,7 @@ import trio.testing
 from logyard.client import wire
 from logyard.client.aio import connect
 from logyard.engine.config import SystemConfig
-from logyard.engine.errors import BadRequest
+from logyard.protocol.errors import BadRequest
 from logyard.service import rpc
 from logyard.service.addresses import listen_address
 from logyard.service.rpc import RpcServer

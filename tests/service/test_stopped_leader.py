@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from logyard.client.aio import Log, connect
-from logyard.client.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 from logyard.service.local_cluster import LocalCluster
 
 TRIES = 5

@@ -14,12 +14,11 @@ import trio
 from click.testing import CliRunner
 
 from logyard.client.aio import connect
-from logyard.client.errors import LogyardError
 from logyard.client.sync import connect_sync
 from logyard.client.tls import Identity, TlsConfig, TlsError, identities, make_context, require
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
-from logyard.engine.errors import BadRequest
+from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.service.cli.root import cli
 from logyard.service.rpc import RpcServer
 from logyard.service.tls import Door

@@ -17,9 +17,9 @@ import trio.testing
 
 from logyard.client.sync import Yard, connect_sync
 from logyard.engine.disk import Disk
-from logyard.engine.errors import Busy, DirectoryInUse, JobPoisoned, NoSpace
 from logyard.engine.host import budget
 from logyard.engine.lock import lock_directory, lock_holders
+from logyard.protocol.errors import Busy, DirectoryInUse, JobPoisoned, NoSpace
 from logyard.service.check import check_directory
 from logyard.service.local_cluster import LocalCluster
 from logyard.service.writer.process import COMMAND, WriterProcess

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logyard.engine.entry import build_commands, encode_frame
-from logyard.engine.errors import Corrupt, LogyardError, NoSpace
 from logyard.engine.ports import SourceEntry
 from logyard.payloads.compaction import MigrateReport
-from logyard.payloads.errors import GenerationFailed, JobStale, StoreFull
+from logyard.protocol.errors import Corrupt, GenerationFailed, JobStale, LogyardError, NoSpace, StoreFull
 from logyard.service.writer import wire as writer_wire
 from logyard.service.writer.jobs import (
     decode_failure,

@@ -18,8 +18,8 @@ from logyard.client.aio import Yard, connect
 from logyard.client.kvstore import KVStore, NativeDriver
 from logyard.client.session import Channel, Routes
 from logyard.client.sync import connect_sync
-from logyard.engine.errors import WrongKind
 from logyard.machines.registry import create_machine
+from logyard.protocol.errors import WrongKind
 from logyard.service.cli.root import cli
 from logyard.service.embedded import open_system
 from tests.chaos.register import Registers

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.engine.errors import NotLeader
 from logyard.engine.host.inbound import Inbound
 from logyard.engine.host.system import System
 from logyard.engine.raft import core, election, quorum, raft_log, reads, replication
 from logyard.engine.raft.core import LEADER
+from logyard.protocol.errors import NotLeader
 
 from .bugs import Bug, edited
 

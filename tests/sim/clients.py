@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from logyard.engine.errors import LogyardError, decode_error
+from logyard.protocol.errors import LogyardError, decode_error
 
 from .cluster import Cluster
 from .loop import Timer

@@ -14,7 +14,7 @@ import msgpack
 
 from logyard.client import kv_wire as kw
 from logyard.client.wire import encode_frame
-from logyard.engine.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 from tests.linearizability.cell import solve_cell
 from tests.linearizability.history import Operation
 

@@ -12,8 +12,8 @@ from typing import Any
 from logyard.client.records import Page
 from logyard.client.upload import Upload
 from logyard.client.wire import encode_frame
-from logyard.engine.errors import LogyardError
 from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.protocol.errors import LogyardError
 
 from .clients import Client, Frame, Group, Workload
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from logyard.client import queue_wire as qw
 from logyard.client import wire
-from logyard.engine.errors import LogyardError
 from logyard.machines.queue_command import PUBLISH_REPLY
+from logyard.protocol.errors import LogyardError
 
 from .clients import Client, Frame, Group, Workload
 

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import DirectoryInUse
 from logyard.engine.types import Buffer
+from logyard.protocol.errors import DirectoryInUse
 
 from .files import Directory, File, FileSystem
 from .loop import Crashed, Doomed, Life, Loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from copy import deepcopy
 
-from logyard.engine.errors import Outdated
+from logyard.protocol.errors import Outdated
 
 from .cluster import Host
 from .files import FileSystem

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from logyard.client.wire import encode_frame
-from logyard.engine.errors import LogyardError
 from logyard.engine.raft.core import LEADER
+from logyard.protocol.errors import LogyardError
 
 from .clients_log import LogGroup
 from .ground import Ground

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.engine.errors import LogyardError
 from logyard.engine.raft.messages import APPEND, VOTE, Message
+from logyard.protocol.errors import LogyardError
 
 from .cluster import Host
 from .ground import Ground

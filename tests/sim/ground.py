@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from logyard.engine.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 
 from .checks import Checker
 from .clients import Group, Workload

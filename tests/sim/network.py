@@ -14,13 +14,13 @@ from typing import Any
 
 import xxhash
 
-from logyard.engine.errors import LogyardError
 from logyard.engine.identity import Acquaintances, Origin, Vitals
 from logyard.engine.raft.messages import Message
 from logyard.engine.transport.codec import decode_messages
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import HEADER_BYTES, LIVENESS, MESSAGES, check_section, parse_header
 from logyard.engine.transport.memory import Lane, MemoryNetwork, MemoryPeers
+from logyard.protocol.errors import LogyardError
 
 from .loop import Life, Loop, Timer
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from logyard.engine.errors import LogyardError
 from logyard.engine.log.meta import fill_environment
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
+from logyard.protocol.errors import LogyardError
 from logyard.service import check_process
 
 from .cluster import Cluster, Host

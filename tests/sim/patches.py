@@ -28,7 +28,7 @@ from logyard.engine.host.log_time import LogTime
 from logyard.engine.log import meta, wal, wal_ahead
 from logyard.payloads import generation as generations
 from logyard.payloads import store as payload_store
-from logyard.payloads.errors import GenerationFailed, GenerationUnfinished
+from logyard.protocol.errors import GenerationFailed, GenerationUnfinished
 from logyard.service import log_reader, node, payload_port  # noqa: F401  # so that their names are there to change
 
 from .disk import Os, files_of, open_twin, remove_tree

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from logyard.engine.errors import LogyardError, WalFailed
+from logyard.protocol.errors import LogyardError, WalFailed
 
 from .checks import Checker
 from .clients import NO_FEATURES, Group, Workload

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.errors import WalFailed
 from logyard.engine.host import system
 from logyard.engine.raft.core import Raft
+from logyard.protocol.errors import WalFailed
 
 from .__main__ import HASHES, command_of, hash_jobs, jobs_of, parse, summary
 from .clients_kv import KvGroup

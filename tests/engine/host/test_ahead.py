@@ -10,9 +10,9 @@ from typing import Any
 import trio
 
 from logyard.engine.entry import COMMANDS, Entry
-from logyard.engine.errors import LogyardError, NoSpace, WalFailed
 from logyard.engine.host.durability import Durability
 from logyard.engine.log.wal import WalItem
+from logyard.protocol.errors import LogyardError, NoSpace, WalFailed
 
 MIB = 1 << 20
 

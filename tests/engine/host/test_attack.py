@@ -12,12 +12,12 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.disk import FaultyDisk
-from logyard.engine.errors import BadRequest, LogyardError, NoSpace, WalFailed
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.wal import Rolled, Sealed, WalItem
 from logyard.engine.types import Spec
 from logyard.machines.command import APPEND, truncate_command
 from logyard.payloads.reference import Position
+from logyard.protocol.errors import BadRequest, LogyardError, NoSpace, WalFailed
 
 from .cluster import KIB, MIB, Cluster, cluster, until
 

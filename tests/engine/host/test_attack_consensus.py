@@ -13,7 +13,6 @@ import trio
 import trio.testing
 
 from logyard.engine.entry import COMMANDS, build_plain
-from logyard.engine.errors import GroupExists, LogyardError, NotLeader, Refused
 from logyard.engine.host import durability as durability_module
 from logyard.engine.host import system as system_module
 from logyard.engine.host.recovery import build_member
@@ -23,6 +22,7 @@ from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
 from logyard.engine.transport.blobs import DELETE_GROUPS, UNKNOWN_GROUPS
+from logyard.protocol.errors import GroupExists, LogyardError, NotLeader, Refused
 
 from .cluster import KIB, cluster, until
 

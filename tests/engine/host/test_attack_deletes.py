@@ -15,9 +15,9 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.errors import LogyardError
 from logyard.engine.host.member import RUNNING
 from logyard.engine.raft.core import LEADER
+from logyard.protocol.errors import LogyardError
 from logyard.service.node import Node
 
 from .cluster import KIB, Cluster, cluster, until

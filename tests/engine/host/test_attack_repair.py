@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.errors import Corrupt, LogyardError
+from logyard.protocol.errors import Corrupt, LogyardError
 
 from .cluster import Cluster, cluster, payload_books, until
 from .test_histories import check_books, counted

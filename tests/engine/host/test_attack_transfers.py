@@ -11,8 +11,8 @@ import pytest
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import units_of
-from logyard.engine.errors import Gone, LogyardError
 from logyard.engine.host.reader import Wanted
+from logyard.protocol.errors import Gone, LogyardError
 from logyard.service.check import check_directory
 
 from .cluster import KIB, Cluster, cluster, until

@@ -10,11 +10,11 @@ import pytest
 import trio
 
 from logyard.client.wire import encode_frame
-from logyard.engine.errors import Busy
 from logyard.engine.host import budget
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.budget import Drain
 from logyard.machines.command import APPEND
+from logyard.protocol.errors import Busy
 
 from .cluster import KIB, MIB, Cluster, cluster, until
 from .slow_disk import SlowDisk

@@ -10,13 +10,13 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import timestamp_of
-from logyard.engine.errors import LogyardError
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.intake import PLACE
 from logyard.engine.host.log_time import LogTime
 from logyard.engine.machine import Applied, Batch, Context, Frame
 from logyard.engine.raft.core import LEADER
 from logyard.machines.command import APPEND
+from logyard.protocol.errors import LogyardError
 
 from .cluster import Cluster, cluster, until
 from .scribe import Scribe, command

@@ -11,7 +11,6 @@ import pytest
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import LARGE
-from logyard.engine.errors import LogyardError
 from logyard.engine.host.log_time import LogTime
 from logyard.engine.host.machine_state import STALE_MAX, MachineState
 from logyard.engine.host.member import Member
@@ -19,6 +18,7 @@ from logyard.engine.host.reader import Located, Reader
 from logyard.engine.machine import Append, Release, Send
 from logyard.engine.raft.core import LEADER
 from logyard.payloads.reference import Position
+from logyard.protocol.errors import LogyardError
 
 from .cluster import Cluster, cluster, until
 from .scribe import Ear, Scribe, TickingScribe, command, machines

@@ -29,7 +29,7 @@ from logyard.engine.entry import (
     units_of,
     verify_bodies,
 )
-from logyard.engine.errors import BadRequest, Corrupt
+from logyard.protocol.errors import BadRequest, Corrupt
 
 bodies = st.one_of(
     st.none(),

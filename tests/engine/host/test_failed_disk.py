@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from logyard.engine.disk import FaultyDisk
-from logyard.engine.errors import LogyardError, WalFailed
 from logyard.engine.host.ending import MARK
+from logyard.protocol.errors import LogyardError, WalFailed
 
 from .cluster import KIB, cluster, until
 

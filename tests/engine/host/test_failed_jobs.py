@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.errors import JobFailed
 from logyard.engine.host.homes import SealedFile
 from logyard.engine.log.wal import Wal
 from logyard.payloads.store import PayloadStore
+from logyard.protocol.errors import JobFailed
 from logyard.service.payload_port import StoreAdapter
 from logyard.service.status import node_status
 from logyard.service.status_watch import troubles

@@ -12,10 +12,10 @@ import trio
 
 from logyard.engine.disk import FaultyDisk
 from logyard.engine.entry import Entry
-from logyard.engine.errors import DirectoryInUse, GroupStopped, LogyardError, WalFailed, WrongIdentity
 from logyard.engine.host.cache import PayloadCache
 from logyard.engine.machine import Applied, Context, PayloadRange, PayloadRef, Reject, Sections
 from logyard.machines.log import AppendLog
+from logyard.protocol.errors import DirectoryInUse, GroupStopped, LogyardError, WalFailed, WrongIdentity
 from logyard.service.node import build_system
 
 from .cluster import KIB, Cluster, cluster, open_descriptors, until

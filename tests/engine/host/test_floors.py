@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.engine.errors import Gone, OutOfRange
 from logyard.engine.host.reader import Wanted
 from logyard.engine.raft.core import LEADER
+from logyard.protocol.errors import Gone, OutOfRange
 
 from .cluster import KIB, Cluster, cluster, plain, until
 from .test_tombstones import released

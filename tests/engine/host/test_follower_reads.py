@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.errors import Busy
 from logyard.engine.host import follower_reads
 from logyard.engine.raft.core import LEADER
 from logyard.engine.transport.blobs import READ_ASK, READ_INDEX
+from logyard.protocol.errors import Busy
 
 from .cluster import Cluster, cluster, until
 

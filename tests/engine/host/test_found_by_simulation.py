@@ -9,13 +9,13 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import Entry
-from logyard.engine.errors import Corrupt, Gone
 from logyard.engine.host.member import DROP, Member
 from logyard.engine.host.sender import Sender
 from logyard.engine.log.record import BLOCK
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
 from logyard.machines.command import APPEND
+from logyard.protocol.errors import Corrupt, Gone
 
 from .cluster import Cluster, cluster, until
 from .test_mending import SIZE, flip, hurt_segments, hurt_wal, mended, metadata, stable

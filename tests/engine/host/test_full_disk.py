@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.engine.errors import NoSpace
 from logyard.engine.raft.core import LEADER
+from logyard.protocol.errors import NoSpace
 from logyard.service.check import check_directory
 
 from .cluster import KIB, MIB, Cluster, cluster, until

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.engine.errors import BadRequest, Busy, GroupExists, LogyardError, UnknownGroup
+from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, UnknownGroup
 
 from .cluster import KIB, cluster, payload_books, until
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.errors import LogyardError, NotLeader
 from logyard.engine.raft.core import LEADER
 from logyard.engine.transport.blobs import AWAKE, SLEEPING
+from logyard.protocol.errors import LogyardError, NotLeader
 from logyard.service.status import describe_sleeper
 
 from .cluster import Cluster, cluster, payload_books, until

@@ -18,7 +18,7 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.errors import BadRequest, LogyardError
 from logyard.engine.raft.messages import (
     APPEND,
     PREVOTE,
@@ -27,6 +26,7 @@ from logyard.engine.transport.blobs import SHAPES, SNAPSHOT_OFFER, SNAPSHOT_PIEC
 from logyard.engine.transport.codec import decode_messages, encode_messages
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, HEADER_BYTES, decode_blob, encode_blob, parse_header
+from logyard.protocol.errors import BadRequest, LogyardError
 from tests.engine.transport.recorder import make_entry
 
 from .cluster import Cluster, cluster

@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import LogyardError, Outdated, Refused
 from logyard.engine.host import rows
 from logyard.engine.host.life import readmit
 from logyard.engine.identity import Acquaintances, Origin
 from logyard.engine.log import meta_rows
+from logyard.protocol.errors import LogyardError, Outdated, Refused
 
 from .cluster import Cluster, cluster, until
 

@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from logyard.engine.entry import CONFIGURATION
-from logyard.engine.errors import BadRequest, LogyardError, NotLeader, Refused
 from logyard.engine.raft.configuration import Change, Configuration
 from logyard.engine.raft.core import LEADER
 from logyard.engine.transport.blobs import DELETE_GROUPS
+from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
 

@@ -13,12 +13,11 @@ import pytest
 import trio
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import GroupStopped
 from logyard.engine.host import rows
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
 from logyard.engine.log.segment import SegmentReader
-from logyard.payloads.errors import GenerationFailed
+from logyard.protocol.errors import GenerationFailed, GroupStopped
 
 from .cluster import KIB, Cluster, cluster, until
 from .test_histories import check_books

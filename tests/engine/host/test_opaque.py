@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.errors import Corrupt
+from logyard.protocol.errors import Corrupt
 
 from .cluster import KIB, cluster, until
 from .test_storage import damage

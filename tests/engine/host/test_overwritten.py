@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.engine.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 
 from .cluster import KIB, cluster, payload_books, until
 

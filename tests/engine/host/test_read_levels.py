@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.engine.errors import LogyardError, NotLeader
 from logyard.engine.raft.core import LEADER, Raft
 from logyard.engine.raft.messages import APPEND_REPLY
+from logyard.protocol.errors import LogyardError, NotLeader
 
 from .cluster import Cluster, cluster, until
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.errors import BadRequest, Gone, LogyardError, NotLeader, OutOfRange, Refused
 from logyard.payloads.reference import Position
+from logyard.protocol.errors import BadRequest, Gone, LogyardError, NotLeader, OutOfRange, Refused
 from logyard.service.log_reader import position_of
 
 from .cluster import KIB, cluster, plain, until

@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from logyard.engine.entry import units_of
-from logyard.engine.errors import Corrupt, Gone, LogyardError
 from logyard.engine.host.reader import Wanted
 from logyard.engine.transport.blobs import SNAPSHOT_PIECE
+from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
 from .cluster import KIB, Cluster, cluster, until
 from .test_histories import check_books

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trio
 
-from logyard.engine.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 
 from .cluster import KIB, cluster, until
 

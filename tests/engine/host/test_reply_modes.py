@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from logyard.client.wire import encode_frame
-from logyard.engine.errors import BadRequest, Busy, LogyardError, NotLeader, Refused
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.intake import LOW_BATCH, LOW_TURNS, PLACE, let_low
 from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Refused
 
 from .cluster import Cluster, cluster, until
 

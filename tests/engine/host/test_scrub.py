@@ -14,13 +14,13 @@ import trio
 import trio.testing
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import Corrupt
 from logyard.engine.host import mend_turns
 from logyard.engine.host.scrub import GIVE_WAY_MAX_S, Scrub
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
 from logyard.engine.log.segment import HEAD, HEAD_BYTES, ROW_BYTES
 from logyard.engine.raft.membership import Change
 from logyard.payloads import verify
+from logyard.protocol.errors import Corrupt
 
 from .cluster import Cluster, cluster, plain, until
 from .test_mending import hurt_segments, mended, metadata

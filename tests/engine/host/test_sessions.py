@@ -13,7 +13,6 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import UNIFORM, Frame, encode_system
-from logyard.engine.errors import BadRequest, Busy, LogyardError, NotLeader, SessionExpired, Unknown
 from logyard.engine.host.answer import Answer
 from logyard.engine.host.sessions import (
     REPLY_BYTES,
@@ -27,6 +26,7 @@ from logyard.engine.host.sessions import (
 from logyard.engine.machine import Batch, Context, Position, Reject, Release
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog
+from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, SessionExpired, Unknown
 from logyard.service.check import check_directory
 
 from .cluster import Cluster, cluster, payload_books, until

@@ -10,11 +10,11 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.errors import Corrupt, LogyardError
 from logyard.engine.host.pieces import _rows
 from logyard.engine.raft.core import LEADER
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.transport.blobs import SNAPSHOT_PIECE
+from logyard.protocol.errors import Corrupt, LogyardError
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
 from .test_histories import counted

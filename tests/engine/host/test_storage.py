@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from logyard.engine.entry import units_of
-from logyard.engine.errors import Corrupt, Gone, LogyardError
 from logyard.engine.log.wal import Sealed
+from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
 from .cluster import KIB, WRITER_VARIABLE, Cluster, cluster, payload_books, plain, until
 

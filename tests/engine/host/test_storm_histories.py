@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 from logyard.service.check import check_directory
 
 from .cluster import KIB, MIB, Cluster, cluster, until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.errors import Gone
+from logyard.protocol.errors import Gone
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
 

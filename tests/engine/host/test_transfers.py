@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.errors import Gone, LogyardError
 from logyard.engine.host import receiving
 from logyard.engine.host.pulling import Pace
 from logyard.engine.log import meta_rows
 from logyard.engine.transport.blobs import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PIECE, SNAPSHOT_PULL
+from logyard.protocol.errors import Gone, LogyardError
 from logyard.service.check import check_directory
 
 from .cluster import KIB, Cluster, cluster, payload_books, until

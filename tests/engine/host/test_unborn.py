@@ -9,10 +9,10 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.errors import Busy, GroupExists
 from logyard.engine.host import directory as directory_module
 from logyard.engine.transport.blobs import DEFINED
 from logyard.engine.types import Spec
+from logyard.protocol.errors import Busy, GroupExists
 
 from .cluster import KIB, Cluster, cluster, until
 

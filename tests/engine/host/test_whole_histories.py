@@ -18,12 +18,12 @@ import pytest
 import trio
 
 from logyard.client.wire import encode_frame
-from logyard.engine.errors import LogyardError
 from logyard.engine.host.answer import Answer
 from logyard.engine.machine import Append, Applied, Batch, Context, Effect, Frame, Monitor, Reject, Sections, Timer
 from logyard.engine.raft.core import LEADER
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog
+from logyard.protocol.errors import LogyardError
 from logyard.service.check import check_directory
 
 from .cluster import KIB, Cluster, cluster, until

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from logyard.engine.disk import ALIGNMENT, Disk, FaultyDisk
-from logyard.engine.errors import WalFailed
 from logyard.engine.log.record import BLOCK
 from logyard.engine.log.wal import WalConfig, WalItem
 from logyard.engine.log.wal_files import wal_name
 from logyard.engine.types import Buffer
+from logyard.protocol.errors import WalFailed
 
 from .model import Memory, command, commands, open_wal, recover
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from logyard.engine.disk import IOV_MAX, Call, Disk, FaultyDisk, join_small
-from logyard.engine.errors import DirectoryInUse
 from logyard.engine.types import Buffer
+from logyard.protocol.errors import DirectoryInUse
 
 
 def test_small_buffers_are_joined_and_big_ones_are_passed_by_reference() -> None:

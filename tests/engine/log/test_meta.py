@@ -12,7 +12,6 @@ import lmdb
 import pytest
 
 from logyard.engine.disk import Disk, FaultyDisk
-from logyard.engine.errors import Corrupt, NoSpace, WrongIdentity
 from logyard.engine.log import meta
 from logyard.engine.log.meta import FileRow, GroupRow, MetaStore, SnapshotRow, StateRow
 from logyard.engine.log.meta_rows import (
@@ -25,6 +24,7 @@ from logyard.engine.log.meta_rows import (
     snapshot_rows,
     state_rows,
 )
+from logyard.protocol.errors import Corrupt, NoSpace, WrongIdentity
 
 
 def opened(path: Path, cluster: str = "test", node: int = 1, map_bytes: int = 64 << 20) -> MetaStore:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Unit
-from logyard.engine.errors import Corrupt
 from logyard.engine.log.payload_source import FileReader, FileSource, LiveGroup, _live_units
 from logyard.payloads.liveness import Liveness
+from logyard.protocol.errors import Corrupt
 
 positions = st.tuples(st.integers(1, 5), st.integers(0, 6))
 releases = st.lists(st.tuples(positions, positions).map(lambda pair: (min(pair), max(pair))), max_size=10)

@@ -11,7 +11,6 @@ import pytest
 
 from logyard.engine.disk import Disk, FaultyDisk
 from logyard.engine.entry import Entry
-from logyard.engine.errors import Corrupt, WrongIdentity
 from logyard.engine.log.record import BLOCK
 from logyard.engine.log.segment import HEAD_BYTES, ROW_BYTES, SegmentReader, write_segment
 from logyard.engine.log.segment_writer import (
@@ -24,6 +23,7 @@ from logyard.engine.log.segment_writer import (
 )
 from logyard.engine.log.wal import Sealed, Wal, WalConfig, WalItem
 from logyard.engine.log.wal_files import wal_name
+from logyard.protocol.errors import Corrupt, WrongIdentity
 
 from .model import command, commands, open_wal
 

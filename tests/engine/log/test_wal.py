@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from logyard.engine.disk import Disk, FaultyDisk
-from logyard.engine.errors import Gone, NoSpace, WalFailed
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.wal import Gap, Sealed, WalConfig, WalItem
 from logyard.engine.log.wal_ahead import AHEAD_BYTES, SMALL_BYTES
+from logyard.protocol.errors import Gone, NoSpace, WalFailed
 
 from .model import SMALL, Memory, command, commands, open_wal, payload, recover
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from logyard.engine.disk import Disk
-from logyard.engine.errors import WrongIdentity
 from logyard.engine.log.record import (
     BATCH_BYTES,
     BLOCK,
@@ -24,6 +23,7 @@ from logyard.engine.log.record import (
 from logyard.engine.log.wal import Wal, WalConfig, WalItem
 from logyard.engine.log.wal_files import wal_name
 from logyard.engine.log.wal_replay import Cut, ReplayResult, replay
+from logyard.protocol.errors import WrongIdentity
 
 from .model import Memory, command, commands, open_wal, recover
 from .test_wal_crash import CONFIG, batches, write_all

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from logyard.engine.disk import Disk, FaultyDisk
-from logyard.engine.errors import NoSpace
 from logyard.engine.log.record import FileHead
 from logyard.engine.log.wal import WalItem
 from logyard.engine.log.wal_files import WalFiles
+from logyard.protocol.errors import NoSpace
 
 from .model import SMALL, command, open_wal, recover
 

@@ -9,7 +9,6 @@ import random
 import msgpack
 import pytest
 
-from logyard.engine.errors import BadRequest, Refused
 from logyard.engine.raft.configuration import (
     Change,
     Configuration,
@@ -20,6 +19,7 @@ from logyard.engine.raft.configuration import (
     with_targets,
 )
 from logyard.engine.raft.quorum import LOST, WON, committed_index, has_quorum, vote_outcome
+from logyard.protocol.errors import BadRequest, Refused
 
 THREE = Configuration((1, 2, 3), (4,))
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from logyard.engine.errors import Busy, NotLeader, Refused
 from logyard.engine.raft.core import FOLLOWER, LEADER
+from logyard.protocol.errors import Busy, NotLeader, Refused
 
 from .network import Host, Network
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from logyard.engine.errors import Refused
 from logyard.engine.raft.configuration import Change, Configuration, apply_changes, enter_joint
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.messages import (
@@ -18,6 +17,7 @@ from logyard.engine.raft.messages import (
     VOTE_REPLY,
     Message,
 )
+from logyard.protocol.errors import Refused
 
 from .network import UID, Network, drain, entries_of, make
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from logyard.engine.errors import Busy, NotLeader, Refused
 from logyard.engine.raft.configuration import Change, Configuration
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.messages import APPEND, PREVOTE, VOTE, VOTE_REPLY, Message
+from logyard.protocol.errors import Busy, NotLeader, Refused
 
 from .network import UID, Disk, Network, drain, make
 

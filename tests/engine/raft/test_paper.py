@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from logyard.engine.entry import NOOP
-from logyard.engine.errors import Busy, NotLeader
 from logyard.engine.raft.core import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, Change, Limits, RaftLog
 from logyard.engine.raft.messages import (
     APPEND,
@@ -20,6 +19,7 @@ from logyard.engine.raft.messages import (
     VOTE_REPLY,
     Message,
 )
+from logyard.protocol.errors import Busy, NotLeader
 
 from .network import UID, Network, command, drain, entries_of, make
 

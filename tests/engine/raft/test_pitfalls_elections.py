@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from logyard.engine.entry import CONFIGURATION
-from logyard.engine.errors import Busy, NotLeader, Refused
 from logyard.engine.raft.core import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, Change, Configuration, Limits
 from logyard.engine.raft.messages import (
     APPEND,
@@ -20,6 +19,7 @@ from logyard.engine.raft.messages import (
     Message,
 )
 from logyard.engine.raft.state import TERM_MAX
+from logyard.protocol.errors import Busy, NotLeader, Refused
 
 from .network import UID, Network, command, drain, encode, make
 from .test_pitfalls_protocol import ack, append, leading

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from logyard.engine.errors import Refused
 from logyard.engine.raft.core import CANDIDATE, FOLLOWER, LEADER, Change, Raft
 from logyard.engine.raft.messages import (
     APPEND,
@@ -16,6 +15,7 @@ from logyard.engine.raft.messages import (
     VOTE_REPLY,
     Message,
 )
+from logyard.protocol.errors import Refused
 
 from .network import UID, Network, command, drain, entries_of, make, persist
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from logyard.engine.entry import CONFIGURATION, Entry
-from logyard.engine.errors import Busy, NotLeader, Refused
 from logyard.engine.raft import quiescence
 from logyard.engine.raft.configuration import KINDS
 from logyard.engine.raft.core import LEADER, Change, Limits
+from logyard.protocol.errors import Busy, NotLeader, Refused
 
 from .network import Disk, Host, Network
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from logyard.engine.entry import COMMANDS, CONFIGURATION, NOOP
-from logyard.engine.errors import LogyardError
 from logyard.engine.raft.core import Change, Configuration, Raft, RaftLog, Ready
 from logyard.engine.raft.mending import Mend
 from logyard.engine.raft.messages import APPEND, NAMES, Message, describe
 from logyard.engine.raft.progress import STATE_NAMES
 from logyard.engine.raft.state import ROLE_NAMES
+from logyard.protocol.errors import LogyardError
 
 from .network import UID, command, encode, entries_of, make
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from logyard.engine.errors import Busy
 from logyard.engine.raft.core import Change, Limits, Raft
 from logyard.engine.raft.messages import APPEND, APPEND_REPLY, Message
 from logyard.engine.raft.progress import PROBE, REPLICATE, Progress, Window
+from logyard.protocol.errors import Busy
 
 from .network import UID, Network, command, drain
 from .test_pitfalls_protocol import ack, leading

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logyard.engine.errors import Corrupt, LogyardError, WrongIdentity
 from logyard.engine.snapshot.format import (
     CHUNK_BYTES,
     FORMAT,
@@ -19,6 +18,7 @@ from logyard.engine.snapshot.format import (
     read_manifest,
     split,
 )
+from logyard.protocol.errors import Corrupt, LogyardError, WrongIdentity
 
 sections = st.dictionaries(st.text(max_size=8), st.binary(max_size=50), max_size=4)
 numbers = st.integers(0, 2**64 - 1)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logyard.engine.entry import NOOP, Entry, build_plain, verify_bodies
-from logyard.engine.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
 from logyard.engine.raft.messages import APPEND, SNAPSHOT, Message
 from logyard.engine.transport import codec, frame
 from logyard.engine.transport.config import TransportConfig
+from logyard.protocol.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
 
 from .recorder import append, entry_values, make_entry, reply, values
 

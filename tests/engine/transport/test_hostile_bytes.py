@@ -18,13 +18,13 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logyard.engine.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
 from logyard.engine.transport import codec, frame
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, CONTROL, HEADER_BYTES, Hello
 from logyard.engine.transport.link import Stream, dial, prepare, read_greeting, receive
 from logyard.engine.transport.listener import Listener
 from logyard.engine.transport.proof import decode_challenge
+from logyard.protocol.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
 
 from .recorder import append, make_entry, reply
 from .test_peers import CONFIG, SECRET, Node, cluster, prove_node

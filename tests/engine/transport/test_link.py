@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.errors import BadRequest, Corrupt, Refused, WrongIdentity
 from logyard.engine.transport import frame
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, CONTROL, Header, Hello
 from logyard.engine.transport.link import BEGINNING, Link, Stream, dial, receive, require_loopback
 from logyard.engine.transport.listener import Listener
+from logyard.protocol.errors import BadRequest, Corrupt, Refused, WrongIdentity
 
 CONFIG = TransportConfig(receive_bytes=16 << 10)
 

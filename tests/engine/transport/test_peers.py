@@ -9,7 +9,6 @@ from dataclasses import replace
 import trio
 
 from logyard.engine.entry import verify_bodies
-from logyard.engine.errors import Corrupt
 from logyard.engine.raft.messages import Message
 from logyard.engine.transport import frame
 from logyard.engine.transport.config import TransportConfig
@@ -17,6 +16,7 @@ from logyard.engine.transport.frame import BULK, CONTROL, Hello
 from logyard.engine.transport.link import Guard, dial
 from logyard.engine.transport.peers import Peers
 from logyard.engine.transport.proof import Exchange, Secret, answer, decode_challenge
+from logyard.protocol.errors import Corrupt
 
 from .recorder import Recorder, append, entry_values, make_entry, reply, values
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 import pytest
 import trio
 
-from logyard.engine.errors import LogyardError, WrongIdentity
 from logyard.engine.identity import EPOCH_MAX, NOBODY, Acquaintances, Origin, difference
 from logyard.engine.transport import proof
 from logyard.engine.transport.frame import (
@@ -29,6 +28,7 @@ from logyard.engine.transport.frame import (
 )
 from logyard.engine.transport.link import dial, read_greeting
 from logyard.engine.transport.proof import Exchange, Secret
+from logyard.protocol.errors import LogyardError, WrongIdentity
 
 from .test_peers import CONFIG, SECRET, Node, cluster
 
