@@ -8,8 +8,7 @@ write is applied once. Made by `serving`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,25 +19,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from logyard.client.kv import KV
-from logyard.client.kv_requests import Steps, T
-from logyard.client.kv_wire import Changes
 from logyard.protocol.errors import LogyardError
 
 from . import cluster, leases, locks, store, streams, watching
-from .cluster import CLUSTER_VERSION, SERVER_VERSION, Member
+from .cluster import CLUSTER_VERSION, SERVER_VERSION
+from .gateway import Gateway, Take
 from .guard import Guard
 from .leases import revision_of
 from .words import (
     EXHAUSTED,
     INVALID,
     NOT_FOUND,
-    OVERHEAD_BYTES,
-    TOO_MANY,
     UNIMPLEMENTED,
     UNKNOWN,
     GatewayError,
-    Header,
     Message,
     Schema,
     decoded,
@@ -51,18 +45,9 @@ PREFIXES = ("/v3", "/v3beta", "/v3alpha")
 JSON = "application/json"
 BODY_S = 30.0
 """A request whose body takes longer is given up."""
-BODIES_BYTES_MAX = 128 << 20
-"""Of all requests that are under way, and of what streams hold of messages that are not complete."""
-CALLS_MAX = 4096
-"""Requests under way, streams among them."""
 HEALTH_S = 5.0
-TERM_S = 2.0
-"""So old the term in a header may be."""
 
 log = logging.getLogger("logyard.etcd")
-
-Take = Callable[[int], None]
-
 
 class Call(NamedTuple):
     """A path: what is asked, and who answers."""
@@ -113,116 +98,6 @@ ABSENT = (
     *(f"/auth/role/{verb}" for verb in ("add", "get", "list", "delete", "grant", "revoke")),
 )  # fmt: skip
 """Paths of etcd that are answered with "unimplemented"."""
-
-
-class Limits(NamedTuple):
-    """`request_bytes`: keys and values of a request; `progress_s`: between two notifications of a quiet watch;
-    `lease_s_min`: a shorter lease lasts so long."""
-
-    request_bytes: int = 1_572_864
-    txn_operations: int = 128
-    progress_s: float = 600.0
-    lease_s_min: int = 2
-
-    @property
-    def body_bytes(self) -> int:
-        """Of a request as JSON: base64 is a third longer."""
-        return (self.request_bytes + OVERHEAD_BYTES) * 4 // 3
-
-
-class Gateway:
-    """What all calls share. `by_token`: the token alone says which cluster it is, not also the group. `node`: the node
-    beside it, 0 if there is none; `named`: members that the command line names, by node; `members`: the group where
-    gateways announce themselves. `stopping`: streams end; `ended`: all have.
-    `origins`, `hosts`: see `Guard`."""
-
-    __slots__ = (
-        "kv", "members", "header", "limits", "node", "token", "by_token", "name", "named", "origins", "hosts",
-        "stopping", "ended", "watches", "encoded", "_bytes", "_calls",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        kv: KV,
-        members: KV,
-        *,
-        name: str = "default",
-        token: str = "etcd-cluster",
-        by_token: bool = False,
-        node: int = 0,
-        named: tuple[Member, ...] = (),
-        limits: Limits | None = None,
-        origins: Sequence[str] = (),
-        hosts: Sequence[str] = (),
-    ) -> None:
-        self.kv = kv
-        self.members = members
-        self.limits = limits or Limits()
-        self.node = node or None
-        self.name = name
-        self.token = token
-        self.by_token = by_token
-        self.named = named
-        self.origins = origins
-        self.hosts = hosts
-        self.header = Header(cluster.number_of(token), cluster.number_of(token, name), 0)
-        self.stopping = trio.Event()
-        self.ended = trio.Event()
-        self.watches = 0
-        # The events of the newest change, as JSON: all watches of one key share them.
-        self.encoded: tuple[Changes | None, bool, bytes] = (None, False, b"")
-        self._bytes = 0
-        self._calls = 0
-
-    async def run(self, steps: Steps[T], *, consistency: str = "linearizable", node: int | None = None) -> T:
-        """What `kv_requests` wants to ask of the group. The header knows the term of the answer then: clients compare
-        those of several gateways (a question's answer has it; of a command's it is known while the leader stays)."""
-        found = await self.kv.run(steps, consistency=consistency, node=node)
-        if not self.kv.same_leader:
-            await self.kv.status()
-        self._learn(self.kv.term)
-        return found
-
-    def _learn(self, term: int) -> None:
-        if term > self.header.term:
-            self.header = self.header._replace(term=term)
-
-    async def describe(self) -> dict[str, Any]:
-        """The group below, as its leader sees it; also gives the header its term."""
-        found = await self.kv.yard.describe(self.kv.name)
-        if not self.by_token:
-            # Whoever names no token has a cluster of its own nevertheless.
-            self.header = self.header._replace(cluster=cluster.number_of(self.token, str(found.get("uid", ""))))
-        self._learn(int(found.get("term", 0)))
-        return found
-
-    def id_of(self, node: int) -> int:
-        """The number of the member whose node that is."""
-        if 0 < node <= len(self.named):
-            return cluster.number_of(self.token, self.named[node - 1].name)
-        return self.header.member if node == (self.node or node) else cluster.number_of(self.token, str(node))
-
-    @contextmanager
-    def under_way(self) -> Iterator[Take]:
-        """Count a call; what makes room for bytes of its body (negative: gives it back) until it is over. Raises
-        `GatewayError`, as that does, when there is too much."""
-        if self._calls >= CALLS_MAX:
-            raise GatewayError(EXHAUSTED, TOO_MANY)
-        held = 0
-
-        def take(size: int) -> None:
-            nonlocal held
-            if size > 0 and self._bytes + size > BODIES_BYTES_MAX:
-                raise GatewayError(EXHAUSTED, TOO_MANY)
-            self._bytes += size
-            held += size
-
-        self._calls += 1
-        try:
-            yield take
-        finally:
-            self._calls -= 1
-            self._bytes -= held
 
 
 async def body_of(gateway: Gateway, request: Request, take: Take) -> bytes:

@@ -6,19 +6,16 @@ that is in the revisions of the keys.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from logyard.client.kv import KV
 from logyard.client.kv_wire import KeyValue
 
+from .gateway import Gateway, Member, number_of
 from .leases import revision_of
 from .words import UNIMPLEMENTED, GatewayError, Message, Schema, choice, flag, string
-
-if TYPE_CHECKING:
-    from .app import Gateway
 
 SERVER_VERSION = "3.5.16"
 """The etcd whose paths and answers these are; clients choose their path by it."""
@@ -29,19 +26,6 @@ NOTHING = Schema()
 MEMBER_LIST = Schema(linearizable=flag)
 ALARM = Schema(action=choice("GET", "ACTIVATE", "DEACTIVATE"))
 AUTHENTICATE = Schema(name=string, password=string)
-
-
-class Member(NamedTuple):
-    """A gateway: its name, and the URLs that peers and clients know it by."""
-
-    name: str
-    peer_urls: tuple[str, ...] = ()
-    client_urls: tuple[str, ...] = ()
-
-
-def number_of(*words: str) -> int:
-    """A 64-bit number for a cluster or a member, the same on every node."""
-    return int.from_bytes(hashlib.sha256("\0".join(words).encode()).digest()[:8], "big") >> 1 | 1
 
 
 async def announce(kv: KV, member: Member) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
 
 import trio
 
 from logyard.protocol.errors import LogyardError
 
+from .gateway import Gateway
 from .leases import revision_of
-
-if TYPE_CHECKING:
-    from .app import Gateway
 
 REVISIONS_EVERY_S = 300.0
 STEPS = 10

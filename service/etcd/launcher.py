@@ -26,10 +26,10 @@ from logyard.service.config import make_secret
 from logyard.service.daemon import leaves
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode, format_config, free_ports
 
-from .app import Gateway, Limits
-from .cluster import MEMBERS, Member, number_of
+from .cluster import MEMBERS
 from .compaction import keep_compacted
 from .flags import Flags, native_place, parse_flags, place_of
+from .gateway import Gateway, Limits, Member, number_of
 from .serving import create_group, serve
 
 TAKE_OVER_S = 15.0

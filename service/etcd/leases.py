@@ -7,17 +7,15 @@ Used by `app`.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from logyard.client import kv_requests
 from logyard.client.kv_wire import GRANT, KEEP, LEASES, REVOKE, STATUS, TIME_TO_LIVE
 from logyard.protocol.errors import LogyardError
 
+from .gateway import Gateway
 from .store import lease_of
 from .words import INT64_MAX, RANGE, GatewayError, Message, Schema, flag, malformed, number, text
-
-if TYPE_CHECKING:
-    from .app import Gateway
 
 TTL_MAX_S = 9_000_000_000
 NOT_FOUND = "lease_not_found"

@@ -7,7 +7,7 @@ clients see one another. A call that waits ends with its connection, and takes i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -15,12 +15,10 @@ from logyard.client import kv_requests
 from logyard.client.kv_wire import Compacted, Compare, Delete, Get, GetResult, KeyValue, Put, Txn, TxnResult, prefix_end
 from logyard.protocol.errors import LogyardError
 
+from .gateway import Gateway
 from .leases import granted_of
 from .store import lease_of
 from .words import NO_KEY, UNKNOWN, GatewayError, Message, Schema, data, key_value, number, one, text
-
-if TYPE_CHECKING:
-    from .app import Gateway
 
 SESSION_S = 60
 """Of a lease that nobody named."""

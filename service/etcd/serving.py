@@ -12,14 +12,17 @@ from hypercorn.config import Config
 from logyard.client.aio import Yard
 from logyard.protocol.errors import BadRequest, GroupExists, LogyardError
 
-from .app import TERM_S, Gateway, make_app
-from .cluster import MEMBERS, Member, announce
+from .app import make_app
+from .cluster import MEMBERS, announce
 from .connections import connections_max, serve_http
+from .gateway import Gateway, Member
 
 GRACE_S = 2.0
 IDLE_S = 600.0
 """A connection without a request is kept so long: clients keep theirs, and lose calls when it is cut under them."""
 RETRY_S = 0.5
+TERM_S = 2.0
+"""So old the term in a header may be."""
 
 log = logging.getLogger("logyard.etcd")
 

@@ -8,7 +8,7 @@ operations of a transaction. What etcd does on its own side of a range (bounds, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from logyard.client import kv_requests
 from logyard.client.kv_wire import (
@@ -27,6 +27,7 @@ from logyard.client.kv_wire import (
     TxnResult,
 )
 
+from .gateway import Gateway
 from .words import (
     INT64_MAX,
     INVALID,
@@ -46,9 +47,6 @@ from .words import (
     one,
     too_long,
 )
-
-if TYPE_CHECKING:
-    from .app import Gateway
 
 NONE, ASCEND, DESCEND = range(3)
 BY_KEY, BY_VERSION, BY_CREATE, BY_MOD, BY_VALUE = range(5)

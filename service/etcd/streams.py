@@ -7,7 +7,7 @@ message. Used by `app` for watch and keepalive.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 from starlette.types import Receive, Scope, Send
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from logyard.service.daemon import leaves
 
 from . import leases
+from .gateway import Gateway
 from .watching import Watching
 from .words import (
     UNKNOWN,
@@ -28,9 +29,6 @@ from .words import (
     packed,
     too_long,
 )
-
-if TYPE_CHECKING:
-    from .app import Gateway
 
 NAMES = {2: "Unknown", 3: "InvalidArgument", 5: "NotFound", 8: "ResourceExhausted", 9: "FailedPrecondition",
          11: "OutOfRange", 12: "Unimplemented", 14: "Unavailable"}  # fmt: skip
@@ -143,7 +141,7 @@ class Answer:
 
 
 Asked = trio.MemoryReceiveChannel[Message]
-Streaming = Callable[["Gateway", Asked, Answer], Awaitable[None]]
+Streaming = Callable[[Gateway, Asked, Answer], Awaitable[None]]
 
 
 async def keepalive(gateway: Gateway, asked: Asked, answer: Answer) -> None:

@@ -7,7 +7,7 @@ change (`client.kv_watch`). A client that reads slowly costs a bounded number of
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 
@@ -15,11 +15,9 @@ from logyard.client import kv_requests
 from logyard.client.kv_wire import FROM_KEY, Changes, Compacted
 from logyard.protocol.errors import LogyardError
 
+from .gateway import Gateway
 from .leases import revision_of
 from .words import Message, Schema, choice, data, event, flag, many, number, one, packed
-
-if TYPE_CHECKING:
-    from .app import Gateway
 
 NO_PUT, NO_DELETE = range(2)
 WATCHES_MAX = 100_000

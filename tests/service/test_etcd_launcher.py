@@ -18,9 +18,9 @@ import trio
 
 from logyard.client.aio import Yard, connect
 from logyard.protocol.errors import BadRequest
-from logyard.service.etcd.app import Gateway, Limits
-from logyard.service.etcd.cluster import MEMBERS, Member
+from logyard.service.etcd.cluster import MEMBERS
 from logyard.service.etcd.flags import Flags, native_place, parse_flags
+from logyard.service.etcd.gateway import Gateway, Limits, Member
 from logyard.service.etcd.serving import create_group, serve
 
 from .etcd_server import Asking, EtcdServer, data, etcd_server, spawned

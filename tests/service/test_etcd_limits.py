@@ -9,7 +9,8 @@ import pytest
 from starlette.requests import Request
 
 from logyard.service.etcd import app, streams
-from logyard.service.etcd.app import Call, Gateway, answer
+from logyard.service.etcd.app import Call, answer
+from logyard.service.etcd.gateway import Gateway
 from logyard.service.etcd.streams import Messages, Stream
 from logyard.service.etcd.words import GatewayError, Message, Schema, packed
 
@@ -92,6 +93,6 @@ async def test_what_streams_keep_of_messages_is_counted(monkeypatch: pytest.Monk
     stream = Stream(found, handler, ANY, app.failure)
     await stream({}, receive, send)
     assert held == [0, 5, 4, 0] and found._bytes == 0
-    monkeypatch.setattr(app, "BODIES_BYTES_MAX", 100)
+    monkeypatch.setattr("logyard.service.etcd.gateway.BODIES_BYTES_MAX", 100)
     await stream({}, Body(b'{"a":"' + b"x" * 60, b"x" * 60, whole=False), send)
     assert [one["status"] for one in sent if "status" in one] == [429] and found._bytes == 0

@@ -13,7 +13,7 @@ import trio.testing
 
 from logyard.client.kv_wire import Changes, Event, KeyValue
 from logyard.service.etcd import watching
-from logyard.service.etcd.app import Limits
+from logyard.service.etcd.gateway import Limits
 from logyard.service.etcd.words import Header
 
 

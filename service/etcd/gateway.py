@@ -1,0 +1,148 @@
+"""What all calls of the gateway share: the groups below, the head of every answer, and what is under way. Made by
+`launcher`, given to every handler; it knows none of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import trio
+
+from logyard.client.kv import KV
+from logyard.client.kv_requests import Steps, T
+from logyard.client.kv_wire import Changes
+
+from .words import EXHAUSTED, OVERHEAD_BYTES, TOO_MANY, GatewayError, Header
+
+BODIES_BYTES_MAX = 128 << 20
+"""Of all requests that are under way, and of what streams hold of messages that are not complete."""
+CALLS_MAX = 4096
+"""Requests under way, streams among them."""
+
+Take = Callable[[int], None]
+
+
+class Member(NamedTuple):
+    """A gateway: its name, and the URLs that peers and clients know it by."""
+
+    name: str
+    peer_urls: tuple[str, ...] = ()
+    client_urls: tuple[str, ...] = ()
+
+
+def number_of(*words: str) -> int:
+    """A 64-bit number for a cluster or a member, the same on every node."""
+    return int.from_bytes(hashlib.sha256("\0".join(words).encode()).digest()[:8], "big") >> 1 | 1
+
+
+class Limits(NamedTuple):
+    """`request_bytes`: keys and values of a request; `progress_s`: between two notifications of a quiet watch;
+    `lease_s_min`: a shorter lease lasts so long."""
+
+    request_bytes: int = 1_572_864
+    txn_operations: int = 128
+    progress_s: float = 600.0
+    lease_s_min: int = 2
+
+    @property
+    def body_bytes(self) -> int:
+        """Of a request as JSON: base64 is a third longer."""
+        return (self.request_bytes + OVERHEAD_BYTES) * 4 // 3
+
+
+class Gateway:
+    """What all calls share. `by_token`: the token alone says which cluster it is, not also the group. `node`: the node
+    beside it, 0 if there is none; `named`: members that the command line names, by node; `members`: the group where
+    gateways announce themselves. `stopping`: streams end; `ended`: all have.
+    `origins`, `hosts`: see `Guard`."""
+
+    __slots__ = (
+        "kv", "members", "header", "limits", "node", "token", "by_token", "name", "named", "origins", "hosts",
+        "stopping", "ended", "watches", "encoded", "_bytes", "_calls",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kv: KV,
+        members: KV,
+        *,
+        name: str = "default",
+        token: str = "etcd-cluster",
+        by_token: bool = False,
+        node: int = 0,
+        named: tuple[Member, ...] = (),
+        limits: Limits | None = None,
+        origins: Sequence[str] = (),
+        hosts: Sequence[str] = (),
+    ) -> None:
+        self.kv = kv
+        self.members = members
+        self.limits = limits or Limits()
+        self.node = node or None
+        self.name = name
+        self.token = token
+        self.by_token = by_token
+        self.named = named
+        self.origins = origins
+        self.hosts = hosts
+        self.header = Header(number_of(token), number_of(token, name), 0)
+        self.stopping = trio.Event()
+        self.ended = trio.Event()
+        self.watches = 0
+        # The events of the newest change, as JSON: all watches of one key share them.
+        self.encoded: tuple[Changes | None, bool, bytes] = (None, False, b"")
+        self._bytes = 0
+        self._calls = 0
+
+    async def run(self, steps: Steps[T], *, consistency: str = "linearizable", node: int | None = None) -> T:
+        """What `kv_requests` wants to ask of the group. The header knows the term of the answer then: clients compare
+        those of several gateways (a question's answer has it; of a command's it is known while the leader stays)."""
+        found = await self.kv.run(steps, consistency=consistency, node=node)
+        if not self.kv.same_leader:
+            await self.kv.status()
+        self._learn(self.kv.term)
+        return found
+
+    def _learn(self, term: int) -> None:
+        if term > self.header.term:
+            self.header = self.header._replace(term=term)
+
+    async def describe(self) -> dict[str, Any]:
+        """The group below, as its leader sees it; also gives the header its term."""
+        found = await self.kv.yard.describe(self.kv.name)
+        if not self.by_token:
+            # Whoever names no token has a cluster of its own nevertheless.
+            self.header = self.header._replace(cluster=number_of(self.token, str(found.get("uid", ""))))
+        self._learn(int(found.get("term", 0)))
+        return found
+
+    def id_of(self, node: int) -> int:
+        """The number of the member whose node that is."""
+        if 0 < node <= len(self.named):
+            return number_of(self.token, self.named[node - 1].name)
+        return self.header.member if node == (self.node or node) else number_of(self.token, str(node))
+
+    @contextmanager
+    def under_way(self) -> Iterator[Take]:
+        """Count a call; what makes room for bytes of its body (negative: gives it back) until it is over. Raises
+        `GatewayError`, as that does, when there is too much."""
+        if self._calls >= CALLS_MAX:
+            raise GatewayError(EXHAUSTED, TOO_MANY)
+        held = 0
+
+        def take(size: int) -> None:
+            nonlocal held
+            if size > 0 and self._bytes + size > BODIES_BYTES_MAX:
+                raise GatewayError(EXHAUSTED, TOO_MANY)
+            self._bytes += size
+            held += size
+
+        self._calls += 1
+        try:
+            yield take
+        finally:
+            self._calls -= 1
+            self._bytes -= held
