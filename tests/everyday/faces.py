@@ -23,6 +23,7 @@ from logyard.protocol.errors import LogyardError
 from logyard.service import embedded
 from logyard.service.cli.root import cli
 from logyard.service.etcd import app
+from logyard.service.etcd.gateway import Gateway
 from tests.chaos import register
 
 from .arguments import Arguments
@@ -416,7 +417,7 @@ class GatewayFace(Face):
     async def open(self, stack: AsyncExitStack) -> None:
         """A gateway over a client of its own."""
         self.yard = await stack.enter_async_context(aio.connect(self.servers, timeout=CLIENT_S))
-        self.gateway = app.Gateway(self.kv, self.yard.kv("members"))
+        self.gateway = Gateway(self.kv, self.yard.kv("members"))
         self.app = app.make_app(self.gateway)
 
     async def warm(self, unwatched: bool = False) -> None:
