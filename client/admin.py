@@ -141,7 +141,7 @@ def located(found: Mapping[int, Any], name: str) -> dict[str, Any]:
 
 
 class AsyncVerbs(ABC):
-    """The verbs of the trio client."""
+    """The verbs of the asynchronous client."""
 
     __slots__ = ()
 

@@ -1,4 +1,5 @@
-"""The trio client: `async with connect([...]) as yard`, and logs whose appends are gathered into one frame a turn.
+"""The asynchronous client: `async with connect([...]) as yard`, under trio and under asyncio, and logs whose appends
+are gathered into one frame a turn.
 
 Appends are exactly-once: a command whose outcome a cut connection left unknown is sent again under the number that it
 has in the log's session, and is applied once (`exactly_once=False`: at-least-once, without sessions). Pipelined appends
@@ -8,13 +9,12 @@ Connections are in `link`, routing in `network`; what is sent when is decided in
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from ssl import SSLContext
 from typing import BinaryIO, Literal, overload
-
-import trio
 
 from logyard.protocol.errors import BadRequest, Busy, Gone, LogyardError, OutOfRange
 
@@ -42,6 +42,7 @@ from .network import TIMEOUT_S, WINDOW_BYTES, Network
 from .pending import PendingAppend, wait_batch
 from .queue import QueueYard
 from .records import Buffer, Page, Record
+from .runtime import running
 from .sequences import STALE
 from .session import UNIX, unix_target
 from .tls import TlsConfig, client_context, require_safe
@@ -54,25 +55,18 @@ __all__ = ["Log", "PendingAppend", "Yard", "connect"]
 
 
 async def open_socket(host: str, port: int, context: SSLContext | None = None) -> Stream:
-    """A connected TCP socket, with `context` a TLS connection over one; raises OSError. The client's only door to the
-    network under trio. "unix:PATH" is a socket on this machine, without TLS."""
+    """A connected TCP socket, with `context` a TLS connection over one; raises OSError. The asynchronous client's only
+    door to the network. "unix:PATH" is a socket on this machine, without TLS."""
+    runtime = running()
     if host.startswith(UNIX):
         with unix_target(host) as path:
-            sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
-            try:
-                await sock.connect(path)
-            except BaseException:
-                sock.close()
-                raise
-        return sock
-    family, kind, protocol, _, target = (await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM))[0]
+            return await runtime.connect(socket.AF_UNIX, socket.SOCK_STREAM, 0, path)
+    family, kind, protocol, target = await runtime.resolve(host, port)
     require_safe(str(target[0]), context is not None)
-    sock = trio.socket.socket(family, kind, protocol)
+    sock = await runtime.connect(family, kind, protocol, target)
+    if context is None:
+        return sock
     try:
-        await sock.connect(target)
-        sock.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
-        if context is None:
-            return sock
         stream = TlsStream(sock, context, server=False)
         await stream.handshake()
         return stream
@@ -107,7 +101,7 @@ async def connect(
         servers, timeout=timeout, retry=retry, window_bytes=window_bytes, tls=tls, exactly_once=exactly_once,
         session_ttl=session_ttl,
     )  # fmt: skip
-    async with background() as nursery:
+    async with background(yard.runtime.nursery(), yard.runtime.Cancelled) as nursery:
         nursery.start_soon(yard.serve, name=task_name)
         try:
             await yard.first_contact()
@@ -254,7 +248,7 @@ class Log(LogVerbs):
         whole. If anything fails, or the wait is cancelled, nothing of it stays.
         """
         if not isinstance(source, AsyncIterable):
-            source = read_file(source)
+            source = read_file(self.yard, source)
         return await upload(self.yard, self.name, metadata, source, size, timeout, await self._zstd(compress))
 
     async def append_many(
@@ -342,9 +336,9 @@ class Log(LogVerbs):
         committed so long ago. `since` (ms since 1970): not from `offset` but from the first record stamped then or
         later. Raises `OutOfRange` or `Gone` for an offset that is not there, `GroupStopped`, `Corrupt`.
         """
-        deadline = trio.current_time() + wait
+        deadline = self.yard.clock() + wait
         while True:
-            left = deadline - trio.current_time()
+            left = deadline - self.yard.clock()
             call = poll_call(
                 self.name, offset, max_records, max_bytes, max(0.0, left), node, bodies, consistency, staleness, since
             )

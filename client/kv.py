@@ -1,4 +1,4 @@
-"""A KV group of the trio client: gets, puts, transactions, leases; watches are in `kv_watch`.
+"""A KV group of the asynchronous client: gets, puts, transactions, leases; watches are in `kv_watch`.
 
 What is asked in one turn of the loop travels together: commands as one frame, which is applied exactly once also over a
 leader change, and reads as one question with one ReadIndex round. Made by `aio.Yard.kv`.
@@ -6,13 +6,11 @@ leader change, and reads as one question with one ReadIndex round. Made by `aio.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
-
-import trio
 
 from logyard.protocol.errors import BadRequest, LogyardError, Unknown
 
@@ -39,6 +37,7 @@ from .kv_wire import (
 )
 from .log import of_kind, read_call
 from .pending import wait_batch
+from .runtime import Event
 
 if TYPE_CHECKING:
     from .network import Network
@@ -53,13 +52,13 @@ class _Round:
 
     __slots__ = ("questions", "answers", "bodies", "event", "error", "deadline")
 
-    def __init__(self) -> None:
+    def __init__(self, event: Event, deadline: float) -> None:
         self.questions: list[bytes] = []
         self.answers: list[bytes] = []
         self.bodies: Bodies = {}
-        self.event = trio.Event()
+        self.event = event
         self.error: LogyardError | None = None
-        self.deadline = math.inf
+        self.deadline = deadline
 
 
 class KV:
@@ -262,12 +261,12 @@ class KV:
         found = self._rounds.get(key)
         if found is None:
             check_consistency(consistency)
-            found = self._rounds[key] = _Round()
+            found = self._rounds[key] = _Round(self.yard.runtime.event(), inf)
             # By the time it runs, everything that is asked in this turn is there.
             self.yard.spawn(partial(self._round, key))
         number = len(found.questions)
         found.questions.append(data)
-        found.deadline = min(found.deadline, trio.current_time() + timeout)
+        found.deadline = min(found.deadline, self.yard.clock() + timeout)
         await found.event.wait()
         if number >= len(found.answers):
             assert found.error is not None
@@ -284,7 +283,7 @@ class KV:
                 some = _bounded(questions[len(answers) :])
                 arguments: dict[str, object] = {"consistency": consistency, "requests": some}
                 call = read_call("fetch", self.name, node, of_kind(arguments, "kv"), _answers, "kv")
-                wait = found.deadline - trio.current_time()
+                wait = found.deadline - self.yard.clock()
                 more, bodies, term = await self.yard.run(call, max(0.0, wait))
                 if term >= self.term:
                     self.term, self._term_of = term, self._lane.leader
@@ -297,7 +296,7 @@ class KV:
 
 
 class KvYard:
-    """What a trio client has for KV groups; its network is the client itself."""
+    """What an asynchronous client has for KV groups; its network is the client itself."""
 
     __slots__ = ()
 

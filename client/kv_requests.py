@@ -1,7 +1,7 @@
 """What both KV clients do the same way, as steps: each yields what is to be asked and gets the answer sent in.
 
-A step is a `Command` (goes through consensus, exactly once) or a `Question` (is read); the blocking and the trio client
-run them. Used by `kv` and `kv_sync`.
+A step is a `Command` (goes through consensus, exactly once) or a `Question` (is read); the blocking and the
+asynchronous client run them. Used by `kv` and `kv_sync`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Watches of the trio client: every change of the keys that are watched, in order, without a gap, none twice.
+"""Watches of the asynchronous client: every change of the keys that are watched, in order, without a gap, none twice.
 
 All watches of one KV (and node) share one stream from whoever leads; it is opened again, wherever the leader is by
 then, and each watch goes on with the revision after the last one it has seen. A reader that is slow costs a bounded
@@ -13,9 +13,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import trio
-from outcome import Value
 
 from logyard.protocol.errors import LogyardError
 
@@ -34,6 +31,7 @@ from .kv_wire import (
     value_questions,
 )
 from .log import of_kind
+from .runtime import Handover
 from .sequences import new_number
 from .session import Retry
 
@@ -91,10 +89,11 @@ class Watch:
         self._kept: deque[tuple[int, Changes]] = deque()
         self._bytes = 0
         self._stream = stream
-        # The task that waits for the next changes gets them handed over: a thousand are woken by one event, and
-        # what a parking lot takes counts. Whoever else waits for something to happen looks again.
-        self._reader: trio.lowlevel.Task | None = None
-        self._others = trio.lowlevel.ParkingLot()
+        # The task that waits for the next changes gets them handed over. Whoever else waits for something to happen
+        # looks again.
+        runtime = stream.kv.yard.runtime
+        self._reader: Handover[Changes | None] = runtime.handover(self._unclaimed)
+        self._others = runtime.lot()
 
     def __aiter__(self) -> Watch:
         return self
@@ -109,9 +108,8 @@ class Watch:
             elif self.paused:
                 self.paused = False
                 self._stream.want(self)
-            elif self._reader is None:
-                self._reader = trio.lowlevel.current_task()
-                found: Changes | None = await trio.lowlevel.wait_task_rescheduled(self._abort)
+            elif not self._reader.waited:
+                found = await self._reader.take()
                 if found is not None:
                     return found
             else:
@@ -120,9 +118,9 @@ class Watch:
         self._bytes -= size
         return changes
 
-    def _abort(self, _: object) -> trio.lowlevel.Abort:
-        self._reader = None
-        return trio.lowlevel.Abort.SUCCEEDED
+    def _unclaimed(self, changes: Changes | None) -> None:
+        if changes is not None:
+            self._kept.appendleft((0, changes))
 
     async def created(self) -> int:
         """Wait until it is known which revision is the first one to be seen; that revision."""
@@ -134,12 +132,10 @@ class Watch:
 
     def _wake(self, changes: Changes | None) -> bool:
         """Let the reader go on, with what it waits for or to look again; whether there is one."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            trio.lowlevel.reschedule(reader, Value(changes))
+        woken = self._reader.give(changes)
         if self._others:
             self._others.unpark_all()
-        return reader is not None
+        return woken
 
     def fail(self, error: LogyardError) -> None:
         """It is over, after what came before."""
@@ -215,7 +211,7 @@ class Stream:
         self._low = 0
         self._add: dict[int, Watch] = {}
         self._remove: list[int] = []
-        self._scope = trio.CancelScope()
+        self._scope = kv.yard.runtime.scope()
         self._busy = False
 
     def want(self, watch: Watch) -> None:
@@ -290,7 +286,7 @@ class Stream:
             self._id, self._open = new_number(), False
             arguments: dict[str, object] = {"stream": self._id, "add": self._rows(), "local": self.node is not None}
             error = None
-            with trio.CancelScope() as self._scope:
+            with yard.runtime.scope() as self._scope:
                 try:
                     await yard.listen(self._call("kv_watch", arguments), retry, partial(self._pushed, self._id))
                 except LogyardError as found:
@@ -308,12 +304,13 @@ class Stream:
                         watch.fail(error)
                     self.watches = {}
                     return
-                await trio.sleep(delay)
+                await yard.runtime.sleep(delay)
 
     async def _close(self, stream: int) -> None:
         """Tell the server, if it still listens; it will notice by itself otherwise."""
-        with suppress(LogyardError), trio.move_on_after(CLOSE_S):
-            await self.kv.yard.run(self._call("kv_change", {"stream": stream, "close": True}), CLOSE_S)
+        yard = self.kv.yard
+        with suppress(LogyardError), yard.runtime.scope(yard.clock() + CLOSE_S):
+            await yard.run(self._call("kv_change", {"stream": stream, "close": True}), CLOSE_S)
 
     def _pushed(self, stream: int, header: Any, data: memoryview) -> None:
         if stream != self._id:

@@ -2,7 +2,7 @@
 
 Values of `PAYLOAD_BYTES` or more travel as payloads beside their command; answers name them by entry and ordinal, and
 their bytes come along or are asked for. The numbers are those of `machines.kv_command` (a test compares them). Shared
-by `kv` (trio) and `kv_sync` (blocking).
+by `kv` (asynchronous) and `kv_sync` (blocking).
 """
 
 from __future__ import annotations

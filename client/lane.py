@@ -128,7 +128,7 @@ class Lane:
     __slots__ = (
         "name", "uid", "leader", "open", "queue", "sent", "held_until", "recovering", "failures", "retry", "window",
         "dirty", "chance", "clock", "kick", "_serial", "link", "exactly_once", "numbers", "opening", "stale",
-        "for_kind", "trouble",
+        "for_kind", "trouble", "event",
     )  # fmt: skip
     kind = "log"
 
@@ -141,8 +141,11 @@ class Lane:
         chance: random.Random,
         retry: bool = True,
         exactly_once: bool = False,
+        event: Callable[[], Any] | None = None,
     ) -> None:
         self.name = name
+        # Makes what waits for a batch.
+        self.event = event
         self.for_kind = wire.for_kind(self.kind)
         self.exactly_once = exactly_once
         # The open session; the number of the one being opened; the one that has to be closed before another is opened.

@@ -1,4 +1,4 @@
-"""One connection of the trio client: connects, greets, then one task gather-sends and one receives.
+"""One connection of the asynchronous client: connects, greets, then one task gather-sends and one receives.
 
 It opens once and dies once; whatever it held is picked up by `network.Network.lost`. The socket itself comes from the
 door in `aio`, so that a twin in memory can stand in for it.
@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
-import trio
-
 from logyard.protocol.errors import LogyardError, Unknown
 
 from .lane import Lane
+from .runtime import Runtime, Scope
 from .session import Answer, Channel, Pushed, Routes, not_secured, unreachable
 from .tls import TlsError, require_server
 from .tls_stream import TlsStream
@@ -41,6 +40,7 @@ Dial: TypeAlias = Callable[[str, int], Awaitable[Stream]]
 class Owner(Protocol):
     """What a link tells, and asks of, its network."""
 
+    runtime: Runtime
     routes: Routes
     dial: Dial
 
@@ -59,9 +59,9 @@ class Bell:
 
     __slots__ = ("_rung", "_lot")
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._rung = False
-        self._lot = trio.lowlevel.ParkingLot()
+        self._lot = runtime.lot()
 
     def ring(self) -> None:
         """Let the task run in the next turn."""
@@ -87,11 +87,11 @@ class Link:
         self.address = address
         self.channel = Channel()
         self.dirty: list[Lane] = []
-        self.bell = Bell()
-        self.opened = trio.Event()
+        self.bell = Bell(network.runtime)
+        self.opened = network.runtime.event()
         self.failure: LogyardError | None = None
         self.socket: Stream | None = None
-        self.progress = trio.current_time()
+        self.progress = network.clock()
 
     @property
     def open(self) -> bool:
@@ -105,7 +105,7 @@ class Link:
             if self.failure is None:
                 self.network.opened(self)
                 self.opened.set()
-                async with trio.open_nursery() as nursery:
+                async with self.network.runtime.nursery() as nursery:
                     nursery.start_soon(self._send, nursery.cancel_scope)
                     await self._receive()
                     nursery.cancel_scope.cancel()
@@ -126,7 +126,7 @@ class Link:
 
     async def _open(self) -> None:
         try:
-            with trio.fail_after(CONNECT_S):
+            with self.network.runtime.scope(self.network.clock() + CONNECT_S) as scope:
                 self.socket = await self.network.dial(*self.address)
                 await self._flush()
                 channel = self.channel
@@ -138,11 +138,11 @@ class Link:
                     raise ProtocolError(f"it is node {channel.hello.node}, not node {self.node}")
                 self.network.routes.greeted(channel.hello, self.address)
                 self.node = channel.hello.node
-        except trio.TooSlowError:
-            self.fail("no answer in time")
+            if scope.cancelled_caught:
+                self.fail("no answer in time")
         except TlsError as error:
             self.fail(not_secured(self.address, error))
-        except (OSError, trio.ClosedResourceError, ProtocolError, LogyardError) as error:
+        except (OSError, self.network.runtime.Closed, ProtocolError, LogyardError) as error:
             self.fail(error)
 
     async def _fill(self) -> None:
@@ -150,7 +150,7 @@ class Link:
         count = await self.socket.recv_into(self.channel.receiver.buffer())
         if not count:
             raise ProtocolError("the server closed the connection")
-        self.progress = trio.current_time()
+        self.progress = self.network.clock()
         self.channel.received(count)
 
     async def _flush(self) -> None:
@@ -163,10 +163,10 @@ class Link:
         try:
             while self.failure is None:
                 await self._fill()
-        except (OSError, trio.ClosedResourceError, ProtocolError, LogyardError) as error:
+        except (OSError, self.network.runtime.Closed, ProtocolError, LogyardError) as error:
             self.fail(error)
 
-    async def _send(self, scope: trio.CancelScope) -> None:
+    async def _send(self, scope: Scope) -> None:
         channel = self.channel
         try:
             while self.failure is None:
@@ -174,7 +174,7 @@ class Link:
                     await self.bell.wait()
                 if self.dirty:
                     if not channel.pending:
-                        self.progress = trio.current_time()
+                        self.progress = self.network.clock()
                     lanes, self.dirty = self.dirty, []
                     now = self.network.clock()
                     for lane in lanes:
@@ -184,7 +184,7 @@ class Link:
                             if batch.mode == REPLY_NONE:
                                 lane.blind(batch)
                 await self._flush()
-        except (OSError, trio.ClosedResourceError) as error:
+        except (OSError, self.network.runtime.Closed) as error:
             self.fail(error)
         scope.cancel()
 
@@ -202,13 +202,13 @@ class Link:
     async def _ask(
         self, queue: Callable[[Answer], None], what: str, deadline: float, pushed: Pushed | None = None
     ) -> tuple[Any, bool]:
-        event = trio.Event()
+        event = self.network.runtime.event()
         answer = Answer(event.set, pushed)
         if not self.channel.pending:
-            self.progress = trio.current_time()
+            self.progress = self.network.clock()
         queue(answer)
         self.bell.ring()
-        with trio.move_on_at(deadline):
+        with self.network.runtime.scope(deadline):
             await event.wait()
         if not answer.done:
             raise Unknown(f"{what}: node {self.node} did not answer in time")

@@ -1,5 +1,5 @@
-"""The verbs of an append log of the trio client that are one question each, and what is made of them: producers and
-following. Mixed into `aio.Log`, which has appends and reads.
+"""The verbs of an append log of the asynchronous client that are one question each, and what is made of them:
+producers and following. Mixed into `aio.Log`, which has appends and reads.
 """
 
 from __future__ import annotations

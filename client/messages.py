@@ -1,4 +1,4 @@
-"""An explicit session of a trio client: exactly-once commands to any machine, and what the machine sends to it.
+"""An explicit session of an asynchronous client: exactly-once commands to any machine, and what it sends to it.
 
 Invariants: messages come in the order in which the leader sent them, each at most once; more than `BUFFER_BYTES` are
 never kept for a reader that is slow: what comes on top of that is dropped and counted. The session follows its group's
@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
-
-import trio
 
 from logyard.protocol.errors import LogyardError, WrongKind
 
@@ -91,9 +89,9 @@ class Session:
         self._numbers = Sequences(number)
         self._kept: deque[tuple[int, Received]] = deque()
         self._bytes = 0
-        self._lot = trio.lowlevel.ParkingLot()
-        self._room = trio.lowlevel.ParkingLot()
-        self._scope = trio.CancelScope()
+        self._lot = network.runtime.lot()
+        self._room = network.runtime.lot()
+        self._scope = network.runtime.scope()
 
     async def command(
         self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"", timeout: float | None = None
@@ -180,7 +178,7 @@ async def open_session(network: Network, name: str, make: Callable[[Network, str
         raise
     except BaseException:
         # It may have begun all the same.
-        with trio.CancelScope(shield=True), suppress(LogyardError):
+        with network.runtime.scope(shield=True), suppress(LogyardError):
             await keeper.end(name, session.id)
         raise
     network.spawn(session.listen)

@@ -1,4 +1,4 @@
-"""Routing of the trio client: which node leads a group, a connection to it, and what to do when it dies.
+"""Routing of the asynchronous client: which node leads a group, a connection to it, and what to do when it dies.
 
 Tasks: one that finds leaders (for all logs together, so that a failover of a thousand logs is a few calls), one clock
 (held and late commands, hung connections), two for each connection. None for a log or an append. Called by `aio`.
@@ -11,14 +11,13 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-import trio
-
 from logyard.protocol.errors import LogyardError, NotLeader, Unknown, UnknownGroup, WrongKind
 
 from .admin import AsyncVerbs, Call, T
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
+from .runtime import Nursery, Runtime, running
 from .session import Pushed, Retry, Routes, backoff, outcome, unreachable
 from .session_keeper import SessionKeeper
 from .wire import Buffer
@@ -38,8 +37,9 @@ class Network(AsyncVerbs):
     """Links, routes and lanes of one client. `aio.Yard` adds the logs."""
 
     __slots__ = (
-        "timeout", "retry", "dial", "window", "routes", "chance", "closed", "_nursery", "_links", "_down", "_lanes",
-        "_wanted", "_locate_bell", "_clock_bell", "_held", "_freed", "_started", "exactly_once", "sessions", "kvs",
+        "runtime", "clock", "timeout", "retry", "window", "routes", "chance", "closed", "exactly_once", "sessions",
+        "kvs", "dial", "_nursery", "_links", "_down", "_lanes", "_wanted", "_locate_bell", "_clock_bell", "_held",
+        "_freed", "_started",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +53,8 @@ class Network(AsyncVerbs):
         exactly_once: bool = False,
         session_ttl: float = SESSION_TTL_S,
     ) -> None:
+        self.runtime: Runtime = running()
+        self.clock = self.runtime.now
         self.exactly_once = exactly_once
         self.sessions = SessionKeeper(self, session_ttl)
         self.timeout = timeout
@@ -63,27 +65,23 @@ class Network(AsyncVerbs):
         self.chance = random.Random()
         self.closed = False
         self.kvs: dict[str, Any] = {}
-        self._nursery: trio.Nursery | None = None
+        self._nursery: Nursery | None = None
         self._links: dict[tuple[str, int], Link] = {}
         self._down: dict[tuple[str, int], tuple[float, int, LogyardError]] = {}
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._wanted: dict[str, list[Found]] = {}
-        self._locate_bell = Bell()
-        self._clock_bell = Bell()
+        self._locate_bell = Bell(self.runtime)
+        self._clock_bell = Bell(self.runtime)
         self._held: set[Lane] = set()
-        self._freed = trio.lowlevel.ParkingLot()
-        self._started = trio.Event()
-
-    def clock(self) -> float:
-        """Now, in seconds."""
-        return trio.current_time()
+        self._freed = self.runtime.lot()
+        self._started = self.runtime.event()
 
     # The life of the client.
 
     async def serve(self) -> None:
         """All tasks; runs until cancelled. Nothing is answered any more then, so nothing is asked."""
         try:
-            async with trio.open_nursery() as nursery:
+            async with self.runtime.nursery() as nursery:
                 self._nursery = nursery
                 self._started.set()
                 nursery.start_soon(self._locator)
@@ -104,7 +102,7 @@ class Network(AsyncVerbs):
                     return
                 except LogyardError as found:
                     error = found
-            await trio.sleep(retry.after(error, True, self.clock()))
+            await self.runtime.sleep(retry.after(error, True, self.clock()))
 
     def spawn(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run a task until the client ends; not at all when it did."""
@@ -145,7 +143,7 @@ class Network(AsyncVerbs):
         lane = self._lanes.get((name, kind.kind))
         if lane is None:
             lane = self._lanes[name, kind.kind] = kind(
-                name, self.window, self.clock, self.kick, self.chance, self.retry, self.exactly_once
+                name, self.window, self.clock, self.kick, self.chance, self.retry, self.exactly_once, self.runtime.event
             )
         return lane
 
@@ -229,7 +227,7 @@ class Network(AsyncVerbs):
         return link
 
     async def _ready(self, link: Link, deadline: float) -> Link:
-        with trio.move_on_at(deadline):
+        with self.runtime.scope(deadline):
             await link.opened.wait()
         if link.failure is not None:
             raise link.failure.again()
@@ -272,7 +270,7 @@ class Network(AsyncVerbs):
             await self._locate_round()
             if self._wanted:
                 failures = 0 if len(self._wanted) < before else failures + 1
-                await trio.sleep(backoff(failures, self.chance))
+                await self.runtime.sleep(backoff(failures, self.chance))
 
     async def _locate_round(self) -> None:
         """Ask node after node until every wanted group has a leader that can be reached."""
@@ -408,7 +406,7 @@ class Network(AsyncVerbs):
             wait = retry.after(error, cut, self.clock())
         except LogyardError as last:
             raise outcome(last, ambiguous, name) from None
-        await trio.sleep(wait)
+        await self.runtime.sleep(wait)
 
     async def _target(self, call: Call[T], retry: Retry) -> Link:
         """An open link to whom the call is for; raises what stands in the way."""
@@ -428,7 +426,7 @@ class Network(AsyncVerbs):
         leader = self.routes.leader(name, kind)
         link = self._link(leader) if leader else None
         if link is None:
-            event = trio.Event()
+            event = self.runtime.event()
             failed: list[LogyardError] = []
 
             def found(error: LogyardError | None) -> None:
@@ -437,7 +435,7 @@ class Network(AsyncVerbs):
                 event.set()
 
             self._want(name, found)
-            with trio.move_on_at(retry.deadline):
+            with self.runtime.scope(retry.deadline):
                 await event.wait()
             if not event.is_set():
                 raise NotLeader.told(f"{name}: no leader found in time")
@@ -457,7 +455,7 @@ class Network(AsyncVerbs):
         scan = self.clock() + TICK_S
         while True:
             wake = min([scan, *(lane.held_until for lane in self._held)])
-            with trio.move_on_at(wake):
+            with self.runtime.scope(wake):
                 await self._clock_bell.wait()
             now = self.clock()
             for lane in [lane for lane in self._held if lane.held_until <= now]:

@@ -1,4 +1,4 @@
-"""Appends under way, as the trio client hands them out: one small object an append, all its state in its batch.
+"""Appends under way, as the asynchronous client hands them out: one small object an append, all its state in its batch.
 
 Invariant: what is asked of it before it is done is a bug of the caller's; when done its answer never changes. Made by
 `aio.Log`.
@@ -7,8 +7,6 @@ Invariant: what is asked of it before it is done is a bug of the caller's; when 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import trio
 
 from .lane import Batch
 from .log import Place
@@ -60,6 +58,7 @@ async def wait_batch(batch: Batch) -> None:
     """Until a batch is done; all who wait for it share one event."""
     if not batch.done:
         if batch.signal is None:
-            batch.signal = trio.Event()
+            assert batch.lane.event is not None
+            batch.signal = batch.lane.event()
             batch.callbacks.append(batch.signal.set)
         await batch.signal.wait()

@@ -65,7 +65,7 @@ class Numbering:
 
 
 class Producer(Numbering):
-    """A producer of one log, under trio. Made by `Log.producer`."""
+    """A producer of one log, asynchronous. Made by `Log.producer`."""
 
     __slots__ = ("_log",)
 

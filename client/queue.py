@@ -1,4 +1,4 @@
-"""A queue, with trio: publish, consume on credit, settle. `queue_sync` has the same for threads.
+"""A queue, under trio or asyncio: publish, consume on credit, settle. `queue_sync` has the same for threads.
 
 Publications are gathered into one frame a turn and applied exactly once, like a log's appends (`lane`). A consumer is a
 session of its own: what it holds goes back to the queue when it leaves, or when its client is silent for its
@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
-
-import trio
 
 from logyard.protocol.errors import BadRequest, Busy, LogyardError
 
@@ -169,7 +167,7 @@ class Queue:
                 await consumer.command(qw.detach_command())
                 consumer.told()
         finally:
-            with trio.CancelScope(shield=True), suppress(LogyardError):
+            with self.yard.runtime.scope(shield=True), suppress(LogyardError):
                 await consumer.close()
 
     async def _command(self, command: bytes, timeout: float | None) -> int:
@@ -211,8 +209,8 @@ class Consumer(Session):
         self._messages: deque[Message] = deque()
         # What is not sent yet; who waits for it shares an event.
         self._settles = qw.Settles()
-        self._wake = trio.lowlevel.ParkingLot()
-        self._settled = trio.Event()
+        self._wake = network.runtime.lot()
+        self._settled = network.runtime.event()
         # How often something was settled here, and up to where a quorum knows of it.
         self._given = self._known = 0
 
@@ -232,7 +230,7 @@ class Consumer(Session):
 
     async def get(self, wait: float) -> Message | None:
         """The next message, or None when none comes within `wait` seconds."""
-        with trio.move_on_after(wait):
+        with self._network.runtime.scope(self._network.clock() + wait):
             return await self.__anext__()
         return None
 
@@ -322,7 +320,7 @@ class Consumer(Session):
             self._finished()
 
     def _finished(self) -> None:
-        settled, self._settled = self._settled, trio.Event()
+        settled, self._settled = self._settled, self._network.runtime.event()
         settled.set()
 
     def _end(self) -> None:

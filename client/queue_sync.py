@@ -1,4 +1,4 @@
-"""A queue, blocking: the same as `queue`, from threads and without trio.
+"""A queue, blocking: the same as `queue`, from threads.
 
 A consumer has one thread of its own, which receives what comes, and says that the client lives. Acknowledgements are
 gathered: they leave when there is no further message, when half of what may be held is settled, at `flush` and when the

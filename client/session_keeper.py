@@ -1,4 +1,4 @@
-"""The sessions of a trio client: one for each log that is appended to, kept alive by one heartbeat a node.
+"""The sessions of an asynchronous client: one for each log that is appended to, kept alive by one heartbeat a node.
 
 Invariants: a session that is of no more use is closed for good before its frames move to another one; heartbeats cover
 the sessions of all logs at once, so they cost the same for one log and for thousands. A session of a caller (a
@@ -9,17 +9,16 @@ client lives. Called by `network`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Protocol
-
-import trio
 
 from logyard.protocol.errors import BadRequest, LogyardError, SessionExpired, UnknownGroup
 
 from .admin import Call, T
 from .lane import Lane
 from .log import close_call, open_call
+from .runtime import Nursery, Runtime
 from .sequences import Sequences, new_number
 from .session import Routes
 
@@ -35,6 +34,7 @@ OVER = (BadRequest, SessionExpired, UnknownGroup)
 class Client(Protocol):
     """What the keeper needs of its network."""
 
+    runtime: Runtime
     routes: Routes
 
     @property
@@ -69,7 +69,7 @@ class SessionKeeper:
         self.ttl = ttl
         self._network = network
 
-    def want(self, lane: Lane, nursery: trio.Nursery) -> None:
+    def want(self, lane: Lane, nursery: Nursery) -> None:
         """See that a lane gets a session."""
         if not lane.opening:
             lane.opening = new_number()
@@ -113,16 +113,16 @@ class SessionKeeper:
                 return
             except LogyardError:
                 # A node that is going down stops its groups: another one leads them soon.
-                await trio.sleep(CLOSE_S)
+                await self._network.runtime.sleep(CLOSE_S)
 
     async def beat(self) -> None:
         """Tell every node that this client lives, three times within a time-to-live."""
         while True:
-            await trio.sleep(self.ttl / 3)
+            await self._network.runtime.sleep(self.ttl / 3)
             clients = [*self.held]
             if any(lane.numbers is not None for lane in self._network.lanes):
                 clients.append(self.client)
-            async with trio.open_nursery() as nursery:
+            async with self._network.runtime.nursery() as nursery:
                 for address in set(self._network.routes.addresses.values()):
                     for client in clients:
                         nursery.start_soon(self._beat, address, client)
@@ -134,16 +134,17 @@ class SessionKeeper:
 
     async def close(self) -> None:
         """End the sessions of logs with nothing under way."""
-        limit = trio.CapacityLimiter(CLOSE_AT_ONCE)
-        with trio.move_on_after(CLOSE_S):
-            async with trio.open_nursery() as nursery:
+        network = self._network
+        limit = network.runtime.limiter(CLOSE_AT_ONCE)
+        with network.runtime.scope(network.clock() + CLOSE_S):
+            async with self._network.runtime.nursery() as nursery:
                 for session, name in self.held.items():
                     nursery.start_soon(self._close, name, session, limit)
                 for lane in self._network.lanes:
                     if lane.numbers is not None and not lane.sent and not lane.waiting:
                         nursery.start_soon(self._close, lane.name, lane.numbers.session, limit)
 
-    async def _close(self, name: str, session: int, limit: trio.CapacityLimiter) -> None:
+    async def _close(self, name: str, session: int, limit: AbstractAsyncContextManager[object]) -> None:
         async with limit:
             with suppress(LogyardError):
                 await self._network.run(close_call(name, session), CLOSE_S)

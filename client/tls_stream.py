@@ -1,4 +1,4 @@
-"""A TLS connection under trio, with the few methods that our loops use of a plain socket.
+"""A TLS connection under trio or asyncio, with the few methods that our loops use of a plain socket.
 
 `sendmsg_now` may hold back ciphertext that the kernel did not take. The bytes it stands for count as unsent, so a
 caller that goes on with what is left of its buffers, as after any short write, sends each byte once. One task may read
@@ -18,7 +18,7 @@ from .tls import CALL_BYTES, READ_BYTES, Cipher, Identity, TlsError, identities
 if TYPE_CHECKING:
     import socket
 
-    import trio
+    from .runtime import Socket
 
 
 class TlsStream:
@@ -31,7 +31,7 @@ class TlsStream:
 
     def __init__(
         self,
-        sock: trio.socket.SocketType,
+        sock: Socket,
         context: ssl.SSLContext,
         *,
         server: bool,

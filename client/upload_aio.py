@@ -1,4 +1,4 @@
-"""Uploads of the trio client: a piece under way while the next one is read, then the record that binds them.
+"""Uploads of the asynchronous client: a piece under way while the next one is read, then the record that binds them.
 
 Invariant: whatever ends an upload before its record is stored (an error, a cancellation, a source that raises) also
 ends its session, so nothing of it stays. Called by `aio.Log`.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import BinaryIO
-
-import trio
 
 from logyard.protocol.errors import LogyardError
 
@@ -39,8 +37,7 @@ async def upload(
         return one.offset_of(reply)
     finally:
         # Ends what was not bound, and costs nothing else once it was.
-        with trio.move_on_after(CLOSE_S) as scope:
-            scope.shield = True
+        with network.runtime.scope(network.clock() + CLOSE_S, shield=True):
             try:
                 await network.run(one.close_call(), CLOSE_S)
             except LogyardError:
@@ -49,7 +46,7 @@ async def upload(
 
 async def _send_pieces(network: Network, one: Upload, source: AsyncIterable[Buffer], timeout: float | None) -> None:
     failure: list[BaseException] = []
-    lot = trio.lowlevel.ParkingLot()
+    lot = network.runtime.lot()
     window = network.window
 
     async def send(frame: list[Buffer], held: int) -> None:
@@ -64,7 +61,7 @@ async def _send_pieces(network: Network, one: Upload, source: AsyncIterable[Buff
             window.freed()
             lot.unpark_all()
 
-    async with trio.open_nursery() as nursery:
+    async with network.runtime.nursery() as nursery:
         try:
             cutter = Cutter()
             async for piece in _pieces(source, cutter, one):
@@ -98,7 +95,7 @@ async def views(payload: Buffer) -> AsyncIterator[Buffer]:
     yield payload
 
 
-async def read_file(file: BinaryIO) -> AsyncIterator[Buffer]:
+async def read_file(network: Network, file: BinaryIO) -> AsyncIterator[Buffer]:
     """A file as a source, read in a thread."""
-    while data := await trio.to_thread.run_sync(file.read, PIECE_BYTES):
+    while data := await network.runtime.in_thread(file.read, PIECE_BYTES):
         yield data

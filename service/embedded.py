@@ -269,7 +269,7 @@ async def open_system(
     system = build_system(Path(path), 1, "embedded", config or SystemConfig(), machines=made)
     await system.open()
     try:
-        async with background() as nursery:
+        async with background(trio.open_nursery(), trio.Cancelled) as nursery:
             await nursery.start(system.run, NoPeers())
             yield EmbeddedSystem(Node(system), own)
     finally:

@@ -234,7 +234,7 @@ async def cluster(
     """`nodes` running nodes in one process, with directories below `path`. `machines`: your own kinds by name, made
     without arguments; `limits`: of `SystemConfig`."""
     Path(path).mkdir(parents=True, exist_ok=True)
-    async with background() as nursery:
+    async with background(trio.open_nursery(), trio.Cancelled) as nursery:
         found = MemoryCluster(Path(path), nodes, nursery, machines or {}, limits)
         await nursery.start(found.network.run)
         for number in found.ids:

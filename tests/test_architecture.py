@@ -76,6 +76,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         (
             "engine/transport/link.py", "engine/transport/listener.py", "service/rpc.py", "client/aio.py",
+            "client/runtime_asyncio.py", "client/runtime_trio.py",
             "service/metrics_http.py",
             "service/etcd/connections.py",
             "client/sync_link.py",

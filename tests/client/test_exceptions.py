@@ -75,7 +75,7 @@ async def fail(error: Exception, when: trio.Event, told: trio.Event) -> None:
 async def test_a_failure_beside_the_body_is_its_context() -> None:
     when, told = trio.Event(), trio.Event()
     with pytest.raises(ValueError, match="mine") as found:
-        async with background() as nursery:
+        async with background(trio.open_nursery(), trio.Cancelled) as nursery:
             nursery.start_soon(fail, OSError("the disk"), when, told)
             when.set()
             try:
@@ -96,7 +96,7 @@ async def test_a_failure_beside_the_body_is_its_context() -> None:
 async def test_a_failure_without_the_bodys_fault_comes_as_it_is() -> None:
     when, told = trio.Event(), trio.Event()
     with pytest.raises(OSError, match="the disk"):
-        async with background() as nursery:
+        async with background(trio.open_nursery(), trio.Cancelled) as nursery:
             nursery.start_soon(fail, OSError("the disk"), when, told)
             when.set()
             await trio.sleep_forever()

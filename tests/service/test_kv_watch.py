@@ -11,6 +11,7 @@ import trio
 from logyard.client import kv_watch as client_watch
 from logyard.client.kv import KV
 from logyard.client.kv_wire import Changes, Compacted, Compare, Delete, Event, KeyValue, Put
+from logyard.client.runtime_trio import TrioRuntime
 from logyard.machines.kv_history import Version
 from logyard.service import answers, kv_reads, kv_watch
 from logyard.service.kv_tracks import NO_DELETE, Track, Tracks, Watch, collect, prefix_end
@@ -317,7 +318,7 @@ def test_what_a_push_holds_is_bounded_by_whole_revisions(monkeypatch: pytest.Mon
 
 def test_a_watch_that_went_hides_nothing_from_the_others() -> None:
     """A push may still name watches that were cancelled since: the others that it names see it."""
-    yard = SimpleNamespace(spawn=lambda *_: None)
+    yard = SimpleNamespace(spawn=lambda *_: None, runtime=TrioRuntime())
     stream = client_watch.Stream(SimpleNamespace(yard=yard, name="kv"), None)  # type: ignore[arg-type]
     flow = client_watch.Flow(b"k", b"", 1, False, True, True, True, False)
     watches = {number: client_watch.Watch(stream, number, flow) for number in (1, 2, 3)}
