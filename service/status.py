@@ -81,7 +81,7 @@ def node_status(system: System) -> dict[str, Any]:
         "forks": system.counters.forks,
         "snapshots_taken": system.counters.snapshots_taken,
         "snapshots_sent": system.counters.snapshots_sent,
-        "snapshots_installed": system.counters.snapshots_installed,
+        "snapshots_installed": system.receiving.installed,
         "migrated_files": system.counters.migrated_files,
         "migrated_bytes": system.counters.migrated_bytes,
         "apply": {

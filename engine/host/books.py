@@ -147,11 +147,7 @@ class Books:
                     stored.append(one)
                     yield rows.snapshot(member.uid, snapshot.index, snapshot.term, encoded.manifest)
                     yield rows.state(member, snapshot, keep_log=keep_log)
-                    intent = self.system.receiving.intents.get(member.uid)
-                    if intent is not None and intent.index <= snapshot.index:
-                        yield meta_rows.intent_key(member.uid), None
-                    if encoded.names or member.chunks:
-                        yield from self.system.chunks.changed(member, encoded, anew)
+                    yield from self.system.chunks.changed(member, snapshot.index, encoded, anew)
 
         def then() -> None:
             for member, snapshot, encoded, *_ in stored:

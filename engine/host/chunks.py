@@ -1,32 +1,55 @@
 """Which chunks of large snapshot sections are stored, and for whom; and what is kept for transfers under way.
 
-A chunk's row stays while a stored snapshot, a snapshot that is on its way here (`receiving`) or a lease names it. The
+A chunk's row stays while a stored snapshot, an intent (a snapshot that is on its way here) or a lease names it. The
 first two are rows themselves, so the counts survive a crash: a start drops the chunks that no row names. A lease is a
 pin: a laggard's claim to the snapshot it was offered, and to the log above it, so that it need no other one
 afterwards. It lasts while the transfer makes progress, is bounded in time and bytes, and the first to go when the disk
 is full; a laggard whose lease ended hears that a chunk is gone, and is offered a newer snapshot. Payload bytes need no
 such pin: what is released during a transfer is answered with a tombstone (`serving`). Called by `books` (changes),
-`snapshots` (leases), and `storage` (how far a log may go, and its janitor).
+`snapshots` (leases), `receiving` (intents), and `storage` (how far a log may go, and its janitor).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from typing import Protocol
 
+import msgpack
+
+from logyard.protocol.errors import LogyardError
+
+from ..config import SystemConfig
 from ..log import meta_rows
+from ..log.meta import MetaStore
+from ..log.meta_rows import SnapshotRow
+from ..ranges import Range
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Manifest
 from . import rows
 from .member import Member
 
-if TYPE_CHECKING:
-    from .system import System
-
 LOG_ENTRIES_MAX = 1_000_000
 """Entries of a log kept for a transfer: about 100 MB of segments. Their payloads go when they are released."""
 Owner = tuple[int, int]
 """(group, node)"""
+
+
+class Books(Protocol):
+    """What chunks need of the meta store's batches."""
+
+    meta: MetaStore
+
+    def commit(self, build: Callable[[], Iterable[rows.Put]], store: bool = False) -> Awaitable[None]:
+        """Store rows that are built under the lock; with `store` the payload store's, too."""
+        ...
+
+    def has_snapshot(self, uid: int) -> bool:
+        """Return whether a group has a stored snapshot."""
+        ...
+
+    def snapshot(self, uid: int) -> SnapshotRow:
+        """Return a group's stored snapshot."""
+        ...
 
 
 class Lease:
@@ -40,17 +63,108 @@ class Lease:
         self.size = size
         self.until = until
 
+    def let_go(self) -> None:
+        """Name no chunks any more."""
+        self.names, self.size = frozenset(), 0
+
+    def extend(self, until: float) -> None:
+        """Last longer."""
+        self.until = until
+
+
+class Intent:
+    """What is durable here of a snapshot at `index`: the payloads of the entries in `covered`, but for those that died
+    by `release` at the latest; and which chunks it wants."""
+
+    __slots__ = ("index", "term", "release", "covered", "chunks")
+
+    def __init__(
+        self, index: int, term: int, release: int = 0, covered: Iterable[Range] = (), chunks: Iterable[bytes] = ()
+    ) -> None:
+        self.index = index
+        self.term = term
+        self.release = release
+        self.covered = list(covered)
+        self.chunks = tuple(chunks)
+
+    def put(self, uid: int) -> rows.Put:
+        """Return its row."""
+        fields = [self.index, self.term, self.release, self.covered, self.chunks]
+        return meta_rows.intent_key(uid), msgpack.packb(fields)
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Intent:
+        """Read it from its row."""
+        index, term, release, ranges, names = msgpack.unpackb(value)
+        return cls(index, term, release, [(first, last) for first, last in ranges], names)
+
+    def cover(self, covered: Iterable[Range], release: int) -> None:
+        """Note what is durable by now, and the newest release that explains what of it is not."""
+        self.covered = list(covered)
+        self.release = max(self.release, release)
+
+    def taken_over(self, index: int, term: int, names: Iterable[bytes]) -> Intent:
+        """Return the intent for another snapshot: what is stored is stored, and what a release at or below it killed it
+        does not name. An older one (another leader's) may name what the newer one did not, and nobody asked for: that
+        died by then."""
+        release = self.release if self.index <= index else max(self.release, self.index)
+        return Intent(index, term, release if release > index else 0, self.covered, names)
+
 
 class Chunks:
-    """References to chunks. All calls on the loop; `clock` in seconds."""
+    """References to chunks: leases, and intents by group. All calls on the loop; `clock` in seconds. `unpinned` is told
+    of a member whose log nobody waits for any more."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(
+        self, config: SystemConfig, members: Mapping[int, Member], books: Books, unpinned: Callable[[Member], None]
+    ) -> None:
         self.leases: dict[Owner, Lease] = {}
+        self.intents: dict[int, Intent] = {}
         # Chunks written, and those that an earlier snapshot had stored already.
         self.written = 0
         self.reused = 0
+        self._config = config
+        self._members = members
+        self._books = books
+        self._unpinned = unpinned
         self._maybe_gone: set[tuple[int, bytes]] = set()
+
+    def read(self, uid: int, name: bytes) -> bytes | None:
+        """Return a stored chunk. BLOCKING."""
+        return self._books.meta.get(meta_rows.chunk_key(uid, name))
+
+    def recover(self, is_here: Callable[[int], bool], deleted: Container[int]) -> None:
+        """Read the intents that a crash left; drop those of groups that are not here, and chunks that it left to
+        nobody. BLOCKING, at a start."""
+        gone: list[rows.Put] = []
+        for key, value in self._books.meta.scan(meta_rows.INTENT):
+            uid = int.from_bytes(key[1:], "big")
+            if not is_here(uid):
+                gone.append((key, None))
+            else:
+                self.intents[uid] = Intent.unpack(value)
+        gone += self._orphans(deleted)
+        if gone:
+            self._books.meta.commit(gone)
+
+    def _orphans(self, deleted: Container[int]) -> list[rows.Put]:
+        """Return the deletion of chunks that neither a stored snapshot nor an intent names."""
+        found: dict[int, list[bytes]] = {}
+        for key in self._books.meta.keys(meta_rows.CHUNK):
+            found.setdefault(int.from_bytes(key[-8:], "big"), []).append(key)
+        gone: list[rows.Put] = []
+        for uid, keys in found.items():
+            member = self._members.get(uid)
+            if member is not None and member.damaged:
+                continue
+            intent = self.intents.get(uid)
+            kept = set(intent.chunks) if intent is not None else set()
+            if uid not in deleted and self._books.has_snapshot(uid):
+                kept |= set(snapshot_format.read_manifest(self._books.snapshot(uid).data, uid).chunks)
+            gone += [(key, None) for key in keys if key[len(meta_rows.CHUNK) : -8] not in kept]
+        return gone
+
+    # Leases: snapshots on their way to other nodes
 
     @property
     def leased_bytes(self) -> int:
@@ -60,7 +174,7 @@ class Chunks:
     def lease(self, uid: int, node: int, manifest: Manifest, now: float) -> None:
         """Keep a snapshot for a node. What is too much for the budget ends the oldest leases."""
         self.end(uid, node)
-        config = self.system.config
+        config = self._config
         self.leases[uid, node] = Lease(
             manifest.snapshot.index, manifest.chunks, manifest.chunk_bytes, now + config.snapshot_stall_ms / 500
         )
@@ -68,29 +182,29 @@ class Chunks:
             self.end(*next(iter(self.leases)))
 
     def touch(self, uid: int, node: int, now: float) -> None:
-        """The transfer makes progress."""
+        """Let a lease last: the transfer makes progress."""
         lease = self.leases.get((uid, node))
         if lease is not None:
-            lease.until = now + self.system.config.snapshot_stall_ms / 500
+            lease.extend(now + self._config.snapshot_stall_ms / 500)
 
     def end(self, uid: int, node: int) -> None:
-        """A transfer is over."""
+        """End a lease: the transfer is over."""
         lease = self.leases.pop((uid, node), None)
         if lease is not None:
             self._maybe_gone.update((uid, name) for name in lease.names)
-            member = self.system.members.get(uid)
+            member = self._members.get(uid)
             if member is not None and not member.raft.stopped:
-                self.system.storage.compact_log(member)
+                self._unpinned(member)
 
     def sent(self, uid: int, node: int) -> None:
-        """The node has what the snapshot says, or gave it up: it still needs the log above it."""
+        """Let the chunks go: the node has what the snapshot says, or gave it up; it still needs the log above it."""
         lease = self.leases.get((uid, node))
         if lease is not None:
             self._maybe_gone.update((uid, name) for name in lease.names)
-            lease.names, lease.size = frozenset(), 0
+            lease.let_go()
 
     def log_kept_above(self, member: Member) -> int:
-        """The log may go up to here. A node that is very far behind, or has caught up, is not waited for."""
+        """Return how far the log may go. A node that is very far behind, or has caught up, is not waited for."""
         last = member.raft.log.last_index
         kept = [
             lease.index
@@ -105,24 +219,79 @@ class Chunks:
 
     def expire(self, now: float) -> None:
         """End the leases of transfers without progress, and of nodes that have caught up."""
-        members = self.system.members
         for owner, lease in list(self.leases.items()):
-            member = members.get(owner[0])
+            member = self._members.get(owner[0])
             if lease.until <= now or (not lease.names and (member is None or self._has_caught_up(member, owner[1]))):
                 self.end(*owner)
 
     def give_up(self) -> None:
-        """The disk is full: no lease holds it up."""
+        """End every lease: the disk is full."""
         for owner in list(self.leases):
             self.end(*owner)
 
+    # Intents: snapshots on their way here
+
+    async def intend(self, uid: int, manifest: Manifest, lost: Callable[[int, int, int], bool]) -> tuple[Intent, bool]:
+        """Return a durable intent, with what an earlier one brought, and whether that was anything; what is `lost` is
+        not here any more."""
+        index, term, names = manifest.snapshot.index, manifest.snapshot.term, manifest.chunks
+        before = self.intents.get(uid)
+        intent = Intent(index, term, 0, (), names)
+        if before is not None:
+            intent = before.taken_over(index, term, names)
+            # What a failing generation took with it is not here any more.
+            intent.cover([one for one in intent.covered if not lost(uid, *one)], 0)
+            self._drop(uid, set(before.chunks) - set(names))
+        self.intents[uid] = intent
+        await self.store(uid, intent)
+        return intent, before is not None and bool(before.covered)
+
+    async def store(self, uid: int, intent: Intent) -> None:
+        """Store its row, and those of the payloads that it speaks of. Raises `LogyardError` when the replica it is for
+        went: another one that has its uid must not rely on it."""
+        await self._books.commit(lambda: [intent.put(uid)] if self.intents.get(uid) is intent else [], store=True)
+        if self.intents.get(uid) is not intent:
+            raise LogyardError(f"group {uid:016x} does not run on this node any more")
+
+    async def store_chunks(self, uid: int, chunks: Mapping[bytes, memoryview]) -> None:
+        """Store chunks that came for an intent."""
+        puts = [(meta_rows.chunk_key(uid, name), bytes(data)) for name, data in chunks.items()]
+        await self._books.commit(lambda: puts)
+
+    def installed(self, uid: int) -> None:
+        """Forget an intent whose row went in the commit that stored the snapshot, which names its chunks."""
+        self.intents.pop(uid, None)
+
+    def forget(self, uid: int) -> bool:
+        """Forget what came for a replica that goes; whether there was anything."""
+        intent = self.intents.pop(uid, None)
+        if intent is not None:
+            self._drop(uid, intent.chunks)
+        return intent is not None
+
+    async def abandon(self, uid: int) -> None:
+        """Give an intent up: the log got there without it. What came is at home as if it had come with the log."""
+        if self.forget(uid):
+            await self._books.commit(lambda: [(meta_rows.intent_key(uid), None)])
+
+    def _drop(self, uid: int, names: Iterable[bytes]) -> None:
+        self._maybe_gone.update((uid, name) for name in names)
+
+    # Rows
+
     def _held(self, uid: int) -> set[bytes]:
         held = {name for (owner, _), lease in self.leases.items() if owner == uid for name in lease.names}
-        intent = self.system.receiving.intents.get(uid)
+        intent = self.intents.get(uid)
         return held | set(intent.chunks) if intent is not None else held
 
-    def changed(self, member: Member, encoded: Encoded, anew: bool = False) -> Iterator[rows.Put]:
-        """The rows to write and to delete when a snapshot takes the stored one's place; `anew`: that may be damaged."""
+    def changed(self, member: Member, index: int, encoded: Encoded, anew: bool = False) -> Iterator[rows.Put]:
+        """Yield the rows to write and to delete when a snapshot at `index` takes the stored one's place; `anew`: that
+        may be damaged."""
+        intent = self.intents.get(member.uid)
+        if intent is not None and intent.index <= index:
+            yield meta_rows.intent_key(member.uid), None
+        if not encoded.names and not member.chunks:
+            return
         stored, needed, held = set(member.chunks), set(encoded.names), self._held(member.uid)
         for name in encoded.names:
             if (name in stored and not anew) or name not in encoded.chunks:
@@ -132,10 +301,6 @@ class Chunks:
                 yield meta_rows.chunk_key(member.uid, name), bytes(encoded.chunks[name])
         for name in stored - needed - held:
             yield meta_rows.chunk_key(member.uid, name), None
-
-    def dropped(self, uid: int, names: Iterable[bytes]) -> None:
-        """An intent named these and does no more."""
-        self._maybe_gone.update((uid, name) for name in names)
 
     async def collect(self) -> None:
         """Delete what leases and intents let go, unless something else names it. Called by the janitor."""
@@ -147,32 +312,14 @@ class Chunks:
             found: list[rows.Put] = []
             for uid in {uid for uid, _ in asked}:
                 # A group that sleeps, or is being deleted: at the next start.
-                member = self.system.members.get(uid)
+                member = self._members.get(uid)
                 if member is not None:
                     names = {name for owner, name in asked if owner == uid} - self._held(uid) - set(member.chunks)
                     found += [(meta_rows.chunk_key(uid, name), None) for name in names]
             return found
 
         try:
-            await self.system.storage.books.commit(build)
+            await self._books.commit(build)
         except BaseException:
             self._maybe_gone |= asked
             raise
-
-
-def orphans(system: System) -> list[rows.Put]:
-    """At a start: chunks that neither a stored snapshot nor an intent names, to be deleted."""
-    meta = system.storage.books.meta
-    found: dict[int, list[bytes]] = {}
-    for key in meta.keys(meta_rows.CHUNK):
-        found.setdefault(int.from_bytes(key[-8:], "big"), []).append(key)
-    gone: list[rows.Put] = []
-    for uid, keys in found.items():
-        if uid in system.members and system.members[uid].damaged:
-            continue
-        intent = system.receiving.intents.get(uid)
-        kept = set(intent.chunks) if intent is not None else set()
-        if uid not in system.directory.deleted and system.storage.books.has_snapshot(uid):
-            kept |= set(snapshot_format.read_manifest(system.storage.books.snapshot(uid).data, uid).chunks)
-        gone += [(key, None) for key in keys if key[len(meta_rows.CHUNK) : -8] not in kept]
-    return gone

@@ -73,7 +73,7 @@ class Counters:
     """
 
     __slots__ = (
-        "busy", "forks", "migrated_bytes", "migrated_files", "replay_nanoseconds", "snapshots_installed",
+        "busy", "forks", "migrated_bytes", "migrated_files", "replay_nanoseconds",
         "snapshots_sent", "snapshots_taken",
     )  # fmt: skip
 
@@ -82,7 +82,6 @@ class Counters:
         self.forks = 0
         self.snapshots_taken = 0
         self.snapshots_sent = 0
-        self.snapshots_installed = 0
         self.migrated_files = 0
         self.migrated_bytes = 0
         self.replay_nanoseconds = 0

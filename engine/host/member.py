@@ -305,6 +305,43 @@ class Member:
         self.reads = None
         self.wake()
 
+    def quarantine(self, reason: str) -> None:
+        """Take no part, and have nothing stored: this replica's records are damaged."""
+        self.state, self.reason, self.damaged = STOPPED, reason, True
+        self.raft.stop()
+
+    def rebase(self, liveness: LivenessPort, release: int, log_time: int, now_ns: int) -> None:
+        """Begin anew at a snapshot: what lives there, the last release, and the log time, heard at `now_ns`."""
+        self.liveness = liveness
+        self.last_release = release
+        self.log_time = max(self.log_time, log_time)
+        self.heard_ns = now_ns
+
+    def recover(self) -> None:
+        """Run again: a snapshot lies above whatever this member was halted at; its sender got over it."""
+        self.state, self.reason, self.halt, self.left_out = RUNNING, "", None, None
+
+    def raise_floor(self, release: int) -> None:
+        """Resolve nothing before this release is applied (law 4)."""
+        self.floor = max(self.floor, release)
+
+    def doubt_snapshot(self, index: int) -> None:
+        """Let the next snapshot, at `index` or above, take the place of the stored one, which can't be read."""
+        self.snapshot_stored = min(self.snapshot_stored, index - 1)
+
+    def begin_transfer(self, node: int) -> bool:
+        """Note that a snapshot is on its way to `node`; False when one is already."""
+        if self.transfers is None:
+            self.transfers = set()
+        begun = node not in self.transfers
+        self.transfers.add(node)
+        return begun
+
+    def end_transfer(self, node: int) -> None:
+        """Note that it is there, or given up."""
+        if self.transfers is not None:
+            self.transfers.discard(node)
+
     def leave_out(self, index: int, ordinal: int) -> None:
         """A committed skip names this command."""
         if self.left_out is None:

@@ -6,20 +6,18 @@ asked of the next. The rate is this node's, over all of its transfers and repair
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any
 
 import trio
 
 from logyard.protocol.errors import Corrupt, LogyardError
 
+from ..config import SystemConfig
 from ..raft.membership import Configuration
 from ..ranges import Range
-from ..transport.blobs import SNAPSHOT_PULL
+from ..transport.blobs import SNAPSHOT_PULL, SendBlob
 from .pieces import Piece, read_piece
-
-if TYPE_CHECKING:
-    from .system import System
 
 LATE_PIECES = 4
 """A peer may be busy with so many pieces of others before ours, each at the whole rate."""
@@ -34,7 +32,7 @@ class Pace:
         self._free_at = 0.0
 
     def take(self, size: int) -> float:
-        """Book `size` bytes; seconds to wait before the next."""
+        """Book `size` bytes and return the seconds to wait before the next."""
         now = self._clock()
         self._free_at = max(now, self._free_at) + size / self.bytes_per_s
         return self._free_at - now
@@ -51,28 +49,36 @@ class Question:
         self.header: Mapping[str, Any] | None = None
         self.body: bytes | memoryview = b""
 
+    def answer(self, header: Mapping[str, Any], body: bytes | memoryview) -> None:
+        """Take the answer; the first one counts."""
+        if not self.answered.is_set():
+            self.header, self.body = header, body
+            self.answered.set()
+
 
 class Pulls:
-    """The questions of this node."""
+    """The questions of this node. `live`: the nodes that are up, this one among them, kept by whoever knows."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
-        self.pace = Pace(system.config.snapshot_bytes_per_s)
+    def __init__(self, config: SystemConfig, node_id: int, live: Set[int], send: SendBlob) -> None:
+        self.pace = Pace(config.snapshot_bytes_per_s)
         self.pieces = 0
         self.bytes = 0
         self.failed = 0
+        self._config = config
+        self._node_id = node_id
+        self._live = live
+        self._send = send
         self._next = 0
         self._questions: dict[int, Question] = {}
 
     def on_piece(self, node: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
-        """An answer; one that nobody waits for is dropped."""
+        """Take an answer; one that nobody waits for is dropped."""
         question = self._questions.get(request)
-        if question is not None and question.node == node and not question.answered.is_set():
-            question.header, question.body = header, body
-            question.answered.set()
+        if question is not None and question.node == node:
+            question.answer(header, body)
 
     def on_link_lost(self, node: int) -> None:
-        """What was asked of a node may never be answered."""
+        """End the questions to a node: they may never be answered."""
         for question in self._questions.values():
             if question.node == node:
                 question.answered.set()
@@ -80,9 +86,9 @@ class Pulls:
     async def ask(
         self, node: int, uid: int, index: int, ranges: Sequence[Range] = (), chunks: Sequence[bytes] = ()
     ) -> Piece:
-        """One piece from a node. `index`: of the snapshot it is for, 0 for a repair. Raises `LogyardError`, `Corrupt`
-        for an answer that does not add up."""
-        config = self.system.config
+        """Return one piece from a node. `index`: of the snapshot it is for, 0 for a repair. Raises `LogyardError`,
+        `Corrupt` for an answer that does not add up."""
+        config = self._config
         self._next += 1
         request = self._next
         question = self._questions[request] = Question(node)
@@ -92,7 +98,7 @@ class Pulls:
         }  # fmt: skip
         patience = config.snapshot_stall_ms / 1000 + LATE_PIECES * config.snapshot_piece_bytes / self.pace.bytes_per_s
         try:
-            if not self.system.peers.send_blob(node, SNAPSHOT_PULL, request, header):
+            if not self._send(node, SNAPSHOT_PULL, request, header):
                 raise LogyardError(f"the link to node {node} is down or full")
             with trio.move_on_after(patience):
                 await question.answered.wait()
@@ -113,11 +119,15 @@ class Pulls:
         await trio.sleep(self.pace.take(piece.size))
         return piece
 
+    def others(self, configuration: Configuration) -> list[int]:
+        """Return the other members' nodes, those that live first: whether the rest do is not known right after a
+        start."""
+        nodes = configuration.nodes() - {self._node_id}
+        return [*sorted(nodes & self._live), *sorted(nodes - self._live)]
 
-def others(system: System, configuration: Configuration) -> list[int]:
-    """The other members' nodes, those that live first: whether the rest do is not known right after a start."""
-    nodes = configuration.nodes() - {system.node_id}
-    return [*sorted(nodes & system.live), *sorted(nodes - system.live)]
+    def neighbours(self) -> list[int]:
+        """Return all other nodes that live, members or not."""
+        return sorted(self._live - {self._node_id})
 
 
 class Sources:
@@ -131,11 +141,11 @@ class Sources:
         self._came = False
 
     def include(self, nodes: Iterable[int]) -> None:
-        """These may have it as well."""
+        """Ask these as well."""
         self._nodes += [node for node in nodes if node not in self._nodes]
 
     def next(self) -> int:
-        """Whom to ask now; 0 when everybody failed."""
+        """Return whom to ask now; 0 when everybody failed."""
         if self._came and self._failed.issuperset(self._nodes):
             self._came = False
             self._failed.clear()
@@ -147,9 +157,9 @@ class Sources:
         return 0
 
     def came(self) -> None:
-        """A part of it is here."""
+        """Note that a part of it is here."""
         self._came = True
 
     def fail(self, node: int) -> None:
-        """It did not have it, or does not answer."""
+        """Note that a node did not have it, or does not answer."""
         self._failed.add(node)

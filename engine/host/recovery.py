@@ -33,11 +33,10 @@ from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
 from ..snapshot import format as snapshot_format
 from ..types import Spec
-from . import life, receiving, revival, rows
+from . import life, replica, revival, rows
 from .apply import UnknownVersion
 from .homes import SealedFile
 from .member import STOPPED, Halt, Member
-from .receiving import restore
 
 if TYPE_CHECKING:
     from .storage import Storage
@@ -126,7 +125,7 @@ def _open(system: System) -> None:
         if uid in system.members:
             storage.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
-    receiving.recover(system)
+    system.chunks.recover(system.has, system.directory.deleted)
     life.recovered(system, bool(result.damage))
 
 
@@ -292,7 +291,8 @@ def build_member(
         member.snapshot_bytes, member.chunks = len(snapshot_row.data) + manifest.chunk_bytes, manifest.chunks
         member.compactable = min(int(state.extra.get("compactable", snapshot.index)), snapshot.index)
         try:
-            restore(member, snapshot, system)
+            liveness = system.store.decode_liveness(snapshot.live)
+            replica.restore_member(member, snapshot, liveness, system.monotonic_ns())
         except UnknownVersion as error:
             member.suspend(Halt(snapshot.index, 0, 0, -1, f"its snapshot at {snapshot.index} {error}", error.version))
         if snapshot.index > raft.applied:

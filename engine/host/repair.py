@@ -9,23 +9,20 @@ typed error it would have got. Called by `reader` for single units, and by the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import trio
 
 from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
 from ..entry import units_of
-from ..ports import SourceEntry
+from ..ports import SourceEntry, StorePort
 from ..types import Buffer
 from .member import Member
 from .pieces import live_digest
-from .pulling import Sources, others
+from .pulling import Pulls, Sources
 from .reader import Located, Wanted
-
-if TYPE_CHECKING:
-    from .system import System
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +30,40 @@ REPAIRS_MAX = 2
 """At a time; the others wait, and mostly find that what they miss is there again."""
 
 
-class Repair:
-    """Counters: entries fetched and written back, and reads that nobody could repair."""
+class Reader(Protocol):
+    """What repair needs of the reader."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def payload_entries(self, member: Member, first: int, last: int) -> Iterator[Located]:
+        """Yield the entries with payload, and where they are."""
+        ...
+
+    async def read(self, member: Member, wanted: Sequence[Wanted], mend: bool = True) -> list[Buffer]:
+        """Return the bytes of each wanted range, verified."""
+        ...
+
+
+class Repair:
+    """Counters: entries fetched and written back, and reads that nobody could repair. `write_back` makes whole entries
+    durable here, rising, as their only home."""
+
+    def __init__(
+        self,
+        pulls: Pulls,
+        reader: Reader,
+        store: StorePort,
+        write_back: Callable[[Member, Sequence[SourceEntry]], Awaitable[None]],
+    ) -> None:
         self.fetched = 0
         self.failed = 0
+        self._pulls = pulls
+        self._reader = reader
+        self._store = store
+        self._store_rows = write_back
         self._limit = trio.CapacityLimiter(REPAIRS_MAX)
 
     async def unit(self, member: Member, want: Wanted, error: LogyardError) -> Buffer:
-        """The bytes of one wanted range that could not be read, for the reason `error`: raised again if no peer has
-        them, or if they were released."""
+        """Return the bytes of one wanted range that could not be read, for the reason `error`: raised again if no
+        peer has them, or if they were released."""
         located, unit, start, stop = want
         if not self._lives(member, located, unit.number):
             raise error
@@ -58,23 +77,24 @@ class Repair:
         return memoryview(data)[start:stop]
 
     async def _again(self, member: Member, want: Wanted) -> Buffer:
-        """Another reader may have repaired it while this one waited."""
+        """Read once more: another reader may have repaired it while this one waited."""
         index = want.located.index
-        found = next(self.system.reader.payload_entries(member, index, index), None)
+        found = next(self._reader.payload_entries(member, index, index), None)
         if found is None or found.index != index or found.data != want.located.data or found.home == want.located.home:
             raise Gone(f"the payload of entry {index} is still missing")
-        return (await self.system.reader.read(member, [want._replace(located=found)], mend=False))[0]
+        return (await self._reader.read(member, [want._replace(located=found)], mend=False))[0]
 
     def _lives(self, member: Member, located: Located, number: int) -> bool:
         units = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(located.data)]
         return member.resolves and number in member.liveness.live_units(located.index, units)
 
     async def _fetch(self, member: Member, located: Located, number: int, error: LogyardError) -> SourceEntry:
-        """The entry from a peer by which this unit of it lives: one that has applied more may have it no more."""
+        """Return the entry from a peer by which this unit of it lives: one that has applied more may have it no
+        more."""
         sources, index = self._sources(member), located.index
         while node := sources.next():
             try:
-                piece = await self.system.pulls.ask(node, member.uid, 0, [(index, index)])
+                piece = await self._pulls.ask(node, member.uid, 0, [(index, index)])
                 row = next((row for row in piece.rows if row.index == index and row.data == located.data), None)
                 if row is None or number not in (row.live or ()):
                     raise Corrupt(f"an answer of node {node}", 0, f"unit {number} of entry {index}", "others")
@@ -88,7 +108,7 @@ class Repair:
         raise error
 
     def _sources(self, member: Member) -> Sources:
-        return Sources(others(self.system, member.raft.configuration))
+        return Sources(self._pulls.others(member.raft.configuration))
 
     async def stretch(self, member: Member, first: int, last: int) -> int:
         """Fetch everything that lives of the entries first..last anew: a home is lost, and nobody knows what was in it.
@@ -100,7 +120,7 @@ class Repair:
         async with self._limit:
             while first <= last and (node := sources.next()):
                 try:
-                    piece = await self.system.pulls.ask(node, member.uid, 0, [(first, last)])
+                    piece = await self._pulls.ask(node, member.uid, 0, [(first, last)])
                     if piece.through < first:
                         raise Corrupt(f"an answer of node {node}", 0, f"entry {first}", piece.through)
                 except LogyardError as failed:
@@ -113,15 +133,15 @@ class Repair:
                 # by who has all that lives of it.
                 there = [(first, min(last, piece.through))]
                 if stored == len(piece.rows) and piece.live == live_digest(member.liveness, there):
-                    self.system.store.found(member.uid, *there[0])
+                    self._store.found(member.uid, *there[0])
                 first = piece.through + 1
                 sources.came()
         self.failed += first <= last
         return came
 
     def _whole(self, member: Member, rows: Iterable[SourceEntry]) -> list[SourceEntry]:
-        """Those that bring all that lives here of the very entry that the log has, as far as that is known: what a home
-        in a generation lacks is not looked for elsewhere."""
+        """Return those that bring all that lives here of the very entry that the log has, as far as that is known: what
+        a home in a generation lacks is not looked for elsewhere."""
         found = []
         for row in rows:
             units = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(row.data)]
@@ -131,19 +151,14 @@ class Repair:
         return found
 
     async def _write_back(self, member: Member, rows: Sequence[SourceEntry]) -> int:
-        """A home in the current generation; how many got one. What can't be stored is served all the same."""
+        """Give them a home in the current generation; return how many got one. What can't be stored is served all the
+        same."""
         found = self._whole(member, rows)
         self.fetched += len(rows)
         if not found or found[-1].index > member.raft.commit or member.raft.stopped:
             return 0
-        storage = self.system.storage
         try:
-            await storage.store_payloads(member, found, dense=True)
-            await storage.books.commit(tuple, store=True)
-            mended = {run.segment for run in member.segments}
-            for file in storage.files.values():
-                # Its damaged entries have another home now: it may be emptied after all.
-                file.failed = file.failed and file.file not in mended
+            await self._store_rows(member, found)
         except LogyardError as error:
             log.warning("group %s: what was repaired is not written back: %s", member.spec.name, error)
             return 0

@@ -16,6 +16,7 @@ from .sessions import Sessions
 from .uploads import Uploads
 
 if TYPE_CHECKING:
+    from ..ports import LivenessPort
     from .apply import Replicated
     from .member import Member
 
@@ -33,6 +34,12 @@ def restore(member: Replicated, snapshot: Snapshot) -> None:
     member.machine.restore(machine)
     member.version = snapshot.version
     restore_sections(member, engine)
+
+
+def restore_member(member: Member, snapshot: Snapshot, liveness: LivenessPort, now_ns: int) -> None:
+    """Set a member back to a snapshot, whose live set is `liveness`. Raises `UnknownVersion`, with that restored."""
+    member.rebase(liveness, snapshot.release, snapshot.timestamp, now_ns)
+    restore(member, snapshot)
 
 
 def sections(member: Member) -> dict[str, bytes]:

@@ -23,7 +23,7 @@ from logyard.protocol.errors import LogyardError
 from ..entry import Entry
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.wal import Rolled, Sealed, Wal, WalItem
-from ..ports import SourceEntry
+from ..ports import LivenessPort, SourceEntry
 from ..ranges import runs_of
 from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
@@ -189,7 +189,7 @@ class Storage:
         """What was kept for other members' transfers, or for one that came to nothing."""
         self.homes.expire(time.monotonic())
         self.system.chunks.expire(trio.current_time())
-        await self.system.receiving.collect()
+        await self.system.receiving.collect(self.system.has)
         await self.system.chunks.collect()
 
     async def compact(self) -> dict[str, Any]:
@@ -420,6 +420,15 @@ class Storage:
                     self.homes.rehomed(member, first, last, before)
                     self.homes.settle(member, first, last)
 
+    async def write_back(self, member: Member, entries: Sequence[SourceEntry]) -> None:
+        """Store repaired payloads, which bring all that lives of their entries, as `store_payloads`."""
+        await self.store_payloads(member, entries, dense=True)
+        await self.books.commit(tuple, store=True)
+        mended = {run.segment for run in member.segments}
+        for file in self.files.values():
+            # Its damaged entries have another home now: it may be emptied after all.
+            file.failed = file.failed and file.file not in mended
+
     async def move(
         self,
         members: Sequence[Member],
@@ -444,9 +453,10 @@ class Storage:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
         await self.books.commit_snapshots([Captured(member, snapshot, encoded)])
 
-    def installed(self, member: Member, snapshot: Snapshot, size: int, keep: int) -> None:
-        """The switch after `store_installed`. Payloads up to `keep` are where they were, those above came with the
-        snapshot."""
+    def installed(self, member: Member, before: LivenessPort, snapshot: Snapshot, size: int, keep: int) -> None:
+        """Switch to what `store_installed` stored. Payloads up to `keep` are where they were, of what lived `before`;
+        those above came with the snapshot."""
+        self.homes.replaced(member, before, snapshot.index)
         member.snapshot_index, member.snapshot_term, member.snapshot_bytes = snapshot.index, snapshot.term, size
         member.compactable = snapshot.index
         if member.raft.log.snapshot_index != snapshot.index:
@@ -467,7 +477,7 @@ class Storage:
         """Replicas go: `build` gives the rows that say so, their payloads are dead."""
         for member in members:
             self._hard_states.discard(member)
-            self.system.receiving.forget(member.uid)
+            self.system.chunks.forget(member.uid)
             self.system.store.delete_group(member.uid)
             self.wal.forget(member.uid)
             for run in member.segments:

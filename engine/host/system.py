@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
-from ..types import Spec
-from . import ending, parting, recovery, revival
+from ..snapshot.format import Snapshot
+from ..types import Buffer, Spec
+from . import ending, parting, receiving, recovery, replica, revival
 from .answer import Answer
 from .applier import Applier
 from .budget import Budget
@@ -140,11 +141,11 @@ class System:
         self.directory = Directory(self)
         self.departures = Departures(self)
         self.snapshots = Snapshots(self)
-        self.chunks = Chunks(self)
-        self.pulls = Pulls(self)
+        self.chunks = Chunks(config, self.members, self.storage.books, self.storage.compact_log)
+        self.pulls = Pulls(config, node_id, self.live, self.send_blob)
         self.serving = Serving(self)
-        self.receiving = Receiving(self)
-        self.repair = Repair(self)
+        self.receiving = self._receiver()
+        self.repair = Repair(self.pulls, self.reader, store, self.storage.write_back)
         self.refill = Refill(self)
         self.damages = Damages(self)
         self.mend_turns = MendTurns(self)
@@ -173,6 +174,15 @@ class System:
         self.grown: Callable[[], None] = _nothing
         self.shrunk: Callable[[], None] = _nothing
         self._contexts = 0
+
+    def _receiver(self) -> Receiving:
+        """Build the receiving end of transfers on what there is by now."""
+        host = receiving.Host(
+            self.find, self.inbound.ask, self.scheduler.turn, self._restore, self.stop_member, self.mark
+        )  # fmt: skip
+        return Receiving(
+            self.members, self.store, self.storage, self.chunks, self.pulls, host, self.send_blob, self.spawn
+        )
 
     async def open(self) -> None:
         """Lock the directory, recover everything from it. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
@@ -243,6 +253,29 @@ class System:
         if ready is not None and ready.messages:
             self.peers.send(list(ready.messages))
         self.active.discard(member)
+
+    def send_blob(
+        self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()
+    ) -> bool:
+        """Send a node one blob; False when it was dropped."""
+        return self.peers.send_blob(node, kind, request, header, body)
+
+    def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Run a task until it ends, or the node does."""
+        self.nursery.start_soon(task, *arguments)
+
+    def mark(self, member: Member) -> None:
+        """Let a member be looked at in the next turn, and at the next tick."""
+        self.active.add(member)
+        self.scheduler.mark(member)
+
+    def _restore(self, member: Member, snapshot: Snapshot) -> None:
+        liveness = self.store.decode_liveness(snapshot.live)
+        replica.restore_member(member, snapshot, liveness, self.monotonic_ns())
+
+    def find(self, uid: int) -> Member | None:
+        """Return a group's member, woken if it hibernates; None when this node has none."""
+        return self.hibernation.find(uid)
 
     def member(self, name: str) -> Member:
         """By name, woken if it hibernates. Raises `UnknownGroup`."""

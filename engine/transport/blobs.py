@@ -7,10 +7,12 @@ which closes the connection it came by; a kind that is not listed is its receive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from logyard.protocol.errors import BadRequest
+
+from ..types import Buffer
 
 UNKNOWN_GROUPS = 1
 DEFINE_GROUPS = 2
@@ -43,6 +45,17 @@ SLEEPING = 41
 AWAKE = 42
 DIGEST = 43
 SLEEPERS = 44
+
+
+class SendBlob(Protocol):
+    """Send a node one blob; False when it was dropped."""
+
+    def __call__(
+        self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()
+    ) -> bool:
+        """Return whether it was taken."""
+        ...
+
 
 Check = Callable[[Any], bool]
 U64_MAX = (1 << 64) - 1

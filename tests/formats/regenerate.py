@@ -14,7 +14,7 @@ from pyroaring import BitMap
 
 from logyard.engine.disk import Disk
 from logyard.engine.entry import CONFIGURATION, Entry, build_commands, build_plain, encode_frame
-from logyard.engine.host.receiving import Intent
+from logyard.engine.host.chunks import Intent
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.segment import write_segment
 from logyard.engine.log.wal import Wal, WalConfig, WalItem

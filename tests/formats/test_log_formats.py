@@ -8,7 +8,7 @@ import msgpack
 import xxhash
 
 from logyard.engine.disk import Disk
-from logyard.engine.host.receiving import Intent
+from logyard.engine.host.chunks import Intent
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.log.wal_files import wal_name
 from logyard.engine.snapshot.format import decode

@@ -111,7 +111,7 @@ async def test_a_chunk_of_other_bytes_is_not_kept_under_its_name(tmp_path: Path)
         await c.start(3)
         await c.applied()
         assert lies == [3] and c.system(3).pulls.failed
-        assert c.system(3).counters.snapshots_installed == 1 and c.log(3).books == c.log(1).books
+        assert c.system(3).receiving.installed == 1 and c.log(3).books == c.log(1).books
 
 
 ANSWERS: list[dict[str, Any]] = [

@@ -218,7 +218,7 @@ async def test_a_replica_that_went_and_came_back_does_not_go_on_with_the_old_one
         wire = Wire(c, 3)
         await wire.held(5)
         uid = c.member(3).uid
-        assert c.system(3).receiving.intents[uid].covered
+        assert c.system(3).chunks.intents[uid].covered
         await c.nodes[1].change_members("log", "remove", 3)
         await until(lambda: c.replica(3) is None)
         await c.nodes[1].change_members("log", "add", 3)
@@ -231,4 +231,4 @@ async def test_a_replica_that_went_and_came_back_does_not_go_on_with_the_old_one
         await c.restart(3)
         await c.applied()
         await served(c, 3, bodies)
-        assert not c.system(3).receiving.intents
+        assert not c.system(3).chunks.intents

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logyard.engine.host.chunks import Intent
 from logyard.engine.host.pulling import Sources
-from logyard.engine.host.receiving import Intent
 from logyard.engine.ranges import Range, covered, runs_of, subtract, union
 
 indexes = st.sets(st.integers(1, 60))

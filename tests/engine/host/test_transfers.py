@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from logyard.engine.host import receiving
+from logyard.engine.host.chunks import Intent
 from logyard.engine.host.pulling import Pace
 from logyard.engine.log import meta_rows
 from logyard.engine.transport.blobs import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PIECE, SNAPSHOT_PULL
@@ -101,7 +102,7 @@ def quiet(c: Cluster, number: int) -> bool:
     chunks = system.storage.books.meta.keys(meta_rows.CHUNK)
     left = {name for member in system.members.values() for name in member.chunks}
     stored = list(system.storage.books.meta.scan(meta_rows.INTENT))
-    return not (system.receiving.intents or stored or system.chunks.leases) and len(chunks) == len(left)
+    return not (system.chunks.intents or stored or system.chunks.leases) and len(chunks) == len(left)
 
 
 # Resuming
@@ -193,7 +194,7 @@ async def test_every_crash_of_the_receiver_keeps_what_is_durable(tmp_path: Path)
         await served(c, 3, bodies)
 
 
-STEPS = ["store_payloads", "store_installed", "_intend", "_install", "judge"]
+STEPS = ["store_payloads", "store_installed", "intend", "_install", "judge"]
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -205,9 +206,8 @@ async def test_a_crash_at_any_step_of_the_receiver(
         bodies = await laggard(c, 12)
         system = (await c.start(3)).system
         reached = trio.Event()
-        owner: Any = system.storage if step.startswith("store_") else system.receiving
-        if step == "judge":
-            owner = receiving
+        owners = {"judge": receiving, "intend": system.chunks, "_install": system.receiving}
+        owner: Any = owners.get(step, system.storage)
         plain = getattr(owner, step)
 
         async def stop(*arguments: Any) -> None:
@@ -264,13 +264,13 @@ async def test_an_intent_that_the_log_overtook_goes(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
         await c.fill(1, 5, 100)
         system, member = c.system(1), c.member(1)
-        intent = receiving.Intent(3, 1, 0, [(1, 3)], [b"c" * 16])
+        intent = Intent(3, 1, 0, [(1, 3)], [b"c" * 16])
         key = meta_rows.chunk_key(member.uid, b"c" * 16)
         system.storage.books.meta.commit([intent.put(member.uid), (key, b"of nobody soon")])
         await c.restart(1)
         await c.leader()
         system = c.system(1)
-        assert system.receiving.intents[member.uid].covered == [(1, 3)]
+        assert system.chunks.intents[member.uid].covered == [(1, 3)]
         system.storage.look()
         await until(lambda: quiet(c, 1))
         assert not list(system.storage.books.meta.scan(meta_rows.INTENT))
@@ -281,7 +281,7 @@ async def test_chunks_that_a_crash_left_to_nobody_go_at_the_start(tmp_path: Path
         uid = c.member(1).uid
         meta = c.system(1).storage.books.meta
         meta.commit([(meta_rows.chunk_key(uid, b"x" * 16), b"1"), (meta_rows.chunk_key(77, b"y" * 16), b"2")])
-        meta.commit([receiving.Intent(9, 1).put(77)])
+        meta.commit([Intent(9, 1).put(77)])
         await c.restart(1)
         assert not c.system(1).storage.books.meta.keys(meta_rows.CHUNK)
         assert not list(c.system(1).storage.books.meta.scan(meta_rows.INTENT)), "of a group that is not here"
@@ -339,7 +339,7 @@ async def test_a_receiver_finishes_without_the_node_that_offered(tmp_path: Path)
         with trio.fail_after(10):
             await gone.wait()
         await c.crash(1)
-        await until(lambda: c.system(3).counters.snapshots_installed == 1)
+        await until(lambda: c.system(3).receiving.installed == 1)
         leader = await c.leader(among=[2, 3])
         await c.append(leader, [(b"", b"after")])
         await c.applied(among=[2, 3])
@@ -393,7 +393,7 @@ async def test_a_transfer_ends_under_constant_truncation(tmp_path: Path) -> None
         await c.start(3)
         wire = Wire(c, 3)
         log, start = c.log(1), 0
-        while not c.system(3).counters.snapshots_installed:
+        while not c.system(3).receiving.installed:
             await c.fill(1, 1, 10 * KIB)
             start = min(start + 2, log.end - 1)
             await c.nodes[1].truncate("log", start)
@@ -440,7 +440,7 @@ async def test_a_lease_without_progress_ends_and_a_full_disk_ends_all(tmp_path: 
         assert not chunks.leases
         wire.drop = lambda count: False
         await c.applied()
-        manifest = chunks.system.snapshots
+        manifest = c.system(1).snapshots
         assert manifest.mismatches == 0
         member = c.member(1)
         _, found = await manifest._leased(member, 3)
@@ -531,7 +531,7 @@ async def test_without_an_honest_source_the_transfer_ends_and_nothing_is_install
             peers.send_blob = lying  # type: ignore[method-assign, assignment]
         await c.start(3)
         await until(lambda: c.system(3).pulls.failed >= 4)
-        assert c.member(3).snapshot_index == 0 and c.system(3).counters.snapshots_installed == 0
+        assert c.member(3).snapshot_index == 0 and c.system(3).receiving.installed == 0
         for number, send_blob in honest.items():
             c.network.nodes[number].send_blob = send_blob  # type: ignore[method-assign]
         await c.applied()
@@ -558,7 +558,7 @@ async def test_offers_of_nonsense_leave_nothing(tmp_path: Path) -> None:
         for body in (b"", data[:-1], b"x" * 200, data.replace(b"LYSN", b"LYSX")):
             inbound.on_blob(3, SNAPSHOT_OFFER, 1, {"uid": uid, "index": 3}, body)
         assert [answer["ok"] for answer in answers] == [False] * 4
-        assert not c.system(2).receiving.intents
+        assert not c.system(2).chunks.intents
         # And pulls of nonsense are answered with an error.
         refused: list[dict[str, Any]] = []
         pull = {"index": 0, "ranges": [[1, 2**63], [3, 1]], "chunks": [b"q" * 16], "limit": 2**64 - 1}
@@ -619,7 +619,7 @@ async def test_a_transfer_is_slowed_down_to_the_configured_rate(tmp_path: Path) 
         bodies = await laggard(c, 20)
         await c.start(3)
         began = trio.current_time()
-        await until(lambda: c.system(3).counters.snapshots_installed == 1)
+        await until(lambda: c.system(3).receiving.installed == 1)
         assert trio.current_time() - began > 0.3, "400 KiB at 1 MiB/s"
         await c.applied()
         await served(c, 3, bodies)
@@ -809,7 +809,7 @@ async def test_the_offer_of_another_leader_with_an_older_snapshot(tmp_path: Path
         system = c.build(3)
         await system.open()
         try:
-            intent = system.receiving.intents[system.member("log").uid]
+            intent = system.chunks.intents[system.member("log").uid]
             assert intent.index == newer and intent.covered
             again = intent.taken_over(old, intent.term, [])
             assert again.release >= newer > old, "what was left out died by then"
