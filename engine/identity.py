@@ -54,6 +54,10 @@ class Acquaintances:
         self.fresh: set[int] = set()
         self.stale: set[int] = set()
 
+    def remember(self, known: Mapping[int, Origin]) -> None:
+        """Take over what an earlier life of this directory knew."""
+        self.known.update(known)
+
     def meet(self, node: int, origin: Origin, *, proved: bool = True) -> None:
         """A process introduces itself; raises `Outdated` when it is not the successor of the one that is known. Nothing
         is kept of one that did not prove to be that node."""

@@ -369,7 +369,7 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
         rpc = RpcServer(node, f"{host}:{port}", clients, limits, client_door)
         near = f"unix:{os.path.join(os.path.abspath(config.directory), ADMIN)}"
         admin = RpcServer(node, near, clients, limits, places=ADMIN_PLACES)
-        system.budget.receiving = lambda: rpc.buffered() + admin.buffered()
+        system.budget.door(lambda: rpc.buffered() + admin.buffered())
         async with trio.open_nursery() as nursery:
             await nursery.start(system.run, peers)
             if isinstance(peers, Peers):

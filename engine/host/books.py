@@ -48,11 +48,11 @@ class Captured(NamedTuple):
 
 
 class Books:
-    """One commit at a time. `meta` is set by recovery."""
+    """One commit at a time."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, meta: MetaStore) -> None:
         self.system = system
-        self.meta: MetaStore
+        self.meta = meta
         # Members whose floor was raised and is not stored yet: the next commit brings their rows along.
         self.floors: set[Member] = set()
         self._owed: dict[bytes, bytes | None] = {}

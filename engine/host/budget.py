@@ -9,16 +9,17 @@ their owners keep anyway.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 from logyard.protocol.errors import Busy
 
 from ..config import SystemConfig
-
-if TYPE_CHECKING:
-    from .member import Member
-    from .system import System
+from ..raft.core import Raft
+from ..raft.progress import Window
+from .cache import PayloadCache
+from .durability import Durability
+from .space import Space
 
 GROUP: Final = "the group's byte budget"
 NODE: Final = "the node's byte budget"
@@ -113,32 +114,72 @@ class Drain:
         return round(min(max(wait, RETRY_S_MIN), RETRY_S_MAX), 3)
 
 
+class Debtor(Protocol):
+    """Show what the accounts see of a group."""
+
+    inflight_bytes: int
+    queue_bytes: int
+    raft: Raft
+
+
+class Backlog(Protocol):
+    """What waits to be flushed."""
+
+    @property
+    def backlog_files(self) -> int:
+        """Sealed WAL files that have no segment yet."""
+        ...
+
+
+class Debt(Protocol):
+    """What waits to be migrated."""
+
+    debt: int
+
+
 class Budget:
     """The books of one node. `inflight` counts what is queued or proposed and not answered, all groups; `queued`
     is the part of it that waits for its turn. `receiving()` gives what the client door has allocated for frames that
-    are not complete; who opens a door sets it."""
+    are not complete; who opens a door says so (`door`)."""
 
     __slots__ = (
-        "inflight", "queued", "settled", "receiving", "full", "_system", "_most", "_whole", "_admitted",
-        "_drain", "_clock",
+        "inflight", "queued", "settled", "receiving", "full", "_durability", "_space", "_backlog", "_debt", "_cache",
+        "_windows", "_counted", "_file_bytes", "_most", "_whole", "_admitted", "_drain", "_clock",
     )  # fmt: skip
 
-    def __init__(self, system: System, clock: Callable[[], float] = time.monotonic) -> None:
-        config = system.config
+    def __init__(
+        self,
+        config: SystemConfig,
+        durability: Durability,
+        space: Space,
+        backlog: Backlog,
+        debt: Debt,
+        cache: PayloadCache,
+        windows: Mapping[int, Window],
+        counted: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._durability = durability
+        self._space = space
+        self._backlog = backlog
+        self._debt = debt
+        self._cache = cache
+        self._windows = windows
+        self._counted = counted
+        self._file_bytes = config.wal_file_bytes
         self.inflight = 0
         self.queued = 0
         self.settled = 0
         self.receiving: Callable[[], int] = _nothing
         # The memory is full, as of the last look.
         self.full = False
-        self._system = system
         self._whole = stages(config, 1.0)
         self._most = stages(config, 1.0 - config.reserved_ratio)
         self._admitted = 0
         self._clock = clock
         self._drain = Drain(clock())
 
-    def admit(self, member: Member, size: int, reserved: bool = False) -> None:
+    def admit(self, member: Debtor, size: int, reserved: bool = False) -> None:
         """Take `size` bytes for a frame of `member`, or raise `Busy` naming the stage that is full, or `NoSpace`.
 
         `reserved`: what frees space or keeps the group going may use all of a limit, the rest only most of it.
@@ -152,7 +193,7 @@ class Budget:
             # A frame that is alone on this node is let in whatever its size.
             if held + size > limits.node:
                 self._refuse(NODE, held + size - limits.node, size)
-            durability = self._system.durability
+            durability = self._durability
             # What is proposed in this turn comes to the disk with it.
             queued = durability.bytes + durability.writing_bytes + self.queued
             if queued and queued + size > limits.wal_queue:
@@ -160,19 +201,29 @@ class Budget:
             self._admitted += size
             if (self.full or self._admitted >= LOOK_BYTES) and self._is_full(limits.memory):
                 self._refuse(MEMORY, size, size)
-        space = self._system.space
+        space = self._space
         if space.full and not reserved and not space.takes(size):
             raise space.refusal()
-        storage = self._system.storage
-        if storage.backlog_files and storage.backlog_files * self._system.config.wal_file_bytes > limits.wal_unflushed:
-            self._refuse(WAL_UNFLUSHED, self._system.config.wal_file_bytes, size)
-        if storage.migration.debt > limits.migration:
-            self._refuse(MIGRATION, storage.migration.debt - limits.migration, size)
+        files = self._backlog.backlog_files
+        if files and files * self._file_bytes > limits.wal_unflushed:
+            self._refuse(WAL_UNFLUSHED, self._file_bytes, size)
+        debt = self._debt.debt
+        if debt > limits.migration:
+            self._refuse(MIGRATION, debt - limits.migration, size)
         raft = member.raft
         if raft.commit > raft.applied and apply_lag(member) > limits.apply:
             self._refuse(APPLY, size, size)
         self.inflight = held + size
         self.queued += size
+
+    def door(self, receiving: Callable[[], int]) -> None:
+        """Clients come in from here on: `receiving()` bytes are allocated for frames that are not complete."""
+        self.receiving = receiving
+
+    def drop(self, size: int) -> None:
+        """Frames of `size` bytes that waited for their turn were answered without one."""
+        self.queued -= size
+        self.settle(size)
 
     def settle(self, size: int) -> None:
         """A frame of `size` bytes was answered."""
@@ -182,9 +233,8 @@ class Budget:
     def memory(self) -> int:
         """Bytes of entries and frames that this node holds: metadata of the memtables, payload bytes in the cache's
         books, frames of clients, what is on its way to peers. Bytes that two of them share count twice."""
-        system = self._system
-        on_the_way = sum(window.bytes for window in system.windows.values())
-        return system.durability.metadata_bytes + system.cache.bytes + self.inflight + self.receiving() + on_the_way
+        on_the_way = sum(window.bytes for window in self._windows.values())
+        return self._durability.metadata_bytes + self._cache.bytes + self.inflight + self.receiving() + on_the_way
 
     def look(self) -> None:
         """Once a tick: the rate, and the memory."""
@@ -196,26 +246,25 @@ class Budget:
         over = self.memory() - limit
         if over > 0:
             # The cache is the one holder that can give way at once: what it lets go is read from its file.
-            over -= self._system.cache.shrink_by(over)
+            over -= self._cache.shrink_by(over)
         self.full = over > 0
         return self.full
 
     def _refuse(self, cause: str, over: int, size: int) -> NoReturn:
         now = self._clock()
         self._drain.sample(self.settled, now)
-        self._system.counters.refused(cause)
+        self._counted(cause)
         raise Busy(cause, self._drain.retry(cause, over, size, now))
 
     def status(self) -> dict[str, Any]:
         """Bytes a stage, with its limit, for `logyard status`."""
-        system = self._system
-        durability = system.durability
+        durability = self._durability
         held = {
             "node": self.inflight,
-            "wal_queue": durability.bytes + durability.writing_bytes,
-            "wal_unflushed": system.storage.backlog_files * system.config.wal_file_bytes,
+            "wal_queue": durability.queued_bytes,
+            "wal_unflushed": self._backlog.backlog_files * self._file_bytes,
             "memory": self.memory(),
-            "migration": system.storage.migration.debt,
+            "migration": self._debt.debt,
         }
         return {
             "bytes": held,
@@ -230,7 +279,7 @@ def _nothing() -> int:
     return 0
 
 
-def apply_lag(member: Member) -> int:
+def apply_lag(member: Debtor) -> int:
     """Bytes that are committed and not applied; of those that left memory only the number is known."""
     raft = member.raft
     return raft.log.bytes_of(raft.applied + 1, raft.commit)

@@ -12,18 +12,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from logyard.protocol.errors import Refused
 
+from ..config import SystemConfig
+from ..identity import Vitals
 from ..raft.core import LEADER
 from ..raft.election import heirs
-from .member import RUNNING
-
-if TYPE_CHECKING:
-    from .member import Member
-    from .system import System
+from .durability import Durability
+from .member import RUNNING, Member
+from .pulse import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -86,13 +86,33 @@ class DiskPace:
 
 
 class SlowDisk:
-    """One node's. `handed_over` counts leaderships that others were asked to take."""
+    """One node's. `handed_over` counts leaderships that others were asked to take. `others()` gives live nodes with
+    what they say of themselves; `patient(n)` doubles this node's election timeouts n times; `mark(member)`: its core
+    has something to say."""
 
-    __slots__ = ("system", "pace", "handed_over", "changes", "_tried", "_looked", "clock")
+    __slots__ = (
+        "pace", "handed_over", "changes", "clock", "_durability", "_pulse", "_members", "_others", "_patient", "_mark",
+        "_tried", "_looked",
+    )  # fmt: skip
 
-    def __init__(self, system: System, clock: Callable[[], float] = time.monotonic) -> None:
-        self.system = system
-        self.pace = DiskPace(system.config.disk_slow_ms / 1000, system.config.disk_slow_for_ms / 1000)
+    def __init__(
+        self,
+        config: SystemConfig,
+        durability: Durability,
+        pulse: Pulse,
+        members: Mapping[int, Member],
+        others: Callable[[], Iterable[tuple[int, Vitals]]],
+        patient: Callable[[int], None],
+        mark: Callable[[Member], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._durability = durability
+        self._pulse = pulse
+        self._members = members
+        self._others = others
+        self._patient = patient
+        self._mark = mark
+        self.pace = DiskPace(config.disk_slow_ms / 1000, config.disk_slow_for_ms / 1000)
         self.handed_over = 0
         self.changes = 0
         self.clock = clock
@@ -111,8 +131,7 @@ class SlowDisk:
 
     def tick(self) -> None:
         """Take a sample; act once a second."""
-        system, now = self.system, self.clock()
-        durability, pulse = system.durability, system.pulse
+        now, durability, pulse = self.clock(), self._durability, self._pulse
         count = durability.syncs + pulse.probes
         seconds = durability.write_seconds + pulse.probe_seconds
         if self.pace.look(now, count, seconds, durability.batch_bytes, pulse.stalled_s()):
@@ -123,8 +142,7 @@ class SlowDisk:
             return
         self._looked = now
         faster = self._faster() if self.slow else set()
-        if system.limits is not None:
-            system.limits.patience = PATIENCE if faster else 0
+        self._patient(PATIENCE if faster else 0)
         if faster:
             self._hand_over(faster, now)
         elif not self.slow:
@@ -132,17 +150,12 @@ class SlowDisk:
 
     def _faster(self) -> set[int]:
         """Live nodes whose disks take half as long at most, and which do not hold them for slow."""
-        system, own = self.system, self.sync_us
-        found = set()
-        for node in system.peers.nodes:
-            vitals = system.peers.vitals_of(node)
-            if node in system.live and not vitals.slow and 0 < 2 * vitals.sync_us <= own:
-                found.add(node)
-        return found
+        own = self.sync_us
+        return {node for node, vitals in self._others() if not vitals.slow and 0 < 2 * vitals.sync_us <= own}
 
     def _hand_over(self, faster: set[int], now: float) -> None:
         left = MOVES_PER_LOOK
-        for member in list(self.system.members.values()):
+        for member in list(self._members.values()):
             if not left:
                 return
             if self._may_go(member, now):
@@ -169,8 +182,7 @@ class SlowDisk:
             log.info("group %s is not handed over: %s", member.spec.name, error)
             return False
         self.handed_over += 1
-        self.system.active.add(member)
-        self.system.scheduler.mark(member)
+        self._mark(member)
         return True
 
     def status(self) -> dict[str, Any]:

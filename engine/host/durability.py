@@ -48,8 +48,8 @@ def metadata_bytes(entries: Iterable[Entry]) -> int:
 
 
 class Durability:
-    """Owns the WAL's writing side. `persisted(items)`, `failed(error)`, `no_space(reason)` are called on the loop.
-    `error` is set by whoever ends this node: nothing more is written."""
+    """Owns the WAL's writing side. `persisted(items)`, `rolled(rolled)`, `failed(error)`, `no_space(reason)` are called
+    on the loop. With an `error` nothing more is written."""
 
     def __init__(
         self,
@@ -134,6 +134,14 @@ class Durability:
         """A batch is under way, or somebody has the WAL to itself."""
         return self._alone or bool(self._sizes)
 
+    def held_back(self, entries: Iterable[tuple[int, Entry]]) -> None:
+        """Count what is kept of entries that came by in an earlier life."""
+        self.metadata_bytes += metadata_bytes(entry for _, entry in entries)
+
+    def let_go(self, entries: Iterable[tuple[int, Entry]]) -> None:
+        """Give back what these held in memory: their segment is durable, or nobody needs them."""
+        self.metadata_bytes -= metadata_bytes(entry for _, entry in entries)
+
     def leave_out(self, uid: int, lists: Iterable[list[tuple[int, Entry]]]) -> None:
         """What is kept of a group for segments shall be in none."""
         for entries in lists:
@@ -164,6 +172,10 @@ class Durability:
             self._begun = time.monotonic()
         self._sizes.append(size)
         self._jobs.put((items, size))
+
+    def refuse(self, error: LogyardError) -> None:
+        """Begin no batch any more, as this node ends; refuse who waits to have the WAL to itself."""
+        self.error = self.error or error
 
     def resume(self) -> None:
         """There may be space again for what a full disk refused."""

@@ -41,8 +41,7 @@ def begin(system: System, error: LogyardError) -> None:
     if system.failure is not None:
         return
     system.failure = error
-    # No batch is begun any more, and what waits to have the WAL to itself is refused.
-    system.durability.error = system.durability.error or error
+    system.durability.refuse(error)
     log.error("this node stops: %s", error)
     if isinstance(error, WalFailed):
         _hand_over(system)

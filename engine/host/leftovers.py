@@ -61,8 +61,7 @@ class Leftovers:
         file, base = entry.file, entry.offset
 
         def read(offset: int, length: int) -> bytes:
-            data: bytes = self.system.wal.read_payload(file, base + offset, length)
-            return data
+            return self.system.wal.read_payload(file, base + offset, length)
 
         return SourceEntry(uid, entry.index, entry.term, entry.data, live, read)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from logyard.protocol.errors import BadRequest, Outdated, WalFailed
 
-from ..identity import Acquaintances, Origin, plausible
+from ..identity import Origin, plausible
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from .ending import MARK
@@ -67,7 +67,7 @@ def begin(system: System, meta: MetaStore) -> bool:
     for node, origin in known.items():
         if not plausible(origin):
             log.warning("what was stored of node %d was never said by it: whoever proves to be it is believed", node)
-    system.acquaintances = Acquaintances({node: origin for node, origin in known.items() if plausible(origin)})
+    system.acquaintances.remember({node: origin for node, origin in known.items() if plausible(origin)})
     return stored is not None
 
 

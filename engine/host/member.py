@@ -248,8 +248,7 @@ class Member:
     def fail_queue(self, error: LogyardError) -> None:
         """Nothing queued was proposed: every frame may be sent again."""
         queue, self.queue = self.queue, None
-        self.budget.queued -= self.queue_bytes
-        self.budget.settle(self.queue_bytes)
+        self.budget.drop(self.queue_bytes)
         self.queue_bytes = 0
         self.urgent = False
         self.guarded = False

@@ -19,7 +19,6 @@ from ..log.payload_source import FileSource, LiveGroup
 from ..ranges import subtract
 from .homes import SealedFile
 from .pace import Pace
-from .space import COPY_RETRY_S
 
 if TYPE_CHECKING:
     from .system import System
@@ -134,7 +133,7 @@ class Migration:
                 file.failed = True
                 raise
             except NoSpace:
-                system.space.copy_at = time.monotonic() + COPY_RETRY_S
+                system.space.defer_copies()
                 raise
         # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
         storage.raise_floors(storage.segments.users.get(file.file, ()))
@@ -190,7 +189,7 @@ class Migration:
         except LogyardError as error:
             trouble = error
             if isinstance(error, NoSpace):
-                system.space.copy_at = time.monotonic() + COPY_RETRY_S
+                system.space.defer_copies()
         # Those that die from here on are not covered by the floors stored here (law 4): they go another time.
         dead = system.store.dead_generations()
         if rewritten or dead:
@@ -208,7 +207,7 @@ class Migration:
         storage = system.storage
         storage.jobs.check()
         trouble: LogyardError | None = None
-        system.space.copy_at = 0.0
+        system.space.allow_copies()
         try:
             await self._roll()
         except NoSpace as error:

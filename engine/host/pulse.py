@@ -9,14 +9,14 @@ nothing is written, a small file of its own is written and synced instead. Asked
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import trio
 
-from ..disk import is_full, is_short
-
-if TYPE_CHECKING:
-    from .system import System
+from ..config import SystemConfig
+from ..disk import Disk, is_full, is_short
+from .durability import Durability
 
 REST_PROBES = 2
 """So many times the usual pause between probes while no group here needs a tick."""
@@ -24,12 +24,29 @@ PROBE = b"logyard".ljust(512, b"\0")
 
 
 class Pulse:
-    """One node's. A WAL write of many batches counts as alive while its batches get done."""
+    """One node's. A WAL write of many batches counts as alive while its batches get done. `is_resting`: no group here
+    needs a tick; `spawn` starts a task of the node."""
 
-    __slots__ = ("system", "probes", "probe_seconds", "_batch", "_batch_at", "_probed", "_probing", "_synced", "_fd")
+    __slots__ = (
+        "probes", "probe_seconds", "_disk", "_directory", "_config", "_durability", "_is_resting", "_spawn",
+        "_batch", "_batch_at", "_probed", "_probing", "_synced", "_fd",
+    )  # fmt: skip
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        config: SystemConfig,
+        durability: Durability,
+        is_resting: Callable[[], bool],
+        spawn: Callable[[Callable[[], Awaitable[None]]], None],
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._durability = durability
+        self._is_resting = is_resting
+        self._spawn = spawn
         self.probes = 0
         self.probe_seconds = 0.0
         self._batch = -1
@@ -43,9 +60,9 @@ class Pulse:
     def stalled_s(self) -> float:
         """Seconds that the disk has owed the oldest sync; 0.0 while it owes none."""
         now = time.monotonic()
-        stalled = self.system.durability.stalled_s()
+        stalled = self._durability.stalled_s()
         if stalled:
-            batch = self.system.wal.position[0]
+            batch = self._durability.wal.position[0]
             if batch != self._batch:
                 # One write may be many batches, each with a sync of its own.
                 self._batch, self._batch_at = batch, now
@@ -55,19 +72,19 @@ class Pulse:
 
     def healthy(self) -> bool:
         """Whether renewals may be sent."""
-        return self.system.failure is None and self.stalled_s() * 1000 < self.system.config.disk_stall_ms
+        return self._durability.error is None and self.stalled_s() * 1000 < self._config.disk_stall_ms
 
     def look(self) -> None:
         """Once a tick: probe the disk when nothing was synced for a while."""
-        if self._probing or self.system.durability.busy:
+        if self._probing or self._durability.busy:
             return
-        proved = max(self._probed, self.system.durability.last_write)
+        proved = max(self._probed, self._durability.last_write)
         now = time.monotonic()
         # A node at rest has nothing to write, so nobody waits for what its disk would not do.
-        pause_ms = self.system.config.disk_probe_ms * (REST_PROBES if self.system.ticker.resting else 1)
+        pause_ms = self._config.disk_probe_ms * (REST_PROBES if self._is_resting() else 1)
         if (now - proved) * 1000 >= pause_ms:
             self._probing = now
-            self.system.nursery.start_soon(self._probe)
+            self._spawn(self._probe)
 
     async def _probe(self) -> None:
         """A probe that fails proves nothing, and is made again; the WAL's own next write decides about this node."""
@@ -80,15 +97,15 @@ class Pulse:
                 if is_full(error) or is_short(error):
                     # Neither a full disk nor a process without descriptors hangs, and votes have a reserve.
                     break
-                await trio.sleep(self.system.config.disk_probe_ms / 1000)
+                await trio.sleep(self._config.disk_probe_ms / 1000)
         self._probed = time.monotonic()
         self._probing = 0.0
 
     def _sync(self) -> None:
         """BLOCKING. The file has no name: nothing of it is left behind."""
-        disk = self.system.disk
+        disk = self._disk
         if self._fd < 0:
-            path = str(self.system.path / "wal" / "probe.tmp")
+            path = str(self._directory / "wal" / "probe.tmp")
             self._fd = disk.create(path)
             disk.unlink(path)
         begun = time.monotonic()
@@ -102,4 +119,4 @@ class Pulse:
         """Give the file back."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            self.system.disk.close(fd)
+            self._disk.close(fd)

@@ -20,10 +20,9 @@ from logyard.protocol.errors import Busy, Corrupt, LogyardError
 from ..disk import is_short
 from ..entry import Entry, build_plain
 from ..log import meta_rows
-from ..log.meta import MetaStore
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Collector, Recovered
-from ..log.wal import Wal, WalConfig, WalItem
+from ..log.wal import WalItem
 from ..log.wal_files import wal_epochs
 from ..log.wal_replay import Damage, ReplayResult, replay
 from ..raft.core import LEADER, Raft
@@ -82,7 +81,7 @@ def _open(system: System) -> None:
     system.space.open()
     for name in ("wal", "segments"):
         disk.make_directory(str(path / name))
-    storage.books.meta = meta = MetaStore(disk, str(path / "meta"))
+    meta = storage.books.meta
     storage.closing.append(meta.close)
     # The log's first file is made after the first commit.
     meta.open(system.cluster_id, system.node_id, bool(wal_epochs(disk.list_directory(str(path / "wal")))))
@@ -107,7 +106,7 @@ def _open(system: System) -> None:
         marks = [one.mark for one in result.damage if one.uid == 0]
         first = result.first_batch
         result.cleared = {uid for uid, cut in cuts.items() if first and all(cut.covers(first, mark) for mark in marks)}
-    storage.wal = Wal(disk, str(path / "wal"), WalConfig.of(system.config), result)
+    storage.wal.adopt(result)
     storage.closing.append(storage.wal.close)
     storage.segments.spoiled = result.spoiled
     restarted = _build_members(system, sink, result)

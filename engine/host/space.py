@@ -13,18 +13,18 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import trio
 
 from logyard.protocol.errors import NoSpace
 
-from ..disk import is_full
+from ..config import SystemConfig
+from ..disk import Disk, is_full
 from ..entry import Entry
 from ..log.wal_files import SPARE
-
-if TYPE_CHECKING:
-    from .system import System
+from .durability import Durability
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -47,12 +47,30 @@ ENTRY_BYTES: Final = 128
 
 
 class Space:
-    """One node's. `full`: there is no room for another WAL file. `free` is as of the last look, -1 before the first."""
+    """One node's. `full`: there is no room for another WAL file. `free` is as of the last look, -1 before the first.
+    `waiting()` gives the bytes that were admitted and are not with `durability` yet; `counted(cause)` hears of each
+    refusal."""
 
-    __slots__ = ("system", "full", "free", "reason", "refused", "failed", "copy_at", "_since", "_held")
+    __slots__ = (
+        "full", "free", "reason", "refused", "failed", "_directory", "_disk", "_config", "_durability", "_waiting",
+        "_counted", "_copy_at", "_since", "_held",
+    )  # fmt: skip
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(
+        self,
+        directory: Path,
+        disk: Disk,
+        config: SystemConfig,
+        durability: Durability,
+        waiting: Callable[[], int],
+        counted: Callable[[str], None],
+    ) -> None:
+        self._directory = str(directory)
+        self._disk = disk
+        self._config = config
+        self._durability = durability
+        self._waiting = waiting
+        self._counted = counted
         self.full = False
         self.free = -1
         self.reason = ""
@@ -61,20 +79,20 @@ class Space:
         # A job of the janitor's present round found no room.
         self.failed = False
         # Not before this time (monotonic, s) is anything copied by itself.
-        self.copy_at = 0.0
+        self._copy_at = 0.0
         self._since = 0.0
         # The file that is given up exists.
         self._held = False
 
     @property
     def _path(self) -> str:
-        return str(self.system.path / "reserve")
+        return os.path.join(self._directory, "reserve")
 
     def open(self) -> None:
         """BLOCKING. Before recovery, which writes: a node that stopped on a full disk starts on one."""
         self._held = os.path.exists(self._path)
-        disk, path = self.system.disk, str(self.system.path)
-        if self._held and disk.free_bytes(path) < self.system.config.disk_reserve_bytes:
+        disk, path = self._disk, self._directory
+        if self._held and disk.free_bytes(path) < self._config.disk_reserve_bytes:
             self._give_up()
         if disk.free_bytes(path) < LOW_BYTES and os.path.exists(wal := os.path.join(path, "wal")):
             # Somebody else's files took the room: one spare WAL file is enough to start with.
@@ -84,24 +102,21 @@ class Space:
 
     def is_low(self) -> bool:
         """Whether there is next to nothing left."""
-        return self.system.disk.free_bytes(str(self.system.path)) < LOW_BYTES
+        return self._disk.free_bytes(self._directory) < LOW_BYTES
 
     # Asked in turns
 
     def takes(self, size: int) -> bool:
         """Whether an ordinary write of `size` bytes still has room in the WAL file in use, behind all that is queued.
         Asked only while `full`."""
-        system = self.system
-        durability = system.durability
-        queued = durability.bytes + durability.writing_bytes + system.budget.queued
-        if system.wal.stock.short or durability.held:
+        durability = self._durability
+        if durability.wal.stock.short or durability.held:
             return False
-        room: int = system.wal.room
-        return size + queued + MARGIN_BYTES <= room
+        return size + durability.queued_bytes + self._waiting() + MARGIN_BYTES <= durability.wal.room
 
     def refusal(self) -> NoSpace:
         """What an ordinary write gets."""
-        self.system.counters.refused(DISK)
+        self._counted(DISK)
         return NoSpace(
             f"the disk of this node is full ({self.reason}): reads, truncation and deletion go on, writes wait",
             cause=DISK,
@@ -112,17 +127,15 @@ class Space:
         """How many of a leader's entries a follower writes while `full`. What carries next to no payload may be
         what frees space, and all but half a file of the reserve is for it; that half is for terms and votes, and for
         what this node's leaders owe."""
-        system = self.system
         total = own = 0
-        left = (
-            system.wal.room + system.wal.stock.spare_bytes - system.durability.bytes - system.durability.writing_bytes
-        )
+        wal = self._durability.wal
+        left = wal.room + wal.stock.spare_bytes - self._durability.queued_bytes
         for number, entry in enumerate(entries):
             size = len(entry.data) + ENTRY_BYTES
             body = 0 if entry.tombstone else entry.body_bytes
             total += size + body
             own += size + body
-            if not self.takes(total) and (body > SMALL_BODY or left - own < system.config.wal_file_bytes // 2):
+            if not self.takes(total) and (body > SMALL_BODY or left - own < self._config.wal_file_bytes // 2):
                 self.refused += 1
                 return number
         return len(entries)
@@ -163,13 +176,22 @@ class Space:
 
     def may_copy(self, size: int) -> bool:
         """Whether `size` bytes may be copied to a generation now, and leave what is claimed untouched."""
-        if time.monotonic() < self.copy_at:
+        if time.monotonic() < self._copy_at:
             return False
-        return 2 * size < self.system.disk.free_bytes(str(self.system.path))
+        return 2 * size < self._disk.free_bytes(self._directory)
 
-    async def look(self) -> None:
-        """Once a second, after the jobs: claim what is to be held, or give up what they need."""
-        if self.failed or not await trio.to_thread.run_sync(self._claim, self.system.storage.is_quiet()):
+    def defer_copies(self) -> None:
+        """Begin no copy by itself for a while, as one found no room."""
+        self._copy_at = time.monotonic() + COPY_RETRY_S
+
+    def allow_copies(self) -> None:
+        """Begin copies again: somebody asks for one."""
+        self._copy_at = 0.0
+
+    async def look(self, quiet: bool) -> None:
+        """Once a second, after the jobs: claim what is to be held, or give up what they need. `quiet`: the disk has
+        time to fill the next file with zeros ahead."""
+        if self.failed or not await trio.to_thread.run_sync(self._claim, quiet):
             self.note("no room for the next WAL file")
             if self._held:
                 await trio.to_thread.run_sync(self._give_up)
@@ -179,13 +201,12 @@ class Space:
             log.warning("there is room on the disk again after %.1f s: writes go on", time.monotonic() - self._since)
         self.failed = False
         # Also while full: what the janitor gave back may be enough for what waits.
-        self.system.durability.resume()
+        self._durability.resume()
 
     def _claim(self, quiet: bool) -> bool:
         """BLOCKING. Whether the reserve and the next WAL file are there, made where missing."""
-        system = self.system
-        config, disk, wal = system.config, system.disk, system.wal
-        self.free = disk.free_bytes(str(system.path))
+        config, wal = self._config, self._durability.wal
+        self.free = self._disk.free_bytes(self._directory)
         size = 0 if self._held else config.disk_reserve_bytes
         missing = wal.stock.missing * config.wal_file_bytes
         if not size and not missing:
@@ -195,14 +216,14 @@ class Space:
         try:
             if size:
                 self._hold(size)
-            return missing == 0 or bool(wal.prepare_next(quiet))
+            return missing == 0 or wal.prepare_next(quiet)
         except OSError as error:
             if not is_full(error):
                 raise
             return False
 
     def _hold(self, size: int) -> None:
-        disk = self.system.disk
+        disk = self._disk
         disk.unlink(self._path)
         fd = disk.create(self._path)
         try:
@@ -216,18 +237,7 @@ class Space:
 
     def _give_up(self) -> None:
         self._held = False
-        self.system.disk.unlink(self._path)
-
-    async def insist(self, job: Callable[[], Awaitable[Any]]) -> None:
-        """Do `job` until there is room for it: for what was decided already and can't be refused any more."""
-        while True:
-            try:
-                await job()
-                return
-            except NoSpace as error:
-                self.found(str(error), error)
-                self.system.storage.look()
-            await trio.sleep(RETRY_S)
+        self._disk.unlink(self._path)
 
     def status(self) -> dict[str, Any]:
         """For `logyard status`: `full_s` since when writes are refused, `free_bytes` as of the last look."""
@@ -236,6 +246,6 @@ class Space:
             "full_s": round(time.monotonic() - self._since, 1) if self.full else 0.0,
             "reason": self.reason,
             "free_bytes": self.free,
-            "reserve_bytes": self.system.config.disk_reserve_bytes if self._held else 0,
+            "reserve_bytes": self._config.disk_reserve_bytes if self._held else 0,
             "entries_refused": self.refused,
         }

@@ -18,24 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import LogyardError, NoSpace
 
 from ..entry import Entry
 from ..log.meta_rows import SegmentRun, cut_runs
-from ..log.wal import Rolled, Sealed, Wal, WalItem
+from ..log.wal import Rolled, Sealed, WalItem
 from ..ports import LivenessPort, SourceEntry
 from ..ranges import runs_of
 from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
 from . import rows
 from .books import Books, Captured
-from .durability import metadata_bytes
 from .holders import Holders
 from .homes import Homes, SealedFile, Share
 from .member import RUNNING, Member
 from .migration import Migration, name_of
 from .segments import Segments
-from .space import SNAPSHOT_ENTRIES
+from .space import RETRY_S, SNAPSHOT_ENTRIES
 
 if TYPE_CHECKING:
     from .system import System
@@ -48,16 +47,16 @@ QUIET_SECONDS = 5.0
 
 
 class Storage:
-    """The janitor and its files. `wal` is set by recovery, and so is `books.meta`."""
+    """The janitor and its files."""
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.jobs = system.store.jobs
         self.homes = Homes(system)
         self.migration = Migration(system)
-        self.books = Books(system)
+        self.books = Books(system, system.meta)
         self.holders = Holders(system)
-        self.wal: Wal
+        self.wal = system.wal
         # The directory's lock, which the writer process inherits.
         self.lock_fd = -1
         self.closing: list[Callable[[], None]] = []
@@ -92,8 +91,7 @@ class Storage:
 
     def is_open_file(self, file: int) -> bool:
         """Whether a WAL file has no segment yet: it is then the home of all its entries."""
-        current: int = self.wal.current
-        return file == current or any(sealed.file == file for sealed in self._unsealed_files())
+        return file == self.wal.current or any(sealed.file == file for sealed in self._unsealed_files())
 
     @property
     def backlog_files(self) -> int:
@@ -122,7 +120,7 @@ class Storage:
 
     def disk_bytes(self) -> int:
         """Allocated bytes of everything that holds payloads: WAL files (spares included) and generations."""
-        return int(self.wal.allocated_bytes()) + self.system.store.disk_bytes()
+        return self.wal.allocated_bytes() + self.system.store.disk_bytes()
 
     def adopt_recovered(self, sealed: Sequence[Sealed]) -> None:
         """Files that recovery found without a segment."""
@@ -153,9 +151,9 @@ class Storage:
             await self._try("removal of what transfers left", self._collect_transfers)
             await self._try("snapshots", self._take_due_snapshots)
             await self._try("snapshots for old segments", self.holders.ask)
-            await self._try("preparation of a WAL file", self.system.space.look)
+            await self._try("preparation of a WAL file", self.system.space.look, self._is_quiet())
 
-    def is_quiet(self) -> bool:
+    def _is_quiet(self) -> bool:
         """Whether the disk has time to fill the next file with zeros ahead."""
         return trio.current_time() - self._last_rolled >= QUIET_SECONDS
 
@@ -246,7 +244,7 @@ class Storage:
         if not file.live and not file.kept:
             await self.migration.migrate(file)
         self.migration.book()
-        self.system.durability.metadata_bytes -= metadata_bytes(entry for _, entry in sealed.entries)
+        self.system.durability.let_go(sealed.entries)
 
     def _present(
         self, file: SealedFile, found: dict[int, tuple[int, int, int, int]]
@@ -335,7 +333,7 @@ class Storage:
         time: when they may be a good part of it, as each look is at all of it."""
         entries, members = self.wal.current_entries, self.system.members
         if 16 * count >= len(entries) and not self.system.durability.busy:
-            self.system.durability.metadata_bytes -= metadata_bytes(one for uid, one in entries if uid not in members)
+            self.system.durability.let_go(pair for pair in entries if pair[0] not in members)
             self.wal.keep_only(members)
 
     def raise_floors(self, uids: Iterable[int]) -> None:
@@ -485,10 +483,21 @@ class Storage:
                 if file is not None:
                     file.remove(member.uid)
         # It is decided, and frees space: it waits for what it needs of it.
-        await self.system.space.insist(lambda: self.books.commit(build, store=True))
+        await self._insist(lambda: self.books.commit(build, store=True))
         for member in members:
             for run in member.segments:
                 self.segments.leave(member, run.segment)
+
+    async def _insist(self, job: Callable[[], Awaitable[Any]]) -> None:
+        """Do `job` until there is room for it: for what was decided already and can't be refused any more."""
+        while True:
+            try:
+                await job()
+                return
+            except NoSpace as error:
+                self.system.space.found(str(error), error)
+                self.look()
+            await trio.sleep(RETRY_S)
 
     def void(self, uid: int) -> int:
         """Nothing that the WAL has of a group is its log any more; the newest batch's number. The janitor must rest."""
@@ -497,7 +506,7 @@ class Storage:
         files[self.wal.current] = self.wal.current_entries
         self.system.durability.leave_out(uid, files.values())
         self.segments.spoiled |= files.keys()
-        return int(self.wal.position[0]) - 1
+        return self.wal.position[0] - 1
 
     def take_over(self, old: Member, member: Member) -> None:
         """A member made anew, with less in segments, stands for an old one."""

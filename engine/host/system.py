@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from ..config import SystemConfig
 from ..disk import Disk
 from ..entry import PIECE, PIECE_BYTES_MAX, check_frame, encode_system
 from ..identity import Acquaintances, Origin, Vitals
+from ..log.meta import MetaStore
+from ..log.wal import Wal, WalConfig
 from ..machine import Machine
 from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
@@ -52,7 +54,7 @@ from .delivery import Delivery
 from .departures import Departures
 from .directory import Directory
 from .disk_pace import SlowDisk
-from .durability import Durability, metadata_bytes
+from .durability import Durability
 from .follower_reads import FollowerReads
 from .heartbeats import Heartbeats
 from .hibernation import Hibernation
@@ -125,47 +127,18 @@ class System:
         self.origin = Origin(0, 0, 0, 0)
         self.acquaintances = Acquaintances()
         self.windows: dict[int, Window] = {}
-        self.budget = Budget(self)
         self.cache = PayloadCache(config.payload_cache_bytes)
         self.leaderboard = Leaderboard()
         self.counters = Counters()
-        self.scheduler = Scheduler(self)
-        self.ticker = Ticker(self)
-        self.walks = Walks(self)
-        self.applier = Applier(self)
-        self.reader = Reader(self)
-        self.sender = Sender(self)
-        self.inbound = Inbound(self)
-        self.storage = Storage(self)
-        self.space = Space(self)
-        self.directory = Directory(self)
-        self.departures = Departures(self)
-        self.snapshots = Snapshots(self)
-        self.chunks = Chunks(config, self.members, self.storage.books, self.storage.compact_log)
-        self.pulls = Pulls(config, node_id, self.live, self.send_blob)
-        self.serving = Serving(self)
-        self.receiving = self._receiver()
-        self.repair = Repair(self.pulls, self.reader, store, self.storage.write_back)
-        self.refill = Refill(self)
-        self.damages = Damages(self)
-        self.mend_turns = MendTurns(self)
-        self.scrub = Scrub(self)
-        self.pulse = Pulse(self)
-        self.slow_disk = SlowDisk(self)
-        self.hibernation = Hibernation(self)
-        self.names = Names(self.hibernation.sleepers)
-        self.versions = Versions(self)
-        self.follower_reads = FollowerReads(self)
-        self.delivery = Delivery(self)
+        self.meta = MetaStore(self.disk, str(path / "meta"))
+        self.wal = Wal(self.disk, str(path / "wal"), WalConfig.of(config))
         # Members that lead and have timers or follow-ups pending, and those whose machine wants ticks.
         self.timed: set[Member] = set()
         self.ticking: set[Member] = set()
         # The clocks that log time is made from.
         self.wall_ns = time.time_ns
         self.monotonic_ns = time.monotonic_ns
-        self.heartbeats = Heartbeats(self)
         self.peers: PeersPort
-        self.durability: Durability
         self.nursery: trio.Nursery
         self.failure: LogyardError | None = None
         self.ended = trio.Event()
@@ -174,6 +147,54 @@ class System:
         self.grown: Callable[[], None] = _nothing
         self.shrunk: Callable[[], None] = _nothing
         self._contexts = 0
+        self._compose_storage()
+        self._compose_groups()
+
+    def _compose_storage(self) -> None:
+        """Build what keeps bytes on this node's disk, bottom up."""
+        path, config = self.path, self.config
+        self.scheduler = Scheduler(self)
+        self.ticker = Ticker(self)
+        self.durability = Durability(
+            self.wal, self.scheduler.persisted, lambda rolled: self.storage.rolled(rolled), self.fail,
+            lambda reason: self.space.note(reason), config.wal_batch_bytes,
+        )  # fmt: skip
+        self.space = Space(path, self.disk, config, self.durability, lambda: self.budget.queued, self.counters.refused)
+        self.storage = Storage(self)
+        self.budget = Budget(
+            config, self.durability, self.space, self.storage, self.storage.migration, self.cache, self.windows,
+            self.counters.refused,
+        )  # fmt: skip
+        self.scrub = Scrub(self)
+        self.pulse = Pulse(self.disk, path, config, self.durability, self.ticker.is_resting, self.spawn)
+        self.slow_disk = SlowDisk(
+            config, self.durability, self.pulse, self.members, self._others, self._be_patient, self.mark
+        )
+
+    def _compose_groups(self) -> None:
+        """Build what makes replicas of groups live, on top of that."""
+        self.walks = Walks(self.members, self.spawn)
+        self.applier = Applier(self)
+        self.reader = Reader(self)
+        self.sender = Sender(self)
+        self.inbound = Inbound(self)
+        self.directory = Directory(self)
+        self.departures = Departures(self)
+        self.snapshots = Snapshots(self)
+        self.chunks = Chunks(self.config, self.members, self.storage.books, self.storage.compact_log)
+        self.pulls = Pulls(self.config, self.node_id, self.live, self.send_blob)
+        self.serving = Serving(self)
+        self.receiving = self._receiver()
+        self.repair = Repair(self.pulls, self.reader, self.store, self.storage.write_back)
+        self.refill = Refill(self)
+        self.damages = Damages(self)
+        self.mend_turns = MendTurns(self)
+        self.hibernation = Hibernation(self)
+        self.names = Names(self.hibernation.sleepers)
+        self.versions = Versions(self)
+        self.follower_reads = FollowerReads(self)
+        self.delivery = Delivery(self)
+        self.heartbeats = Heartbeats(self)
 
     def _receiver(self) -> Receiving:
         """Build the receiving end of transfers on what there is by now."""
@@ -187,16 +208,7 @@ class System:
     async def open(self) -> None:
         """Lock the directory, recover everything from it. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
         await trio.to_thread.run_sync(recovery.open_directory, self)
-        self.durability = Durability(
-            self.wal, self.scheduler.persisted, self.storage.rolled, self.fail, self.space.note,
-            self.config.wal_batch_bytes,
-        )  # fmt: skip
-        self.durability.metadata_bytes = metadata_bytes(entry for _, entry in self.storage.unsealed())
-
-    @property
-    def wal(self) -> Any:
-        """The shared write-ahead log."""
-        return self.storage.wal
+        self.durability.held_back(self.storage.unsealed())
 
     async def run(self, peers: PeersPort, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled; raises `WalFailed` when the disk failed (law 7), `Outdated` when the others say so."""
@@ -225,6 +237,15 @@ class System:
                 raise self.failure
         finally:
             self.durability.stop()
+
+    def _others(self) -> Iterator[tuple[int, Vitals]]:
+        """Live nodes, and what they say of themselves."""
+        peers = self.peers
+        return ((node, peers.vitals_of(node)) for node in peers.nodes if node in self.live)
+
+    def _be_patient(self, doublings: int) -> None:
+        if self.limits is not None:
+            self.limits.patience = doublings
 
     def part(self) -> None:
         """The last word of a node that stops in order, after `run` and before `close`; a crash has none. BLOCKING."""

@@ -8,38 +8,35 @@ Called by `inbound` and `ticker`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import trio
 
 from .member import Member
-
-if TYPE_CHECKING:
-    from .system import System
 
 STEP = 256
 """Members a step, and so in the turn that follows it: some 10 ms of the loop each."""
 
 
 class Walks:
-    """One node's, in the order they were begun."""
+    """One node's, in the order they were begun. `spawn` starts a task of the node."""
 
-    __slots__ = ("system", "_queue")
+    __slots__ = ("_members", "_spawn", "_queue")
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(self, members: Mapping[int, Member], spawn: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+        self._members = members
+        self._spawn = spawn
         self._queue: deque[tuple[Callable[[Member], None], Iterator[Member]]] = deque()
 
     def over_members(self, act: Callable[[Member], None]) -> None:
         """Call `act` with every member there is now that still runs when it is its turn."""
-        walk = (act, iter(list(self.system.members.values())))
+        walk = (act, iter(list(self._members.values())))
         if self._queue:
             self._queue.append(walk)
         elif self._step(*walk):
             self._queue.append(walk)
-            self.system.nursery.start_soon(self._run)
+            self._spawn(self._run)
 
     async def _run(self) -> None:
         while self._queue:

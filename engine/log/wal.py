@@ -95,7 +95,7 @@ class _Plan:
 
 
 class Wal:
-    """The writing side. The constructor does no I/O; `open` comes first."""
+    """The writing side. The constructor does no I/O; `adopt` and `open` come first."""
 
     __slots__ = (
         "_ahead", "_direct", "_draw_salt", "_entries", "_error", "_fd", "_files", "_from", "_head", "_idle", "_last",
@@ -107,7 +107,6 @@ class Wal:
         disk: Disk,
         directory: str,
         config: WalConfig,
-        recovered: ReplayResult,
         draw_salt: Callable[[], int] = draw_salt,
     ) -> None:
         assert config.file_bytes % BLOCK == 0 and config.file_bytes >= DATA_START + 2 * BLOCK
@@ -115,13 +114,13 @@ class Wal:
         self._limit = config.batch_bytes
         self._draw_salt = draw_salt
         self._files = WalFiles(disk, directory, config.file_bytes, config.stock, config.reserve)
-        self._recovered: ReplayResult | None = recovered
+        self._recovered: ReplayResult | None = None
         # Per group: the last index the WAL has seen, and the number of the batch that held its newest record.
-        self._last: dict[int, int] = dict(recovered.last_index)
-        self._seen: dict[int, int] = dict(recovered.last_batch)
+        self._last: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
         # A batch that replay could not attribute counts as every unseen group's newest: see wal_replay.
-        self._unknown = recovered.unknown_through
-        self._number = recovered.next_batch
+        self._unknown = 0
+        self._number = 0
         self._head = FileHead(0, 0, 0, 0, 0)
         self._fd = -1
         # Of the current file, for writing around the page cache; -1 where the file system has no such thing.
@@ -137,6 +136,14 @@ class Wal:
         self._error: LogyardError | None = None
         self._from: WalItem | None = None  # The first of the last `write` that is not durable, once some are.
 
+    def adopt(self, recovered: ReplayResult) -> None:
+        """Take over what replay found; `open` goes on from there."""
+        self._recovered = recovered
+        self._last = dict(recovered.last_index)
+        self._seen = dict(recovered.last_batch)
+        self._unknown = recovered.unknown_through
+        self._number = recovered.next_batch
+
     def open(self) -> None:
         """Continue behind the recovered tail, in a new batch, or start the first file. Raises `NoSpace` or `WalFailed`.
 
@@ -144,7 +151,7 @@ class Wal:
         can't come back once this node has told anyone anything.
         """
         recovered, self._recovered = self._recovered, None
-        assert recovered is not None, "open is called once"
+        assert recovered is not None, "adopt comes before open, which is called once"
         try:
             self._files.open()
             current = recovered.current

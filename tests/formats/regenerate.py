@@ -57,7 +57,8 @@ def wal_bytes() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         disk = Disk()
         config = WalConfig(file_bytes=DATA_START + 5 * BLOCK)
-        wal = Wal(disk, directory, config, ReplayResult(), lambda: SALT)
+        wal = Wal(disk, directory, config, lambda: SALT)
+        wal.adopt(ReplayResult())
         wal.open()
         wal.write(
             [

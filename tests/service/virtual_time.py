@@ -99,7 +99,7 @@ class Doors:
         """From now on a node answers clients."""
         addresses = {number: f"127.0.0.1:{number}" for number in ids}
         server = RpcServer(node, "127.0.0.1:0", addresses, node.system.config)
-        node.system.budget.receiving = server.buffered
+        node.system.budget.door(server.buffered)
         self._open[node.node_id] = server
 
     def close(self, number: int) -> None:

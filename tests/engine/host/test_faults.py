@@ -222,6 +222,7 @@ async def test_a_failing_segment_job_is_done_again_and_forgets_no_vote(tmp_path:
         term, vote = member.raft.term, member.raft.vote
         async with system.storage.janitor_lock:
             sealed = await system.durability.exclusive(system.wal.roll)
+            assert sealed is not None
             system.storage._sealed.append(sealed)
             disk.fail(call, 1, errno.EIO)
         system.storage.look()
@@ -268,6 +269,7 @@ async def test_a_vote_alone_in_a_file_outlives_a_failed_segment_job(tmp_path: Pa
         await until(lambda: member.raft.safe and member.raft.term == term + 1)
         async with system.storage.janitor_lock:
             sealed = await system.durability.exclusive(system.wal.roll)
+            assert sealed is not None
             assert sealed is not None and not sealed.entries
             system.storage._sealed.append(sealed)
             disk.fail("sync_file", 1, errno.EIO)

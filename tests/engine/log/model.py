@@ -83,7 +83,8 @@ def open_wal(
 ) -> tuple[Wal, Memory, ReplayResult]:
     """Recover and open; `salt` makes the bytes repeatable."""
     memory, result = recover(disk, directory, flushed_through)
-    wal = Wal(disk, directory, config, result, (lambda: salt)) if salt else Wal(disk, directory, config, result)
+    wal = Wal(disk, directory, config, (lambda: salt)) if salt else Wal(disk, directory, config)
+    wal.adopt(result)
     wal.open()
     return wal, memory, result
 

@@ -351,7 +351,8 @@ def test_a_cut_leaves_out_what_is_behind_known_damage_and_goes_on_with_what_came
     assert {one.uid for one in result.damage} == {7} and 7 in result.sure and sorted(memory.log[7]) == [1]
     assert memory.hard[7] == (4, 2, 0) and result.spoiled == {1}
     cuts = {7: Cut(through, False)}
-    wal = Wal(disk, str(tmp_path), CONFIG, replay(disk, str(tmp_path), Memory(), 0, cuts))
+    wal = Wal(disk, str(tmp_path), CONFIG)
+    wal.adopt(replay(disk, str(tmp_path), Memory(), 0, cuts))
     wal.open()
     wal.write([WalItem(7, [command(7, 2, 4), command(7, 3, 4)])])
     wal.close()
