@@ -22,7 +22,7 @@ from .types import Buffer
 IOV_MAX = 1024
 """Buffers one `pwritev` takes on Linux."""
 JOIN_BELOW = 1024
-"""Bytes: a smaller buffer is cheaper to copy into a joined one than to pass on its own (measured.md, section 3)."""
+"""Bytes: a smaller buffer is cheaper to copy into a joined one than to pass on its own (measured)."""
 STEP = 1 << 20
 """Bytes zero-filled per write, so that a preallocation does not hold the disk's queue for long."""
 SYNC_EVERY = 8

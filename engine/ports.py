@@ -271,8 +271,8 @@ class StorePort(Protocol):
 
 
 class WriterPort(Protocol):
-    """A process of its own for segment and payload jobs (storage.md, "The writer process"). Without one they run in
-    threads."""
+    """A process of its own for segment and payload jobs (docs/internals/hosting.md, "The writer process"). Without one
+    they run in threads."""
 
     async def run(self, lock_fd: int, task_status: Any) -> None:
         """Keep the process running until cancelled; `lock_fd` is the directory's lock, which it inherits. Started at

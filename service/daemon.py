@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXIT_WAL_FAILED = 75
 """EX_TEMPFAIL of sysexits.h: a supervisor may start the node again on a repaired disk."""
 SWITCH_INTERVAL_S = 5e-5
-"""Keeps the WAL thread from starving beside a busy loop (architecture.md section 11, the GIL convoy)."""
+"""Keeps the WAL thread from starving beside a busy loop (docs/internals/hosting.md, "The interpreter lock")."""
 EXIT_OUTDATED = 76
 """EX_PROTOCOL: to be started again only after an operator looked."""
 STOP_GRACE_S = 10.0

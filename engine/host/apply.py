@@ -176,7 +176,7 @@ def _apply_each(machine: Machine, context: Context, entry: Entry, frames: list[F
                 found.extend(applied.effects)
             except Reject as reject:
                 reply = reject
-                # A refused command's payload is nobody's: it dies at this very index (section 6, "nothing leaks").
+                # A refused command's payload is nobody's: it dies at this very index, or it would leak.
                 found.append(Release(Position(context.index, ordinal), Position(context.index, ordinal + 1)))
             except Exception as error:
                 raise CommandFault(ordinal) from error

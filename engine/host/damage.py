@@ -1,5 +1,5 @@
 """Groups that lost records on this node: what is known of the damage, what is kept, and how they are sound again
-(architecture section 10; the rules are in `raft.mending`).
+(docs/internals/repair.md; the rules are in `raft.mending`).
 
 A damaged group keeps what it certainly once had: the log in front of the damage, or nothing (`whole`), and takes part
 as a member that is being mended. Invariants: the row that says so is durable before anything that would hide the

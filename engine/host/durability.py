@@ -269,7 +269,7 @@ class Durability:
     def stalled_s(self) -> float:
         """Seconds that the oldest unfinished write has been under way; 0.0 when there is none.
 
-        A disk that hangs never says so: renewals stop when this grows (architecture.md section 9).
+        A disk that hangs never says so: renewals stop when this grows (docs/internals/hosting.md).
         """
         # A write that the thread has done and the loop has not heard of is the loop's delay, not the disk's.
         return time.monotonic() - self._begun if self._begun > self.last_write else 0.0

@@ -1,7 +1,7 @@
 """When a session ends: its client's heartbeat was unseen on the leader's node for a full time-to-live.
 
 Invariants: silence is counted from this leader's election at the earliest, and only while this process runs: a node
-that slept, or a new leader, gives every client its whole time again (architecture.md section 8). Nothing ends but by a
+that slept, or a new leader, gives every client its whole time again (docs/machines/queue.md). Nothing ends but by a
 replicated `expire`. Costs nothing for groups without sessions. Called by `ticker` twice a second.
 """
 

@@ -1,5 +1,5 @@
 """Hibernation: a group that nobody uses becomes a row on each of its nodes, and a member again when it is needed
-(architecture section 9).
+(docs/internals/hosting.md).
 
 Invariants: a member is given up only when the state row just committed says all that it knows, with a snapshot at its
 last entry; a follower sleeps only with the log, term and commit of the leader that asked it to; a leader sleeps only

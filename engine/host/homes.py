@@ -1,6 +1,6 @@
 """Which file is the home of which payloads, how much in it still lives, and who is reading it.
 
-A sealed WAL file stays the home of its payloads until they are dead or migrated (section 6). Counters are exact per
+A sealed WAL file stays the home of its payloads until they are dead or migrated. Counters are exact per
 (file, group): a
 release that covers a group's whole run costs nothing per entry; one that ends inside it reads the sizes of that part
 from the

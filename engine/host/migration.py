@@ -1,6 +1,6 @@
 """Moves payloads from sealed WAL files to generations, rewrites sparse generations, and gives the space back.
 
-Order (storage.md): generation durable -> one meta commit (homes, counters) -> pins drain -> recycle or unlink. Every
+Order: generation durable -> one meta commit (homes, counters) -> pins drain -> recycle or unlink. Every
 step may be done
 twice. Called by the janitor of `storage`; the copying itself runs in a thread.
 """

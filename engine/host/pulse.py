@@ -1,5 +1,5 @@
-"""Whether this node's disk still completes syncs: what its renewals to the other nodes depend on (architecture
-section 9).
+"""Whether this node's disk still completes syncs: what its renewals to the other nodes depend on
+(docs/internals/hosting.md).
 
 Invariant: a node whose disk hangs says nothing more than `disk_stall_ms` later, so within that and the liveness timeout
 the others take it for dead and its leaderships move; what it says when the disk comes back is said as a follower. While

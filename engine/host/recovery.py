@@ -2,7 +2,7 @@
 
 Invariant 7: nothing here depends on how often it ran before or where it was cut off; until `Wal.open` nothing is
 written but the epoch. A group whose records are damaged comes up stopped, with the reason, and takes no part (law 7,
-section 10). Called by `system`.
+docs/internals/repair.md). Called by `system`.
 """
 
 from __future__ import annotations

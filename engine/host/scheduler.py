@@ -214,7 +214,7 @@ class Scheduler:
         self.system.active.add(member)
 
     def _propose(self, member: Member) -> None:
-        """All frames waiting for a group become one entry, or a few when they are many bytes (section 5.3)."""
+        """All frames waiting for a group become one entry, or a few when they are many bytes."""
         raft = member.raft
         if raft.role != LEADER:
             member.fail_queue(NotLeader(raft.leader))

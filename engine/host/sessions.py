@@ -296,7 +296,7 @@ def _holds_any(frame: Frame, ordinals: Sequence[int]) -> bool:
 
 
 def release_of(context: Context, frame: Frame) -> Release:
-    """The payloads of one frame, dead at its own index (architecture.md section 6, "nothing leaks")."""
+    """The payloads of one frame, dead at its own index or they would leak."""
     if frame.records == context.records:
         return Release(Position(context.index, 0), Position(context.index + 1, 0))
     return Release(Position(context.index, frame.first), Position(context.index, frame.first + frame.records))

@@ -120,7 +120,7 @@ class Snapshots:
         return bool(found) and member.snapshot_stored >= found[0].snapshot.index
 
     def compare(self, member: Member, index: int) -> int:
-        """Count and report ranges that a machine still needs after it released them (section 8): a bug of its own."""
+        """Count and report ranges that a machine still needs after it released them: a bug of its own."""
         before = self.mismatches
         live = list(member.liveness.live_ranges(index))
         for needed in claims_of(member):

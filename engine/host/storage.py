@@ -2,9 +2,8 @@
 are given back.
 
 One janitor task does it all, one job at a time, the blocking part of each in a thread; so a job is never under way
-twice. Order of every job
-(storage.md): new data durable -> one meta commit -> switch in memory -> pins drain -> recycle or unlink. Invariants 3
-and 6 are kept here.
+twice. Order of every job: new data durable -> one meta commit -> switch in memory -> pins drain -> recycle or unlink.
+Invariants 3 and 6 are kept here.
 """
 
 from __future__ import annotations

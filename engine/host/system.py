@@ -212,8 +212,8 @@ class System:
 
     async def run(self, peers: PeersPort, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled; raises `WalFailed` when the disk failed (law 7), `Outdated` when the others say so."""
-        # The GIL: a helper thread that must retake it per call starves at the default interval (architecture.md
-        # section 11).
+        # The GIL: a helper thread that must retake it per call starves at the default interval
+        # (docs/internals/hosting.md, "The interpreter lock").
         sys.setswitchinterval(self.config.switch_interval_us / 1_000_000)
         self.peers = peers
         self.durability.start()

@@ -262,7 +262,7 @@ def on_prevote_reply(raft: Raft, m: Message) -> None:
 
 def parked(raft: Raft) -> bool:
     """Whether others said often enough that they hear a leader: this member stops asking until there is news of nodes
-    or links, or one of them asks for votes itself (architecture section 9).
+    or links, or one of them asks for votes itself (docs/internals/hosting.md).
 
     Nobody waits for good: who denies asks its leader at the same time (`doubt`), and campaigns if that leads no more.
     """

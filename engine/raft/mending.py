@@ -1,4 +1,4 @@
-"""A member that lost records takes part again only when nothing it forgot can matter (architecture section 10).
+"""A member that lost records takes part again only when nothing it forgot can matter (docs/internals/repair.md).
 
 Invariants: while `Raft.mend` is set a member neither votes, acknowledges, confirms reads nor campaigns, and says so
 (DAMAGED). It is sound again when a leader of its term, confirmed after the damage by a quorum *without* it, has named

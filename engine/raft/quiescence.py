@@ -1,4 +1,4 @@
-"""When a member needs the clock, and what ticks, node liveness and lost links mean to it (architecture section 9).
+"""When a member needs the clock, and what ticks, node liveness and lost links mean to it (docs/internals/hosting.md).
 
 Invariants: a quiet member needs no tick, timer or message; a leader is quiet only when every live member has said
 that it holds the last entry *and* the commit index; liveness and links decide when to campaign, to ask again or to

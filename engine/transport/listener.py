@@ -1,6 +1,6 @@
 """The peer listener: accepts connections, learns within a bounded time who is there, and hands them to their peer.
 
-Nothing but a kilobyte is read from a connection before its identity is checked (faults section 4) and, by TLS or by
+Nothing but a kilobyte is read from a connection before its identity is checked (docs/wire.md) and, by TLS or by
 `proof`, shown; connections that have not got so far are counted, and when there are too many the oldest goes, of those
 first that have said nothing. A bad one is told why, closed, and harms nothing else.
 Called by `peers`; with `link` the only door to sockets (law 12).

@@ -1,7 +1,7 @@
 """Each group's log, put together from checkpoint, segments and WAL as a start would do it, and judged.
 
 Invariant: what is read here is what `engine.host.recovery` would make the member's log; the rules are the invariants of
-architecture section 5 (snapshot and log meet, terms never fall, no gap). Called by `service.check_process` and
+docs/life-of-a-snapshot.md (snapshot and log meet, terms never fall, no gap). Called by `service.check_process` and
 `reading`.
 """
 

@@ -1,4 +1,4 @@
-"""A full disk (faults.md D6): reads, truncations, deletions, votes and liveness go on, writes wait, and come back."""
+"""A full disk (fault D6): reads, truncations, deletions, votes and liveness go on, writes wait, and come back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Damage of every kind on one node, on the leader and on a follower (faults D7, D8): the others mend that group, and no
-other; until then it neither votes nor acknowledges (architecture section 10)."""
+other; until then it neither votes nor acknowledges (docs/internals/repair.md)."""
 
 from __future__ import annotations
 

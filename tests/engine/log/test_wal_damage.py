@@ -1,4 +1,4 @@
-"""Rot in the WAL (law 8, D7, D10): every flipped byte is harmless, healed, cut with the last batch, or reported.
+"""Rot in the WAL (law 8, faults D7 and D10): every flipped byte is harmless, healed, cut with the last batch or said.
 
 Nothing wrong is ever delivered, and no group is taken for whole that is not.
 """

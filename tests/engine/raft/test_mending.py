@@ -1,4 +1,4 @@
-"""Members that lost records (architecture section 10): nothing that they forgot is taken back, and a minority of them
+"""Members that lost records (docs/internals/repair.md): nothing that they forgot is taken back, and a minority of them
 costs nothing that was acknowledged."""
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def test_the_history_of_the_lost_vote_tells_the_rule_from_a_weaker_one(monkeypat
 
 def test_acknowledgements_wait_for_the_terms_as_well() -> None:
     """A vote that was forgotten may elect its candidate later: an acknowledgement to an older leader meanwhile would be
-    part of a commit that this candidate does not have. Section 10 speaks of votes only."""
+    part of a commit that this candidate does not have. What bars from voting alone is not enough."""
     network = Network(5)
     candidate, _ = lost_vote(network)
     bring_up(network)
