@@ -2,8 +2,8 @@
 
 Invariants: a group is in this table or a `Member`, never both; the sum kept for a node is that of `mark(uid, term)`
 over the rows it concerns, whatever the order they came and went in (docs/internals/hosting.md). Rows are in an
-SQLite database in memory and no Python object is kept for any of them: a few small ones for each, made while members end,
-would lie in the allocator's arenas that these leave, and keep every one of them. No I/O, no clock; the verbs are in
+SQLite database in memory, and no Python object is kept for any of them: a few small ones for each, made while members
+end, would lie in the allocator's arenas that these leave, and keep them all. No I/O, no clock; the verbs are in
 `hibernation`.
 """
 
