@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import trio
 
+from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Buffer
 from logyard.machines.kv import KV
 from logyard.machines.kv_command import Refusal, end_of, key_of, number
@@ -129,7 +130,7 @@ class Watches:
                 # A group that slept in the meantime has another member, and the same revisions.
                 member = stream.member = system.member(name)
                 if not local:
-                    system.check_leader(member)
+                    check_leader(member)
                 await self._step(stream, member, sink)
             raise Refused("its client closed the stream of watches")
         finally:

@@ -15,9 +15,9 @@ import msgpack
 from logyard.client.scans import Range
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.answer import Answer
 from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
+from logyard.engine.replica.submit import Answer, check_leader
 from logyard.engine.types import Buffer
 from logyard.machines.command import TRUNCATE_REPLY, retain_command, truncate_command
 from logyard.protocol.errors import BadRequest
@@ -42,7 +42,7 @@ class LogVerbs:
         if consistency == "leader":
             await self.system.led(member)
         elif consistency == "linearizable":
-            self.system.check_leader(member)
+            check_leader(member)
             await self.system.read_index(member)
         elif consistency == "bounded":
             await self.system.follower_reads.within(member, staleness_s)
@@ -102,7 +102,7 @@ class LogVerbs:
         """Drop the records before an offset; returns the log's start. On the leader only; raises `NotLeader`,
         `Rejected`."""
         member = self.system.member(name)
-        self.system.check_leader(member)
+        check_leader(member)
         machine = log_reader.append_log(member)
         if before > machine.end:
             await self.system.read_index(member)
@@ -116,7 +116,7 @@ class LogVerbs:
         """Limits on what a log keeps (0: none), from now on; its start afterwards. On the leader only; raises
         `NotLeader`, `Rejected`, `Refused` while too few nodes know how."""
         member = self.system.member(name)
-        self.system.check_leader(member)
+        check_leader(member)
         log_reader.append_log(member)
         await self.system.versions.require(member, PRODUCERS_VERSION)
         reply = await self.command(member, retain_command(ms, size, records), reserved=True)
@@ -127,7 +127,7 @@ class LogVerbs:
         """The highest sequence that a producer has written, 0 for a new one; from now on the log takes its appends. On
         the leader only; raises `NotLeader`, `Refused` while too few nodes know how."""
         member = self.system.member(name)
-        self.system.check_leader(member)
+        check_leader(member)
         machine = log_reader.append_log(member)
         await self.system.versions.require(member, PRODUCERS_VERSION)
         # What an earlier run of the producer had acknowledged is applied here.

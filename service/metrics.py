@@ -202,7 +202,7 @@ def largest_groups(system: System, count: int = TOP_GROUPS) -> dict[str, dict[st
         for uid, share in file.shares.items():
             wal[uid] += share.live
     rows = (
-        (member.spec.name, wal[member.uid], member.snapshot_bytes, member.inflight_bytes + member.queue_bytes)
+        (member.spec.name, wal[member.uid], member.snapshot_bytes, member.proposals.bytes)
         for member in system.members.values()
     )
     best = nlargest(count, (row for row in rows if any(row[1:])), key=lambda row: sum(row[1:]))

@@ -19,17 +19,17 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import FRAME_BYTES, UNIFORM
 from logyard.engine.host import halt
-from logyard.engine.host.answer import Answer
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.forgetting import forget_node
-from logyard.engine.host.intake import CommandRejected
-from logyard.engine.host.member import Member, Sink
+from logyard.engine.host.member import Member
 from logyard.engine.host.sessions import EXPIRE
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine, Reject
 from logyard.engine.ports import NoPeers, PeersPort
 from logyard.engine.raft.configuration import KINDS, Change
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.proposals import CommandRejected, Sink
+from logyard.engine.replica.submit import Answer, check_leader
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers
 from logyard.machines.command import TRUNCATE
@@ -256,21 +256,21 @@ class Node(LogVerbs):
             if kind != "remove" and node != self.node_id and node not in self.system.peers.nodes:
                 raise BadRequest(f"node {node} is not one of this cluster's: its address is not configured here")
         member = self.system.member(name)
-        self.system.check_leader(member)
+        check_leader(member)
         fresh = {step.node for step in steps if step.kind != "remove"} - member.raft.configuration.nodes()
         await self.system.directory.check_room(member, fresh)
         # The group may have slept, gone, or got another leader meanwhile: what is proposed is so to the member of now.
         uid, member = member.uid, self.system.member(name)
         if member.uid != uid:
             raise Refused(f"{name!r} was deleted and made anew meanwhile")
-        self.system.check_leader(member)
+        check_leader(member)
         index = member.raft.propose_membership(steps, auto_leave=auto_leave)
         return await self._configured(member, index, auto_leave)
 
     async def leave_joint(self, name: str) -> dict[str, Any]:
         """End a joint configuration that was entered without `auto_leave`; on the leader."""
         member = self.system.member(name)
-        self.system.check_leader(member)
+        check_leader(member)
         return await self._configured(member, member.raft.leave_joint(), True)
 
     async def _configured(self, member: Member, index: int, left: bool) -> dict[str, Any]:

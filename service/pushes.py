@@ -16,6 +16,7 @@ from logyard.engine.host import effects
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
+from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import Refused, SessionExpired, UnknownGroup
 
@@ -104,7 +105,7 @@ async def listen(system: System, name: str, session: int, sink: SessionSink) -> 
     member: Member | None = system.member(name)
     assert member is not None
     uid, told = member.uid, False
-    system.check_leader(member)
+    check_leader(member)
     delivery.sinks[session] = sink
     try:
         while True:
@@ -113,7 +114,7 @@ async def listen(system: System, name: str, session: int, sink: SessionSink) -> 
             # A group that sleeps is left alone: what there is to send wakes it.
             member = system.members.get(uid)
             if member is not None:
-                system.check_leader(member)
+                check_leader(member)
                 if member.leading:
                     if member.sessions is None or session not in member.sessions.by_id:
                         raise SessionExpired(

@@ -34,7 +34,7 @@ class _Sums:
             self.halted += member.state == HALTED
             self.applied += raft.applied
             self.commit += raft.commit
-            self.inflight_bytes += member.inflight_bytes + member.queue_bytes
+            self.inflight_bytes += member.proposals.bytes
             self.snapshot_bytes += member.snapshot_bytes
             self.snapshots += member.snapshot_index > 0
 
@@ -199,8 +199,8 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
         # One that a snapshot covers is stored still, and means nothing any more.
         "floor": member.floor if member.floor > member.snapshot_index else 0,
         "created": member.spec.created,
-        "inflight_bytes": member.inflight_bytes,
-        "queued_bytes": member.queue_bytes,
+        "inflight_bytes": member.proposals.inflight_bytes,
+        "queued_bytes": member.proposals.queue_bytes,
         "sessions": len(member.sessions.by_id) if member.sessions is not None else 0,
         "session_reply_bytes": member.sessions.bytes if member.sessions is not None else 0,
         "segments": [run._asdict() for run in member.segments],
@@ -270,7 +270,7 @@ def key_metrics(system: System, names: Iterable[str]) -> list[dict[str, Any]]:
                 "applied": raft.applied,
                 "snapshot": member.snapshot_index,
                 "snapshot_bytes": member.snapshot_bytes,
-                "pending_bytes": member.inflight_bytes + member.queue_bytes,
+                "pending_bytes": member.proposals.bytes,
             }
         )
     return found

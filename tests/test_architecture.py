@@ -27,8 +27,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.engine.log": (TOP, "logyard.engine.log", "logyard.payloads.reference"),
     "logyard.engine.snapshot": (TOP, "logyard.engine.snapshot", "logyard.payloads.reference"),
     "logyard.engine.transport": (TOP, "logyard.engine.transport", "logyard.engine.raft.messages"),
+    "logyard.engine.replica": (
+        TOP, "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.snapshot", "logyard.engine.log.meta_rows",
+        "logyard.engine.host.member", "logyard.engine.host.sessions", "logyard.payloads.reference",
+    ),
     "logyard.engine.host": (
-        TOP, "logyard.engine.host", "logyard.engine.raft", "logyard.engine.log", "logyard.engine.snapshot",
+        TOP, "logyard.engine.host", "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log", "logyard.engine.snapshot",
         "logyard.engine.transport.blobs", "logyard.payloads.reference",
     ),
     "logyard.payloads": ("logyard.payloads",),

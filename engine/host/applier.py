@@ -18,10 +18,10 @@ from logyard.protocol.errors import Busy, Corrupt, LogyardError, NotLeader
 
 from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of, timestamp_of
 from ..machine import Batch, Context, Frame, Reject
+from ..replica.proposals import OK, Pending
 from . import effects, halt
 from .apply import context_of, run_again, run_guarded, run_machine
-from .intake import answer
-from .member import DELETED, OK, RUNNING, Member, Owed, Queued
+from .member import DELETED, RUNNING, Member
 from .sessions import apply_next
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Applier:
         # Whether it is quiet now is asked at the next tick.
         self.system.active.add(member)
         # Frames of sessions wait until this leader has applied what was there before it.
-        if raft.dirty or member.guarded:
+        if raft.dirty or member.proposals.guarded:
             self.system.scheduler.mark(member)
 
     async def _later(self, member: Member, seconds: float) -> None:
@@ -106,7 +106,7 @@ class Applier:
     def _entry(self, member: Member, entry: Entry) -> None:
         if entry.kind != COMMANDS:
             member.log_time = max(member.log_time, timestamp_of(entry.data))
-            owed = _settle(member, entry.index)
+            owed = member.proposals.settle(entry.index)
             if owed is not None:
                 _fail(owed.frames, NotLeader(member.raft.leader))
             if entry.index == member.raft.lead_index:
@@ -131,17 +131,17 @@ class Applier:
         if batch.effects:
             effects.perform(self.system, member, context, batch.effects)
         # Only now: who waits for an entry that its machine could not apply is told so when the group stops.
-        owed = _settle(member, entry.index)
+        owed = member.proposals.settle(entry.index)
         if owed is None:
             return
         if owed.term != entry.term:
             _fail(owed.frames, NotLeader(member.raft.leader))
             return
-        for queued, reply in zip(owed.frames, batch.replies, strict=True):
+        for pending, reply in zip(owed.frames, batch.replies, strict=True):
             if isinstance(reply, Reject):
-                answer(queued, reply)
+                pending.answer(reply)
             else:
-                queued.sink.reply(queued.request, OK, reply)
+                pending.sink.reply(pending.request, OK, reply)
 
     def apply_again(self, member: Member, entry: Entry) -> None:
         """Apply an entry of commands anew after a fault, or for a machine that is built anew, without what was
@@ -169,15 +169,6 @@ class Applier:
             self.system.heartbeats.began(member)
 
 
-def _settle(member: Member, index: int) -> Owed | None:
-    """Who waits for an entry, if anybody does; from now on nobody."""
-    owed = member.waiting.pop(index, None) if member.waiting else None
-    if owed is not None:
-        member.inflight_bytes -= owed.size
-        member.budget.settle(owed.size)
-    return owed
-
-
-def _fail(frames: Sequence[Queued], error: LogyardError) -> None:
-    for queued in frames:
-        queued.fail(error)
+def _fail(frames: Sequence[Pending], error: LogyardError) -> None:
+    for pending in frames:
+        pending.fail(error)

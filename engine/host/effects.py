@@ -29,8 +29,9 @@ from ..machine import (
     Send,
 )
 from ..raft.core import LEADER
+from ..replica.proposals import FAILED
 from .apply import REPLICATED, keep
-from .member import FAILED, RUNNING, Member
+from .member import RUNNING, Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -46,8 +46,8 @@ def begin(system: System, error: LogyardError) -> None:
     if isinstance(error, WalFailed):
         _hand_over(system)
     for member in system.members.values():
-        member.fail_queue(error)
-        member.fail_waiting(error)
+        member.proposals.fail(error)
+        member.proposals.fail_proposed(error)
     system.ended.set()
 
 

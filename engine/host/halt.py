@@ -15,9 +15,10 @@ from logyard.protocol.errors import Busy, Corrupt, GroupStopped, NotLeader, Refu
 
 from ..entry import COMMANDS, SYSTEM, Entry, Frame, frames_of, is_guarded, system_command
 from ..raft.core import LEADER
+from ..replica.proposals import Sink
 from . import replica
 from .apply import UnknownVersion
-from .member import HALTED, RUNNING, Halt, Member, Sink
+from .member import HALTED, RUNNING, Halt, Member
 from .sessions import CommandFault, batch_of
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from logyard.protocol.errors import BadRequest, Busy, NotLeader
 
 from ..raft.core import LEADER
+from ..replica.submit import check_leader
 from .member import RUNNING, Member
 from .sessions import EXPIRE, REGISTER
 
@@ -59,7 +60,7 @@ class Heartbeats:
         config = self.system.config
         if not session or not 0 < ttl_ms <= config.session_ttl_ms_max:
             raise BadRequest(f"a session has a number, and a time to live of 1 to {config.session_ttl_ms_max} ms")
-        self.system.check_leader(member)
+        check_leader(member)
         self.heard(client)
         table = member.sessions
         if table is not None and session not in table.by_id:

@@ -136,14 +136,14 @@ class Hibernation:
     def _may_sleep(self, member: Member) -> bool:
         """Nothing is under way, nobody waits, nothing is to be done before the next timer."""
         if (
-            member.state != RUNNING or member.dirty or member.queue or member.system_queue or member.waiting
+            member.state != RUNNING or member.dirty or not member.proposals.is_idle
             or member.unpersisted or member.waiters or member.reads or member.transfers or member.slow_sends
         ):  # fmt: skip
             return False
         kept = member.kept
-        if member.low or member.early or (member.uploads is not None and member.uploads.open):
+        if member.uploads is not None and member.uploads.open:
             return False
-        if member.urgent or member.under_way or (member.raft.role == LEADER and self.guests.is_silent(member)):
+        if member.raft.role == LEADER and self.guests.is_silent(member):
             return False
         if member in self.system.ticking or (kept is not None and (kept.todo or kept.appends)):
             return False

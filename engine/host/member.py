@@ -3,23 +3,22 @@ in `scheduler`.
 
 Invariants: applied <= raft.commit; a member that is STOPPED or DELETED takes no part (law 7), one that is HALTED runs
 its core and applies nothing; only a RUNNING one takes frames and answers reads;
-`waiting` holds the replies owed for entries this member proposed as leader, by index.
+what it was asked to propose is in `proposals`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
-from logyard.protocol.errors import GroupStopped, LogyardError, NotLeader, Unknown, encode_error
+from logyard.protocol.errors import GroupStopped, LogyardError, NotLeader, Unknown
 
 from ..entry import Entry, records_in
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..machine import Machine
 from ..ports import LivenessPort
 from ..raft.core import Raft
+from ..replica.proposals import Books, ProposalQueue
 from ..types import Spec
-from .budget import Budget
 from .log_time import LogTime
 from .machine_state import MachineState
 from .sessions import Sessions, batch_of
@@ -37,66 +36,6 @@ DELETED = "deleted"
 MENDING = "mending"
 ASLEEP = "hibernating"
 """This object stands for nothing any more: the group is a row of `sleepers`, or another object since."""
-OK = 0
-FAILED = 1
-
-
-class Sink(Protocol):
-    """Where replies go: a connection, or an embedded caller. Called in a turn of the loop, never blocks."""
-
-    def reply(self, request: int, status: int, data: bytes) -> None:
-        """The answer to one frame: status OK and the machine's reply, or FAILED and an encoded error."""
-        ...
-
-
-class Dropped:
-    """A sink for what nobody waits for."""
-
-    def reply(self, request: int, status: int, data: bytes) -> None:
-        """Nobody waits."""
-
-
-DROP = Dropped()
-
-
-class Queued(NamedTuple):
-    """A client frame that waits to become part of an entry."""
-
-    frame: memoryview
-    sink: Sink
-    request: int
-    records: int
-
-    def fail(self, error: LogyardError) -> None:
-        """Say why there is no reply."""
-        self.sink.reply(self.request, FAILED, encode_error(error))
-
-
-class Shared:
-    """The sink of a session's frame that is proposed: its outcome goes to everybody who sent it meanwhile."""
-
-    __slots__ = ("member", "key", "targets")
-
-    def __init__(self, member: Member, key: tuple[int, int], first: Queued) -> None:
-        self.member = member
-        self.key = key
-        # Without their frames: the copies' bytes are let go of.
-        self.targets = [(first.sink, first.request)]
-
-    def reply(self, request: int, status: int, data: bytes) -> None:
-        """The one outcome."""
-        if self.member.under_way is not None:
-            self.member.under_way.pop(self.key, None)
-        for sink, number in self.targets:
-            sink.reply(number, status, data)
-
-
-class Owed(NamedTuple):
-    """The replies owed when an index is applied; `term` says whose entry it was."""
-
-    term: int
-    size: int
-    frames: list[Queued]
 
 
 class Halt:
@@ -128,32 +67,25 @@ class Halt:
 
 
 class Member:
-    """One replica. `queue_bytes` and `inflight_bytes` are what back-pressure counts for this group."""
+    """One replica."""
 
     __slots__ = (
-        "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "queue", "queue_bytes", "waiting",
-        "inflight_bytes", "unpersisted", "segments", "floor", "last_release", "snapshot_index", "snapshot_term",
-        "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends", "log_time", "apply_batch",
-        "damaged", "snapshot_stored", "sessions", "system_queue", "kept", "version", "clock", "leading", "halt",
-        "uploads", "left_out", "budget", "urgent", "guarded", "under_way", "lead_since",
-        "low", "low_waited", "early", "chunks", "compactable", "heard_ns", "wall_time",
+        "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "proposals", "unpersisted", "segments",
+        "floor", "last_release", "snapshot_index", "snapshot_term", "snapshot_bytes", "flushed", "waiters", "reads",
+        "transfers", "slow_sends", "log_time", "apply_batch", "damaged", "snapshot_stored", "sessions", "kept",
+        "version", "clock", "leading", "halt", "uploads", "left_out", "lead_since", "chunks", "compactable", "heard_ns",
+        "wall_time",
     )  # fmt: skip
 
-    def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, budget: Budget) -> None:
+    def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, budget: Books) -> None:
         self.spec = spec
-        self.budget = budget
-        # Something that waits may use the reserved share of the budgets.
-        self.urgent = False
         self.raft = raft
+        self.proposals = ProposalQueue(raft, budget)
         self.machine = machine
         self.liveness = liveness
         self.state = RUNNING
         self.reason = ""
         self.dirty = False
-        self.queue: deque[Queued] | None = None
-        self.queue_bytes = 0
-        self.waiting: dict[int, Owed] | None = None
-        self.inflight_bytes = 0
         self.unpersisted = 0
         self.segments: list[SegmentRun] = []
         self.floor = 0
@@ -180,19 +112,10 @@ class Member:
         # as that entry's then (`log_time`).
         self.heard_ns = 0
         self.sessions: Sessions | None = None
-        # Frames of sessions are queued, and which of them are proposed and not answered (`intake`).
-        self.guarded = False
-        self.under_way: dict[tuple[int, int], Shared] | None = None
-        # Frames of low priority, and how many turns they have waited; frames to be answered when they are on disk here.
-        self.low: deque[Queued] | None = None
-        self.low_waited = 0
-        self.early: list[tuple[int, int, Queued]] | None = None
         # When this member began to lead, by the clock of `heartbeats`.
         self.lead_since = 0.0
         # Large payloads whose pieces no record owns yet.
         self.uploads: Uploads | None = None
-        # Commands of the engine's own: not in the budget of clients, proposed before them, in entries of their own.
-        self.system_queue: list[Queued] | None = None
         # What the machine asked the engine to keep: timers, follow-ups, monitored sessions.
         self.kept: MachineState | None = None
         # The machine version in force (`versions`), and the clock of this member's leadership.
@@ -233,47 +156,12 @@ class Member:
         if self.state != RUNNING:
             raise GroupStopped(f"group {self.spec.name!r} is {self.state} on this node: {self.reason}")
 
-    def new_queue(self) -> deque[Queued]:
-        """An idle group has no queue at all; the first frame makes one."""
-        self.queue = deque()
-        return self.queue
-
-    def owe(self, index: int, term: int, size: int, frames: list[Queued]) -> None:
-        """Remember who waits for the entry at `index`."""
-        if self.waiting is None:
-            self.waiting = {}
-        self.waiting[index] = Owed(term, size, frames)
-        self.inflight_bytes += size
-
-    def fail_queue(self, error: LogyardError) -> None:
-        """Nothing queued was proposed: every frame may be sent again."""
-        queue, self.queue = self.queue, None
-        self.budget.drop(self.queue_bytes)
-        self.queue_bytes = 0
-        self.urgent = False
-        self.guarded = False
-        own, self.system_queue = self.system_queue, None
-        low, self.low = self.low, None
-        for queued in (*(own or ()), *(queue or ()), *(low or ())):
-            queued.fail(error)
-
     def overwritten(self, index: int) -> None:
         """Entries from `index` on were replaced by another leader's: they are not committed and never will be."""
-        self.fail_waiting(NotLeader(self.raft.leader), index)
+        self.proposals.fail_proposed(NotLeader(self.raft.leader), index)
         self.segments = cut_runs(self.segments, index)
         self.flushed = min(self.flushed, index - 1)
         self.wake()
-
-    def fail_waiting(self, error: LogyardError, first: int = 0) -> None:
-        """Answer everything owed from `first` on with `error`."""
-        if not self.waiting:
-            return
-        for index in [index for index in self.waiting if index >= first]:
-            owed = self.waiting.pop(index)
-            self.inflight_bytes -= owed.size
-            self.budget.settle(owed.size)
-            for queued in owed.frames:
-                queued.fail(error)
 
     def stop(self, reason: str, state: str = STOPPED) -> None:
         """This group's fault stops this group only (law 7). The core tells its followers, if it led."""
@@ -281,8 +169,9 @@ class Member:
         self.reason = reason
         self.raft.stop()
         error = GroupStopped(f"group {self.spec.name!r} stopped: {reason}")
-        self.fail_queue(error)
-        self.fail_waiting(Unknown(f"group {self.spec.name!r} stopped while the command was under way: {reason}"))
+        self.proposals.fail(error)
+        lost = f"group {self.spec.name!r} stopped while the command was under way: {reason}"
+        self.proposals.fail_proposed(Unknown(lost))
         for done in list((self.reads or {}).values()):
             done(error, 0)
         self.reads = None
@@ -297,8 +186,9 @@ class Member:
         if halt.version:
             self.raft.may_lead = False
         error = GroupStopped(f"group {self.spec.name!r} is halted: {reason}")
-        self.fail_queue(error)
-        self.fail_waiting(Unknown(f"group {self.spec.name!r} halted while the command was under way: {reason}"))
+        self.proposals.fail(error)
+        lost = f"group {self.spec.name!r} halted while the command was under way: {reason}"
+        self.proposals.fail_proposed(Unknown(lost))
         for done in list((self.reads or {}).values()):
             done(error, 0)
         self.reads = None

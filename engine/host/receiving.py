@@ -314,7 +314,8 @@ class Receiving:
         member.recover()
         self._storage.installed(member, before, snapshot, size, have)
         self.installed += 1
-        member.fail_waiting(Unknown("a snapshot replaced this member's log; the command's outcome is unknown"))
+        lost = Unknown("a snapshot replaced this member's log; the command's outcome is unknown")
+        member.proposals.fail_proposed(lost)
         log.info("group %s: snapshot at %d installed", member.spec.name, snapshot.index)
         member.wake()
         self._host.mark(member)

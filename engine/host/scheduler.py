@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
-from logyard.protocol.errors import Busy, LogyardError, NotLeader
+from logyard.protocol.errors import LogyardError, NotLeader
 
-from ..entry import FRAMES_MAX, NOOP, build_commands, build_system, encode_system
+from ..entry import NOOP, build_system, encode_system
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
 from ..raft.replication import NOTED, UNTOLD
-from . import effects, intake, terms
+from ..replica.proposals import Shape
+from . import effects, terms
 from .log_time import MS, LogTime
-from .member import Member, Queued
+from .member import Member
 
 if TYPE_CHECKING:
     from .system import System
@@ -49,6 +50,10 @@ class Scheduler:
 
     def __init__(self, system: System) -> None:
         self.system = system
+        config = system.config
+        self._shape = Shape(
+            config.entry_bytes_max, config.entry_records_max, system.cache.keep, system.counters.refused
+        )
         self.dirty: list[Member] = []
         self.running = False
         self.untold: list[Member] = []
@@ -170,12 +175,19 @@ class Scheduler:
 
     def _drain(self, member: Member, messages: list[Message]) -> None:
         raft = member.raft
-        if member.system_queue:
-            self._propose_own(member)
-        if member.low:
-            intake.let_low(self.system, member)
-        if member.queue:
-            self._propose(member)
+        proposals = member.proposals
+        if proposals.own:
+            if raft.role != LEADER:
+                proposals.fail(NotLeader(raft.leader))
+            else:
+                proposals.propose_own(self.log_time(member))
+        if proposals.low and proposals.let_low():
+            self.mark(member)
+        if proposals.queue:
+            if raft.role != LEADER:
+                proposals.fail(NotLeader(raft.leader))
+            elif not proposals.guarded or proposals.sort(member.sessions, self.system.heartbeats.seen):
+                proposals.propose(self.log_time(member), self._shape)
         ready = raft.ready()
         if raft.untold == UNTOLD:
             raft.untold = NOTED
@@ -212,72 +224,6 @@ class Scheduler:
                     done(NotLeader(raft.leader), 0)
         # Whether it is quiet is asked at the next tick: asking now would cost more than the tick.
         self.system.active.add(member)
-
-    def _propose(self, member: Member) -> None:
-        """All frames waiting for a group become one entry, or a few when they are many bytes."""
-        raft = member.raft
-        if raft.role != LEADER:
-            member.fail_queue(NotLeader(raft.leader))
-            return
-        if member.guarded and not intake.admit(self.system, member):
-            return
-        queue = member.queue
-        limit, records_max = self.system.config.entry_bytes_max, self.system.config.entry_records_max
-        now = self.log_time(member)
-        while queue:
-            frames: list[Queued] = []
-            size = records = 0
-            while queue and (
-                not frames
-                or (
-                    size + len(queue[0].frame) <= limit
-                    and records + queue[0].records <= records_max
-                    and len(frames) < FRAMES_MAX
-                )
-            ):
-                queued = queue.popleft()
-                frames.append(queued)
-                size += len(queued.frame)
-                records += queued.records
-            member.queue_bytes -= size
-            member.budget.queued -= size
-            index = raft.log.last_index + 1
-            entry = build_commands(raft.uid, index, raft.term, now, [queued.frame for queued in frames])
-            try:
-                raft.propose(entry, member.urgent)
-            except LogyardError as error:
-                member.budget.settle(size)
-                if isinstance(error, Busy):
-                    self.system.counters.refused(error.cause)
-                for queued in frames:
-                    queued.fail(error)
-                continue
-            member.owe(index, raft.term, size, frames)
-            if member.early is not None:
-                intake.proposed(member, index, raft.term, frames)
-            self.system.cache.keep(entry)
-        member.queue = None
-        member.urgent = False
-
-    def _propose_own(self, member: Member) -> None:
-        """Commands of the engine's own: entries without payload."""
-        raft = member.raft
-        if raft.role != LEADER:
-            member.fail_queue(NotLeader(raft.leader))
-            return
-        queue, member.system_queue = member.system_queue or [], None
-        now = self.log_time(member)
-        for at in range(0, len(queue), FRAMES_MAX):
-            frames = queue[at : at + FRAMES_MAX]
-            index = raft.log.last_index + 1
-            entry = build_system(index, raft.term, now, [queued.frame for queued in frames])
-            try:
-                raft.propose(entry, True)
-            except LogyardError as error:
-                for queued in frames:
-                    queued.fail(error)
-                continue
-            member.owe(index, raft.term, 0, frames)
 
     def _persist(self, member: Member, ready: Ready) -> None:
         raft = member.raft
@@ -364,7 +310,7 @@ class Scheduler:
                 self.system.heartbeats.began(member)
         else:
             member.clock = None
-            member.fail_queue(NotLeader(member.raft.leader))
+            member.proposals.fail(NotLeader(member.raft.leader))
             if member.slow_sends:
                 member.slow_sends = None
         member.wake()
@@ -382,8 +328,8 @@ class Scheduler:
                 continue
             if token is not None:
                 raft.on_persisted(*token, messages)
-                if member.early:
-                    intake.durable(member)
+                if member.proposals.early:
+                    member.proposals.durable()
             if after:
                 messages.extend(after)
             if raft.dirty:

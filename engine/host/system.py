@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,6 @@ from typing import Any
 import trio
 
 from logyard.protocol.errors import (
-    BadRequest,
-    Busy,
-    GroupStopped,
     LogyardError,
     NotLeader,
     Outdated,
@@ -32,7 +28,6 @@ from logyard.protocol.errors import (
 
 from ..config import SystemConfig
 from ..disk import Disk
-from ..entry import PIECE, PIECE_BYTES_MAX, check_frame, encode_system
 from ..identity import Acquaintances, Origin, Vitals
 from ..log.meta import MetaStore
 from ..log.wal import Wal, WalConfig
@@ -41,10 +36,10 @@ from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
+from ..replica.submit import Submit, check_leader
 from ..snapshot.format import Snapshot
 from ..types import Buffer, Spec
 from . import ending, parting, receiving, recovery, replica, revival
-from .answer import Answer
 from .applier import Applier
 from .budget import Budget
 from .cache import PayloadCache
@@ -59,9 +54,8 @@ from .follower_reads import FollowerReads
 from .heartbeats import Heartbeats
 from .hibernation import Hibernation
 from .inbound import Inbound
-from .intake import Early
 from .leaderboard import Counters, Leaderboard
-from .member import DROP, RUNNING, Member, Queued, Sink
+from .member import Member
 from .mend_turns import MendTurns
 from .names import Names
 from .pulling import Pulls
@@ -86,8 +80,6 @@ log = logging.getLogger(__name__)
 
 TRANSFER_SECONDS = 10.0
 """A leader gives a transfer up after an election timeout; so long its caller waits to hear who leads then."""
-UPLOADS_FULL_S = 0.5
-"""Until unfinished uploads may have ended: seconds, as they are of many pieces each."""
 
 
 class System:
@@ -174,6 +166,14 @@ class System:
     def _compose_groups(self) -> None:
         """Build what makes replicas of groups live, on top of that."""
         self.walks = Walks(self.members, self.spawn)
+        self.commands = Submit(
+            self.node_id, self.config, self.members, lambda uid: self.hibernation.find(uid, use=True),
+            self.scheduler.mark,
+        )  # fmt: skip
+        self.submit = self.commands.submit
+        self.propose = self.commands.propose
+        self.queue_own = self.commands.queue_own
+        self.commit = self.commands.commit
         self.applier = Applier(self)
         self.reader = Reader(self)
         self.sender = Sender(self)
@@ -324,84 +324,6 @@ class System:
             return member.spec
         return revival.stored_spec(self, uid) if uid in self.hibernation.sleepers else None
 
-    def submit(
-        self,
-        uid: int,
-        frame: memoryview,
-        sink: Sink,
-        request: int,
-        *,
-        reserved: bool = False,
-        early: bool = False,
-        low: bool = False,
-    ) -> None:
-        """Queue a client frame; its reply goes to `sink` when it is committed and applied. `reserved` ones free space:
-        they may use all of every budget. `early`: answered with (index, term) when it is on this node's disk. `low`:
-        it waits until no other frame of its group does.
-
-        Raises `BadRequest`, `UnknownGroup`, `NotLeader`, `Busy`, `GroupStopped`; nothing was queued then.
-        """
-        member = self.members.get(uid)
-        if member is None:
-            member = self.hibernation.find(uid, use=True)
-            if member is None:
-                raise UnknownGroup(f"no group {uid:016x} on node {self.node_id}")
-        if member.state != RUNNING:
-            member.check_running()
-        if member.raft.role != LEADER:
-            raise NotLeader(member.raft.leader)
-        records, _, _, _, session = check_frame(frame)
-        if records > self.config.entry_records_max:
-            raise BadRequest(f"{records} records in one frame; send at most {self.config.entry_records_max}")
-        size = len(frame)
-        if frame[1] & PIECE:
-            records = self.admit_piece(member, size)
-        self.budget.admit(member, size, reserved)
-        if reserved:
-            member.urgent = True
-        queue = member.queue
-        if queue is None:
-            queue = member.new_queue()
-        if early:
-            sink = Early(sink)
-            member.early = member.early or []
-        if low:
-            member.low = queue = member.low or deque()
-        queue.append(Queued(frame, sink, request, records))
-        if session:
-            member.guarded = True
-        member.queue_bytes += size
-        self.scheduler.mark(member)
-
-    def admit_piece(self, member: Member, size: int) -> int:
-        """The records that a piece counts in the queue: as many as an entry may have, so that it is alone in its own.
-        Raises `Busy` while the group has too many bytes of unfinished uploads."""
-        held = member.uploads.bytes if member.uploads is not None else 0
-        if held + size > self.config.group_upload_bytes and size > PIECE_BYTES_MAX // 1024:
-            raise Busy("the group's unfinished uploads", UPLOADS_FULL_S)
-        return self.config.entry_records_max
-
-    def propose(self, member: Member, name: str, *arguments: object, sink: Sink = DROP, request: int = 0) -> None:
-        """Queue a command of the engine's own, applied by `sessions` or `effects.on_system`; `sink` gets its reply.
-
-        Arguments are plain values (msgpack). Raises `NotLeader`, `GroupStopped`; nothing was queued then.
-        """
-        self.check_leader(member)
-        self.queue_own(member, name, *arguments, sink=sink, request=request)
-
-    def queue_own(self, member: Member, name: str, *arguments: object, sink: Sink = DROP, request: int = 0) -> None:
-        """`propose` without its checks: for what a halted leader is allowed."""
-        if member.system_queue is None:
-            member.system_queue = []
-        member.system_queue.append(Queued(encode_system(name, *arguments), sink, request, 1))
-        self.scheduler.mark(member)
-
-    async def commit(self, member: Member, name: str, *arguments: object) -> bytes:
-        """A command of the engine's own, committed and applied; its reply. Raises what refuses it."""
-        answer = Answer()
-        self.propose(member, name, *arguments, sink=answer)
-        return await answer.wait()
-
     async def wait(self, member: Member, condition: Callable[[], bool]) -> None:
         """Until `condition` holds after some apply of `member`. Raises `GroupStopped`."""
         if condition():
@@ -451,14 +373,14 @@ class System:
         """Until this node, which leads the group, has applied what was committed before its term: what it says then is
         never behind what earlier leaders acknowledged. Raises `NotLeader`, also when that takes longer than an
         election."""
-        self.check_leader(member)
+        check_leader(member)
         raft, config = member.raft, self.config
         if raft.applied >= raft.lead_index:
             return
         term = raft.term
         with trio.move_on_after(config.election_ticks * config.tick_ms / 1000):
             await self.wait(member, lambda: raft.applied >= raft.lead_index or raft.term != term)
-        self.check_leader(member)
+        check_leader(member)
         if raft.applied < raft.lead_index or raft.term != term:
             raise NotLeader(0)
 
@@ -502,13 +424,6 @@ class System:
         self.scheduler.mark(member)
         await self.wait(member, lambda: member.raft.applied >= index)
         return index
-
-    def check_leader(self, member: Member) -> None:
-        """Raise unless this node leads the group."""
-        if member.state != RUNNING:
-            raise GroupStopped(f"group {member.spec.name!r} is {member.state}: {member.reason}")
-        if member.raft.role != LEADER:
-            raise NotLeader(member.raft.leader)
 
 
 def _nothing() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from logyard.protocol.errors import Busy, LogyardError, Refused
 
 from ..raft.core import LEADER
+from ..replica.submit import check_leader
 from ..transport.blobs import MACHINE_VERSIONS
 from .member import HALTED, RUNNING, Member
 
@@ -116,7 +117,7 @@ class Versions:
         voters' nodes know it, `Busy` while some that are up have not said yet, `NotLeader`."""
         if member.version >= version:
             return
-        self.system.check_leader(member)
+        check_leader(member)
         short = self.supported(member) < version
         voters = {*member.raft.configuration.voters, *member.raft.configuration.outgoing} & self.system.live
         if short and any(not self.knows(node, member.spec.machine) for node in voters):

@@ -11,8 +11,8 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.host import budget
-from logyard.engine.host.answer import Answer
 from logyard.engine.host.budget import Drain
+from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND
 from logyard.protocol.errors import Busy
 
@@ -107,7 +107,8 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
         assert truncated == [2] and "victim" not in c.system(1).names
         for sink in taken:
             await sink.wait()
-        assert books.inflight == books.queued == 0 and c.member(1).inflight_bytes == c.member(1).queue_bytes == 0
+        proposals = c.member(1).proposals
+        assert books.inflight == books.queued == proposals.inflight_bytes == proposals.queue_bytes == 0
         await c.append(1, [(b"", bytes(100 * KIB))])
 
 

@@ -10,11 +10,11 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import timestamp_of
-from logyard.engine.host.answer import Answer
-from logyard.engine.host.intake import PLACE
 from logyard.engine.host.log_time import LogTime
 from logyard.engine.machine import Applied, Batch, Context, Frame
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.proposals import PLACE
+from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND
 from logyard.protocol.errors import LogyardError
 

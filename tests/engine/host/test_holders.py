@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from logyard.client.wire import encode_frame
-from logyard.engine.host.member import DROP
+from logyard.engine.replica.proposals import DROP
 from logyard.machines.command import APPEND
 
 from .cluster import KIB, cluster, until

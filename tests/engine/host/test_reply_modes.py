@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from logyard.client.wire import encode_frame
-from logyard.engine.host.answer import Answer
-from logyard.engine.host.intake import LOW_BATCH, LOW_TURNS, PLACE, let_low
+from logyard.engine.replica.proposals import LOW_BATCH, PLACE
+from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Refused
 
@@ -34,7 +34,7 @@ async def test_an_early_answer_names_a_place_that_is_confirmed_later(tmp_path: P
         for number in run.ids:
             assert await run.nodes[number].wait_applied("log", index, term, 10.0) >= index
             assert run.log(number).end == 20
-        assert not run.member(leader).early
+        assert not run.member(leader).proposals.early
 
 
 async def test_an_early_answer_of_an_overwritten_entry_is_never_confirmed(tmp_path: Path) -> None:
@@ -62,26 +62,6 @@ async def test_low_priority_waits_for_the_others_but_not_for_ever(tmp_path: Path
         last = [APPEND_REPLY.unpack(await answer.wait())[0] for answer in normal]
         first = [APPEND_REPLY.unpack(await answer.wait())[0] for answer in low]
         assert last == [0, 1, 2, 3, 4] and first == list(range(5, 5 + len(low)))
-        assert run.member(1).low is None and run.member(1).queue_bytes == 0
-        # With somebody always there before it, its turn comes all the same.
-        system, member = run.system(1), run.member(1)
-        waiting, busy = submit(run, 1, b"patient", low=True), submit(run, 1, b"busy")
-        for _ in range(LOW_TURNS - 1):
-            let_low(system, member)
-        assert member.low is not None and member.queue is not None and len(member.queue) == 1
-        let_low(system, member)
-        assert member.low is None and len(member.queue) == 2
-        await busy.wait()
-        await waiting.wait()
-
-
-async def test_low_priority_frames_fail_with_their_leader(tmp_path: Path) -> None:
-    async with cluster(tmp_path, 1) as run:
-        answer = submit(run, 1, b"x", low=True)
-        run.member(1).fail_queue(NotLeader(2))
-        with pytest.raises(NotLeader):
-            await answer.wait()
-        assert run.member(1).low is None and run.member(1).queue_bytes == 0
 
 
 async def test_one_round_serves_all_reads_that_wait(tmp_path: Path) -> None:
@@ -138,4 +118,4 @@ async def test_a_members_own_answer_to_a_sessions_frame(tmp_path: Path) -> None:
             assert await run.nodes[number].session_reply("log", 5, 1, 10.0) == want
             with pytest.raises(Busy):
                 await run.nodes[number].session_reply("log", 5, 2, 0.01)
-        await until(lambda: not run.member(leader).under_way, "nothing is under way")
+        await until(lambda: not run.member(leader).proposals.under_way, "nothing is under way")

@@ -13,7 +13,6 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import UNIFORM, Frame, encode_system
-from logyard.engine.host.answer import Answer
 from logyard.engine.host.sessions import (
     REPLY_BYTES,
     WINDOW,
@@ -24,6 +23,7 @@ from logyard.engine.host.sessions import (
     run_batch,
 )
 from logyard.engine.machine import Batch, Context, Position, Reject, Release
+from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, SessionExpired, Unknown
@@ -244,9 +244,10 @@ async def test_a_storm_of_copies_under_way_has_one_outcome(tmp_path: Path) -> No
                 for sequence in range(1, 11):
                     nursery.start_soon(one, sequence)
         assert len(found) == 200 and sorted({one.start for one in found}) == list(range(10))
-        assert run.log(leader).end == 10 and not run.member(leader).under_way
+        assert run.log(leader).end == 10 and not run.member(leader).proposals.under_way
         assert run.member(leader).raft.log.last_index - before <= 10, "copies are not in the log"
-        assert run.member(leader).queue_bytes == run.member(leader).inflight_bytes == 0
+        proposals = run.member(leader).proposals
+        assert proposals.queue_bytes == proposals.inflight_bytes == 0
 
 
 async def test_a_duplicate_to_the_next_leader(tmp_path: Path) -> None:
@@ -345,7 +346,7 @@ async def test_copies_that_reach_the_log_leak_nothing_and_keep_offsets_right(tmp
         ]  # fmt: skip
         for one, answer in zip(sent, answers, strict=True):
             run.system(leader).submit(member.uid, one, answer, 1)
-        member.guarded = False
+        member.proposals.guarded = False
         replies = [APPEND_REPLY.unpack(await answer.wait()) for answer in answers]
         assert replies == [(0, 1), (0, 1), (1, 2), (0, 1), (3, 1), (1, 2), (4, 1)]
         await run.append(leader, [(b"m", b"e" * 4500)])
@@ -380,7 +381,7 @@ async def test_dead_copies_between_living_records_are_counted_once(tmp_path: Pat
         async def copy(size: int) -> None:
             answer = Answer()
             run.system(1).submit(run.member(1).uid, frame(b"a" * size), answer, 1)
-            run.member(1).guarded = False
+            run.member(1).proposals.guarded = False
             await answer.wait()
 
         def live() -> int:
@@ -467,12 +468,12 @@ async def test_a_new_leader_and_a_node_that_slept_give_the_whole_time_again(tmp_
         assert run.member(2).lead_since >= 1000.0
         last = run.member(2).raft.log.last_index
         beats.look()
-        assert run.member(2).system_queue is None and run.member(2).raft.log.last_index == last
+        assert run.member(2).proposals.own is None and run.member(2).raft.log.last_index == last
         # The process stood still for an hour: that is no silence of the client's.
         beats._looked -= 3600
         before = beats.clock
         beats.look()
-        assert beats.clock - before <= 2.0 and run.member(2).system_queue is None
+        assert beats.clock - before <= 2.0 and run.member(2).proposals.own is None
         beats.clock += 11.0
         beats.look()
         await until(lambda: all(run.member(number).sessions is None for number in run.ids), "silence ends it")

@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from logyard.client.wire import encode_frame
-from logyard.engine.host.answer import Answer
 from logyard.engine.machine import Batch, Context, Frame, Reject
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.submit import Answer
 from logyard.protocol.errors import GroupStopped, LogyardError, NotLeader, Refused, Unknown
 
 from .cluster import PATIENCE, Cluster, cluster, until

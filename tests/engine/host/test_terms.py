@@ -290,7 +290,7 @@ async def test_a_session_is_not_early_by_when_its_leader_looks(tmp_path: Path, m
         for seconds in (0.1, 1.0, 0.8):
             now += seconds
             beats.look()
-            assert not member.system_queue, "1.9 s since it was heard of"
+            assert not member.proposals.own, "1.9 s since it was heard of"
         now += 0.2
         beats.look()
         await until(lambda: member.sessions is None, "2.1 s")

@@ -18,9 +18,9 @@ import pytest
 import trio
 
 from logyard.client.wire import encode_frame
-from logyard.engine.host.answer import Answer
 from logyard.engine.machine import Append, Applied, Batch, Context, Effect, Frame, Monitor, Reject, Sections, Timer
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import LogyardError

@@ -1,0 +1,136 @@
+"""The way in: a command of a client, or of the engine's own, comes to the proposal queue of the group's leader.
+
+Invariant: what is refused here was not queued, and may be sent again. Called by the doors of the node, by effects and
+by whoever keeps a group going.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import trio
+
+from logyard.protocol.errors import BadRequest, Busy, GroupStopped, NotLeader, UnknownGroup, decode_error
+
+from ..config import SystemConfig
+from ..entry import PIECE, PIECE_BYTES_MAX, check_frame, encode_system
+from ..host.member import RUNNING, Member
+from ..raft.core import LEADER
+from .proposals import DROP, Sink
+
+UPLOADS_FULL_S = 0.5
+"""Until unfinished uploads may have ended: seconds, as they are of many pieces each."""
+
+
+class Answer:
+    """The sink of a caller inside this process: one frame's outcome, awaited. It is given once, in a turn."""
+
+    __slots__ = ("_event", "_status", "_data")
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self._status = 0
+        self._data = b""
+
+    def reply(self, request: int, status: int, data: bytes) -> None:
+        """Take the answer; called once, in a turn."""
+        self._status, self._data = status, data
+        self._event.set()
+
+    async def wait(self) -> bytes:
+        """Return the machine's reply. Raises the error that came instead."""
+        await self._event.wait()
+        if self._status:
+            raise decode_error(self._data)
+        return self._data
+
+
+def check_leader(member: Member) -> None:
+    """Raise unless this node leads the group."""
+    if member.state != RUNNING:
+        raise GroupStopped(f"group {member.spec.name!r} is {member.state}: {member.reason}")
+    if member.raft.role != LEADER:
+        raise NotLeader(member.raft.leader)
+
+
+class Submit:
+    """Owns the rules by which commands are let in. `members` are those that are awake, `find` wakes another one; `mark`
+    says that a member has something to do."""
+
+    def __init__(
+        self,
+        node_id: int,
+        config: SystemConfig,
+        members: Mapping[int, Member],
+        find: Callable[[int], Member | None],
+        mark: Callable[[Member], None],
+    ) -> None:
+        self._node_id = node_id
+        self._records_max = config.entry_records_max
+        self._upload_bytes = config.group_upload_bytes
+        self._members = members
+        self._find = find
+        self._mark = mark
+
+    def submit(
+        self,
+        uid: int,
+        frame: memoryview,
+        sink: Sink,
+        request: int,
+        *,
+        reserved: bool = False,
+        early: bool = False,
+        low: bool = False,
+    ) -> None:
+        """Queue a client frame; its reply goes to `sink` when it is committed and applied. `reserved` ones free space:
+        they may use all of every budget. `early`: answered with (index, term) when it is on this node's disk. `low`:
+        it waits until no other frame of its group does.
+
+        Raises `BadRequest`, `UnknownGroup`, `NotLeader`, `Busy`, `GroupStopped`; nothing was queued then.
+        """
+        member = self._members.get(uid)
+        if member is None:
+            member = self._find(uid)
+            if member is None:
+                raise UnknownGroup(f"no group {uid:016x} on node {self._node_id}")
+        if member.state != RUNNING:
+            member.check_running()
+        proposals = member.proposals
+        if proposals.raft.role != LEADER:
+            raise NotLeader(proposals.raft.leader)
+        records, _, _, _, session = check_frame(frame)
+        if records > self._records_max:
+            raise BadRequest(f"{records} records in one frame; send at most {self._records_max}")
+        if frame[1] & PIECE:
+            records = self._admit_piece(member, len(frame))
+        proposals.add(frame, sink, request, records, session, reserved, early, low)
+        if not member.dirty:
+            self._mark(member)
+
+    def _admit_piece(self, member: Member, size: int) -> int:
+        """Return the records that a piece counts in the queue: as many as an entry may have, so that it is alone in its
+        own. Raises `Busy` while the group has too many bytes of unfinished uploads."""
+        held = member.uploads.bytes if member.uploads is not None else 0
+        if held + size > self._upload_bytes and size > PIECE_BYTES_MAX // 1024:
+            raise Busy("the group's unfinished uploads", UPLOADS_FULL_S)
+        return self._records_max
+
+    def propose(self, member: Member, name: str, *arguments: object, sink: Sink = DROP, request: int = 0) -> None:
+        """Queue a command of the engine's own; `sink` gets its reply.
+
+        Arguments are plain values (msgpack). Raises `NotLeader`, `GroupStopped`; nothing was queued then.
+        """
+        check_leader(member)
+        self.queue_own(member, name, *arguments, sink=sink, request=request)
+
+    def queue_own(self, member: Member, name: str, *arguments: object, sink: Sink = DROP, request: int = 0) -> None:
+        """Propose without the checks: what a halted leader is allowed."""
+        member.proposals.add_own(encode_system(name, *arguments), sink, request)
+        self._mark(member)
+
+    async def commit(self, member: Member, name: str, *arguments: object) -> bytes:
+        """Return the reply of a command of the engine's own, committed and applied. Raises what refuses it."""
+        answer = Answer()
+        self.propose(member, name, *arguments, sink=answer)
+        return await answer.wait()
