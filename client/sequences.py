@@ -11,7 +11,7 @@ import random
 from logyard.protocol.errors import LogyardError, SessionExpired, Unknown
 
 WINDOW = 64
-"""Frames of a session under way: the nodes keep as many replies (engine.host.sessions)."""
+"""Frames of a session under way: the nodes keep as many replies (engine.replica.sessions)."""
 NUMBER_BITS = 63
 EXPIRED = "session_expired"
 OUT_OF_WINDOW = "sequence_out_of_window"

@@ -23,9 +23,9 @@ from logyard.client.records import Page, Record
 from logyard.client.tail import TAIL_WAIT_S, Cursor, Tailed
 from logyard.client.wire import FRAME_BYTES_MAX, encode_frame
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.member import Member
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
+from logyard.engine.replica.member import Member
 from logyard.engine.types import Buffer
 from logyard.machines.command import APPEND_REPLY
 from logyard.machines.log import AppendLog

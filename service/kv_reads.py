@@ -18,8 +18,8 @@ from . import answers
 from .log_reader import DAMAGE, packs_of
 
 if TYPE_CHECKING:
-    from logyard.engine.host.member import Member
     from logyard.engine.host.system import System
+    from logyard.engine.replica.member import Member
 
 ANSWER_BYTES = 8 << 20
 """Of one call's answers with their payloads, unless the first one alone is longer: the client asks the rest again."""

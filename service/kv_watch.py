@@ -24,8 +24,8 @@ from .kv_reads import read
 from .kv_tracks import Found, Track, Tracks, Watch, collect
 
 if TYPE_CHECKING:
-    from logyard.engine.host.member import Member
     from logyard.engine.host.system import System
+    from logyard.engine.replica.member import Member
 
 ALIVE_S = 1.0
 """So often a listener is told how far it is, and looked after."""

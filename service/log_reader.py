@@ -26,10 +26,10 @@ from logyard.engine.entry import (
     timestamp_of,
     units_of,
 )
-from logyard.engine.host.member import Member
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
-from logyard.engine.host.uploads import TABLE_BYTES
+from logyard.engine.replica.member import Member
+from logyard.engine.replica.uploads import TABLE_BYTES
 from logyard.engine.types import Buffer
 from logyard.machines.keyed import Keys
 from logyard.machines.log import AppendLog

@@ -15,8 +15,8 @@ import msgpack
 from logyard.client.scans import Range
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
+from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import Answer, check_leader
 from logyard.engine.types import Buffer
 from logyard.machines.command import TRUNCATE_REPLY, retain_command, truncate_command

@@ -17,10 +17,10 @@ import trio.testing
 from logyard.client.background import background
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.member import Member
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.memory import MemoryNetwork
 from logyard.engine.types import Buffer

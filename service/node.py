@@ -21,14 +21,14 @@ from logyard.engine.entry import FRAME_BYTES, UNIFORM
 from logyard.engine.host import halt
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.forgetting import forget_node
-from logyard.engine.host.member import Member
-from logyard.engine.host.sessions import EXPIRE
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine, Reject
 from logyard.engine.ports import NoPeers, PeersPort
 from logyard.engine.raft.configuration import KINDS, Change
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.member import Member
 from logyard.engine.replica.proposals import CommandRejected, Sink
+from logyard.engine.replica.sessions import EXPIRE
 from logyard.engine.replica.submit import Answer, check_leader
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers

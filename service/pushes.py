@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from logyard.client import wire
 from logyard.engine.host import effects
 from logyard.engine.host.delivery import SessionSink
-from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
+from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import Refused, SessionExpired, UnknownGroup

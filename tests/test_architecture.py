@@ -29,11 +29,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.engine.transport": (TOP, "logyard.engine.transport", "logyard.engine.raft.messages"),
     "logyard.engine.replica": (
         TOP, "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.snapshot", "logyard.engine.log.meta_rows",
-        "logyard.engine.host.member", "logyard.engine.host.sessions", "logyard.payloads.reference",
+        "logyard.payloads.reference",
     ),
     "logyard.engine.host": (
-        TOP, "logyard.engine.host", "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log", "logyard.engine.snapshot",
-        "logyard.engine.transport.blobs", "logyard.payloads.reference",
+        TOP, "logyard.engine.host", "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log",
+        "logyard.engine.snapshot", "logyard.engine.transport.blobs", "logyard.payloads.reference",
     ),
     "logyard.payloads": ("logyard.payloads",),
     "logyard.client": ("logyard.client",),
@@ -47,9 +47,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     # What a directory says is what a start would make of it, so the same code reads it; but nothing that runs a node.
     "logyard.pipeline.directory": (
         "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.machines", TOP, "logyard.engine.log",
-        "logyard.engine.snapshot", "logyard.engine.host.apply", "logyard.engine.host.damaged",
-        "logyard.engine.host.machine_state", "logyard.engine.host.member", "logyard.engine.host.replica",
-        "logyard.engine.host.rows", "logyard.engine.host.sessions", "logyard.engine.host.uploads",
+        "logyard.engine.snapshot", "logyard.engine.host.damaged", "logyard.engine.host.rows",
+        "logyard.engine.replica.apply", "logyard.engine.replica.machine_state", "logyard.engine.replica.member",
+        "logyard.engine.replica.sessions", "logyard.engine.replica.snapshot_sections", "logyard.engine.replica.uploads",
     ),
     "logyard.bench": (
         "logyard.bench", "logyard.client", "logyard.engine", "logyard.machines", "logyard.payloads", "logyard.pipeline",

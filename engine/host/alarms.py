@@ -11,9 +11,9 @@ import heapq
 import math
 from typing import TYPE_CHECKING
 
+from ..replica.log_time import MS, LogTime
+from ..replica.member import Member
 from . import terms
-from .log_time import MS, LogTime
-from .member import Member
 
 if TYPE_CHECKING:
     from .hibernation import Hibernation

@@ -18,11 +18,11 @@ from logyard.protocol.errors import Busy, Corrupt, LogyardError, NotLeader
 
 from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of, timestamp_of
 from ..machine import Batch, Context, Frame, Reject
+from ..replica.apply import context_of, run_again, run_guarded, run_machine
+from ..replica.member import DELETED, RUNNING, Member
 from ..replica.proposals import OK, Pending
+from ..replica.sessions import apply_next
 from . import effects, halt
-from .apply import context_of, run_again, run_guarded, run_machine
-from .member import DELETED, RUNNING, Member
-from .sessions import apply_next
 
 if TYPE_CHECKING:
     from .system import System

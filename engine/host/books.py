@@ -19,12 +19,12 @@ from logyard.protocol.errors import LogyardError, WalFailed
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow, snapshot_key
+from ..replica.member import Member
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
 from . import rows
 from .homes import SealedFile
-from .member import Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -23,10 +23,10 @@ from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow
 from ..ranges import Range
+from ..replica.member import Member
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Manifest
 from . import rows
-from .member import Member
 
 LOG_ENTRIES_MAX = 1_000_000
 """Entries of a log kept for a transfer: about 100 MB of segments. Their payloads go when they are released."""

@@ -23,10 +23,10 @@ from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Recovered
 from ..log.wal_replay import Cut, ReplayResult
 from ..raft.mending import Mend
+from ..replica.member import STOPPED, Member
 from ..types import Spec
 from . import rows
 from .damaged import KINDS, Damaged, blank, configuration_of
-from .member import STOPPED, Member
 
 if TYPE_CHECKING:
     from .system import System

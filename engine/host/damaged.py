@@ -13,8 +13,8 @@ import msgpack
 from ..log import meta_rows
 from ..log.recovered import Recovered
 from ..raft.membership import Configuration
+from ..replica.member import Member
 from ..types import Spec
-from .member import Member
 
 KINDS = (b"g", b"s", b"n", meta_rows.STORE, meta_rows.CHUNK, meta_rows.DAMAGED, meta_rows.DEPARTED)
 """Rows about one group that it can't do without."""

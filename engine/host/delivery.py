@@ -17,8 +17,8 @@ from logyard.protocol.errors import LogyardError
 
 from ..entry import LARGE, MARK, Unit, table_of, units_of
 from ..machine import Deliver, PayloadRange, PayloadRef, Send
+from ..replica.member import Member
 from ..types import Buffer
-from .member import Member
 from .reader import Located, Wanted
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from logyard.protocol.errors import LogyardError
 from ..log.meta_rows import Departed
 from ..log.wal import WalItem
 from ..raft.core import LEADER
+from ..replica.member import STOPPED, Member
 from ..transport.blobs import REFUSED_GROUPS, REMOVED_GROUPS, TAKE_BACK
 from . import forks, rows
-from .member import STOPPED, Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -22,6 +22,7 @@ from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError,
 
 from ..raft import membership
 from ..raft.messages import LEADER_GONE
+from ..replica.member import DELETED, Member
 from ..transport.blobs import (
     DEFINE_GROUPS,
     DEFINED,
@@ -33,7 +34,6 @@ from ..transport.blobs import (
 )
 from ..types import Spec
 from . import recovery, rows
-from .member import DELETED, Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -21,8 +21,8 @@ from ..config import SystemConfig
 from ..identity import Vitals
 from ..raft.core import LEADER
 from ..raft.election import heirs
+from ..replica.member import RUNNING, Member
 from .durability import Durability
-from .member import RUNNING, Member
 from .pulse import Pulse
 
 log = logging.getLogger(__name__)

@@ -29,9 +29,9 @@ from ..machine import (
     Send,
 )
 from ..raft.core import LEADER
+from ..replica.apply import REPLICATED, keep
+from ..replica.member import RUNNING, Member
 from ..replica.proposals import FAILED
-from .apply import REPLICATED, keep
-from .member import RUNNING, Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -21,7 +21,7 @@ from ..raft.core import LEADER
 from ..transport.blobs import READ_ASK, READ_INDEX
 
 if TYPE_CHECKING:
-    from .member import Member
+    from ..replica.member import Member
     from .system import System
 
 log = logging.getLogger(__name__)

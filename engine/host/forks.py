@@ -25,7 +25,7 @@ from logyard.protocol.errors import Gone, LogyardError, NoSpace
 
 from ..entry import units_of
 from ..raft.election import FORCED_TERMS
-from .member import Member
+from ..replica.member import Member
 from .reader import Located, Wanted
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .member import Member
+from ..replica.member import Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -15,11 +15,11 @@ from logyard.protocol.errors import Busy, Corrupt, GroupStopped, NotLeader, Refu
 
 from ..entry import COMMANDS, SYSTEM, Entry, Frame, frames_of, is_guarded, system_command
 from ..raft.core import LEADER
+from ..replica import snapshot_sections
+from ..replica.apply import UnknownVersion
+from ..replica.member import HALTED, RUNNING, Halt, Member
 from ..replica.proposals import Sink
-from . import replica
-from .apply import UnknownVersion
-from .member import HALTED, RUNNING, Halt, Member
-from .sessions import CommandFault, batch_of
+from ..replica.sessions import CommandFault, batch_of
 
 if TYPE_CHECKING:
     from .system import System
@@ -163,7 +163,7 @@ def rebuild(system: System, member: Member, through: int) -> None:
     member.sessions = member.uploads = None
     member.kept = None
     if member.snapshot_index:
-        replica.restore(member, system.storage.books.load_snapshot(system.storage.books.snapshot(member.uid)))
+        snapshot_sections.restore(member, system.storage.books.load_snapshot(system.storage.books.snapshot(member.uid)))
     leading, member.leading = member.leading, False
     try:
         index = member.snapshot_index + 1

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from logyard.protocol.errors import BadRequest, Busy, NotLeader
 
 from ..raft.core import LEADER
+from ..replica.member import RUNNING, Member
+from ..replica.sessions import EXPIRE, REGISTER
 from ..replica.submit import check_leader
-from .member import RUNNING, Member
-from .sessions import EXPIRE, REGISTER
 
 if TYPE_CHECKING:
     from .system import System

@@ -21,13 +21,13 @@ from logyard.protocol.errors import LogyardError
 
 from ..raft import quiescence
 from ..raft.core import LEADER
+from ..replica.member import ASLEEP, RUNNING, STOPPED, Member
 from ..transport.blobs import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
 from . import effects, leftovers, revival, rows
 from .accord import Accord
 from .alarms import Alarms
 from .guests import Guests
 from .leaderboard import UNKNOWN, Standing
-from .member import ASLEEP, RUNNING, STOPPED, Member
 from .sleepers import Row, Shape, Sleepers
 from .sweeps import Sweeps
 

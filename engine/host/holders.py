@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from .member import RUNNING, Member
+from ..replica.member import RUNNING, Member
 
 if TYPE_CHECKING:
     from .system import System

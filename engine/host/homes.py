@@ -22,7 +22,7 @@ from ..entry import Entry, records_in, units_of
 from ..log.meta_rows import SegmentRun
 from ..machine import Position
 from ..ports import HomePort, LivenessPort
-from .member import Member
+from ..replica.member import Member
 
 if TYPE_CHECKING:
     from .system import System

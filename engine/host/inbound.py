@@ -32,7 +32,7 @@ from ..transport.blobs import (
 )
 
 if TYPE_CHECKING:
-    from .member import Member
+    from ..replica.member import Member
     from .system import System
 
 log = logging.getLogger(__name__)

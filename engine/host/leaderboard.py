@@ -15,7 +15,7 @@ from ..raft.state import LEADER
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from .member import Member
+    from ..replica.member import Member
 
 STALE_MIN: Final = 1024
 

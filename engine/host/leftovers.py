@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..entry import units_of
 from ..ports import SourceEntry
-from .member import Member
+from ..replica.member import Member
 from .reader import Located
 
 if TYPE_CHECKING:

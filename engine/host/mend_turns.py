@@ -17,8 +17,8 @@ import trio
 
 from ..raft.core import LEADER
 from ..raft.quorum import has_quorum
+from ..replica.member import RUNNING, Member
 from ..transport.blobs import MEND_ASK, MEND_TURN
-from .member import RUNNING, Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -19,8 +19,8 @@ from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError
 
 from ..entry import Entry, Unit, timestamp_of, unit_hash, units_of
 from ..ports import HomePort
+from ..replica.member import Member
 from ..types import Buffer
-from .member import Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -22,12 +22,12 @@ from ..entry import units_of
 from ..ports import LivenessPort, SourceEntry, StorePort
 from ..raft.membership import Configuration
 from ..ranges import Range, covered, subtract, union
+from ..replica.apply import UnknownVersion
+from ..replica.member import Member
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Manifest, Snapshot
 from ..transport.blobs import SNAPSHOT_DONE, SNAPSHOT_PROGRESS, SendBlob
-from .apply import UnknownVersion
 from .chunks import Chunks, Intent
-from .member import Member
 from .pieces import INDEX_MAX, RANGES_MAX, Piece, live_digest
 from .pulling import Pulls, Sources
 

@@ -30,12 +30,13 @@ from ..raft.membership import Configuration
 from ..raft.mending import Mend
 from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
+from ..replica import snapshot_sections
+from ..replica.apply import UnknownVersion
+from ..replica.member import STOPPED, Halt, Member
 from ..snapshot import format as snapshot_format
 from ..types import Spec
-from . import life, replica, revival, rows
-from .apply import UnknownVersion
+from . import life, revival, rows
 from .homes import SealedFile
-from .member import STOPPED, Halt, Member
 
 if TYPE_CHECKING:
     from .storage import Storage
@@ -291,7 +292,7 @@ def build_member(
         member.compactable = min(int(state.extra.get("compactable", snapshot.index)), snapshot.index)
         try:
             liveness = system.store.decode_liveness(snapshot.live)
-            replica.restore_member(member, snapshot, liveness, system.monotonic_ns())
+            snapshot_sections.restore_member(member, snapshot, liveness, system.monotonic_ns())
         except UnknownVersion as error:
             member.suspend(Halt(snapshot.index, 0, 0, -1, f"its snapshot at {snapshot.index} {error}", error.version))
         if snapshot.index > raft.applied:

@@ -16,7 +16,7 @@ import trio
 
 from logyard.protocol.errors import LogyardError
 
-from .member import RUNNING, Member
+from ..replica.member import RUNNING, Member
 
 if TYPE_CHECKING:
     from .system import System

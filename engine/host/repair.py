@@ -18,8 +18,8 @@ from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
 from ..entry import units_of
 from ..ports import SourceEntry, StorePort
+from ..replica.member import Member
 from ..types import Buffer
-from .member import Member
 from .pieces import live_digest
 from .pulling import Pulls, Sources
 from .reader import Located, Wanted

@@ -13,9 +13,9 @@ from logyard.protocol.errors import Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.recovered import Recovered
 from ..raft.membership import Configuration
+from ..replica.member import Member
 from ..types import Spec
 from . import damage, rows
-from .member import Member
 from .sleepers import Row, Shape
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import msgpack
 from ..identity import Origin
 from ..log import meta_rows
 from ..raft.membership import Configuration
+from ..replica.member import Member
 from ..snapshot.format import Snapshot
 from ..types import Spec
 from .homes import SealedFile
-from .member import Member
 
 if TYPE_CHECKING:
     from ..raft.core import Raft

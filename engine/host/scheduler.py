@@ -25,10 +25,10 @@ from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
 from ..raft.replication import NOTED, UNTOLD
+from ..replica.log_time import MS, LogTime
+from ..replica.member import Member
 from ..replica.proposals import Shape
 from . import effects, terms
-from .log_time import MS, LogTime
-from .member import Member
 
 if TYPE_CHECKING:
     from .system import System

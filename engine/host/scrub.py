@@ -25,7 +25,7 @@ from ..log import meta_rows
 from ..raft.core import LEADER
 
 if TYPE_CHECKING:
-    from .member import Member
+    from ..replica.member import Member
     from .system import System
 
 log = logging.getLogger(__name__)

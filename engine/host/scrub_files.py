@@ -19,7 +19,7 @@ from ..entry import Entry, Unit, unit_hash, units_of
 from ..log.meta_rows import SegmentRun
 from ..log.segment import SegmentReader, write_segment
 from ..log.wal_files import wal_name
-from .member import Member
+from ..replica.member import Member
 from .scrub import always, is_alone, never
 
 if TYPE_CHECKING:

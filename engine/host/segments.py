@@ -17,7 +17,7 @@ from ..log.meta_rows import SegmentRun
 from ..log.segment import SegmentReader
 from ..log.segment_writer import SegmentJob, SegmentRunner, SegmentWritten, build_segment_job, run_segment_job
 from ..log.wal import Sealed
-from .member import Member
+from ..replica.member import Member
 
 if TYPE_CHECKING:
     from .system import System

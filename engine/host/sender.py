@@ -24,7 +24,7 @@ from ..entry import Entry, units_of
 from ..raft import election
 from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
-from .member import Member
+from ..replica.member import Member
 from .reader import Located
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from logyard.protocol.errors import Corrupt, Gone, LogyardError
 from ..entry import Unit, units_of
 from ..log import meta_rows
 from ..ranges import Range, covered
+from ..replica.member import RUNNING, Member
 from ..transport.blobs import SNAPSHOT_PIECE
 from ..types import Buffer
-from .member import RUNNING, Member
 from .pieces import RANGES_MAX, live_digest
 from .reader import Located, Wanted
 

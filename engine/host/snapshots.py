@@ -20,13 +20,14 @@ from logyard.protocol.errors import LogyardError
 from ..machine import Frozen, PayloadRange, Position
 from ..ports import LivenessPort
 from ..raft.core import LEADER
+from ..replica import snapshot_sections
+from ..replica.apply import claims_of
+from ..replica.member import RUNNING, Member
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Manifest, Snapshot
 from ..transport.blobs import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PROGRESS
-from . import replica, rows
-from .apply import claims_of
+from . import rows
 from .books import Captured
-from .member import RUNNING, Member
 from .pulling import LATE_PIECES
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _write(one: _Frozen) -> tuple[Captured, int]:
     snapshot = one.snapshot
     live = one.decode(snapshot.live)
     strange = sum(live.is_dead_range((index, ordinal), (index, ordinal + 1)) for index, ordinal in one.view.payloads())
-    snapshot = snapshot._replace(sections=replica.merge(one.view.sections(), snapshot.sections))
+    snapshot = snapshot._replace(sections=snapshot_sections.merge(one.view.sections(), snapshot.sections))
     return Captured(one.member, snapshot, snapshot_format.split(snapshot), one.keep_log), strange
 
 
@@ -160,10 +161,10 @@ class Snapshots:
         index = raft.applied
         term = raft.log.term(index)
         assert term is not None, "what was applied is in the log or is the snapshot"
-        own = replica.sections(member)
-        sections = replica.merge(machine, own)
+        own = snapshot_sections.sections(member)
+        sections = snapshot_sections.merge(machine, own)
         # A section's own version: the machine may give some theirs, the engine's have that of their format.
-        versions = {**getattr(member.machine, "section_versions", {}), **dict.fromkeys(own, replica.VERSION)}
+        versions = {**getattr(member.machine, "section_versions", {}), **dict.fromkeys(own, snapshot_sections.VERSION)}
         return Snapshot(
             member.uid, index, term, raft.configuration_at(index).encode(), member.version, member.last_release,
             member.log_time, sections, member.liveness.encode_live_set(index), versions,

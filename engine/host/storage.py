@@ -24,13 +24,13 @@ from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.wal import Rolled, Sealed, WalItem
 from ..ports import LivenessPort, SourceEntry
 from ..ranges import runs_of
+from ..replica.member import RUNNING, Member
 from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
 from . import rows
 from .books import Books, Captured
 from .holders import Holders
 from .homes import Homes, SealedFile, Share
-from .member import RUNNING, Member
 from .migration import Migration, name_of
 from .segments import Segments
 from .space import RETRY_S, SNAPSHOT_ENTRIES

@@ -36,10 +36,12 @@ from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
 from ..raft.progress import Window
 from ..raft.state import Limits
+from ..replica import snapshot_sections
+from ..replica.member import Member
 from ..replica.submit import Submit, check_leader
 from ..snapshot.format import Snapshot
 from ..types import Buffer, Spec
-from . import ending, parting, receiving, recovery, replica, revival
+from . import ending, parting, receiving, recovery, revival
 from .applier import Applier
 from .budget import Budget
 from .cache import PayloadCache
@@ -55,7 +57,6 @@ from .heartbeats import Heartbeats
 from .hibernation import Hibernation
 from .inbound import Inbound
 from .leaderboard import Counters, Leaderboard
-from .member import Member
 from .mend_turns import MendTurns
 from .names import Names
 from .pulling import Pulls
@@ -292,7 +293,7 @@ class System:
 
     def _restore(self, member: Member, snapshot: Snapshot) -> None:
         liveness = self.store.decode_liveness(snapshot.live)
-        replica.restore_member(member, snapshot, liveness, self.monotonic_ns())
+        snapshot_sections.restore_member(member, snapshot, liveness, self.monotonic_ns())
 
     def find(self, uid: int) -> Member | None:
         """Return a group's member, woken if it hibernates; None when this node has none."""

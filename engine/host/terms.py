@@ -11,8 +11,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..raft.core import LEADER
-from .log_time import MS
-from .member import RUNNING, Member
+from ..replica.log_time import MS
+from ..replica.member import RUNNING, Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -17,7 +17,7 @@ from ..raft import quiescence
 from . import effects, terms
 
 if TYPE_CHECKING:
-    from .member import Member
+    from ..replica.member import Member
     from .system import System
 
 log = logging.getLogger(__name__)

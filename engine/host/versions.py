@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from logyard.protocol.errors import Busy, LogyardError, Refused
 
 from ..raft.core import LEADER
+from ..replica.member import HALTED, RUNNING, Member
 from ..replica.submit import check_leader
 from ..transport.blobs import MACHINE_VERSIONS
-from .member import HALTED, RUNNING, Member
 
 if TYPE_CHECKING:
     from .system import System

@@ -13,7 +13,7 @@ from itertools import islice
 
 import trio
 
-from .member import Member
+from ..replica.member import Member
 
 STEP = 256
 """Members a step, and so in the turn that follows it: some 10 ms of the loop each."""

@@ -17,9 +17,9 @@ from typing import NamedTuple, Protocol
 from logyard.protocol.errors import Busy, LogyardError, encode_error
 
 from ..entry import FRAME_SESSION, FRAME_SESSION_AT, FRAMES_MAX, Entry, build_commands, build_system
-from ..host.sessions import Sessions
 from ..machine import Reject
 from ..raft.core import Raft
+from .sessions import Sessions
 
 OK = 0
 FAILED = 1

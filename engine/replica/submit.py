@@ -14,8 +14,8 @@ from logyard.protocol.errors import BadRequest, Busy, GroupStopped, NotLeader, U
 
 from ..config import SystemConfig
 from ..entry import PIECE, PIECE_BYTES_MAX, check_frame, encode_system
-from ..host.member import RUNNING, Member
 from ..raft.core import LEADER
+from .member import RUNNING, Member
 from .proposals import DROP, Sink
 
 UPLOADS_FULL_S = 0.5

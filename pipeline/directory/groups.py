@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from logyard.engine.entry import COMMANDS, CONFIGURATION, SYSTEM, Entry, frames_of, is_guarded, system_command
-from logyard.engine.host import replica
-from logyard.engine.host.apply import REPLICATED, UnknownVersion, claims_of, context_of, keep, run_again
-from logyard.engine.host.machine_state import MachineState
-from logyard.engine.host.sessions import Sessions, batch_of
-from logyard.engine.host.uploads import Uploads
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import StateRow, cut_runs
 from logyard.engine.log.recovered import Recovered
 from logyard.engine.machine import Machine, Release
+from logyard.engine.replica import snapshot_sections
+from logyard.engine.replica.apply import REPLICATED, UnknownVersion, claims_of, context_of, keep, run_again
+from logyard.engine.replica.machine_state import MachineState
+from logyard.engine.replica.sessions import Sessions, batch_of
+from logyard.engine.replica.uploads import Uploads
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.snapshot.format import Snapshot
 from logyard.engine.types import Spec
@@ -362,7 +362,7 @@ class CannotApply(LogyardError):
 
 
 class Replay:
-    """A group's replicated state (`engine.host.apply`): as of its snapshot, then moved on entry by entry, as on a
+    """A group's replicated state (`engine.replica.apply`): as of its snapshot, then moved on entry by entry, as on a
     member. `deleted`: by an entry of its own log."""
 
     leading = False
@@ -383,7 +383,7 @@ class Replay:
         self.kept: MachineState | None = None
         self.deleted = False
         if self._group.snapshot is not None:
-            replica.restore(self, self._group.snapshot)
+            snapshot_sections.restore(self, self._group.snapshot)
 
     def apply(
         self, entry: Entry, log: Callable[[], Iterator[Entry]]

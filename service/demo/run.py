@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 import trio
 
-from logyard.engine.host.member import ASLEEP
+from logyard.engine.replica.member import ASLEEP
 
 from ..cli.output import Output
 from ..local_cluster import LocalCluster

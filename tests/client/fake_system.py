@@ -14,9 +14,9 @@ import trio
 from logyard.client import wire
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import ABSENT, BINDS, FRAME, FRAME_BYTES, LARGE, PIECE, PIECED, check_frame, table_of
-from logyard.engine.host.sessions import Sessions
 from logyard.engine.machine import Reject
 from logyard.engine.replica.proposals import CommandRejected
+from logyard.engine.replica.sessions import Sessions
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import (
     BadRequest,

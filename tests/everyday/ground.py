@@ -12,8 +12,8 @@ import trio
 
 from logyard.client.aio import Yard, connect
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.sessions import EXPIRE
 from logyard.engine.host.space import Space
+from logyard.engine.replica.sessions import EXPIRE
 from logyard.machines.log import AppendLog
 from logyard.service.embedded import EmbeddedSystem, open_system
 from tests.chaos.register import Registers

@@ -15,10 +15,10 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import encode_frame
-from logyard.engine.host import apply
-from logyard.engine.host.member import Member
 from logyard.engine.log.meta_rows import STORE
 from logyard.engine.machine import Applied, Context, Machine, PayloadRange, PayloadRef, Reject, Sections
+from logyard.engine.replica import apply
+from logyard.engine.replica.member import Member
 from logyard.machines import queue_command as qc
 from logyard.machines.command import APPEND, produce_command
 from logyard.machines.kv import KV

@@ -16,8 +16,8 @@ from logyard.client import errors, kv_wire
 from logyard.client.aio import Yard, connect
 from logyard.client.kv_wire import Compacted, Compare, Delete, Get, Put, PutResult, TxnResult
 from logyard.client.scans import audit_call
-from logyard.engine.host.member import Member
 from logyard.engine.host.reader import Located, Reader
+from logyard.engine.replica.member import Member
 from logyard.machines import kv_command
 from logyard.machines.kv import KV
 from logyard.machines.kv_digest import digest

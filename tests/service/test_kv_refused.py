@@ -9,7 +9,7 @@ import trio
 
 from logyard.client.sync import connect_sync
 from logyard.client.wire import encode_frame
-from logyard.engine.host.member import HALTED, RUNNING
+from logyard.engine.replica.member import HALTED, RUNNING
 from logyard.machines import kv as kv_module
 from logyard.machines.kv_keeping import spans_of
 from logyard.protocol.errors import LogyardError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.engine.host import replica
+from logyard.engine.replica import snapshot_sections
 from logyard.machines import kv, queue
 from logyard.machines.queue_state import QueueState
 from logyard.service import kv_watch
@@ -43,5 +43,5 @@ BUGS = (
         [(kv, "spans_of", edited(("for frame in frames:", "frames[0]\n    for frame in frames:")))],
         featured=frozenset({"sessions"}),
     ),
-    Bug("pieces_not_in_snapshots", "uploads are part of the state", [(replica, "uploads_of", nothing)]),
+    Bug("pieces_not_in_snapshots", "uploads are part of the state", [(snapshot_sections, "uploads_of", nothing)]),
 )

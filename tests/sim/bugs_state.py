@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.engine.host import effects, replica, sessions, snapshots, storage
+from logyard.engine.host import effects, snapshots, storage
 from logyard.engine.host.migration import Migration
+from logyard.engine.replica import sessions, snapshot_sections
 from logyard.machines.log import AppendLog
 from logyard.payloads.liveness import Liveness
 from logyard.payloads.reference import Position
@@ -75,7 +76,7 @@ BUGS = (
         "sessions are part of the state",
         [(sessions.Sessions, "encode", _encodes_no_replies)],
     ),
-    Bug("sessions_not_restored", "sessions come back with a snapshot", [(replica, "sessions_of", nothing)]),
+    Bug("sessions_not_restored", "sessions come back with a snapshot", [(snapshot_sections, "sessions_of", nothing)]),
     Bug(
         "snapshot_without_live_set", "a snapshot knows what lives", [(snapshots.Snapshots, "_head", _forgets_who_lives)]
     ),

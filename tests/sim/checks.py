@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from logyard.engine.host.member import RUNNING, STOPPED, Member
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import APPEND_REPLY, PREVOTE, PREVOTE_REPLY, VOTE, VOTE_REPLY, Message
+from logyard.engine.replica.member import RUNNING, STOPPED, Member
 from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
 from logyard.machines.queue import Queue

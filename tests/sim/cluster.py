@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.member import Member
 from logyard.engine.transport.config import TransportConfig
 from logyard.machines.registry import create_machine
 from logyard.protocol.errors import LogyardError, Outdated, WalFailed

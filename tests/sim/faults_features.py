@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.engine.host.member import Member
+from logyard.engine.replica.member import Member
 
 from .clients_log import LogGroup
 from .cluster import Host

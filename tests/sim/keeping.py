@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from logyard.engine.host.member import RUNNING, Member
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.member import RUNNING, Member
 
 from .cluster import Cluster
 

@@ -23,9 +23,10 @@ import lmdb
 import trio
 
 from logyard.engine import jobs
-from logyard.engine.host import budget, cache, disk_pace, durability, member, pace, pulling
-from logyard.engine.host.log_time import LogTime
+from logyard.engine.host import budget, cache, disk_pace, durability, pace, pulling
 from logyard.engine.log import meta, wal, wal_ahead
+from logyard.engine.replica import member
+from logyard.engine.replica.log_time import LogTime
 from logyard.payloads import generation as generations
 from logyard.payloads import store as payload_store
 from logyard.protocol.errors import GenerationFailed, GenerationUnfinished

@@ -19,7 +19,7 @@ import msgpack
 
 from logyard.client import queue_wire as qw
 from logyard.client.wire import encode_frame
-from logyard.engine.host.member import Member
+from logyard.engine.replica.member import Member
 from logyard.machines import kv_command as kv
 from logyard.machines.queue_command import PUBLISH_REPLY
 

@@ -19,11 +19,11 @@ from logyard.client.records import Page
 from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.host.member import Member
 from logyard.engine.host.system import System
 from logyard.engine.log import meta_rows
 from logyard.engine.machine import Machine
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.member import Member
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.memory import MemoryNetwork, MemoryPeers
 from logyard.machines.command import APPEND, APPEND_REPLY

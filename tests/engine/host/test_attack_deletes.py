@@ -15,8 +15,8 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.host.member import RUNNING
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.member import RUNNING
 from logyard.protocol.errors import LogyardError
 from logyard.service.node import Node
 

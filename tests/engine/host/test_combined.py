@@ -10,9 +10,9 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import timestamp_of
-from logyard.engine.host.log_time import LogTime
 from logyard.engine.machine import Applied, Batch, Context, Frame
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.log_time import LogTime
 from logyard.engine.replica.proposals import PLACE
 from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND

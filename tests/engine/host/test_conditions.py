@@ -10,9 +10,9 @@ import pytest
 
 from logyard.engine.host import revival
 from logyard.engine.host.homes import Homes
-from logyard.engine.host.member import HALTED, Member
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.state import PRECANDIDATE
+from logyard.engine.replica.member import HALTED, Member
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness
 

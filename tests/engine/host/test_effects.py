@@ -11,12 +11,12 @@ import pytest
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import LARGE
-from logyard.engine.host.log_time import LogTime
-from logyard.engine.host.machine_state import STALE_MAX, MachineState
-from logyard.engine.host.member import Member
 from logyard.engine.host.reader import Located, Reader
 from logyard.engine.machine import Append, Release, Send
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.log_time import LogTime
+from logyard.engine.replica.machine_state import STALE_MAX, MachineState
+from logyard.engine.replica.member import Member
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import LogyardError
 

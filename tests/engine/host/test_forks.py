@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from logyard.engine.disk import Disk
 from logyard.engine.host import forks
-from logyard.engine.host.member import STOPPED
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.member import STOPPED
 from logyard.service.cli.root import cli
 from logyard.service.fork_files import fork_files, read_fork, records_of
 

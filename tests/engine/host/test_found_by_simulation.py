@@ -9,11 +9,11 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import Entry
-from logyard.engine.host.member import Member
 from logyard.engine.host.sender import Sender
 from logyard.engine.log.record import BLOCK
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
+from logyard.engine.replica.member import Member
 from logyard.engine.replica.proposals import DROP
 from logyard.machines.command import APPEND
 from logyard.protocol.errors import Corrupt, Gone

@@ -8,8 +8,8 @@ from pathlib import Path
 import trio
 
 from logyard.engine.host import walks
-from logyard.engine.host.member import Member
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.member import Member
 
 from .cluster import cluster, until
 

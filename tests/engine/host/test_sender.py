@@ -7,8 +7,8 @@ from pathlib import Path
 import trio
 
 from logyard.engine.entry import Entry
-from logyard.engine.host.member import Member
 from logyard.engine.raft.messages import APPEND, Message
+from logyard.engine.replica.member import Member
 
 from .cluster import cluster, until
 

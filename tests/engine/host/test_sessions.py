@@ -13,7 +13,8 @@ import trio
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import UNIFORM, Frame, encode_system
-from logyard.engine.host.sessions import (
+from logyard.engine.machine import Batch, Context, Position, Reject, Release
+from logyard.engine.replica.sessions import (
     REPLY_BYTES,
     WINDOW,
     ApplyBatch,
@@ -22,7 +23,6 @@ from logyard.engine.host.sessions import (
     apply_next,
     run_batch,
 )
-from logyard.engine.machine import Batch, Context, Position, Reject, Release
 from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog

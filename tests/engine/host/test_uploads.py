@@ -14,9 +14,9 @@ import trio
 from logyard.client.records import ABSENT, Buffer, records_of, split_blocks
 from logyard.client.wire import LARGE, encode_parts
 from logyard.engine.entry import BINDS, PIECE, PIECED, UNIFORM, check_frame
-from logyard.engine.host.uploads import Uploads, runs
 from logyard.engine.machine import PayloadRange, PayloadRef, Position, Reject, Release
 from logyard.engine.replica.submit import Answer
+from logyard.engine.replica.uploads import Uploads, runs
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Unknown
 from logyard.service.check import check_directory

@@ -9,9 +9,9 @@ import pytest
 
 from logyard.client.wire import encode_frame
 from logyard.engine.entry import Entry, encode_system, frames_of
-from logyard.engine.host.sessions import Sessions
 from logyard.engine.machine import Reject
 from logyard.engine.replica.proposals import LOW_BATCH, LOW_TURNS, OK, PLACE, ProposalQueue, Shape, Sink
+from logyard.engine.replica.sessions import Sessions
 from logyard.protocol.errors import Busy, LogyardError, NotLeader, decode_error
 
 SESSION = 4242
