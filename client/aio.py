@@ -14,42 +14,28 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from ssl import SSLContext
-from typing import BinaryIO, Literal, overload
+from typing import BinaryIO
 
-from logyard.protocol.errors import BadRequest, Busy, Gone, LogyardError, OutOfRange
+from logyard.protocol.errors import BadRequest, Busy
 
-from .admin import Call
+from ._async.log import LogVerbs
 from .background import background
 from .compression import SMALLEST, encode, wants
+from .frame import append_command
 from .kv import KvYard
 from .lane import Batch, Lane
 from .link import Stream
-from .log import (
-    POLL_BYTES,
-    POLL_RECORDS,
-    POLL_WAIT_S,
-    SESSION_TTL_S,
-    Place,
-    body_steps,
-    flags_of,
-    offsets_of,
-    poll_call,
-    reply_call,
-)
-from .log_verbs import LogVerbs
+from .log import SESSION_TTL_S, flags_of
 from .messages import Session, open_session
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
-from .pending import PendingAppend, wait_batch
+from .pending import PendingAppend, finished
 from .queue import QueueYard
-from .records import Buffer, Page, Record
+from .records import Buffer
 from .runtime import running
-from .sequences import STALE
 from .session import UNIX, unix_target
 from .tls import TlsConfig, client_context, require_safe
 from .tls_stream import TlsStream
-from .upload import WHOLE_BYTES, check_size
 from .upload_aio import read_file, upload, views
-from .wire import FRAME_BYTES_MAX, REPLY
 
 __all__ = ["Log", "PendingAppend", "Yard", "connect"]
 
@@ -160,134 +146,16 @@ class Yard(QueueYard, KvYard, Network):
 
 
 class Log(LogVerbs):
-    """One append log; more of its verbs are in `log_verbs`."""
+    """One append log; its verbs are in `_async.log`, here is how appends leave: in the frames of its lane."""
 
     __slots__ = ("lane",)
+
+    yard: Yard
 
     def __init__(self, yard: Yard, name: str) -> None:
         self.yard = yard
         self.name = name
         self.lane: Lane = yard.lane(name)
-
-    @overload
-    async def append(
-        self,
-        metadata: Buffer,
-        payload: Buffer | None = None,
-        *,
-        timeout: float | None = None,
-        reply: Literal["consensus", "none"] = "consensus",
-        reply_from: int | None = None,
-        priority: str = "normal",
-        compress: str | None = None,
-    ) -> int: ...
-
-    @overload
-    async def append(
-        self,
-        metadata: Buffer,
-        payload: Buffer | None = None,
-        *,
-        timeout: float | None = None,
-        reply: Literal["append"],
-        priority: str = "normal",
-        compress: str | None = None,
-    ) -> Place: ...
-
-    async def append(
-        self,
-        metadata: Buffer,
-        payload: Buffer | None = None,
-        *,
-        timeout: float | None = None,
-        reply: str = "consensus",
-        reply_from: int | None = None,
-        priority: str = "normal",
-        compress: str | None = None,
-    ) -> int | Place:
-        """Append one record; returns its offset once a quorum has it.
-
-        `reply`: with ``append`` it returns where the command lies as soon as the leader has it on disk (see
-        `wait_applied`), with ``none`` it returns -1 as soon as it is sent; neither is sent again after a cut, and
-        neither is exactly-once. `reply_from`: that member answers, when it has applied it. `priority` ``low``: it waits
-        until nothing else of its log does. `compress`: ``zstd`` or ``none``, by default as the log's option says.
-
-        A payload above 1 MiB travels in pieces, each stored once, and takes its place among the log's records when all
-        of them are there; `timeout` is then that of each piece, cancelling gives it up, and it has no other options.
-        Otherwise cancelling the wait does not take the record back. Raises a `LogyardError`.
-        """
-        flags = flags_of(reply, priority, self.lane.exactly_once, reply_from)
-        if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
-            payload = memoryview(payload).cast("B")
-            size = check_size(len(payload))
-            zstd = await self._zstd(compress)
-            return await upload(self.yard, self.name, metadata, views(payload), size, timeout, zstd)
-        if payload is not None and len(payload) >= SMALLEST and await self._zstd(compress):
-            metadata, payload = encode(metadata, payload)
-        await self._room()
-        lane = self.lane
-        batch, position = lane.add(metadata, payload, self.yard.timeout if timeout is None else timeout, flags)
-        if not lane.dirty:
-            self.yard.kick(lane)
-        first = await self._first(batch, reply_from, timeout)
-        return Place(*batch.place) if reply == "append" else first + position if first >= 0 else -1
-
-    async def append_stream(
-        self,
-        metadata: Buffer,
-        source: AsyncIterable[Buffer] | BinaryIO,
-        size: int | None = None,
-        *,
-        timeout: float | None = None,
-        compress: str | None = None,
-    ) -> int:
-        """Append one record whose payload comes from an async iterable of buffers or from a binary file, up to 4 GiB
-        of which a few MiB are in memory at a time; returns its offset.
-
-        `size`: the bytes that must come; otherwise whatever comes. `timeout` (seconds) bounds each piece, not the
-        whole. If anything fails, or the wait is cancelled, nothing of it stays.
-        """
-        if not isinstance(source, AsyncIterable):
-            source = read_file(self.yard, source)
-        return await upload(self.yard, self.name, metadata, source, size, timeout, await self._zstd(compress))
-
-    async def append_many(
-        self,
-        records: Iterable[tuple[Buffer, Buffer | None]],
-        *,
-        timeout: float | None = None,
-        reply_from: int | None = None,
-        priority: str = "normal",
-        compress: str | None = None,
-        keys: Iterable[bytes] | None = None,
-        command: bytes = b"",
-    ) -> range:
-        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap. `keys`: one
-        for each record of a keyed log; a record without payload takes its key away. `command`: of a producer's append,
-        see `producer`."""
-        flags = flags_of("consensus", priority, self.lane.exactly_once, reply_from)
-        if await self._zstd(compress):
-            records = [pair if (body := pair[1]) is None else encode(pair[0], body) for pair in records]
-        await self._room()
-        batch = self.lane.add_many(records, self.yard.timeout if timeout is None else timeout, flags, command, keys)
-        self.yard.kick(self.lane)
-        return offsets_of(await self._first(batch, reply_from, timeout), batch.given)
-
-    async def _first(self, batch: Batch, reply_from: int | None, timeout: float | None) -> int:
-        await wait_batch(batch)
-        if batch.error is not None:
-            raise batch.error.again()
-        if reply_from is not None and batch.numbers is not None:
-            wait = self.yard.timeout if timeout is None else timeout
-            call = reply_call(self.name, batch.numbers.session, batch.sequence, reply_from, wait)
-            try:
-                answer: bytes = await self.yard.run(call, wait)
-                return int(REPLY.unpack_from(answer)[0])
-            except LogyardError as error:
-                if error.code != STALE:
-                    raise
-                # It has applied so much more that it does not remember: the leader's answer is its own.
-        return batch.first
 
     def append_nowait(
         self,
@@ -314,104 +182,47 @@ class Log(LogVerbs):
             yard.kick(lane)
         return PendingAppend(batch, position)
 
-    async def poll(
+    async def _send(
+        self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
+    ) -> tuple[Batch, int]:  # fmt: skip
+        yard, lane = self.yard, self.lane
+        if yard.closed or yard.window.used >= yard.window.limit:
+            await yard.room()
+        batch, position = lane.add(metadata, payload, yard.timeout if timeout is None else timeout, flags)
+        if not lane.dirty:
+            yard.kick(lane)
+        await finished(batch)
+        return batch, position
+
+    async def _send_many(
         self,
-        offset: int,
-        *,
-        max_records: int = POLL_RECORDS,
-        max_bytes: int = POLL_BYTES,
-        wait: float = 0.0,
-        node: int | None = None,
-        bodies: bool = True,
-        consistency: str | None = None,
-        staleness: float | None = None,
-        since: int | None = None,
-        timeout: float | None = None,
-    ) -> Page:
-        """Records from `offset` on (-1: those still to come), at least one if there is one.
+        records: Iterable[tuple[Buffer, Buffer | None]],
+        timeout: float | None,
+        flags: int,
+        command: bytes,
+        keys: Iterable[bytes] | None,
+        at: int | None,
+    ) -> Batch:
+        yard, lane = self.yard, self.lane
+        if yard.closed or yard.window.used >= yard.window.limit:
+            await yard.room()
+        limit = yard.timeout if timeout is None else timeout
+        batch = lane.add_many(records, limit, flags, command or append_command(at), keys)
+        yard.kick(lane)
+        await finished(batch)
+        return batch
 
-        `wait` (seconds): how long to wait for a first record. `node`: that member answers itself, whatever its role;
-        `page.node` names who answered. `consistency`: ``local``, ``leader`` (default without `node`) or
-        ``linearizable``. `staleness` (seconds): any member, or `node`, once it has applied everything that was
-        committed so long ago. `since` (ms since 1970): not from `offset` but from the first record stamped then or
-        later. Raises `OutOfRange` or `Gone` for an offset that is not there, `GroupStopped`, `Corrupt`.
-        """
-        deadline = self.yard.clock() + wait
-        while True:
-            left = deadline - self.yard.clock()
-            call = poll_call(
-                self.name, offset, max_records, max_bytes, max(0.0, left), node, bodies, consistency, staleness, since
-            )
-            page = await self.yard.run(call, timeout)
-            if len(page) or left <= POLL_WAIT_S:
-                return page
-            offset, since = page.next, None
-
-    async def records(
+    async def _upload(
         self,
-        start: int = 0,
-        stop: int | None = None,
-        *,
-        follow: bool = False,
-        bodies: bool = True,
-        node: int | None = None,
-    ) -> AsyncIterator[Record]:
-        """The records from `start` up to `stop`, or to the log's end; with `follow` it waits there for more."""
-        offset = start
-        while stop is None or offset < stop:
-            wanted = POLL_RECORDS if stop is None else min(POLL_RECORDS, stop - offset)
-            wait = POLL_WAIT_S if follow else 0.0
-            page = await self.poll(offset, max_records=wanted, wait=wait, node=node, bodies=bodies)
-            for record in page:
-                if record.left_out and record.size <= FRAME_BYTES_MAX:
-                    record.fill(await self.read_body(record.offset, 0, record.size, node=page.node))
-                yield record
-            if not len(page) and not follow:
-                return
-            offset = page.next
-
-    async def read(self, offset: int, *, node: int | None = None, bodies: bool = True) -> Record:
-        """One record; raises `OutOfRange` when it is not there yet."""
-        page = await self.poll(offset, max_records=1, node=node, bodies=bodies)
-        for record in page:
-            if record.offset != offset:
-                raise Gone(f"{self.name}: the record at {offset} gave way to a newer one with its key")
-            if record.left_out and record.size <= FRAME_BYTES_MAX:
-                record.fill(await self.read_body(offset, 0, record.size, node=page.node))
-            return record
-        raise OutOfRange(f"{self.name}: offset {offset} is not in {page.start}..{page.end}")
-
-    async def read_body(
-        self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None
-    ) -> bytes:
-        """Bytes `start` up to `stop` (its end) of a record's body; a long range is read in pieces."""
-        pieces = [piece async for piece in self.body_pieces(offset, start, stop, node=node)]
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    async def body_pieces(
-        self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None
-    ) -> AsyncIterator[bytes]:
-        """The same as a stream of pieces, so that a large body never has to fit into memory."""
-        if stop is None:
-            stop = (await self.read(offset, node=node, bodies=False)).size
-        steps = body_steps(self.name, offset, start, stop, node)
-        step = next(steps, None)
-        while step is not None:
-            if isinstance(step, Call):
-                step = steps.send(await self.yard.run(step))
-            else:
-                yield bytes(step)
-                step = next(steps, None)
-
-    async def _zstd(self, compress: str | None) -> bool:
-        """Whether payloads are to be compressed; asks for the log's option if need be."""
-        if compress is None and self.name not in self.yard.routes.groups:
-            await self.latest()  # whatever it answers, finding the log tells
-        return wants(compress, self.name in self.yard.routes.compressed)
-
-    async def _room(self) -> None:
-        yard = self.yard
-        if yard.closed:
-            raise LogyardError("the client is closed")
-        while yard.window.used >= yard.window.limit:
-            await yard.freed()
+        metadata: Buffer,
+        source: AsyncIterable[Buffer] | BinaryIO | memoryview,
+        size: int | None,
+        timeout: float | None,
+        compress: bool,
+        at: int | None,
+    ) -> int:
+        if isinstance(source, memoryview):
+            source = views(source)
+        elif not isinstance(source, AsyncIterable):
+            source = read_file(self.yard, source)
+        return await upload(self.yard, self.name, metadata, source, size, timeout, compress, at)

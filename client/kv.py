@@ -36,7 +36,7 @@ from .kv_wire import (
     range_of,
 )
 from .log import of_kind, read_call
-from .pending import wait_batch
+from .pending import finished
 from .runtime import Event
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class KV:
         batch, position = self._lane.add_operation(command.data, command.bodies, timeout)
         if not self._lane.dirty:
             yard.kick(self._lane)
-        await wait_batch(batch)
+        await finished(batch)
         return batch.answer(position)
 
     async def ask(

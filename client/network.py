@@ -122,6 +122,10 @@ class Network(AsyncVerbs):
             link.fail("the client is closing")
             link.channel.cut(gone)
 
+    def compresses(self, name: str) -> bool | None:
+        """Return what a log's option says about compression; None until the log was found."""
+        return name in self.routes.compressed if name in self.routes.groups else None
+
     async def nodes(self) -> list[int]:
         """The nodes whose addresses are known."""
         return sorted(self.routes.addresses)
@@ -203,6 +207,13 @@ class Network(AsyncVerbs):
     async def freed(self) -> None:
         """Until some append is finished."""
         await self._freed.park()
+
+    async def room(self) -> None:
+        """Wait for room in the window. Raises `LogyardError` when the client is closed."""
+        if self.closed:
+            raise LogyardError("the client is closed")
+        while self.window.used >= self.window.limit:
+            await self._freed.park()
 
     # Links.
 

@@ -50,15 +50,17 @@ class PendingAppend:
 
     async def wait(self) -> int:
         """Wait for the offset."""
-        await wait_batch(self.batch)
+        await finished(self.batch)
         return self.offset
 
 
-async def wait_batch(batch: Batch) -> None:
-    """Until a batch is done; all who wait for it share one event."""
+async def finished(batch: Batch) -> None:
+    """Wait until a batch is done, all who wait for it with one event; raises what it failed with."""
     if not batch.done:
         if batch.signal is None:
             assert batch.lane.event is not None
             batch.signal = batch.lane.event()
             batch.callbacks.append(batch.signal.set)
         await batch.signal.wait()
+    if batch.error is not None:
+        raise batch.error.again()

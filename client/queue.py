@@ -18,7 +18,7 @@ from . import queue_wire as qw
 from .lane import Batch, Lane
 from .log import query_call
 from .messages import Session, open_session
-from .pending import PendingAppend, wait_batch
+from .pending import PendingAppend, finished
 from .queue_wire import Message
 from .wire import Buffer
 
@@ -189,9 +189,7 @@ class Queue:
 
 
 async def _first(batch: Batch) -> int:
-    await wait_batch(batch)
-    if batch.error is not None:
-        raise batch.error.again()
+    await finished(batch)
     return batch.first
 
 

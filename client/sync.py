@@ -21,7 +21,7 @@ from . import wire
 from .admin import Call, SyncVerbs, T, call_node
 from .frame import Frame
 from .kv_sync import KV
-from .log import SESSION_TTL_S, close_call, latest_call, open_call
+from .log import SESSION_TTL_S, close_call, open_call
 from .queue_sync import Queue
 from .records import Buffer
 from .sequences import RENEW, STRUCK, expired, final, new_number
@@ -140,6 +140,10 @@ class Yard(SyncVerbs):
         if not name:
             raise BadRequest("a group has a name")
         return KV(self, name)
+
+    def clock(self) -> float:
+        """Return the time, in seconds."""
+        return time.monotonic()
 
     def nodes(self) -> list[int]:
         """The nodes whose addresses are known."""
@@ -372,14 +376,10 @@ class Yard(SyncVerbs):
         order = [*known, *(address for address in self._everyone() if address not in known)]
         return order[retry.failures % len(order)]
 
-    def compressed(self, name: str) -> bool:
-        """Whether a log's option asks for compressed payloads; asks a node unless it is known."""
+    def compresses(self, name: str) -> bool | None:
+        """Return what a log's option says about compression; None until the log was found."""
         with self._lock:
-            known = name in self._routes.groups
-        if not known:
-            # Whatever it answers, finding it tells.
-            self.run(latest_call(name, None, None))
-        return name in self._routes.compressed
+            return name in self._routes.compressed if name in self._routes.groups else None
 
     def _everyone(self) -> list[tuple[str, int]]:
         with self._lock:

@@ -24,11 +24,13 @@ async def upload(
     size: int | None,
     timeout: float | None,
     compress: bool = False,
+    at: int | None = None,
 ) -> int:
-    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece."""
+    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece. `at`: the
+    offset that it must get."""
     if size is not None:
         check_size(size)
-    one = Upload(name, metadata, network.chance, compress)
+    one = Upload(name, metadata, network.chance, compress, at)
     await network.run(one.open_call(), timeout)
     try:
         await _send_pieces(network, one, source, timeout)

@@ -146,7 +146,7 @@ class EmbeddedLog:
     async def tail(
         self, cursor: Cursor | None = None, *, follow: bool = True, max_records: int = 1000, bodies: bool = True
     ) -> AsyncIterator[Tailed]:
-        """Records from `cursor` on, a batch at a time, each with the place behind it; see `client.log_verbs.tail`.
+        """Records from `cursor` on, a batch at a time, each with the place behind it; see `client._async.log`.
         Raises `Refused` for a cursor of another log, `OutOfRange` when records that it has not passed are gone."""
         uid = self._member.uid
         at = Cursor(uid, (await self._node.bounds(self.name))["start"]) if cursor is None else cursor
@@ -171,7 +171,7 @@ class EmbeddedLog:
         return (await self.poll(0, max_records=1, bodies=False, since=since)).asked
 
     async def retain(self, *, age: float = 0.0, bytes: int = 0, records: int = 0) -> int:
-        """What the log keeps from now on; see `client.log_verbs.retain`."""
+        """What the log keeps from now on; see `client._async.log`."""
         return await self._node.retain(self.name, round(age * 1000), bytes, records)
 
     async def producer(self, name: int | str) -> Producer:

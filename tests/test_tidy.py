@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from logyard.client._async.generate import blocking, stale
+
 from .source_tree import ROOT, Source, product_sources, test_sources
 
 pytestmark = pytest.mark.xdist_group("source")
@@ -125,6 +127,31 @@ def test_product_code(rule: Rule) -> None:
 def test_test_code(rule: Rule) -> None:
     offences = [offence for source in test_sources() for offence in rule(source)]
     assert not offences, "\n" + "\n".join(offences)
+
+
+def test_the_blocking_handles_are_what_their_source_makes() -> None:
+    assert stale() == [], "run python -m logyard.client._async.generate"
+
+
+def test_a_blocking_twin_awaits_nothing_and_keeps_its_text() -> None:
+    text = """from collections.abc import AsyncIterable, AsyncIterator, Iterable
+
+
+async def each(source: AsyncIterable[int] | Iterable[int]) -> AsyncIterator[int]:
+    \"\"\"Yield what an async source await.\"\"\"
+    async with opened() as one:
+        found = [x async for x in source if await one.wants(await x)]
+    raise StopAsyncIteration
+"""
+    assert blocking(text, "x.py").split("\n", 1)[1] == """from collections.abc import Iterable, Iterator
+
+
+def each(source: Iterable[int] | Iterable[int]) -> Iterator[int]:
+    \"\"\"Yield what an async source await.\"\"\"
+    with opened() as one:
+        found = [x for x in source if one.wants(x)]
+    raise StopIteration
+"""
 
 
 def tracked_files() -> list[str]:

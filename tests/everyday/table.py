@@ -219,7 +219,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
             "beat",
             "begin_session",
             "end_session",
-            "compressed",
+            "compresses",
+            "room",
         )
     ),
     "KV": frozenset(("ask", "run")),

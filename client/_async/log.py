@@ -1,0 +1,421 @@
+"""One append log: its verbs. Appends go the way of their face (`_send`, `_send_many`, `_upload`), reads are calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from typing import Any, BinaryIO, Literal, overload
+
+from logyard.protocol.errors import Gone, LogyardError, OutOfRange
+
+from ..admin import Call, T
+from ..compression import SMALLEST, encode, wants
+from ..log import (
+    POLL_BYTES,
+    POLL_RECORDS,
+    POLL_WAIT_S,
+    Bounds,
+    Place,
+    applied_call,
+    body_steps,
+    flags_of,
+    latest_call,
+    offsets_of,
+    poll_call,
+    producer_call,
+    query_call,
+    reply_call,
+    retain_call,
+    seek_call,
+    truncate_call,
+)
+from ..numbering import producer_number
+from ..records import Buffer, Page, Record
+from ..sequences import STALE
+from ..tail import TAIL_WAIT_S, Cursor, Tailed
+from ..upload import WHOLE_BYTES, check_size
+from ..wire import FRAME_BYTES_MAX, REPLY
+from .caller import Caller, Done
+from .producer import Producer
+
+
+class LogVerbs(ABC):
+    """An append log of either face."""
+
+    __slots__ = ("yard", "name")
+
+    yard: Caller
+    name: str
+
+    # What a face fills in.
+
+    @abstractmethod
+    async def _send(
+        self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
+    ) -> tuple[Done, int]:  # fmt: skip
+        """Append one record: what came of its frame, and the record's number in that."""
+
+    @abstractmethod
+    async def _send_many(
+        self,
+        records: Iterable[tuple[Buffer, Buffer | None]],
+        timeout: float | None,
+        flags: int,
+        command: bytes,
+        keys: Iterable[bytes] | None,
+        at: int | None,
+    ) -> Done:
+        """Append records as one frame."""
+
+    @abstractmethod
+    async def _upload(
+        self,
+        metadata: Buffer,
+        source: AsyncIterable[Buffer] | BinaryIO | memoryview,
+        size: int | None,
+        timeout: float | None,
+        compress: bool,
+        at: int | None,
+    ) -> int:
+        """Append one record whose payload travels in pieces; its offset."""
+
+    # Appends.
+
+    @overload
+    async def append(
+        self,
+        metadata: Buffer,
+        payload: Buffer | None = None,
+        *,
+        timeout: float | None = None,
+        reply: Literal["consensus", "none"] = "consensus",
+        reply_from: int | None = None,
+        priority: str = "normal",
+        compress: str | None = None,
+    ) -> int: ...
+
+    @overload
+    async def append(
+        self,
+        metadata: Buffer,
+        payload: Buffer | None = None,
+        *,
+        timeout: float | None = None,
+        reply: Literal["append"],
+        priority: str = "normal",
+        compress: str | None = None,
+    ) -> Place: ...
+
+    async def append(
+        self,
+        metadata: Buffer,
+        payload: Buffer | None = None,
+        *,
+        timeout: float | None = None,
+        reply: str = "consensus",
+        reply_from: int | None = None,
+        priority: str = "normal",
+        compress: str | None = None,
+    ) -> int | Place:
+        """Append one record; returns its offset once a quorum has it.
+
+        `reply`: with ``append`` it returns where the command lies as soon as the leader has it on disk (see
+        `wait_applied`), with ``none`` it returns -1 as soon as it is sent; neither is sent again after a cut, and
+        neither is exactly-once. `reply_from`: that member answers, when it has applied it. `priority` ``low``: it waits
+        until nothing else of its log does. `compress`: ``zstd`` or ``none``, by default as the log's option says.
+
+        A payload above 1 MiB travels in pieces, each stored once, and takes its place among the log's records when all
+        of them are there; `timeout` is then that of each piece, cancelling gives it up, and it has no other options.
+        Otherwise cancelling the wait does not take the record back. Raises a `LogyardError`.
+        """
+        flags = flags_of(reply, priority, self.yard.exactly_once, reply_from)
+        if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
+            view = memoryview(payload).cast("B")
+            size = check_size(len(view))
+            return await self._upload(metadata, view, size, timeout, await self._zstd(compress), None)
+        if payload is not None and len(payload) >= SMALLEST and await self._zstd(compress):
+            metadata, payload = encode(metadata, payload)
+        done, position = await self._send(metadata, payload, timeout, flags)
+        if reply == "append":
+            return Place(*done.place)
+        first = done.first if reply_from is None else await self._reply_of(done, reply_from, timeout)
+        return first + position if first >= 0 else -1
+
+    async def append_stream(
+        self,
+        metadata: Buffer,
+        source: AsyncIterable[Buffer] | BinaryIO,
+        size: int | None = None,
+        *,
+        timeout: float | None = None,
+        compress: str | None = None,
+        at: int | None = None,
+    ) -> int:
+        """Append one record whose payload comes from an iterable of buffers (under trio and asyncio an asynchronous
+        one) or from a binary file, up to 4 GiB of which a few MiB are in memory at a time; returns its offset.
+
+        `size`: the bytes that must come; otherwise whatever comes. `timeout` (seconds) bounds each piece, not the
+        whole. `at` as in `append_many`. If anything fails, or the wait is cancelled, nothing of it stays.
+        """
+        return await self._upload(metadata, source, size, timeout, await self._zstd(compress), at)
+
+    async def append_many(
+        self,
+        records: Iterable[tuple[Buffer, Buffer | None]],
+        *,
+        timeout: float | None = None,
+        reply_from: int | None = None,
+        priority: str = "normal",
+        compress: str | None = None,
+        at: int | None = None,
+        keys: Iterable[bytes] | None = None,
+        command: bytes = b"",
+    ) -> range:
+        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap. `keys`: one
+        for each record of a keyed log; a record without payload takes its key away. `command`: of a producer's append,
+        see `producer`.
+
+        `at`: only if the first one gets this offset; else nothing is appended, and `OutOfRange` says where the log
+        ends. For logs that were created with a `start`; others raise `BadRequest`.
+        """
+        flags = flags_of("consensus", priority, self.yard.exactly_once, reply_from)
+        option = self.yard.compresses(self.name)
+        if option is None and compress is None:
+            records = list(records)
+            # Only where a payload could be compressed it is asked whether the log wants that.
+            option = _any_large(records) and await self._zstd(None)
+        if wants(compress, bool(option)):
+            records = [pair if (body := pair[1]) is None else encode(pair[0], body) for pair in records]
+        done = await self._send_many(records, timeout, flags, command, keys, at)
+        first = done.first if reply_from is None else await self._reply_of(done, reply_from, timeout)
+        return offsets_of(first, done.given)
+
+    async def _zstd(self, compress: str | None) -> bool:
+        """Return whether payloads are to be compressed; asks for the log's option if need be."""
+        option = self.yard.compresses(self.name)
+        if option is None and compress is None:
+            # Whatever it answers, finding the log tells.
+            await self.latest()
+            option = self.yard.compresses(self.name)
+        return wants(compress, bool(option))
+
+    async def _reply_of(self, done: Done, node: int, timeout: float | None) -> int:
+        """Return the first offset as a member answers it, when it has applied the command."""
+        if done.numbers is None:
+            return done.first
+        wait = self.yard.timeout if timeout is None else timeout
+        call = reply_call(self.name, done.numbers.session, done.sequence, node, wait)
+        try:
+            answer: bytes = await self.yard.run(call, wait)
+            return int(REPLY.unpack_from(answer)[0])
+        except LogyardError as error:
+            if error.code != STALE:
+                raise
+        # It has applied so much more that it does not remember: the leader's answer is its own.
+        return done.first
+
+    # Reads.
+
+    async def poll(
+        self,
+        offset: int,
+        *,
+        max_records: int = POLL_RECORDS,
+        max_bytes: int = POLL_BYTES,
+        wait: float = 0.0,
+        node: int | None = None,
+        bodies: bool = True,
+        consistency: str | None = None,
+        staleness: float | None = None,
+        since: int | None = None,
+        timeout: float | None = None,
+    ) -> Page:
+        """Read records from `offset` on (-1: those still to come), at least one if there is one.
+
+        `wait` (seconds): how long to wait for a first record. `node`: that member answers itself, whatever its role;
+        `page.node` names who answered. `consistency`: ``local``, ``leader`` (default without `node`) or
+        ``linearizable``. `staleness` (seconds): any member, or `node`, once it has applied everything that was
+        committed so long ago. `since` (ms since 1970): not from `offset` but from the first record stamped then or
+        later. Raises `OutOfRange` or `Gone` for an offset that is not there, `GroupStopped`, `Corrupt`.
+        """
+        deadline = self.yard.clock() + wait
+        while True:
+            left = deadline - self.yard.clock()
+            call = poll_call(
+                self.name, offset, max_records, max_bytes, max(0.0, left), node, bodies, consistency, staleness, since
+            )
+            page = await self.yard.run(call, timeout)
+            if len(page) or left <= POLL_WAIT_S:
+                return page
+            offset, since = page.next, None
+
+    async def records(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        follow: bool = False,
+        bodies: bool = True,
+        node: int | None = None,
+    ) -> AsyncIterator[Record]:
+        """Yield the records from `start` up to `stop`, or to the log's end; with `follow` it waits there for more."""
+        offset = start
+        while stop is None or offset < stop:
+            wanted = POLL_RECORDS if stop is None else min(POLL_RECORDS, stop - offset)
+            wait = POLL_WAIT_S if follow else 0.0
+            page = await self.poll(offset, max_records=wanted, wait=wait, node=node, bodies=bodies)
+            for record in page:
+                if record.left_out:
+                    await self._fill(record, page.node)
+                yield record
+            if not len(page) and not follow:
+                return
+            offset = page.next
+
+    async def tail(
+        self,
+        cursor: Cursor | None = None,
+        *,
+        follow: bool = True,
+        max_records: int = POLL_RECORDS,
+        max_bytes: int = POLL_BYTES,
+        bodies: bool = True,
+        node: int | None = None,
+        staleness: float | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Tailed]:
+        """Yield committed records from `cursor` on (None: the first one the log has), a batch at a time, each with the
+        place behind it; for ever, or with `follow=False` up to the present end. Goes on through cut connections and
+        changes of the leader for `timeout` seconds each.
+
+        Raises `UnknownGroup` when the log is not the cursor's any more, `OutOfRange` or `Gone` when records that the
+        cursor has not passed were truncated.
+        """
+        if cursor is None:
+            uid = int((await self.yard.locate(self.name))["uid"])
+            bounds = await self.yard.run(latest_call(self.name, node, None, staleness, uid), timeout)
+            cursor = Cursor(uid, bounds.start)
+        while True:
+            call = poll_call(
+                self.name, cursor.offset, max_records, max_bytes, TAIL_WAIT_S if follow else 0.0, node, bodies, None,
+                staleness, None, cursor.uid,
+            )  # fmt: skip
+            page = await self.yard.run(call, timeout)
+            records: list[Record] = []
+            for record in page:
+                if record.left_out:
+                    await self._fill(record, page.node)
+                records.append(record)
+            if records:
+                cursor = Cursor(cursor.uid, page.next)
+                yield Tailed(records, cursor)
+            elif not follow:
+                return
+
+    async def read(self, offset: int, *, node: int | None = None, bodies: bool = True) -> Record:
+        """Read one record; raises `OutOfRange` when it is not there yet."""
+        page = await self.poll(offset, max_records=1, node=node, bodies=bodies)
+        for record in page:
+            if record.offset != offset:
+                raise Gone(f"{self.name}: the record at {offset} gave way to a newer one with its key")
+            if record.left_out:
+                await self._fill(record, page.node)
+            return record
+        raise OutOfRange(f"{self.name}: offset {offset} is not in {page.start}..{page.end}")
+
+    async def _fill(self, record: Record, node: int) -> None:
+        """Fetch a payload that did not fit into its page, unless it is too long for one buffer."""
+        if record.size <= FRAME_BYTES_MAX:
+            record.fill(await self.read_body(record.offset, 0, record.size, node=node))
+
+    async def read_body(
+        self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None
+    ) -> bytes:
+        """Read bytes `start` up to `stop` (its end) of a record's body; a long range is read in pieces."""
+        pieces = [piece async for piece in self.body_pieces(offset, start, stop, node=node)]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def body_pieces(
+        self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield the same in pieces, so that a large body never has to fit into memory."""
+        if stop is None:
+            stop = (await self.read(offset, node=node, bodies=False)).size
+        steps = body_steps(self.name, offset, start, stop, node)
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Call):
+                step = steps.send(await self.yard.run(step))
+            else:
+                yield bytes(step)
+                step = next(steps, None)
+
+    async def latest(
+        self, *, node: int | None = None, consistency: str | None = None, staleness: float | None = None
+    ) -> Bounds:
+        """Read the log's bounds: (start, end), the first offset and the next free one. Linearizable, unless a member
+        (``local``), a `staleness` or another `consistency` is asked for."""
+        return await self.yard.run(latest_call(self.name, node, consistency, staleness))
+
+    async def seek(self, since: int, *, node: int | None = None, timeout: float | None = None) -> int:
+        """Find the first offset stamped at `since` (ms since 1970) or later, or the log's end."""
+        return await self.yard.run(seek_call(self.name, since, node), timeout)
+
+    # The rest.
+
+    async def wait_applied(
+        self, index: int, *, term: int = 0, node: int | None = None, timeout: float | None = None
+    ) -> int:
+        """Wait until the leader, or member `node`, has applied `index`; returns what it has applied. With the `term` of
+        a `Place` raises `Refused` when that entry was overwritten, `Gone` when nobody can tell any more."""
+        wait = self.yard.timeout if timeout is None else timeout
+        return await self.yard.run(applied_call(self.name, index, term, node, wait), wait)
+
+    async def query(
+        self,
+        request: bytes,
+        *,
+        node: int | None = None,
+        consistency: str | None = None,
+        staleness: float | None = None,
+        index: int = 0,
+        timeout: float | None = None,
+    ) -> bytes:
+        """Ask the machine's `query`. `node`, `consistency` and `staleness` as in `poll`; `index`: not before it is
+        applied there."""
+        return await self.yard.run(query_call(self.name, request, node, consistency, index, staleness), timeout)
+
+    async def truncate(self, before: int, *, timeout: float | None = None) -> int:
+        """Remove all records below offset `before`; returns the log's first offset afterwards."""
+        return await self.yard.run(truncate_call(self.name, before), timeout)
+
+    async def retain(
+        self, *, age: float = 0.0, bytes: int = 0, records: int = 0, timeout: float | None = None
+    ) -> int:  # fmt: skip
+        """Say what the log keeps from now on, in place of what was said before: records younger than `age` seconds, the
+        newest `bytes` and `records`; 0 is no limit, and what any limit gives up goes. A limit is kept to an eighth of
+        it. Returns the log's first offset. Raises `Refused` while some of its nodes run a logyard that knows no limits.
+        """
+        return await self.yard.run(retain_call(self.name, age, bytes, records), timeout)
+
+    async def producer(self, name: int | str, *, timeout: float | None = None) -> Producer:
+        """Return an idempotent producer of this log, by its number or a name: see `client.producer`. Its `last` is the
+        highest sequence that it has written. Raises `Refused` as `retain`."""
+        number = producer_number(name)
+        return Producer(self, number, await self.yard.run(producer_call(self.name, number), timeout))
+
+    async def describe(self, node: int | None = None) -> dict[str, Any]:
+        """Describe everything about the group, as its leader (or member `node`) sees it."""
+        return await self.yard.describe(self.name, node)
+
+    async def snapshot(self, node: int | None = None) -> dict[int, Any]:
+        """Snapshot this log on one member or on every node."""
+        return await self.yard.snapshot([self.name], node)
+
+    async def run(self, call: Call[T], timeout: float | None = None) -> T:
+        """Ask any call about this log."""
+        return await self.yard.run(call, timeout)
+
+
+def _any_large(records: list[tuple[Buffer, Buffer | None]]) -> bool:
+    return any(body is not None and len(body) >= SMALLEST for _, body in records)

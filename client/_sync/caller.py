@@ -1,0 +1,50 @@
+# Made from client/_async/caller.py by `python -m logyard.client._async.generate`: change that file.
+"""What the handles of a face need of their yard. Filled in by `network.Network` and `sync.Yard`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..admin import Call, T
+from ..sequences import Sequences
+
+
+class Caller(Protocol):
+    """A yard, as its handles see it."""
+
+    @property
+    def timeout(self) -> float:
+        """Return what bounds a verb that is not given a time, in seconds."""
+
+    @property
+    def exactly_once(self) -> bool:
+        """Return whether appends belong to sessions."""
+
+    def clock(self) -> float:
+        """Return the time, in seconds."""
+
+    def compresses(self, name: str) -> bool | None:
+        """Return what a log's option says about compression; None until the log was found."""
+
+    def run(self, call: Call[T], timeout: float | None = None) -> T:
+        """Ask, again where that is allowed, until answered or out of time."""
+
+    def locate(self, name: str) -> dict[str, Any]:
+        """Find a group."""
+
+    def describe(self, name: str, node: int | None = None) -> dict[str, Any]:
+        """Describe a group."""
+
+    def snapshot(self, names: list[str], node: int | None = None) -> dict[int, Any]:
+        """Snapshot groups."""
+
+
+class Done(Protocol):
+    """Records that were appended: `first` is the offset of the first one, `given` how many have one. `place` is where
+    the command lies, `numbers` and `sequence` the session and the number that it had."""
+
+    first: int
+    given: int
+    place: tuple[int, int]
+    numbers: Sequences | None
+    sequence: int
