@@ -31,9 +31,13 @@ FLOORS: dict[str, tuple[str, ...]] = {
         TOP, "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.snapshot", "logyard.engine.log.meta_rows",
         "logyard.payloads.reference",
     ),
+    "logyard.engine.recovery": (
+        TOP, "logyard.engine.recovery", "logyard.engine.log", "logyard.engine.snapshot",
+        "logyard.engine.raft.configuration", "logyard.engine.raft.raft_log",
+    ),
     "logyard.engine.host": (
-        TOP, "logyard.engine.host", "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log",
-        "logyard.engine.snapshot", "logyard.engine.transport.blobs", "logyard.payloads.reference",
+        TOP, "logyard.engine.host", "logyard.engine.recovery", "logyard.engine.replica", "logyard.engine.raft",
+        "logyard.engine.log", "logyard.engine.snapshot", "logyard.engine.transport.blobs", "logyard.payloads.reference",
     ),
     "logyard.payloads": ("logyard.payloads",),
     "logyard.client": ("logyard.client",),
@@ -47,7 +51,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     # What a directory says is what a start would make of it, so the same code reads it; but nothing that runs a node.
     "logyard.pipeline.directory": (
         "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.machines", TOP, "logyard.engine.log",
-        "logyard.engine.snapshot", "logyard.engine.host.damaged", "logyard.engine.host.rows",
+        "logyard.engine.snapshot", "logyard.engine.recovery",
         "logyard.engine.replica.apply", "logyard.engine.replica.machine_state", "logyard.engine.replica.member",
         "logyard.engine.replica.sessions", "logyard.engine.replica.snapshot_sections", "logyard.engine.replica.uploads",
     ),

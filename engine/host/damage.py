@@ -11,7 +11,7 @@ nobody can mend it. Called by `recovery` and `revival` at starts, by `applier` a
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 import trio
@@ -21,12 +21,12 @@ from logyard.protocol.errors import Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Recovered
-from ..log.wal_replay import Cut, ReplayResult
+from ..log.replay_result import ReplayResult
 from ..raft.mending import Mend
+from ..recovery.damage import Damaged, blank, configuration_of, judge
 from ..replica.member import STOPPED, Member
 from ..types import Spec
 from . import rows
-from .damaged import KINDS, Damaged, blank, configuration_of
 
 if TYPE_CHECKING:
     from .system import System
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SCAN_ENTRIES = 256
-MARKS_MAX = 512
-"""With more damage in the WAL than that, nothing of a group's log is kept rather than all of it told apart."""
 ROUNDS = 1 << 16
 """Damages that one life of a node can number."""
 
@@ -58,62 +56,23 @@ class Damages:
 
     # At a start
 
-    def load(self) -> dict[int, Cut]:
-        """Read the rows; what replay has to leave out by them."""
+    def load(self) -> None:
+        """Read the rows."""
         meta = self.system.storage.books.meta
         for key, value in meta.scan(meta_rows.DAMAGED):
             self.known[int.from_bytes(key[1:], "big")] = Damaged.unpack(value)
-        return {
-            uid: Cut(one.through, one.whole, None if one.seen is None else frozenset(one.seen))
-            for uid, one in self.known.items()
-        }
 
-    def judge(self, result: ReplayResult, hard_states: Mapping[int, object]) -> dict[int, Damaged]:
-        """All groups that are damaged now: by their rows, by what replay met, by rows that are lost. Those mended for
-        good are forgotten."""
-        system = self.system
-        self.through = through = result.next_batch - 1
-        found = {uid: one for uid, one in self.known.items() if not one.sound}
-        named: dict[int, str] = {}
-        marks: dict[int, set[int]] = {}
-        anonymous = ""
-        for one in result.damage:
-            text = f"WAL file {one.file} is damaged at byte {one.offset}: {one.reason}"
-            marks.setdefault(one.uid, set()).add(one.mark)
-            if one.uid:
-                named.setdefault(one.uid, text)
-            else:
-                anonymous = anonymous or text
-        if anonymous:
-            for row in meta_rows.group_rows(system.storage.books.meta):
-                if row.uid not in result.cleared:
-                    named.setdefault(row.uid, anonymous)
-        for uid, text in named.items():
-            before = found.get(uid)
-            terms = uid not in result.sure or (before is not None and before.terms)
-            seen = tuple(sorted(marks.get(0, set()) | marks.get(uid, set())))
-            # What is behind an older damage would be left out together with it the next time.
-            whole = uid in self.known or len(seen) > MARKS_MAX
-            found[uid] = Damaged(text, terms, through, whole, seen=None if whole else seen)
-        for uid, kinds in self._lost_rows().items():
-            before = found.get(uid)
-            # A checkpoint that is lost had the newest hard state unless the WAL has one.
-            terms = (b"s" in kinds and uid not in hard_states) or bool({meta_rows.DAMAGED, meta_rows.DEPARTED} & kinds)
-            text = "its rows in the meta store are damaged in both copies"
-            found[uid] = Damaged(text, terms or (before is not None and before.terms), through, True)
+    def judge(self, result: ReplayResult, hard_states: Container[int]) -> dict[int, Damaged]:
+        """Return all groups that are damaged now. Those mended for good are forgotten."""
+        meta = self.system.storage.books.meta
+        self.through = result.next_batch - 1
+        uids = (row.uid for row in meta_rows.group_rows(meta))
+        found = judge(self.known, result, hard_states, uids, meta.lost)
         gone = [uid for uid, one in self.known.items() if one.sound and one.through < result.first_batch]
         for uid in gone:
             del self.known[uid]
         if gone:
-            system.storage.books.meta.commit([rows.damaged(uid, None) for uid in gone])
-        return found
-
-    def _lost_rows(self) -> dict[int, set[bytes]]:
-        """By uid, the kinds of rows that verify in no copy. Every kind of row about one group ends with its uid."""
-        found: dict[int, set[bytes]] = {}
-        for key in self.system.storage.books.meta.lost:
-            if key[:1] in KINDS:
-                found.setdefault(int.from_bytes(key[-8:], "big"), set()).add(key[:1])
+            meta.commit([rows.damaged(uid, None) for uid in gone])
         return found
 
     def new_round(self) -> int:
@@ -279,7 +238,7 @@ class Damages:
             good = await trio.to_thread.run_sync(self._good_through, old)
             through = await system.durability.exclusive(lambda: storage.void(uid))
             whole = old.raft.log.snapshot_index > 0 and snapshot is None
-            state = self._cut_row(old, good) if not whole else blank(uid, None, Recovered(), old)
+            state = self._cut_row(old, good) if not whole else _blank(old)
             before = self.known.get(uid)
             terms = before is not None and not before.sound and before.terms
             # The log goes on behind what segments have: nothing of it is in the WAL any more.
@@ -378,6 +337,12 @@ class Damages:
             "stopped": sum(1 for member in members if member.state == STOPPED),
             "mended": self.mended,
         }
+
+
+def _blank(member: Member) -> meta_rows.StateRow:
+    """Return the checkpoint of a member that runs and begins with nothing."""
+    raft, floors = member.raft, (member.floor, member.last_release)
+    return blank(member.uid, None, Recovered(), (raft.term, raft.vote), floors, raft.base[1].encode())
 
 
 def stop(member: Member, reason: str) -> None:

@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgpack
 
-from logyard.protocol.errors import Busy, Corrupt, LogyardError
+from logyard.protocol.errors import Busy, LogyardError
 
 from ..disk import is_short
 from ..entry import Entry, build_plain
 from ..log import meta_rows
-from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Collector, Recovered
+from ..log.replay_result import ReplayResult
 from ..log.wal import WalItem
 from ..log.wal_files import wal_epochs
-from ..log.wal_replay import Damage, ReplayResult, replay
+from ..log.wal_replay import replay
 from ..raft.core import LEADER, Raft
-from ..raft.membership import Configuration
 from ..raft.mending import Mend
-from ..raft.raft_log import RaftLog
 from ..raft.state import Limits
+from ..recovery.damage import cuts_of
+from ..recovery.rebuild import log_base, rebuild, slept_on, spec_of
 from ..replica import snapshot_sections
 from ..replica.apply import UnknownVersion
 from ..replica.member import STOPPED, Halt, Member
 from ..snapshot import format as snapshot_format
 from ..types import Spec
-from . import life, revival, rows
+from . import life, revival
 from .homes import SealedFile
 
 if TYPE_CHECKING:
@@ -98,15 +98,11 @@ def _open(system: System) -> None:
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
     sink = Collector()
     began = time.thread_time_ns()
-    cuts = system.damages.load()
+    system.damages.load()
+    cuts = cuts_of(system.damages.known)
     result = replay(disk, str(path / "wal"), sink, flushed, cuts)
-    replayed = [sealed.file for sealed in result.sealed] + ([result.current.head.epoch] if result.current else [])
-    if lived and flushed + 1 not in replayed:
-        result.damage.append(Damage(0, flushed + 1, 0, "the file is missing, and with it what groups had written last"))
-        # Nobody can tell which of the batches that later rows speak of were in it.
-        marks = [one.mark for one in result.damage if one.uid == 0]
-        first = result.first_batch
-        result.cleared = {uid for uid, cut in cuts.items() if first and all(cut.covers(first, mark) for mark in marks)}
+    if lived:
+        result.look_for_last_file(flushed, cuts)
     storage.wal.adopt(result)
     storage.closing.append(storage.wal.close)
     storage.segments.spoiled = result.spoiled
@@ -138,14 +134,14 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
     defined: set[int] = set()
     restarted: list[tuple[int, int]] = []
     for row in meta_rows.group_rows(meta):
-        spec = rows.spec_of(row)
+        spec = spec_of(row)
         defined.add(spec.uid)
         if spec.uid in system.directory.deleted:
             continue
         known = damaged.get(spec.uid)
         recovered = sink.groups.get(spec.uid) or Recovered()
         state, snapshot_row = states.of(spec.uid), snapshots.of(spec.uid)
-        if known is None and state is not None and revival.slept_on(state, snapshot_row, recovered):
+        if known is None and state is not None and slept_on(state, snapshot_row, recovered):
             revival.adopt_row(system, spec, state)
             continue
         system.names[spec.name] = spec.uid
@@ -191,12 +187,6 @@ def _leave_out(storage: Storage, result: ReplayResult, blank: set[int]) -> None:
         storage.segments.spoiled.add(result.current.head.epoch)
 
 
-def log_base(state: meta_rows.StateRow | None) -> tuple[int, int]:
-    """(index, term) that the stored log starts above."""
-    index, term = state.extra.get("log", (0, 0)) if state is not None else (0, 0)
-    return index, term
-
-
 def _limits(system: System) -> Limits:
     """One object for all groups."""
     if system.limits is None:
@@ -237,59 +227,30 @@ def build_member(
 ) -> Member:
     """One member from its checkpoint, its snapshot and what the WAL says on top; with `mend`, one that lost what came
     after that. Raises `Corrupt` when they leave a gap."""
-    state = state or meta_rows.StateRow(spec.uid)
     snapshot = system.storage.books.load_snapshot(snapshot_row) if snapshot_row else None
-    term, vote = state.term, state.vote
-    commit = state.commit
-    if recovered.hard_state is not None:
-        newer = recovered.hard_state
-        commit = max(commit, newer[2])
-        if (newer[0], newer[1]) >= (term, vote):
-            term, vote = newer[0], newer[1]
-    left = system.departures.departed.get(spec.uid)
-    if left is not None and term <= left.term:
-        # Of the replica that was here before: what it promised holds (see `departures`).
-        term, vote = left.term, vote if term == left.term and vote else left.vote
-    raft_log, segments, flushed = _log(spec, state, snapshot, recovered)
-    term_in_log = raft_log.last_term
-    # An installed snapshot may be durable before the term that came with it; the core takes that over from the log.
-    if mend is None and term_in_log > max(term, snapshot.term if snapshot is not None else 0):
-        raise Corrupt(f"group {spec.name}", 0, f"a stored term of at least {term_in_log}", term)
-    if mend is not None:
-        # The commit index may speak of entries that took the place of those which are left.
-        commit = 0
-    configurations = [
-        (int(index), Configuration.decode(data))
-        for index, entry_term, data in state.extra.get("configurations", [])[1:]
-        if raft_log.term(index) == entry_term
-    ]
-    base_index, base = 0, Configuration(spec.voters)
-    if state.extra.get("configurations"):
-        index, _, data = state.extra["configurations"][0]
-        base_index, base = int(index), Configuration.decode(data)
-    if snapshot is not None and snapshot.index >= base_index and raft_log.snapshot_index == snapshot.index:
-        base_index, base = snapshot.index, Configuration.decode(snapshot.configuration)
-        configurations = [pair for pair in configurations if pair[0] > snapshot.index]
+    image = rebuild(spec, state, snapshot, recovered, system.departures.departed.get(spec.uid), mend is not None)
+    image.check()
+    index, configuration = image.base
     raft = Raft(
-        spec.uid, system.node_id, base, raft_log,
-        term=term, vote=vote, commit=max(commit, snapshot.index if snapshot else 0),
+        spec.uid, system.node_id, configuration, image.log,
+        term=image.term, vote=image.vote, commit=image.commit,
         live=system.live, draw=system.draw, encode=_encoder(system, spec.uid), limits=_limits(system),
         windows=system.windows,
-        configuration_index=base_index, configurations=configurations,
-        promise=(left.last_term, left.last_index) if left is not None else (0, 0), mend=mend,
+        configuration_index=index, configurations=image.configurations,
+        promise=image.promise, mend=mend,
     )  # fmt: skip
     machine = system.create_machine(spec.machine, spec.arguments)
     member = Member(spec, raft, machine, system.store.new_liveness(), system.budget)
     member.heard_ns = system.monotonic_ns()
-    member.segments = segments
-    member.flushed = flushed
-    member.floor = max(state.floor, recovered.floor)
+    member.segments = image.runs
+    member.flushed = image.flushed
+    member.floor = image.floor
     if snapshot is not None and snapshot_row is not None:
         member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
         member.snapshot_stored = snapshot.index
         manifest = snapshot_format.read_manifest(snapshot_row.data, spec.uid)
         member.snapshot_bytes, member.chunks = len(snapshot_row.data) + manifest.chunk_bytes, manifest.chunks
-        member.compactable = min(int(state.extra.get("compactable", snapshot.index)), snapshot.index)
+        member.compactable = image.compactable
         try:
             liveness = system.store.decode_liveness(snapshot.live)
             snapshot_sections.restore_member(member, snapshot, liveness, system.monotonic_ns())
@@ -298,40 +259,6 @@ def build_member(
         if snapshot.index > raft.applied:
             raft.on_applied(snapshot.index)
     return member
-
-
-def _log(
-    spec: Spec, state: meta_rows.StateRow, snapshot: snapshot_format.Snapshot | None, recovered: Recovered
-) -> tuple[RaftLog, list[SegmentRun], int]:
-    """The log as snapshot base, segments and memory; the runs in segments; how far segments reach."""
-    base_index, base_term = log_base(state)
-    if base_index > (snapshot.index if snapshot is not None else 0):
-        raise Corrupt(f"group {spec.name}", 0, f"a snapshot at {base_index} or above", snapshot and snapshot.index)
-    flushed = max(int(state.extra.get("flushed", 0)), base_index)
-    segments = [SegmentRun(*run) for run in state.runs]
-    entries = recovered.entries
-    if recovered.lowest and recovered.lowest <= flushed:
-        # What the WAL wrote after the last flush overwrote the end of what was flushed.
-        flushed = max(recovered.lowest - 1, base_index)
-        segments = cut_runs(segments, flushed + 1)
-    if entries and entries[0].index <= flushed:
-        entries = [entry for entry in entries if entry.index > flushed]
-    jumped = bool(entries) and entries[0].index > flushed + 1
-    if jumped and (snapshot is None or entries[0].index != snapshot.index + 1):
-        raise Corrupt(f"group {spec.name}", 0, f"entry {flushed + 1} in the WAL", f"entry {entries[0].index}")
-    term_runs = [run for run in state.term_runs if run[0] <= flushed]
-    if snapshot is not None and snapshot.index > base_index:
-        restarted = recovered.restart == snapshot.index + 1
-        if not jumped and not restarted:
-            raft_log = RaftLog(base_index, base_term, term_runs, entries, last_index=flushed)
-            if raft_log.term(snapshot.index) == snapshot.term:
-                return raft_log, segments, flushed
-        # An installed snapshot: the log starts over above it, whatever stood there before. What was committed still has
-        # its payloads where they were; those above came with the snapshot.
-        keep = entries if restarted else []
-        segments = cut_runs(segments, min(flushed, state.commit) + 1)
-        return RaftLog(snapshot.index, snapshot.term, (), keep), segments, snapshot.index
-    return RaftLog(base_index, base_term, term_runs, entries, last_index=flushed), segments, flushed
 
 
 def _adopt_files(system: System, flushed: int) -> None:

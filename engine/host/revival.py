@@ -13,28 +13,14 @@ from logyard.protocol.errors import Corrupt, LogyardError
 from ..log import meta_rows
 from ..log.recovered import Recovered
 from ..raft.membership import Configuration
+from ..recovery.rebuild import log_base, spec_of
 from ..replica.member import Member
 from ..types import Spec
-from . import damage, rows
+from . import damage
 from .sleepers import Row, Shape
 
 if TYPE_CHECKING:
     from .system import System
-
-
-def _last(state: meta_rows.StateRow) -> int:
-    """Where the log started over: the last entry of a group that hibernates."""
-    return int(state.extra.get("log", (0, 0))[0])
-
-
-def slept_on(state: meta_rows.StateRow, snapshot: meta_rows.SnapshotRow | None, recovered: Recovered) -> bool:
-    """Whether a group hibernated, and the WAL says nothing of it but what happened before."""
-    last = _last(state)
-    if "asleep" not in state.extra or state.runs or snapshot is None or snapshot.index != last:
-        return False
-    hard = recovered.hard_state or (0, 0, 0)
-    newer = hard[0] > state.term or (hard[0] == state.term and hard[1] not in (0, state.vote))
-    return not newer and recovered.end <= last and recovered.restart <= last + 1 and recovered.floor <= state.floor
 
 
 def adopt_row(system: System, spec: Spec, state: meta_rows.StateRow) -> None:
@@ -42,7 +28,7 @@ def adopt_row(system: System, spec: Spec, state: meta_rows.StateRow) -> None:
     leader, epoch, due, start, end, size = state.extra["asleep"]
     configuration = Configuration.decode(state.extra["configurations"][0][2])
     shape = Shape(configuration.voters, configuration.learners, (), (), spec.machine)
-    row = Row(state.term, _last(state), due, start, end, 0, size, shape, spec.name)
+    row = Row(state.term, int(log_base(state)[0]), due, start, end, 0, size, shape, spec.name)
     system.hibernation.adopt(spec.uid, row, leader, epoch, state.extra.get("slept", 0))
 
 
@@ -52,7 +38,7 @@ def stored_spec(system: System, uid: int) -> Spec:
     value = system.storage.books.meta.get(key)
     if value is None:
         raise Corrupt(str(system.path / "meta"), 0, f"a definition of group {uid:016x}", "none")
-    return rows.spec_of(meta_rows.GroupRow.unpack(key, value))
+    return spec_of(meta_rows.GroupRow.unpack(key, value))
 
 
 def revive(system: System, uid: int, name: str) -> Member:

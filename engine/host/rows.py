@@ -36,12 +36,6 @@ def group(spec: Spec) -> Put:
     return meta_rows.GroupRow(spec.uid, spec.name, spec.machine, spec.arguments, configuration, spec.created).put()
 
 
-def spec_of(row: meta_rows.GroupRow) -> Spec:
-    """A definition read back."""
-    voters = Configuration.decode(row.configuration).voters
-    return Spec(row.uid, row.name, row.machine, row.arguments, voters, row.created)
-
-
 def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int] = (), keep_log: bool = False) -> Put:
     """A group's checkpoint; `snapshot` is one that becomes durable in the same commit, `keep_log`: and the log below it
     is not free to go.

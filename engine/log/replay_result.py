@@ -5,7 +5,7 @@ Invariant: whatever was acknowledged and is not in here is named by a `Damage`.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -82,3 +82,16 @@ class ReplayResult:
         self.sure: set[int] = set()
         self.spoiled: set[int] = set()
         self.first_batch = 0
+
+    def look_for_last_file(self, flushed: int, cuts: Mapping[int, Cut]) -> None:
+        """Add the damage of a directory that has lived and has no file behind those up to `flushed`, which are in
+        segments: the newest file is made before the one before it gets its segment."""
+        replayed = {sealed.file for sealed in self.sealed} | ({self.current.head.epoch} if self.current else set())
+        if flushed + 1 in replayed:
+            return
+        text = "the file is missing, and with it what groups had written last"
+        self.damage.append(Damage(0, flushed + 1, 0, text))
+        # Nobody can tell which of the batches that later rows speak of were in it.
+        marks = [one.mark for one in self.damage if one.uid == 0]
+        first = self.first_batch
+        self.cleared = {uid for uid, cut in cuts.items() if first and all(cut.covers(first, mark) for mark in marks)}

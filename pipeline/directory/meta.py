@@ -16,8 +16,6 @@ import msgpack
 from xxhash import xxh3_64_intdigest
 
 from logyard.engine.disk import Disk
-from logyard.engine.host import rows
-from logyard.engine.host.damaged import Damaged
 from logyard.engine.identity import Origin
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta import (
@@ -30,6 +28,8 @@ from logyard.engine.log.meta import (
     read_environment,
 )
 from logyard.engine.log.meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
+from logyard.engine.recovery.damage import Damaged
+from logyard.engine.recovery.rebuild import spec_of
 from logyard.engine.types import Spec
 from logyard.payloads.measuring import check_file
 from logyard.protocol.errors import Corrupt, GenerationFailed, WrongIdentity
@@ -222,7 +222,7 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
                 facts.complete = False
 
     def group(key: bytes, value: bytes) -> None:
-        spec = rows.spec_of(GroupRow.unpack(key, value))
+        spec = spec_of(GroupRow.unpack(key, value))
         facts.groups[spec.uid] = spec
 
     def state(key: bytes, value: bytes) -> None:

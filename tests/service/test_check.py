@@ -22,7 +22,6 @@ from logyard.client.log import open_call
 from logyard.client.sync import connect_sync
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.host.damaged import Damaged
 from logyard.engine.log.meta import HEADER_BYTES, IDENTITY, MetaStore
 from logyard.engine.log.meta_copies import seal
 from logyard.engine.log.meta_rows import (
@@ -38,6 +37,7 @@ from logyard.engine.log.meta_rows import (
 )
 from logyard.engine.log.record import BATCH_BYTES, BLOCK, DATA_START, FILE, HEADER_MAGIC
 from logyard.engine.log.segment import HEAD, HEAD_BYTES
+from logyard.engine.recovery.damage import Damaged
 from logyard.machines.log import AppendLog
 from logyard.payloads import checkpoints
 from logyard.payloads.ledger import Ledger, Marks

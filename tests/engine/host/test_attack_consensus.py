@@ -15,9 +15,7 @@ import trio.testing
 from logyard.engine.entry import COMMANDS, build_plain
 from logyard.engine.host import durability as durability_module
 from logyard.engine.host import system as system_module
-from logyard.engine.host.recovery import build_member
 from logyard.engine.log.meta_rows import Departed
-from logyard.engine.log.recovered import Recovered
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
@@ -258,28 +256,6 @@ async def test_a_new_member_that_hears_of_nothing_but_a_snapshot_asks_what_it_is
         c.network.heal()
         await c.applied(among=[1, 2, 3, 4])
         assert [body for _, body in await c.read(4)] == bodies
-
-
-async def test_a_replica_made_anew_keeps_the_vote_of_the_old_one_whatever_the_log_says_at_a_restart(
-    tmp_path: Path,
-) -> None:
-    """One vote a term, across removal, re-creation and crashes at any point of them."""
-    async with cluster(tmp_path) as c:
-        await c.lead(1)
-        await c.nodes[1].change_members("log", "remove", 3)
-        system = c.system(3)
-        await until(lambda: not system.members)
-        spec = c.member(1).spec
-        left = system.departures.departed[spec.uid]._replace(term=50, vote=2)
-        system.departures.departed[spec.uid] = left
-        found = []
-        for hard_state in (None, (49, 1, 0), (50, 0, 0), (50, 2, 0), (51, 0, 0), (51, 1, 0)):
-            recovered = Recovered()
-            recovered.hard_state = hard_state
-            raft = build_member(system, spec, None, None, recovered).raft
-            assert raft.promise == (left.last_term, left.last_index) > (0, 0)
-            found.append((raft.term, raft.vote))
-        assert found == [(50, 2)] * 4 + [(51, 0), (51, 1)]
 
 
 async def test_a_replica_that_goes_a_second_time_keeps_the_promises_of_the_first(tmp_path: Path) -> None:
