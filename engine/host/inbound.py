@@ -132,7 +132,7 @@ class Inbound:
     def on_link_down(self, node: int) -> None:
         """A link was lost, or dropped messages because its queue was full."""
         self._reset(node)
-        self.system.snapshots.on_link_lost(node)
+        self.system.snapshot_sender.on_link_lost(node)
         self.system.pulls.on_link_lost(node)
 
     def _reset(self, node: int) -> None:
@@ -195,7 +195,7 @@ class Inbound:
             elif kind == SNAPSHOT_PIECE:
                 self.system.pulls.on_piece(node, request, header, body)
             else:
-                self.system.snapshots.on_blob(node, kind, request, header)
+                self.system.snapshot_sender.on_blob(node, kind, request, header)
         except LogyardError as error:
             log.warning("blob kind %d from node %d refused: %s", kind, node, error)
 

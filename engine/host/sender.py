@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -24,11 +24,10 @@ from ..entry import Entry, units_of
 from ..raft import election
 from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
+from ..raft.progress import Window
 from ..replica.member import Member
+from ..types import Buffer
 from .reader import Located
-
-if TYPE_CHECKING:
-    from .system import System
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +35,67 @@ RESUMED_MAX = 64
 """Groups that try again at one answer: the first few fill the window, so a thousand need not be looked at."""
 
 
-class Sender:
-    """Prepares APPENDs for the wire; starts snapshot transfers."""
+class Reader(Protocol):
+    """What the sender needs of the reader."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def log_entries(self, member: Member, first: int, last: int, bytes_max: int) -> list[Entry]:
+        """Return entries of the log from `first`, at least one."""
+        ...
+
+    def payload_entries(self, member: Member, first: int, last: int) -> Iterator[Located]:
+        """Yield the entries with payload, and where they are."""
+        ...
+
+    async def whole(self, member: Member, located: Sequence[Located]) -> list[tuple[Buffer, ...]]:
+        """Return all units of each entry."""
+        ...
+
+
+class Host(NamedTuple):
+    """What the sender asks of whoever runs the members, and tells it."""
+
+    send: Callable[[Sequence[Message]], None]
+    """Send messages now."""
+    transfer: Callable[[Member, int], None]
+    """Bring a node up to a snapshot."""
+    let_log_go: Callable[[Member], Awaitable[None]]
+    """Take a snapshot, and have the log below it go, now."""
+    damaged: Callable[[Member, Corrupt], None]
+    """A record of a member can't be read."""
+    fetch: Callable[[Member, int, int], Awaitable[int]]
+    """Have the payloads of entries come from a peer; how many came."""
+    holds: Callable[[Entry | None], bool]
+    """Return whether an entry's payload is in memory or in a WAL file that is still a home."""
+    spawn: Callable[..., None]
+
+
+class Sender:
+    """Prepares APPENDs for the wire; starts snapshot transfers. `mark` has a member looked at in the next turn, `wake`
+    at the next tick as well."""
+
+    def __init__(
+        self,
+        append_bytes_max: int,
+        members: Mapping[int, Member],
+        windows: Mapping[int, Window],
+        reader: Reader,
+        host: Host,
+        mark: Callable[[Member], None],
+        wake: Callable[[Member], None],
+    ) -> None:
+        self._append_bytes_max = append_bytes_max
+        self._members = members
+        self._windows = windows
+        self._reader = reader
+        self._host = host
+        self._mark = mark
+        self._wake = wake
         self._queues: dict[int, deque[tuple[Member, Message]]] = {}
 
     def prepare(self, member: Member, message: Message) -> bool:
-        """True when `message` can go now; otherwise it goes later from here."""
+        """Return whether `message` can go now; otherwise it goes later from here."""
         if message.kind == SNAPSHOT:
-            self.system.snapshots.start_transfer(member, message.to)
+            self._host.transfer(member, message.to)
             return False
         entries = message.entries
         slow = member.slow_sends
@@ -60,28 +109,28 @@ class Sender:
         return True
 
     def resume(self, node: int) -> None:
-        """Room in the window of `node`: groups that wait for it try again, those that waited longest first. Whoever
+        """Let groups that wait for room in the window of `node` try again, those that waited longest first. Whoever
         finds it full again waits behind the others."""
-        window = self.system.windows[node]
+        window = self._windows[node]
         waiting = window.waiting
         for uid in list(itertools.islice(waiting, RESUMED_MAX)):
             if window.bytes >= window.limit:
                 return
             del waiting[uid]
-            member = self.system.members.get(uid)
+            member = self._members.get(uid)
             if member is not None and member.raft.role == LEADER:
                 member.raft.dirty = True
-                self.system.scheduler.mark(member)
+                self._mark(member)
 
     def resume_all(self) -> None:
-        """Once a tick: room that no answer made, such as a leadership's end."""
-        for node, window in self.system.windows.items():
+        """Look, once a tick, for room that no answer made, such as a leadership's end."""
+        for node, window in self._windows.items():
             if window.waiting and window.bytes < window.limit:
                 self.resume(node)
 
     def status(self) -> list[dict[str, Any]]:
-        """A row a follower's node: bytes sent and not acknowledged, groups that wait for room, messages that wait for
-        the disk. One that pulls is served only as it answers."""
+        """Return a row a follower's node: bytes sent and not acknowledged, groups that wait for room, messages that
+        wait for the disk. One that pulls is served only as it answers."""
         return [
             {
                 "node": node,
@@ -91,39 +140,37 @@ class Sender:
                 "waiting_groups": len(window.waiting),
                 "waiting_messages": len(self._queues.get(node, ())),
             }
-            for node, window in sorted(self.system.windows.items())
+            for node, window in sorted(self._windows.items())
         ]
 
     def _defer(self, member: Member, message: Message) -> bool:
         # Loaded when it is its turn: it must not keep in memory what it waits for.
         message.entries = None
-        if member.slow_sends is None:
-            member.slow_sends = {}
-        waiting = member.slow_sends.setdefault(message.to, [])
+        waiting = member.slow_messages(message.to)
         if not _is_news(member, waiting, message):
             return False
         waiting.append(message)
         queue = self._queues.get(message.to)
         if queue is None:
             queue = self._queues[message.to] = deque()
-            self.system.nursery.start_soon(self._run, message.to, queue)
+            self._host.spawn(self._run, message.to, queue)
         queue.append((member, message))
         return False
 
     async def _run(self, node: int, queue: deque[tuple[Member, Message]]) -> None:
-        """Works the queue off and ends; the next deferred message starts another."""
+        """Work the queue off and end; the next deferred message starts another."""
         while queue:
             member, message = queue.popleft()
             try:
                 if self._is_due(member, message):
                     message.entries = await self._load(member, message)
                     if member.raft.term == message.term:
-                        self.system.peers.send([message])
+                        self._host.send([message])
             except Gone:
                 # A released part of an entry is gone, the rest is not: only a snapshot can say that. With a new one
                 # the log below it
                 # goes, and the core asks for a transfer when its probe finds nothing.
-                await self._snapshot(member)
+                await self._let_log_go(member)
             except LogyardError as error:
                 log.warning("group %s: can not send entries to node %d: %s", member.spec.name, node, error)
                 if isinstance(error, Corrupt) and message.last > member.raft.commit:
@@ -140,17 +187,16 @@ class Sender:
             del self._queues[node]
 
     def _pass_on(self, member: Member) -> None:
-        """Who has a good copy of what is damaged here, or does without it, had better lead: of what is not committed no
-        peer gives one, and who waits to be mended can't."""
+        """Let somebody else lead, who has a good copy of what is damaged here, or does without it: of what is not
+        committed no peer gives one, and who waits to be mended can't."""
         raft = member.raft
         if raft.role == LEADER and not raft.stopped:
             election.resign(raft, True)
-            self.system.active.add(member)
-            self.system.scheduler.mark(member)
+            self._wake(member)
 
     def _is_due(self, member: Member, message: Message) -> bool:
-        """Whether a message that waited still is this leader's to send. Not where a snapshot has let the log go since:
-        the core learns from the next probe that it needs a transfer."""
+        """Return whether a message that waited still is this leader's to send. Not where a snapshot has let the log go
+        since: the core learns from the next probe that it needs a transfer."""
         raft = member.raft
         leads = not raft.stopped and raft.role == LEADER and raft.term == message.term
         return leads and message.first >= raft.log.first_index
@@ -160,16 +206,14 @@ class Sender:
         index = message.first
         while index <= message.last:
             try:
-                entries += self.system.reader.log_entries(
-                    member, index, message.last, self.system.config.append_bytes_max
-                )
+                entries += self._reader.log_entries(member, index, message.last, self._append_bytes_max)
             except Corrupt as error:
                 if any(progress.round for progress in member.raft.progress.values()):
                     # One that is being mended waits for this: without this member, too, nobody could lead. Another one
                     # may have it.
                     self._pass_on(member)
                 else:
-                    self.system.damages.found(member, error)
+                    self._host.damaged(member, error)
                 raise
             index = entries[-1].index + 1
         # What is in memory now is held on to before the first await: the cache may let it go meanwhile.
@@ -179,28 +223,23 @@ class Sender:
                 ready[position] = await self._with_bodies(member, entry)
         return ready
 
-    async def _snapshot(self, member: Member) -> None:
-        storage = self.system.storage
+    async def _let_log_go(self, member: Member) -> None:
         try:
-            await self.system.snapshots.take([member])
-            async with storage.janitor_lock:
-                # The log goes as far as it is in segments: who waits for that can't wait until a WAL file is full.
-                if member.flushed < member.compactable and not member.raft.stopped:
-                    await storage.roll()
+            await self._host.let_log_go(member)
         except LogyardError as error:
             log.warning("group %s: no snapshot for a follower: %s", member.spec.name, error)
 
     async def _with_bodies(self, member: Member, entry: Entry) -> Entry:
-        """A copy of `entry` that carries its payload, or a tombstone where that is released here (law 4)."""
+        """Return a copy of `entry` that carries its payload, or a tombstone where that is released here (law 4)."""
         copy = _held(entry)
         located = await self._locate(member, entry.index)
         if (
             located is not None
             and located.index == entry.index
-            and (located.home is not None or self.system.storage.homes.holds(located.entry))
+            and (located.home is not None or self._host.holds(located.entry))
         ):
             try:
-                copy.bodies = (await self.system.reader.whole(member, [located]))[0]
+                copy.bodies = (await self._reader.whole(member, [located]))[0]
                 return copy
             except Corrupt as error:
                 # Of what is released nobody may have a copy: it travels as a tombstone, or, as a part of an entry
@@ -220,23 +259,24 @@ class Sender:
         raise LogyardError(f"the payload of entry {entry.index} is neither stored nor released on this node")
 
     def _lives(self, member: Member, entry: Entry) -> bool:
-        """Whether something of every unit lives, so that a peer gives what is damaged."""
+        """Return whether something of every unit lives, so that a peer gives what is damaged."""
         units = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(entry.data)]
         return len(member.liveness.live_units(entry.index, units)) == len(units)
 
     async def _locate(self, member: Member, index: int) -> Located | None:
-        """Where an entry's payload is; a damaged row that should say so comes from a peer first."""
+        """Return where an entry's payload is; a damaged row that should say so comes from a peer first."""
         try:
-            return next(self.system.reader.payload_entries(member, index, index), None)
+            return next(self._reader.payload_entries(member, index, index), None)
         except Corrupt:
-            if not await self.system.repair.stretch(member, index, index):
+            if not await self._host.fetch(member, index, index):
                 raise
-        return next(self.system.reader.payload_entries(member, index, index), None)
+        return next(self._reader.payload_entries(member, index, index), None)
 
 
 def _is_news(member: Member, waiting: Sequence[Message], message: Message) -> bool:
-    """Leave out of a message what waits for the same node in earlier ones; whether anything is left. The core asks anew
-    when answers stay away, and sends all again that nobody has: a disk that is slow would get more and more to do."""
+    """Leave out of a message what waits for the same node in earlier ones; return whether anything is left. The core
+    asks anew when answers stay away, and sends all again that nobody has: a disk that is slow would get more and more
+    to do."""
     if not waiting:
         return True
     last = waiting[-1]
@@ -253,5 +293,5 @@ def _is_news(member: Member, waiting: Sequence[Message], message: Message) -> bo
 
 
 def _held(entry: Entry) -> Entry:
-    """A copy whose bodies nobody takes away."""
+    """Copy an entry, with bodies that nobody takes away."""
     return Entry(entry.index, entry.term, entry.kind, entry.data, entry.bodies, entry.body_bytes)

@@ -206,6 +206,13 @@ class Storage:
             self._sealed = deque(sorted([sealed, *self._sealed], key=lambda one: one.file))
         await self.seal_all()
 
+    async def roll_out(self, member: Member) -> None:
+        """Let a member's log go up to its snapshot: it goes as far as it is in segments, and who waits for that can't
+        wait until a WAL file is full."""
+        async with self.janitor_lock:
+            if member.flushed < member.compactable and not member.raft.stopped:
+                await self.roll()
+
     async def seal_all(self) -> None:
         """Segments for all files that have none."""
         # What a switch left half adopted is not adopted once more: a restart reads it anew from the file.

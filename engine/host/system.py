@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from logyard.protocol.errors import (
+    Corrupt,
     LogyardError,
     NotLeader,
     Outdated,
@@ -34,6 +35,7 @@ from ..log.wal import Wal, WalConfig
 from ..machine import Machine
 from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.core import LEADER
+from ..raft.messages import Message
 from ..raft.progress import Window
 from ..raft.state import Limits
 from ..replica import snapshot_sections
@@ -41,7 +43,7 @@ from ..replica.member import Member
 from ..replica.submit import Submit, check_leader
 from ..snapshot.format import Snapshot
 from ..types import Buffer, Spec
-from . import ending, parting, receiving, recovery, revival
+from . import ending, parting, receiving, recovery, revival, sender
 from .applier import Applier
 from .budget import Budget
 from .cache import PayloadCache
@@ -68,7 +70,7 @@ from .repair import Repair
 from .scheduler import Scheduler
 from .scrub import Scrub
 from .sender import Sender
-from .serving import Serving
+from .serving import Serving, SnapshotSender
 from .snapshots import Snapshots
 from .space import Space
 from .storage import Storage
@@ -177,16 +179,22 @@ class System:
         self.commit = self.commands.commit
         self.applier = Applier(self)
         self.reader = Reader(self)
-        self.sender = Sender(self)
         self.inbound = Inbound(self)
         self.directory = Directory(self)
         self.departures = Departures(self)
-        self.snapshots = Snapshots(self)
+        self.snapshots = Snapshots(self.storage, self.store.decode_liveness, self._settled, self.stop_member)
         self.chunks = Chunks(self.config, self.members, self.storage.books, self.storage.compact_log)
         self.pulls = Pulls(self.config, self.node_id, self.live, self.send_blob)
-        self.serving = Serving(self)
+        self.snapshot_sender = SnapshotSender(
+            self.config, self.snapshots, self.storage.books, self.chunks, self.send_blob, self.spawn, self.mark
+        )
+        self.serving = Serving(
+            self.config, self._find_by, self.store, self.reader, self.storage.homes.holds, self.chunks, self.send_blob,
+            self.spawn,
+        )  # fmt: skip
         self.receiving = self._receiver()
         self.repair = Repair(self.pulls, self.reader, self.store, self.storage.write_back)
+        self.sender = self._sender()
         self.refill = Refill(self)
         self.damages = Damages(self)
         self.mend_turns = MendTurns(self)
@@ -204,6 +212,16 @@ class System:
         )  # fmt: skip
         return Receiving(
             self.members, self.store, self.storage, self.chunks, self.pulls, host, self.send_blob, self.spawn
+        )
+
+    def _sender(self) -> Sender:
+        """Build what sends messages that are not at hand."""
+        host = sender.Host(
+            self._send, self.snapshot_sender.start_transfer, self._let_log_go, self._damaged,
+            self.repair.stretch, self.storage.homes.holds, self.spawn,
+        )  # fmt: skip
+        return Sender(
+            self.config.append_bytes_max, self.members, self.windows, self.reader, host, self.scheduler.mark, self.mark
         )
 
     async def open(self) -> None:
@@ -290,6 +308,22 @@ class System:
         """Let a member be looked at in the next turn, and at the next tick."""
         self.active.add(member)
         self.scheduler.mark(member)
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        self.peers.send(messages)
+
+    async def _settled(self) -> None:
+        await self.durability.exclusive(_nothing)
+
+    async def _let_log_go(self, member: Member) -> None:
+        await self.snapshots.take([member])
+        await self.storage.roll_out(member)
+
+    def _damaged(self, member: Member, error: Corrupt) -> None:
+        self.damages.found(member, error)
+
+    def _find_by(self, uid: int, node: int) -> Member | None:
+        return self.hibernation.find(uid, by=node)
 
     def _restore(self, member: Member, snapshot: Snapshot) -> None:
         liveness = self.store.decode_liveness(snapshot.live)
@@ -428,4 +462,4 @@ class System:
 
 
 def _nothing() -> None:
-    """Of an embedded system the process is somebody else's."""
+    """Do nothing: of an embedded system the process is somebody else's, and who waits for a batch wants no more."""

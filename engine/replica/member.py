@@ -231,6 +231,12 @@ class Member:
         if self.transfers is not None:
             self.transfers.discard(node)
 
+    def slow_messages(self, node: int) -> list[Message]:
+        """Return the messages to `node` that wait for the disk, to be added to."""
+        if self.slow_sends is None:
+            self.slow_sends = {}
+        return self.slow_sends.setdefault(node, [])
+
     def leave_out(self, index: int, ordinal: int) -> None:
         """A committed skip names this command."""
         if self.left_out is None:

@@ -273,7 +273,7 @@ async def test_a_checkpoint_keeps_the_log_and_a_snapshot_lets_it_go(tmp_path: Pa
         # A follower that is behind gets entries.
         await c.start(3)
         await c.applied()
-        assert c.member(3).snapshot_index == 0 and c.system(1).counters.snapshots_sent == 0
+        assert c.member(3).snapshot_index == 0 and c.system(1).snapshot_sender.sent == 0
         await c.restart(1)
         member = c.member(1)
         assert member.snapshot_index == index and member.compactable == 0 and member.raft.log.snapshot_index == 0
@@ -294,10 +294,10 @@ async def test_a_snapshot_at_a_checkpoint_is_the_checkpoint(tmp_path: Path) -> N
         member = c.member(1)
         await until(lambda: member.snapshot_index == member.raft.applied)
         await c.roll(1)
-        taken = c.system(1).counters.snapshots_taken
+        taken = c.system(1).snapshots.taken
         assert member.raft.log.snapshot_index == 0
         await c.nodes[1].snapshot()
-        assert c.system(1).counters.snapshots_taken == taken
+        assert c.system(1).snapshots.taken == taken
         assert member.raft.log.snapshot_index == member.snapshot_index
 
 

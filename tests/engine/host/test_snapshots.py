@@ -332,7 +332,7 @@ async def test_the_books_are_exact_after_an_install_that_was_not_needed(tmp_path
         captured = c.system(1).snapshots._capture(c.member(1))
         await c.system(1).storage.store_snapshots([captured])
         # The transfer itself, as the leader starts it for a member that is behind.
-        await c.system(1).snapshots._send(c.member(1), 3)
+        await c.system(1).snapshot_sender._send(c.member(1), 3)
         applier.apply = apply  # type: ignore[method-assign]
         c.system(3).scheduler.mark(member)
         await c.applied()

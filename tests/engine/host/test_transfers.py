@@ -376,7 +376,7 @@ async def test_what_is_released_during_a_transfer_comes_as_a_tombstone(tmp_path:
         await c.applied()
         # The offer stands: nothing started over, and below the release nothing is resolved.
         assert installed == [(index, release, False)]
-        assert c.system(1).counters.snapshots_sent == 1
+        assert c.system(1).snapshot_sender.sent == 1
         assert c.member(3).resolves
         await served(c, 3, bodies[30:], 30)
         await c.restart(3)
@@ -399,7 +399,7 @@ async def test_a_transfer_ends_under_constant_truncation(tmp_path: Path) -> None
             await c.nodes[1].truncate("log", start)
             if start % 6 == 0:
                 await c.nodes[1].compact()
-        assert c.system(1).counters.snapshots_sent + len(c.system(3).receiving._offers) <= 2
+        assert c.system(1).snapshot_sender.sent + len(c.system(3).receiving._offers) <= 2
         await c.applied()
         assert len(wire.indexes) == len(set(wire.indexes))
         assert await c.read(3, log.start) == await c.read(1, log.start)
@@ -440,10 +440,9 @@ async def test_a_lease_without_progress_ends_and_a_full_disk_ends_all(tmp_path: 
         assert not chunks.leases
         wire.drop = lambda count: False
         await c.applied()
-        manifest = c.system(1).snapshots
-        assert manifest.mismatches == 0
+        assert c.system(1).snapshots.mismatches == 0
         member = c.member(1)
-        _, found = await manifest._leased(member, 3)
+        _, found = await c.system(1).snapshot_sender._leased(member, 3)
         assert found.snapshot.index == member.snapshot_index and chunks.leases
         chunks.give_up()
         assert not chunks.leases
