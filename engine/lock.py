@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import time
 
 from logyard.protocol.errors import DirectoryInUse
 
@@ -18,6 +19,7 @@ WRITER_LOCK = "writer-lock"
 """Held by the writer process alone, besides its share of the directory's lock: so there is never a second one."""
 ORPHAN_WAIT_S = 10.0
 """How long a start waits for the writer of a node that died: it ends with the transaction it is in."""
+_LOOK_S = 0.01
 _PID = 16
 """Bytes of a process id in a lock file: the owner's, then its writer's."""
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -28,11 +30,8 @@ def lock_directory(path: str, orphan_wait_s: float = ORPHAN_WAIT_S) -> int:
     BLOCKING while the writer of a node that died has it, up to `orphan_wait_s`. Raises `DirectoryInUse`."""
     fd = os.open(os.path.join(path, LOCK), _OPEN, 0o600)
     try:
-        if not _try_lock(fd):
-            owner, writer = lock_holders(fd)
-            orphaned = bool(owner and writer) and _wait_end(owner, 0)
-            if not orphaned or not _wait_end(writer, orphan_wait_s) or not _try_lock(fd):
-                raise DirectoryInUse(in_use(path, fd), path=path)
+        if not _try_lock(fd) and not _left_by_orphan(fd, orphan_wait_s):
+            raise DirectoryInUse(in_use(path, fd), path=path)
         os.ftruncate(fd, 0)
         os.pwrite(fd, _line(os.getpid()), 0)
     except BaseException:
@@ -69,8 +68,9 @@ def lock_holders(fd: int) -> tuple[int, int]:
 def in_use(path: str, fd: int) -> str:
     """Who has a directory, and what to do about it, for a message."""
     owner, writer = lock_holders(fd)
-    if owner and writer and _wait_end(owner, 0):
-        return f"{path} is in use by process {writer}, the writer of a node that died; it ends by itself: try again"
+    if owner and _wait_end(owner, 0):
+        named = f"process {writer}, " if writer and not _wait_end(writer, 0) else ""
+        return f"{path} is in use by {named}the writer of a node that died; it ends by itself: try again"
     return f"{path} is in use by process {owner or 'unknown'}; stop it first"
 
 
@@ -84,6 +84,22 @@ def _try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _left_by_orphan(fd: int, seconds: float) -> bool:
+    """Take the lock that the writer of a node that died still has, within `seconds`; False when it is somebody else's.
+    A writer has it from its first moment and says who it is a little later: until then the lock itself is looked at."""
+    owner, _ = lock_holders(fd)
+    if not owner or not _wait_end(owner, 0):
+        return False
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        _, writer = lock_holders(fd)
+        if not writer or _wait_end(writer, left):
+            select.poll().poll(_LOOK_S * 1000)
+        if _try_lock(fd):
+            return True
+    return False
 
 
 def _wait_end(process: int, seconds: float) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import subprocess
 import threading
 import time
@@ -16,6 +15,7 @@ from logyard.client.sync import Yard, connect_sync
 from logyard.protocol.errors import LogyardError
 from logyard.service.local_cluster import ClusterFailed, LocalCluster
 from tests.chaos.judge import settled
+from tests.wipe import wipe
 
 LIMITS = {
     "wal_file_bytes": 1 << 20, "wal_stock_files": 0, "generation_bytes": 16 << 20, "migrate_dead_ratio": 1.0,
@@ -198,7 +198,7 @@ class Stage:
             wait(partial(self.done, self.yard.remove_member, name, self.victim), f"{name} without the victim")
         for node in {1, 2, 3} - {self.victim}:
             self.yard.forget_node(self.victim, node, True)
-        shutil.rmtree(self.data)
+        wipe(self.data)
         self.start()
         for name in names:
             wait(partial(self.done, self.yard.add_member, name, self.victim), f"{name} with the victim")

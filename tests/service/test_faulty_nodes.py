@@ -4,7 +4,6 @@ back."""
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from logyard.service.check import check_directory
 from logyard.service.cli.root import cli
 from logyard.service.daemon import EXIT_OUTDATED, EXIT_WAL_FAILED
 from logyard.service.local_cluster import ClusterFailed, LocalCluster
+from tests.wipe import wipe
 
 PATIENCE_S = 20.0
 
@@ -116,7 +116,7 @@ def test_a_wiped_node_is_refused_shown_and_comes_back_when_it_was_forgotten(clus
         yard.log("kept").append(b"", b"before")
         until(lambda: yard.log("kept").latest(node=3)[1] == 1, "node 3 has it")
         cluster.kill9(3)
-        shutil.rmtree(cluster.nodes[3].data)
+        wipe(cluster.nodes[3].data)
         cluster.spawn(3)
         assert ended(cluster, 3) == EXIT_OUTDATED
         assert "is not the one it had" in cluster.nodes[3].log_tail()
@@ -131,7 +131,7 @@ def test_a_wiped_node_is_refused_shown_and_comes_back_when_it_was_forgotten(clus
         # Each of them must have heard of the removal first.
         until(lambda: [yard.forget_node(3, node) for node in (1, 2)], "both forget it")
         assert ask(cluster, "forget", "--node", "3")["forgotten_by"] == [1, 2]
-        shutil.rmtree(cluster.nodes[3].data)
+        wipe(cluster.nodes[3].data)
         cluster.restart(3)
         ask(cluster, "members", "add", "kept", "--node", "3")
         yard.log("kept").append(b"", b"after")

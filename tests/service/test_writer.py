@@ -453,6 +453,41 @@ async def test_an_orphan_keeps_the_directory_until_it_has_ended(tmp_path: Path) 
         await check_books(c, tmp_path)
 
 
+STARTING = """
+import signal, subprocess, sys
+from logyard.engine.lock import lock_directory
+
+lock = lock_directory(sys.argv[1])
+subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=(lock,))
+print("started", flush=True)
+signal.pause()
+"""
+
+
+async def test_a_writer_that_was_just_started_may_be_an_orphan_as_well(tmp_path: Path) -> None:
+    """It holds the lock from its first moment, and says who it is when it has begun."""
+    node = subprocess.Popen(
+        [sys.executable, "-c", STARTING, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert node.stdin is not None and node.stdout is not None
+    assert await trio.to_thread.run_sync(node.stdout.readline) == b"started\n"
+    node.kill()
+    await trio.to_thread.run_sync(node.wait)
+    with pytest.raises(DirectoryInUse, match="by the writer of a node that died"):
+        lock_directory(str(tmp_path), 0.0)
+    locked: list[int] = []
+
+    async def take() -> None:
+        locked.append(await trio.to_thread.run_sync(lock_directory, str(tmp_path)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert not locked
+        node.stdin.close()
+    os.close(locked[0])
+
+
 @pytest.mark.long
 def test_a_daemon_has_a_writer_and_both_may_be_killed_at_any_time(tmp_path: Path) -> None:
     limits = {"migrate_budget_bytes": 0, "wal_file_bytes": MIB, "generation_bytes": 16 * MIB}
