@@ -28,7 +28,7 @@ UNKNOWN_LEASE: Any = {"largest": NO_LEASE, "empty": NO_LEASE}
 COMMANDS: Mapping[str, Row] = {
     "append": log(lambda f: words(f.name_of("log"), "--whole", stdin=f.body), writes=True),
     "read": log(lambda f: words(f.name_of("log"), "--count", 3)),
-    "retain": log(lambda f: words(f.name_of("log"), "--records", max(1, f.count)), full="busy"),
+    "retain": log(lambda f: words(f.name_of("log"), "--records", max(1, f.count))),
     "create": either(lambda f: words(f.fresh())),
     "list": either(lambda f: words()),
     "describe": either(lambda f: words(f.name_of("log"))),

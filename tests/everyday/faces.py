@@ -16,7 +16,7 @@ import trio
 from click.testing import CliRunner
 
 from logyard.client import aio, kv, kv_sync, kv_watch, messages, producer, queue, queue_sync, sync, sync_log
-from logyard.client.kvstore import KVStore, NativeDriver
+from logyard.client.kvstore import KVStore
 from logyard.client.pending import PendingAppend
 from logyard.machines.command import APPEND
 from logyard.protocol.errors import LogyardError
@@ -32,8 +32,6 @@ from .table import INTERNAL, OK, ROWS, Row
 
 HELD = 12
 """Messages that a consumer has before anything happens."""
-FULL_S = 0.15
-"""How long a client waits for room."""
 CLIENT_S = 20.0
 LOOK_S = 0.2
 TRIO: Mapping[str, type] = {
@@ -89,8 +87,10 @@ class Face(Arguments):
     async def warm(self, unwatched: bool = False) -> None:
         """Use everything once, so that there is something to find changed. `unwatched`: without a watch."""
 
-    def hasten(self) -> None:
-        """Do not wait for long."""
+    def is_over(self) -> bool:
+        """Return whether it knows the end of every session that it holds."""
+        held = [self.parts[name] for name in ("Consumer", "Session") if name in self.parts]
+        return all(one.failure is not None for one in held)
 
     async def outcome(self, verb: str) -> str:
         """What comes of a verb."""
@@ -157,10 +157,6 @@ class TrioFace(Face):
         await self.queue.publish(b"warm")
         for name in ("Consumer", "Session", "Producer", "Watch")[: 3 if unwatched else 4]:
             await self.prepare(name)
-
-    def hasten(self) -> None:
-        """Do not wait for long."""
-        self.yard.timeout = FULL_S
 
     async def prepare(self, name: str) -> None:
         """Open what the verbs of a class need."""
@@ -268,10 +264,6 @@ class SyncFace(Face):
         self.prepare("Consumer")
         self.prepare("Producer")
 
-    def hasten(self) -> None:
-        """See `TrioFace`."""
-        self.yard.timeout = FULL_S
-
     def prepare(self, name: str) -> None:
         """See `TrioFace`."""
         if name in self.parts or name not in ("Consumer", "Producer"):
@@ -334,12 +326,6 @@ class StoreFace(Face):
         """See `TrioFace`."""
         await trio.to_thread.run_sync(self.store.write, b"warm", b"")
 
-    def hasten(self) -> None:
-        """See `TrioFace`."""
-        driver = self.store.driver
-        assert isinstance(driver, NativeDriver)
-        driver._yard.timeout = FULL_S
-
     def told(self, answer: object) -> None:
         """The verbs that never raise answer False."""
         if answer is False:
@@ -380,10 +366,6 @@ class CliFace(Face):
         """Nothing to do."""
         self.wait = str(CLIENT_S)
 
-    def hasten(self) -> None:
-        """See `TrioFace`."""
-        self.wait = "0.5"
-
     def rows(self) -> list[str]:
         """The commands that ask a cluster."""
         return list(COMMANDS)
@@ -423,10 +405,6 @@ class GatewayFace(Face):
     async def warm(self, unwatched: bool = False) -> None:
         """See `TrioFace`."""
         await self.kv.put(b"warm", b"v")
-
-    def hasten(self) -> None:
-        """See `TrioFace`."""
-        self.yard.timeout = FULL_S
 
     def rows(self) -> list[str]:
         """Its paths."""

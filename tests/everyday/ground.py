@@ -11,10 +11,14 @@ import pytest
 import trio
 
 from logyard.client.aio import Yard, connect
+from logyard.client.lane import Batch, Lane
 from logyard.engine.config import SystemConfig
+from logyard.engine.host import space
+from logyard.engine.host.delivery import Delivery
 from logyard.engine.host.space import Space
 from logyard.engine.replica.sessions import EXPIRE
 from logyard.machines.log import AppendLog
+from logyard.protocol.errors import LogyardError, NoSpace
 from logyard.service.embedded import EmbeddedSystem, open_system
 from tests.chaos.register import Registers
 from tests.engine.host.cluster import SMALL, Cluster, cluster, until
@@ -30,8 +34,20 @@ LEASE = 5
 """Of each KV group; the number behind it is one, too."""
 
 
-async def unchanged(space: Space) -> None:
+async def unchanged(*_: Any) -> None:
     """Stands for a look at a disk that stays full."""
+
+
+def told_at_once(lane: Lane, batch: Batch, error: LogyardError) -> None:
+    """Stands for `Lane._again` of a client whose patience ends with the first refusal for want of room, and not by a
+    clock, which on a busy machine may be faster than the answer."""
+    if isinstance(error, NoSpace):
+        lane._finish(batch, lane._overdue(batch, error))
+    else:
+        AGAIN(lane, batch, error)
+
+
+AGAIN = Lane._again
 
 
 class Ground:
@@ -55,9 +71,15 @@ class Ground:
         """All groups, with something in each."""
         for name, kind, members in self.groups:
             await self.admin.create(name, machine=kind, members=list(members))
+        # A majority is enough for a creation, and a node that is busy learns of it later.
+        await until(lambda: all(self._has(node, name) for name, _, members in self.groups for node in members))
         async with trio.open_nursery() as nursery:
             for name, kind, _ in self.groups:
                 nursery.start_soon(self._seed, name, kind)
+
+    def _has(self, number: int, name: str) -> bool:
+        system = self.run.system(number)
+        return system.has(system.names.get(name, 0))
 
     async def _seed(self, name: str, kind: str) -> None:
         if kind == "log":
@@ -80,6 +102,12 @@ class Ground:
             member = self.run.member(leader, name)
             if member.sessions is not None and member.sessions.by_id:
                 await self.run.system(leader).commit(member, EXPIRE, *member.sessions.by_id)
+        await self.over()
+
+    async def over(self) -> None:
+        """Until every client knows that what it held is over: before, it may be told so or not by a verb that asks
+        nobody."""
+        await until(lambda: all(face.is_over() for face in self.faces.values()), "the clients' sessions are over")
 
     async def asleep(self) -> None:
         systems = [node.system for node in self.run.nodes.values()]
@@ -104,19 +132,30 @@ class Ground:
             await self.doors.cut(number)
 
     async def anew(self) -> None:
+        # Nobody looks after a listener while its group is not there: it would be told that there is none.
+        deliveries = [self.run.system(number).delivery for number in NODES]
+        made = trio.Event()
+        self.patch.setattr(Delivery, "stirred", lambda *_: made.wait())
+        for delivery in deliveries:
+            for uid in list(delivery._lots):
+                delivery.stir(uid)
         for name, *_ in self.groups:
             await self.admin.delete(name)
         await until(lambda: not any(self.run.system(number).names for number in NODES), "all are gone")
         await self.create()
+        self.patch.undo()
+        made.set()
+        await self.over()
 
     async def full(self) -> None:
         # What an engine does as its disk fills is tried with the engine: here every write is refused from now on.
-        self.patch.setattr(Space, "takes", lambda space, size: False)
+        self.patch.setattr(Space, "takes", lambda *_: False)
         self.patch.setattr(Space, "look", unchanged)
+        # Room is promised for later than any client waits, so that it says at once that it was refused.
+        self.patch.setattr(space, "RETRY_S", 3600.0)
+        self.patch.setattr(Lane, "_again", told_at_once)
         for number in NODES:
             self.run.system(number).space.full = True
-        for face in self.faces.values():
-            face.hasten()
 
     async def happen(self, situation: str) -> None:
         """Bring a situation about; those that are of arguments alone need nothing."""
@@ -193,7 +232,7 @@ async def embedded_face(path: Path, situation: str) -> AsyncIterator[EmbeddedFac
             made = await system.start_group(face.name_of("log"), AppendLog())
             await made.append_many([(b"seed", b"body")] * SEEDED)
         elif situation == "full":
-            patch.setattr(Space, "takes", lambda space, size: False)
+            patch.setattr(Space, "takes", lambda *_: False)
             patch.setattr(Space, "look", unchanged)
             engine.space.full = True
         yield face
