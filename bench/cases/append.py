@@ -11,28 +11,18 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, create_logs, log_names, statuses
 from ..kv_load import KvSpec
 from ..load import LoadSpec
 from ..report import append_figures, shares
+from ..settings import AppendSettings
 
 SAMPLE_ONE_IN = 100
-
-
-class AppendSettings(NamedTuple):
-    """Flags of the command. `window` is calls outstanding per client; `size` bytes a body; times in seconds."""
-
-    logs: int
-    size: int
-    clients: int
-    window: int
-    seconds: float
-    warmup_s: float
-    processes: int
 
 
 class LoadFailed(Exception):
@@ -62,7 +52,7 @@ def run_append(
         "ok": not lost and not figures["failed"] and figures["acknowledged"] > 0,
         "case": "append",
         "nodes": cluster.count,
-        **settings._asdict(),
+        **asdict(settings),
         **figures,
         "lost": lost,
         "stored": stored,

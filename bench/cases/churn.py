@@ -15,12 +15,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, NotReached, create_logs, log_names, reach, statuses
 from ..processes import written_bytes
+from ..settings import ChurnSettings
 from ..workload import Workload
 
 MIB = 1 << 20
@@ -37,20 +39,6 @@ BUDGET_SHARE = 4
 GENERATION_SHARE, GENERATION_MIN, GENERATION_MAX = 4, 16 * MIB, 1 << 30
 SAMPLE_ONE_IN = 20
 QUIET_S_MAX = 120.0
-
-
-class ChurnSettings(NamedTuple):
-    """Flags of the command. `size` bytes a payload, `total` bytes appended, `settle_s` without a change is quiet."""
-
-    mode: str
-    size: int
-    total: int
-    settle_s: float
-
-    @property
-    def records(self) -> int:
-        """How many are appended."""
-        return max(2, self.total // self.size)
 
 
 def limits_of(settings: ChurnSettings) -> Mapping[str, object]:
@@ -105,7 +93,7 @@ def run_churn(
         "ok": not problems,
         "case": "churn",
         "nodes": cluster.count,
-        **settings._asdict(),
+        **asdict(settings),
         "written_per_payload_byte": round(written / (settings.records * settings.size * cluster.count), 3),
         "disk_per_payload_byte": round(sum(parts.values()) / (live * cluster.count), 3),
         "records": settings.records,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ import trio
 from ..calibrate import describe_machine
 from ..cluster import Cluster, create_logs, log_names
 from ..histogram import Histogram
+from ..settings import FailoverSettings
 from ..workload import Workload
 
 if TYPE_CHECKING:
@@ -30,15 +32,6 @@ FAILOVER_S_MAX = 60.0
 STEADY_S_MAX = 60.0
 WATCH_S = 0.05
 PROBLEMS_MAX = 5
-
-
-class FailoverSettings(NamedTuple):
-    """Flags of the command: logs, bytes of a body, seconds between two appends to a log, seconds before the kill."""
-
-    logs: int
-    size: int
-    interval_s: float
-    steady_s: float
 
 
 class Writer:
@@ -154,7 +147,7 @@ def run_failover(
         "ok": not problems,
         "case": "failover",
         "nodes": cluster.count,
-        **settings._asdict(),
+        **asdict(settings),
         "failover_s": round(outages[-1], 3) if outages and not missing else None,
         "p50_s": round(outages[len(outages) // 2], 3) if outages else None,
         "p99_s": round(outages[min(len(outages) - 1, len(outages) * 99 // 100)], 3) if outages else None,

@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, create_logs, log_names, reach, statuses, threading_wait
 from ..processes import anonymous_bytes, cpu_seconds, resident_bytes
+from ..settings import IdleSettings
 
 ASLEEP_S_MIN = 120.0
 LOGS_PER_S_MIN = 50
 """What is waited for them to go to sleep, on a busy machine."""
-
-
-class IdleSettings(NamedTuple):
-    """Flags of the command: how many logs, and for how many seconds the processor time is measured."""
-
-    logs: int
-    seconds: float
-    settle_s: float
 
 
 class Memory(NamedTuple):
@@ -73,7 +67,7 @@ def run_idle(settings: IdleSettings, cluster: Cluster, directory: Path, say: Cal
         "ok": bool(without.resident and all(without.resident)) and set(recovered) == {settings.logs},
         "case": "idle",
         "nodes": cluster.count,
-        **settings._asdict(),
+        **asdict(settings),
         **first,
         "restart_s": round(restart_s, 3),
         "restart_ready_s": round(ready_s, 3),

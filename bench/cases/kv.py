@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, all_led, reach, statuses
 from ..kv_load import KvSpec
 from ..report import append_figures, shares
+from ..settings import KvSettings
 from ..terms import Beside
 from .append import run_processes
 
@@ -22,19 +24,6 @@ NAME = "bench-kv"
 TERMS = "bench-kv-terms"
 """A group of its own, whose leases are looked at meanwhile."""
 MODULE = "logyard.bench.kv_load"
-
-
-class KvSettings(NamedTuple):
-    """Flags of the command. `mode`: put, get, watch; `keys` of each client; sizes in bytes, times in seconds."""
-
-    mode: str
-    size: int
-    clients: int
-    keys: int
-    watchers: int
-    seconds: float
-    warmup_s: float
-    processes: int
 
 
 def run_kv(settings: KvSettings, cluster: Cluster, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -62,7 +51,7 @@ def run_kv(settings: KvSettings, cluster: Cluster, directory: Path, say: Callabl
         and not figures["problems"],
         "case": "kv",
         "nodes": cluster.count,
-        **settings._asdict(),
+        **asdict(settings),
         **figures,
         "lost": lost,
         **terms.row(),

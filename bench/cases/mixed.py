@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 import xxhash
@@ -22,6 +23,7 @@ import xxhash
 from ..calibrate import describe_machine
 from ..cluster import Cluster, create_logs, log_names
 from ..histogram import Histogram
+from ..settings import MixedSettings
 from ..upload import digest_of, parts
 from ..workload import Workload
 from .append import expect
@@ -30,16 +32,6 @@ UPLOAD_LOG = "upload"
 UPLOAD_TIMEOUT_S = 600.0
 RATIO_MAX = 3.0
 """What the small logs may suffer (the issue's bound)."""
-
-
-class MixedSettings(NamedTuple):
-    """Flags of the command: small logs, bytes of their bodies, seconds alone, bytes of the large payload."""
-
-    logs: int
-    size: int
-    seconds: float
-    warmup_s: float
-    upload_bytes: int
 
 
 class Small:
@@ -89,7 +81,7 @@ def run_mixed(settings: MixedSettings, cluster: Cluster, directory: Path, say: C
         "ok": bool(same and not failed and 0 < ratio < RATIO_MAX),
         "case": "mixed",
         "nodes": cluster.count,
-        **settings._asdict(),
+        **asdict(settings),
         "p99_quiet_ms": round(quiet.quantile(0.99) * 1000, 3),
         "p99_beside_ms": round(beside.quantile(0.99) * 1000, 3),
         "ratio": round(ratio, 3),

@@ -12,32 +12,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, all_led, reach
 from ..load import LoadSpec
 from ..queue_load import QueueSpec
 from ..report import append_figures
+from ..settings import QueueSettings
 from ..terms import Beside
 from .append import expect
 
 TERMS = "bench-queue-terms"
 """A queue of its own, whose leases and delays are looked at meanwhile."""
-
-
-class QueueSettings(NamedTuple):
-    """Flags of the command. `window`: unconfirmed messages a publisher; `size` bytes a body; times in seconds."""
-
-    queues: int
-    size: int
-    publishers: int
-    window: int
-    consumers: int
-    prefetch: int
-    seconds: float
-    warmup_s: float
 
 
 def run_queue(settings: QueueSettings, cluster: Cluster, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -65,7 +54,7 @@ def run_queue(settings: QueueSettings, cluster: Cluster, directory: Path, say: C
         "ok": not lost and not wrong and not terms.early and not figures["failed"] and figures["acknowledged"] > 0,
         "case": "queue",
         "nodes": cluster.count,
-        **settings._asdict(),
+        **asdict(settings),
         **figures,
         "declare_s": round(declare_s, 3),
         "consumed_per_s": round(consumed["counted"] / settings.seconds, 1) if consumed else 0,

@@ -9,25 +9,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, all_applied, create_logs, log_names, reach
+from ..settings import RecoverSettings
 from ..workload import Workload
 
 RECOVER_S_MAX = 300.0
 OUTSTANDING_MAX = 2000
-
-
-class RecoverSettings(NamedTuple):
-    """Flags of the command: logs, entries in each, bytes of a body."""
-
-    logs: int
-    entries: int
-    size: int
 
 
 def run_recover(
@@ -59,7 +53,7 @@ def run_recover(
         "ok": stored >= wanted,
         "case": "recover",
         "nodes": cluster.count,
-        **settings._asdict(),
+        **asdict(settings),
         "recovery_s": round(recovery_s, 3),
         "ready_s": round(ready_s, 3),
         "setup_s": round(setup_s, 3),

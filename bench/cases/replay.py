@@ -10,11 +10,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, all_applied, create_logs, log_names, reach, statuses
+from ..settings import ReplaySettings
 from ..workload import Workload
 
 REPLAY_S_MAX = 300.0
@@ -25,13 +27,6 @@ HEAD_BYTES = 1024
 """More than a batch of one record has beside its payload."""
 SLACK_BYTES = 4 << 20
 """Free space of the WAL file, the same for all sizes: a start searches it for lost batches, whatever lies before it."""
-
-
-class ReplaySettings(NamedTuple):
-    """Flags of the command: bytes of a payload, entries."""
-
-    size: int
-    entries: int
 
 
 def wal_file_bytes(settings: ReplaySettings) -> int:
@@ -103,7 +98,7 @@ def run_replay(
         "ok": not problems,
         "case": "replay",
         "nodes": cluster.count,
-        **settings._asdict(),
+        **asdict(settings),
         "apply_us": round((int(after["cpu_us"]) - int(before["cpu_us"])) / max(1, applied), 2),
         "replay_us": round((log_us + apply_us) / max(1, replayed), 2),
         "replay_log_us": round(log_us / max(1, replayed), 2),

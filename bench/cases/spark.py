@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, create_logs, log_names
+from ..settings import SparkSettings
 from ..workload import Workload
 
 if TYPE_CHECKING:
@@ -27,15 +29,6 @@ META = b"m" * 100
 FRAME_RECORDS = 1000
 PAYLOAD_BYTES = 64 << 10
 PAYLOAD_LOGS = 100
-
-
-class SparkSettings(NamedTuple):
-    """Flags of the command: logs with `rows` records each; MiB of payload; logs to plan over."""
-
-    logs: int
-    rows: int
-    mib: int
-    planned: int
 
 
 def run_spark(
@@ -86,7 +79,7 @@ def run_spark(
     }  # fmt: skip
     problems = [*missed(figures), *audit["problems"]]
     return {
-        "ok": not problems, "case": "spark", "nodes": cluster.count, **settings._asdict(), **figures,
+        "ok": not problems, "case": "spark", "nodes": cluster.count, **asdict(settings), **figures,
         "problems": problems, "filesystem": machine["filesystem"], "machine": machine,
     }  # fmt: skip
 

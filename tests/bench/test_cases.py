@@ -13,8 +13,9 @@ import pytest
 
 from logyard.bench.cases.append import LoadFailed, run_processes
 from logyard.bench.cases.churn import differences
-from logyard.bench.cases.failover import FailoverSettings, Load
+from logyard.bench.cases.failover import Load
 from logyard.bench.load import LoadSpec
+from logyard.bench.settings import FailoverSettings
 from logyard.bench.workload import Workload
 from logyard.client.lane import Batch
 

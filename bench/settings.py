@@ -1,0 +1,161 @@
+"""What each case of `logyard bench` can be told: a field is an option, with its bounds, its default and its help.
+
+The command line makes its flags from these classes, and the cases take them as they are. Loads nothing: `--help` reads
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MIB = 1 << 20
+
+
+def option(
+    default: Any,
+    told: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    among: tuple[str, ...] = (),
+    flag: str = "",
+    unit: int = 1,
+) -> Any:
+    """Return a field with what the command line says of it: `told` in its help, from `least` to `most`, or `among`.
+    `flag`: its option, if that is not called as the field is; `unit`: what one of the option is in the field."""
+    said = {"told": told, "least": least, "most": most, "among": among, "flag": flag, "unit": unit}
+    return field(default=default * unit, metadata=said)
+
+
+def size_option(default: int, what: str = "Bytes of a body.") -> Any:
+    """Return the field of a body's bytes: its first 16 tell which one it is."""
+    return option(default, what, least=16)
+
+
+def seconds_option(default: float, told: str = "Measured time.", least: float = 0.1, flag: str = "") -> Any:
+    """Return a field of seconds."""
+    return option(default, told, least=least, flag=flag)
+
+
+def warmup_option() -> Any:
+    """Return the field of the seconds before those that are measured."""
+    return seconds_option(2.0, "Seconds before that.", 0.0, "warmup")
+
+
+def processes_option() -> Any:
+    """Return the field of how many processes make the load."""
+    return option(1, "Load processes.", least=1, most=2)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendSettings:
+    """`bench append`."""
+
+    logs: int = option(1, "Over how many logs.", least=1)
+    size: int = size_option(256)
+    clients: int = option(64, "How many clients.", least=1)
+    window: int = option(1, "Calls outstanding a client.", least=1)
+    seconds: float = seconds_option(10.0)
+    warmup_s: float = warmup_option()
+    processes: int = processes_option()
+
+
+@dataclass(frozen=True, slots=True)
+class KvSettings:
+    """`bench kv`."""
+
+    mode: str = option("put", "What.", among=("put", "get", "watch"))
+    size: int = size_option(256, "Bytes of a value.")
+    clients: int = option(64, "How many clients.", least=1)
+    keys: int = option(100, "Keys of each client.", least=1)
+    watchers: int = option(1000, "Who watches one key.", least=1)
+    seconds: float = seconds_option(10.0)
+    warmup_s: float = warmup_option()
+    processes: int = processes_option()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """`bench queue`."""
+
+    queues: int = option(1, "Over how many queues.", least=1)
+    size: int = size_option(256)
+    publishers: int = option(4, "How many publishers.", least=1)
+    window: int = option(256, "Unconfirmed, a publisher.", least=1)
+    consumers: int = option(1, "How many; 0: none.", least=0)
+    prefetch: int = option(1000, "Held, a consumer.", least=1, most=65_535)
+    seconds: float = seconds_option(10.0)
+    warmup_s: float = warmup_option()
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSettings:
+    """`bench idle`."""
+
+    logs: int = option(10_000, "How many logs.", least=1)
+    seconds: float = seconds_option(10.0)
+    settle_s: float = seconds_option(5.0, "Seconds before that.", 0.0, "settle")
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverSettings:
+    """`bench recover`."""
+
+    logs: int = option(1000, "How many logs.", least=1)
+    entries: int = option(20, "Entries in each.", least=1)
+    size: int = size_option(256)
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverSettings:
+    """`bench failover`."""
+
+    logs: int = option(1000, "How many logs.", least=1)
+    size: int = size_option(256)
+    interval_s: float = seconds_option(0.5, "Seconds between a log's writes.", 0.01, "interval")
+    steady_s: float = seconds_option(2.0, "Seconds before the kill.", 0.0, "steady")
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSettings:
+    """`bench mixed`."""
+
+    logs: int = option(100, "How many small logs.", least=1)
+    size: int = size_option(256, "Bytes of a small body.")
+    seconds: float = seconds_option(5.0, "Seconds alone.")
+    warmup_s: float = warmup_option()
+    upload_bytes: int = option(1024, "MiB to upload.", least=1, most=4096, flag="upload-mib", unit=MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """`bench replay`."""
+
+    size: int = size_option(1024, "Bytes of a payload.")
+    entries: int = option(1000, "How many entries.", least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ChurnSettings:
+    """`bench churn`."""
+
+    mode: str = option("young", "When they die.", among=("young", "old"))
+    size: int = option(65_536, "Bytes a payload.", least=4096, most=MIB)
+    total: int = option(512, "MiB of payload to append.", least=8, flag="mib", unit=MIB)
+    settle_s: float = seconds_option(3.0, "Seconds of quiet.", flag="settle")
+
+    @property
+    def records(self) -> int:
+        """How many are appended."""
+        return max(2, self.total // self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """`bench spark`."""
+
+    logs: int = option(1000, "Logs of small records.", least=1)
+    rows: int = option(2000, "Records in each.", least=1)
+    mib: int = option(512, "MiB of 64 KiB payloads.", least=16)
+    planned: int = option(10_000, "Logs to plan over.", least=1)
