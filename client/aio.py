@@ -17,11 +17,11 @@ from ssl import SSLContext
 from typing import BinaryIO
 
 from logyard.protocol.errors import BadRequest, Busy
+from logyard.protocol.frame import Buffer, append_command
 
 from ._async.log import LogVerbs
 from .background import background
 from .compression import SMALLEST, encode, wants
-from .frame import append_command
 from .kv import KvYard
 from .lane import Batch, Lane
 from .link import Stream
@@ -30,7 +30,6 @@ from .messages import Session, open_session
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
 from .pending import PendingAppend, finished
 from .queue import QueueYard
-from .records import Buffer
 from .runtime import running
 from .session import UNIX, unix_target
 from .tls import TlsConfig, client_context, require_safe

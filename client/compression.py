@@ -16,20 +16,14 @@ from typing import NamedTuple, TypeAlias
 import zstandard
 
 from logyard.protocol.errors import BadRequest, Corrupt
+from logyard.protocol.frame import ENVELOPE, ENVELOPE_BYTES, PAYLOAD_BYTES_MAX, PIECE_BYTES_MAX, Buffer, Marked
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
-
-MARK = 1 << 31
-"""In the length of a head: it begins with an envelope."""
-ENVELOPE = struct.Struct("<BIQ")
-"""encoding (1: zstd), bytes of a chunk of the original, bytes of the original: before the metadata."""
-ENVELOPE_BYTES = ENVELOPE.size
 ZSTD = 1
-CHUNK_BYTES = (1 << 20) - 4096
+CHUNK_BYTES = PIECE_BYTES_MAX
 """What one chunk of the original has: also the piece of a large payload, so each piece is a chunk."""
 CHUNK_BYTES_MAX = 16 << 20
 """The most memory that a chunk may ask a reader for, whatever its envelope says."""
-SIZE_MAX = 4 << 30
+SIZE_MAX = PAYLOAD_BYTES_MAX
 WHOLE_BYTES_MAX = 64 << 20
 """The largest payload that is inflated into one buffer."""
 SMALLEST = 512
@@ -41,10 +35,6 @@ INDEX = struct.Struct("<Q")
 READ_BYTES = 8 << 20
 """Chunks are fetched in ranges of at most about so many stored bytes."""
 OPTIONS = (None, "none", "zstd")
-
-
-class Marked(bytes):
-    """Metadata with an envelope in front of it: the payload beside it is encoded."""
 
 
 class Encoding(NamedTuple):

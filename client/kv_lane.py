@@ -12,10 +12,10 @@ from typing import Any
 import msgpack
 
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import UNIFORM, Buffer, encode_parts
 
-from . import wire
 from .lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Batch, Lane
-from .wire import REPLY, UNIFORM, Buffer
+from .wire import REPLY
 
 NO_OFFSETS = REPLY.pack(0, 0)
 COMMAND_OVERHEAD = 4
@@ -48,13 +48,13 @@ class KvBatch(Batch):
     def encode(self, session: int = 0, sequence: int = 0) -> list[Buffer]:
         """The frame's buffers."""
         if self.operations == 1:
-            return wire.encode_parts(
+            return encode_parts(
                 self.table, self.heads, self.small, self.large, self.commands[0], flags=UNIFORM, session=session,
                 sequence=sequence,
             )  # fmt: skip
         lengths = struct.pack(f"<{len(self.commands)}I", *map(len, self.commands))
         region = b"".join((lengths, *self.commands))
-        return wire.encode_parts(
+        return encode_parts(
             self.table, self.heads, self.small, self.large, region, flags=0, session=session, sequence=sequence
         )
 

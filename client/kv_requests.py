@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgpack
 
 from logyard.protocol.errors import BadRequest, LogyardError
+from logyard.protocol.frame import Buffer
 
 from .kv_wire import (
     COMPACT,
@@ -39,7 +40,6 @@ from .kv_wire import (
     kind_of,
     value_questions,
 )
-from .wire import Buffer
 
 CONSISTENCY = ("linearizable", "leader", "local")
 

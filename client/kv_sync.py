@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 import msgpack
 
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import Frame
 
 from . import kv_requests, wire
 from .admin import Call, plain
-from .frame import Frame
 from .kv_requests import Command, Question, Steps, T, check_consistency
 from .kv_wire import (
     KEYS_ONLY,

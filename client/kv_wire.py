@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgpack
 
 from logyard.protocol.errors import BadRequest, LogyardError, classes
-
-from .wire import Buffer
+from logyard.protocol.frame import Buffer
 
 PUT, DELETE, RANGE, TXN, COMPACT, GRANT, KEEP, REVOKE = range(1, 9)
 TIME_TO_LIVE, LEASES, VALUES, STATUS = range(20, 24)

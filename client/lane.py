@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from logyard.protocol.errors import Busy, LogyardError, NoSpace, NotLeader, Unknown, error_of
+from logyard.protocol.frame import APPEND_COMMAND, Buffer, Frame, renumbered
 
 from . import wire
-from .frame import APPEND_COMMAND, Frame
 from .sequences import OUT_OF_WINDOW, RENEW, Sequences, expired, final
 from .session import backoff, outcome
-from .wire import REPLIES, Buffer, ProtocolError
+from .wire import REPLIES, ProtocolError
 
 BATCH_BYTES = 512 << 10
 """A batch is closed at this size: two of them fill the entry that the leader makes."""
@@ -84,7 +84,7 @@ class Batch(Frame):
         self.numbers, self.sequence = numbers, numbers.next()
         if self.frame is not None:
             # It had another one, under which it can't have been applied.
-            self.frame = wire.renumbered(self.frame, numbers.session, self.sequence)
+            self.frame = renumbered(self.frame, numbers.session, self.sequence)
 
     def answered(self, kind: int, status: int, data: Buffer) -> None:
         """The server's answer to this frame."""

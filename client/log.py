@@ -10,11 +10,12 @@ from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 from logyard.protocol.errors import BadRequest, LogyardError, OutOfRange, error_of
+from logyard.protocol.frame import Buffer
 
 from .admin import Call, plain
 from .compression import Encoding, parse, ranges_of
 from .records import BlockError, Page
-from .wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE, Buffer
+from .wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE
 
 POLL_RECORDS = 1000
 POLL_BYTES = 4 << 20

@@ -13,11 +13,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from logyard.protocol.errors import LogyardError, WrongKind
+from logyard.protocol.frame import Buffer, encode_frame
 
 from .admin import call_leader
 from .log import open_call
 from .sequences import Sequences, final, new_number
-from .wire import Buffer, ProtocolError, encode_frame
+from .wire import ProtocolError
 
 if TYPE_CHECKING:
     from .network import Network

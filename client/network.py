@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from logyard.protocol.errors import LogyardError, NotLeader, Unknown, UnknownGroup, WrongKind
+from logyard.protocol.frame import Buffer
 
 from .admin import AsyncVerbs, Call, T
 from .lane import Lane, Window
@@ -20,7 +21,6 @@ from .log import SESSION_TTL_S
 from .runtime import Nursery, Runtime, running
 from .session import Pushed, Retry, Routes, backoff, outcome, unreachable
 from .session_keeper import SessionKeeper
-from .wire import Buffer
 
 TIMEOUT_S = 30.0
 WINDOW_BYTES = 64 << 20

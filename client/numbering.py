@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from logyard.protocol.errors import BadRequest
-
-from .frame import produce_command
+from logyard.protocol.frame import produce_command
 
 NUMBER_MAX = (1 << 63) - 1
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from logyard.protocol.errors import BadRequest, Busy, LogyardError
+from logyard.protocol.frame import Buffer
 
 from . import queue_wire as qw
 from .lane import Batch, Lane
@@ -20,7 +21,6 @@ from .log import query_call
 from .messages import Session, open_session
 from .pending import PendingAppend, finished
 from .queue_wire import Message
-from .wire import Buffer
 
 if TYPE_CHECKING:
     from .aio import Yard

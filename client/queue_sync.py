@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import Buffer, Frame, encode_frame
 
 from . import queue_wire as qw
-from .frame import Frame
 from .log import query_call
 from .queue_wire import Message
 from .sequences import Sequences, final
-from .wire import REPLY, Buffer, encode_frame, for_kind
+from .wire import REPLY, for_kind
 
 if TYPE_CHECKING:
     from .sync import Yard

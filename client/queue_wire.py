@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from logyard.protocol.errors import BadRequest, LogyardError
+from logyard.protocol.frame import SIZED
 
 from . import wire
-from .frame import SIZED
 from .wire import ProtocolError
 
 PUBLISH = struct.Struct("<BBBBQQQQ")

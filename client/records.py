@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from logyard.protocol.errors import BadRequest
+from logyard.protocol.frame import ABSENT, ENVELOPE_BYTES, MARK, Buffer
 
-from .compression import ENVELOPE_BYTES, MARK, WHOLE_BYTES_MAX, Encoding, inflate_whole, parse
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
+from .compression import WHOLE_BYTES_MAX, Encoding, inflate_whole, parse
 
 BLOCK = struct.Struct("<QIIQQqIIQ")
 """first offset, records, flags, index, term, timestamp (ms since 1970), table bytes, heads bytes, bodies bytes."""
@@ -30,8 +29,6 @@ LEFT_OUT = 4
 ENCODED = 8
 """Block flag: the length of a head may have `MARK` set: its record's payload is encoded (`compression`)."""
 SIZE = struct.Struct("<Q")
-ABSENT = 0xFFFFFFFF
-"""As a body length: this record has no payload at all."""
 
 
 class BlockError(ValueError):

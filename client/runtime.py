@@ -14,7 +14,7 @@ from math import inf
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from .wire import Buffer
+from logyard.protocol.frame import Buffer
 
 T = TypeVar("T")
 

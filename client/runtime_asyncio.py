@@ -15,7 +15,7 @@ from math import inf
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from .wire import Buffer
+from logyard.protocol.frame import Buffer
 
 T = TypeVar("T")
 

@@ -26,10 +26,11 @@ from logyard.protocol.errors import (
     WrongKind,
     error_of,
 )  # fmt: skip
+from logyard.protocol.frame import FRAME_BYTES_MAX, Buffer
 
 from . import wire
 from .admin import Call, T
-from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, Buffer, ProtocolError
+from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, ProtocolError
 
 BACKOFF_FIRST = 0.01
 BACKOFF_LAST = 0.25
@@ -132,7 +133,7 @@ class Channel:
         self.receiver = wire.Receiver(CLIENT_LIMITS)
         self.pending: dict[int, Completion] = {}
         self._request = 0
-        self.hello = wire.Hello(None, 0, {}, wire.FRAME_BYTES_MAX)
+        self.hello = wire.Hello(None, 0, {}, FRAME_BYTES_MAX)
         self.greeted = False
         self.outgoing.push((wire.encode_hello(),))
 

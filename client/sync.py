@@ -16,14 +16,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
+from logyard.protocol.frame import Buffer, Frame
 
 from . import wire
 from .admin import Call, SyncVerbs, T, call_node
-from .frame import Frame
 from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, open_call
 from .queue_sync import Queue
-from .records import Buffer
 from .sequences import RENEW, STRUCK, expired, final, new_number
 from .session import ATTEMPT_S, Pushed, Retry, Routes, outcome
 from .sync_link import Connection

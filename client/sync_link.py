@@ -12,8 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from logyard.protocol.frame import Buffer
+
 from . import wire
-from .records import Buffer
 from .session import UNIX, Answer, Channel, Pushed, not_secured, unix_target, unreachable
 from .tls import TlsError, explain, gathered, identities, require_safe, require_server
 

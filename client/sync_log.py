@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import Buffer, Frame
 
 from . import wire
 from ._sync.log import LogVerbs
-from .frame import Frame
-from .records import Buffer
 from .sequences import Sequences
 from .upload_sync import read_file, upload
 

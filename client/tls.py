@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from logyard.protocol.errors import BadRequest
+from logyard.protocol.frame import Buffer
 
-from .records import Buffer
 from .wire import Hello
 
 NODE = "node"

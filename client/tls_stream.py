@@ -12,7 +12,8 @@ import ssl
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from .records import Buffer
+from logyard.protocol.frame import Buffer
+
 from .tls import CALL_BYTES, READ_BYTES, Cipher, Identity, TlsError, identities
 
 if TYPE_CHECKING:

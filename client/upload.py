@@ -9,28 +9,33 @@ two are a quarter faster, and everybody else's appends wait behind both of them 
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Iterable, Iterator
 
 from logyard.protocol.errors import BadRequest, LogyardError
+from logyard.protocol.frame import (
+    ABSENT,
+    BINDS,
+    HEAD_BYTES_MAX,
+    LARGE,
+    MARK,
+    MARKED,
+    PAYLOAD_BYTES_MAX,
+    PIECE,
+    PIECE_BYTES_MAX,
+    PIECED,
+    UNIFORM,
+    Buffer,
+    append_command,
+    encode_parts,
+)
 
 from . import wire
 from .admin import Call
-from .compression import CHUNK_BYTES, MARK, SMALLEST, envelope, index_of, shrink
-from .frame import HEAD_BYTES_MAX, append_command
+from .compression import SMALLEST, envelope, index_of, shrink
 from .log import close_call, open_call
-from .wire import ABSENT, LARGE, MARKED, UNIFORM, Buffer
 
-PIECE = 4
-BINDS = 8
-"""Flags of a frame: a piece, or the record that its pieces become the payload of."""
-PIECED = struct.Struct("<QQ")
-"""upload, and a piece's byte offset or the payload's size: before the command."""
-PIECE_BYTES = CHUNK_BYTES
-"""With its heads a piece is an entry of at most 1 MiB: nobody else's command waits behind more."""
 WHOLE_BYTES = 1 << 20
 """A payload up to this size travels whole, with its record."""
-PAYLOAD_BYTES_MAX = 4 << 30
 TTL_MS = 600_000
 """How long the pieces of a client that died are kept; also how long a stream may pause."""
 CLOSE_S = 5.0
@@ -47,8 +52,8 @@ def check_size(size: int) -> int:
 def cut(payload: Buffer) -> Iterator[memoryview]:
     """A payload's pieces, as views: nothing is copied."""
     view = memoryview(payload).cast("B")
-    for at in range(0, len(view), PIECE_BYTES):
-        yield view[at : at + PIECE_BYTES]
+    for at in range(0, len(view), PIECE_BYTES_MAX):
+        yield view[at : at + PIECE_BYTES_MAX]
 
 
 class Cutter:
@@ -64,8 +69,8 @@ class Cutter:
         """The pieces that are full now. They must not change until they are acknowledged. Raises `BadRequest`."""
         view = memoryview(data).cast("B")
         self.size = check_size(self.size + len(view))
-        while len(self._held) + len(view) >= PIECE_BYTES:
-            taken = PIECE_BYTES - len(self._held)
+        while len(self._held) + len(view) >= PIECE_BYTES_MAX:
+            taken = PIECE_BYTES_MAX - len(self._held)
             if self._held:
                 self._held += view[:taken]
                 piece, self._held = self._held, bytearray()
@@ -132,7 +137,7 @@ class Upload:
 
     def piece(self, data: Buffer) -> list[Buffer]:
         """The next piece's frame; it is under way until `done`."""
-        assert 0 < len(data) <= PIECE_BYTES and not self.under_way
+        assert 0 < len(data) <= PIECE_BYTES_MAX and not self.under_way
         region = PIECED.pack(1, self.size)
         self.size = check_size(self.size + len(data))
         self._sequence += 1
@@ -162,7 +167,7 @@ class Upload:
     ) -> list[Buffer]:
         flags = UNIFORM | flag
         session, sequence = self.session, self._sequence
-        return wire.encode_parts(table, [head], small, large, region, flags=flags, session=session, sequence=sequence)
+        return encode_parts(table, [head], small, large, region, flags=flags, session=session, sequence=sequence)
 
     def offset_of(self, reply: Buffer) -> int:
         """The record's offset, from the answer to `bind`."""

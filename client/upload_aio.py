@@ -10,10 +10,10 @@ from collections.abc import AsyncIterable, AsyncIterator
 from typing import BinaryIO
 
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import PIECE_BYTES_MAX, Buffer
 
 from .network import Network
-from .upload import CLOSE_S, PIECE_BYTES, Cutter, Upload, check_size, check_total
-from .wire import Buffer
+from .upload import CLOSE_S, Cutter, Upload, check_size, check_total
 
 
 async def upload(
@@ -99,5 +99,5 @@ async def views(payload: Buffer) -> AsyncIterator[Buffer]:
 
 async def read_file(network: Network, file: BinaryIO) -> AsyncIterator[Buffer]:
     """A file as a source, read in a thread."""
-    while data := await network.runtime.in_thread(file.read, PIECE_BYTES):
+    while data := await network.runtime.in_thread(file.read, PIECE_BYTES_MAX):
         yield data

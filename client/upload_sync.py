@@ -13,19 +13,10 @@ from contextlib import suppress
 from typing import BinaryIO, Protocol
 
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import PIECE_BYTES_MAX, Buffer
 
 from .admin import Call, T
-from .upload import (
-    CLOSE_S,
-    PIECE_BYTES,
-    Cutter,
-    Upload,
-    check_size,
-    check_total,
-    pieces_of,
-    stored_of,
-)
-from .wire import Buffer
+from .upload import CLOSE_S, Cutter, Upload, check_size, check_total, pieces_of, stored_of
 
 
 class Commander(Protocol):
@@ -79,5 +70,5 @@ def _send_pieces(yard: Commander, one: Upload, source: Iterable[Buffer], timeout
 
 def read_file(file: BinaryIO) -> Iterator[Buffer]:
     """A file as a source."""
-    while data := file.read(PIECE_BYTES):
+    while data := file.read(PIECE_BYTES_MAX):
         yield data

@@ -15,15 +15,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from .records import ABSENT, BLOCK, Buffer, encode_block, split_blocks
-
-__all__ = [
-    "ABSENT", "APPEND", "BLOCK", "CALL", "CLIENT_LIMITS", "DATA", "ERROR", "FRAME", "HEADER", "HELLO", "HELLO_LIMITS",
-    "ITEM", "LARGE", "PUSH", "PUSH_BYTES_MAX", "REPLIES", "REPLY", "RESULT", "Buffer", "Hello", "Outgoing",
-    "ProtocolError", "Received", "Receiver", "decode_call", "decode_data", "decode_replies", "encode_block",
-    "encode_call", "encode_data", "encode_error", "encode_frame", "encode_hello", "encode_parts", "encode_push",
-    "encode_replies", "encode_result", "pack", "server_limits", "split_blocks", "unpack",
-]  # fmt: skip
+from logyard.protocol.frame import FRAME_BYTES_MAX, Buffer
 
 VERSION = 1
 HEADER = struct.Struct("<IBBHQ")
@@ -66,27 +58,11 @@ REPLY = struct.Struct("<QI")
 """first offset, records: what the append log answers."""
 LENGTH = struct.Struct("<I")
 
-FRAME = struct.Struct("<BBHIIIQQQ")
-"""version, flags, large bodies, records, command bytes, pack bytes, large bytes, session, first sequence."""
-FRAME_BYTES = FRAME.size
-FRAME_SESSION = struct.Struct("<QQ")
-FRAME_SESSION_AT = FRAME_BYTES - FRAME_SESSION.size
-"""Where a frame names its session and its sequence."""
-FRAME_VERSION = 1
-UNIFORM = 1
-MARKED = 16
-"""A frame's flag: the length of a head may have `compression.MARK` set: its record's payload is encoded."""
-LARGE = 4096
-"""A body of this many bytes or more travels after the pack of its frame, on its own."""
 HELLO_BYTES_MAX = 4096
 """Nobody is known yet: a HELLO to a server may not cost more than this."""
 ANSWER_HELLO_BYTES_MAX = 64 << 10
 CALL_BYTES_MAX = 256 << 10
 """msgpack grows up to 64 times as objects: a call is bounded before it is unpacked."""
-FRAME_BYTES_MAX = 64 << 20
-"""An APPEND frame, unless the server's HELLO says otherwise."""
-RECORD_BYTES_MAX = FRAME_BYTES_MAX - (128 << 10)
-"""One record's body: a frame also holds its head, up to 64 KiB of metadata, and the rest of a batch's table."""
 REPLIES_BYTES = 1 << 20
 """A REPLIES frame is closed when it has grown beyond this."""
 RESULT_BYTES_MAX = 64 << 20
@@ -289,63 +265,6 @@ def decode_replies(body: Buffer) -> list[tuple[int, int, Buffer]]:
         found.append((request, status, body[at:end]))
         at = end
     return found
-
-
-def encode_frame(
-    records: Sequence[tuple[bytes, Buffer | None]],
-    *,
-    command: bytes | None = None,
-    commands: Sequence[bytes] | None = None,
-    session: int = 0,
-    sequence: int = 0,
-) -> list[Buffer]:
-    """Buffers of one command frame, byte for byte what the engine's encoder makes of (head, body or None) records.
-
-    Give one `command` for all records or one of `commands` each.
-    """
-    if command is None:
-        assert commands is not None and len(commands) == len(records), "each record has a command"
-        region = struct.pack(f"<{len(commands)}I", *map(len, commands)) + b"".join(commands)
-    else:
-        region = command
-    table: list[int] = []
-    for head, body in records:
-        table += (len(head), ABSENT if body is None else len(body))
-    small = [body for _, body in records if body is not None and len(body) < LARGE]
-    large = [body for _, body in records if body is not None and len(body) >= LARGE]
-    heads = [head for head, _ in records]
-    flags = 0 if command is None else UNIFORM
-    return encode_parts(table, heads, small, large, region, flags=flags, session=session, sequence=sequence)
-
-
-def encode_parts(
-    table: Sequence[int],
-    heads: Sequence[bytes],
-    small: Sequence[Buffer],
-    large: Sequence[Buffer],
-    region: bytes,
-    *,
-    flags: int = UNIFORM,
-    session: int = 0,
-    sequence: int = 0,
-) -> list[Buffer]:
-    """Buffers of one command frame from its gathered parts: what a pipeline collects while records come in.
-
-    `table` is flat: head length, body length (`ABSENT`: none) of each record; `small` are the bodies below `LARGE`;
-    `region` is the command region, for UNIFORM the one command.
-    """
-    count = len(heads)
-    packed = b"".join((struct.pack(f"<{2 * count}I", *table), *heads, *small))
-    large_bytes = sum(map(len, large))
-    head = FRAME.pack(FRAME_VERSION, flags, len(large), count, len(region), len(packed), large_bytes, session, sequence)
-    return [b"".join((head, region, packed)), *large]
-
-
-def renumbered(frame: Sequence[Buffer], session: int, sequence: int) -> list[Buffer]:
-    """A command frame's buffers under another session and sequence."""
-    first = bytes(frame[0])
-    end = FRAME_SESSION_AT + FRAME_SESSION.size
-    return [first[:FRAME_SESSION_AT] + FRAME_SESSION.pack(session, sequence) + first[end:], *frame[1:]]
 
 
 class Outgoing:

@@ -4,11 +4,7 @@ An entry has two parts. `data` (header, unit directory, frame heads) is the *met
 `bodies` are the payload bytes, gathered from the client's frames and never joined. The proposer of the leader
 encodes an entry once; those bytes go unchanged everywhere (law 6). See docs/internals/files-on-disk.md for the layout.
 
-A client frame carries `count` records of one group: a fixed head, the applied command region, the payload region::
-
-    frame   = FRAME | commands | pack | large bodies
-    pack    = count x (head length u32, body length u32) | record heads | bodies below LARGE
-    commands= one command for all records (UNIFORM), else count x u32 lengths | command bytes
+It holds frames as clients made them (`protocol.frame`).
 
 A *unit* is what has a hash of its own: the pack of a frame, or one large body. Units are numbered within the entry.
 A record's *ordinal* is its number within the entry.
@@ -24,7 +20,20 @@ import msgpack
 import xxhash
 
 from logyard.payloads.reference import PayloadRef
-from logyard.protocol.errors import BadRequest, Corrupt
+from logyard.protocol.errors import Corrupt
+from logyard.protocol.frame import (
+    ABSENT,
+    BINDS,
+    FRAME,
+    FRAME_BYTES,
+    FRAME_VERSION,
+    LARGE,
+    PIECE,
+    PIECED,
+    SYSTEM,
+    UNIFORM,
+    table_of,
+)
 
 from .types import Bodies, Buffer
 
@@ -40,38 +49,8 @@ FRAMES_MAX = 0xFFFF
 UNIT = struct.Struct("<16sQII")
 """hash (xxh3-128), length, first ordinal, records (0: a large body)."""
 UNIT_BYTES = UNIT.size
-FRAME = struct.Struct("<BBHIIIQQQ")
-"""version, flags, large bodies, records, command bytes, pack bytes, large bytes, session, first sequence."""
-FRAME_BYTES = FRAME.size
-FRAME_SESSION = struct.Struct("<QQ")
-"""session, sequence: the end of a frame's head."""
-FRAME_SESSION_AT = FRAME_BYTES - FRAME_SESSION.size
-FRAME_VERSION = 1
-UNIFORM = 1
-SYSTEM = 2
-"""A frame's flag: its one command is the engine's own (sessions, timers, versions ...), no client's or machine's."""
-PIECE = 4
-"""A frame's flag: its one body is a piece of a large payload, or it has none and gives the upload up (`PIECED`)."""
-BINDS = 8
-"""A frame's flag: its one record's payload is the upload that the beginning of its command names (`PIECED`)."""
-MARKED = 16
-"""A frame's flag: a head whose length has `MARK` set begins with an envelope, and its record's payload is encoded by
-the client (docs/wire-client.md). Nobody here ever decodes it."""
-MARK = 1 << 31
-ENVELOPE_BYTES = 13
-PIECED = struct.Struct("<QQ")
-"""upload (the client's number for it within its session), and a piece's byte offset, or the payload's size in a frame
-that binds. It stands before the machine's command."""
-PIECE_BYTES_MAX = (1 << 20) - 4096
-"""A piece with its table and its head fits into an entry of `entry_bytes_max` as it is by default."""
-PAYLOAD_BYTES_MAX = 4 << 30
-"""The largest payload. Fixed, as all that decides about a committed entry: every member must come to the same."""
 GUARDED = 1
 """An entry's flag: a frame of it belongs to a session or is the engine's own: the engine looks at it first."""
-LARGE = 4096
-"""A body of this many bytes or more is a unit (and later a row) of its own; smaller ones share their frame's pack."""
-ABSENT = 0xFFFFFFFF
-"""As a body length: this record has no payload at all."""
 MASK64 = (1 << 64) - 1
 
 
@@ -156,47 +135,6 @@ class Unit(NamedTuple):
     offset: int
 
 
-def encode_frame(
-    records: Sequence[tuple[bytes, Buffer | None]],
-    *,
-    command: bytes | None = None,
-    commands: Sequence[bytes] | None = None,
-    session: int = 0,
-    sequence: int = 0,
-) -> list[Buffer]:
-    """Buffers of one frame holding `records` = (head, body or None). Give one `command` for all or one of `commands`
-    each."""
-    count = len(records)
-    flags = 0
-    if command is not None:
-        flags, region = UNIFORM, command
-    else:
-        assert commands is not None and len(commands) == count
-        region = struct.pack(f"<{count}I", *map(len, commands)) + b"".join(commands)
-    table: list[int] = []
-    heads: list[bytes] = []
-    small: list[Buffer] = []
-    large: list[Buffer] = []
-    large_bytes = 0
-    for head, body in records:
-        heads.append(head)
-        if body is None:
-            table += (len(head), ABSENT)
-            continue
-        size = len(body)
-        table += (len(head), size)
-        if size >= LARGE:
-            large.append(body)
-            large_bytes += size
-        else:
-            small.append(body)
-    pack = b"".join((struct.pack(f"<{2 * count}I", *table), *heads, *small))
-    head_bytes = FRAME.pack(
-        FRAME_VERSION, flags, len(large), count, len(region), len(pack), large_bytes, session, sequence
-    )
-    return [head_bytes + region + pack, *large]
-
-
 def encode_system(name: str, *arguments: object) -> memoryview:
     """A frame of the engine's own: one command, msgpack ``[name, ...arguments]``, and nothing else."""
     command = msgpack.packb([name, *arguments])
@@ -207,84 +145,6 @@ def system_command(frame: Frame) -> list[Any]:
     """What `encode_system` was given."""
     found: list[Any] = msgpack.unpackb(frame.commands)
     return found
-
-
-def table_of(pack: Buffer, records: int) -> tuple[int, ...]:
-    """The (head length, body length) pairs of a pack, flat."""
-    return struct.unpack_from(f"<{2 * records}I", pack)
-
-
-def check_frame(frame: memoryview) -> tuple[int, int, int, int, int]:
-    """Bounds-check a whole frame; return (records, end of the heads, end of the pack, large bodies, session).
-
-    Raises `BadRequest` for anything that does not add up, before any of it is kept.
-    """
-    size = len(frame)
-    if size < FRAME_BYTES:
-        raise BadRequest(f"a frame of {size} bytes is shorter than its {FRAME_BYTES}-byte head")
-    version, flags, large, records, command_bytes, pack_bytes, large_bytes, session, _ = FRAME.unpack_from(frame)
-    if version != FRAME_VERSION:
-        raise BadRequest(f"frame version {version} is not {FRAME_VERSION}; update the client")
-    if flags & ~UNIFORM:
-        _check_pieced(flags, records, command_bytes, session)
-    pack_at = FRAME_BYTES + command_bytes
-    pack_end = pack_at + pack_bytes
-    if not records or pack_end + large_bytes != size or pack_bytes < 8 * records:
-        raise BadRequest("a frame's lengths do not add up to its size")
-    table = struct.unpack_from(f"<{2 * records}I", frame, pack_at)
-    if flags & MARKED:
-        table = _unmarked(table, flags)
-    lengths = table[1::2]
-    if large or max(lengths) >= LARGE:
-        small = 0
-        big = found = 0
-        for length in lengths:
-            if length < LARGE:
-                small += length
-            elif length != ABSENT:
-                big += length
-                found += 1
-        if big != large_bytes or found != large:
-            raise BadRequest("a frame's large bodies do not add up")
-    else:
-        small = sum(lengths)
-        if large_bytes:
-            raise BadRequest("a frame's large bodies do not add up")
-    if 8 * records + sum(table[::2]) + small != pack_bytes:
-        raise BadRequest("a frame's pack does not add up")
-    if not flags & UNIFORM:
-        if command_bytes < 4 * records:
-            raise BadRequest("a frame's commands do not add up")
-        if 4 * records + sum(struct.unpack_from(f"<{records}I", frame, FRAME_BYTES)) != command_bytes:
-            raise BadRequest("a frame's commands do not add up")
-    if flags & PIECE and (table[0] or not (table[1] == ABSENT or 0 < table[1] <= PIECE_BYTES_MAX)):
-        raise BadRequest(f"a piece has no metadata and 1 to {PIECE_BYTES_MAX} bytes, or none to give its upload up")
-    if flags & BINDS and table[1] != ABSENT:
-        raise BadRequest("the payload of a record that binds an upload is that upload, and nothing else")
-    return records, pack_at, pack_end, large, session
-
-
-def _check_pieced(flags: int, records: int, command_bytes: int, session: int) -> None:
-    """Flags that a client's frame has only with one record, one command and a session."""
-    if flags not in (MARKED, UNIFORM | MARKED, UNIFORM | PIECE, UNIFORM | BINDS, UNIFORM | BINDS | MARKED):
-        raise BadRequest(f"a client's frame has no flags {flags & ~UNIFORM:#x}")
-    if not flags & (PIECE | BINDS):
-        return
-    if records != 1 or command_bytes < PIECED.size or (flags & PIECE and command_bytes != PIECED.size) or not session:
-        raise BadRequest("a frame of an upload has one record, belongs to a session and names its upload")
-
-
-def _unmarked(table: tuple[int, ...], flags: int) -> tuple[int, ...]:
-    """A frame's table with plain head lengths."""
-    for head, body in zip(table[::2], table[1::2], strict=True):
-        if head & MARK and (head & ~MARK < ENVELOPE_BYTES or (body == ABSENT) != bool(flags & BINDS)):
-            raise BadRequest("an encoded payload has an envelope of 13 bytes and a body")
-    return tuple(length if number % 2 else length & ~MARK for number, length in enumerate(table))
-
-
-def heads_bytes(table: Sequence[int], marked: bool) -> int:
-    """Bytes of the heads in (a part of) a pack's table."""
-    return sum([length & ~MARK for length in table[::2]]) if marked else sum(table[::2])
 
 
 def unit_seed(uid: int, index: int, term: int, unit: int) -> int:

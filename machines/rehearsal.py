@@ -27,10 +27,10 @@ from logyard.engine.machine import (
     Release,
     Timer,
 )
+from logyard.protocol.frame import UNIFORM
 
 START_MS = 1_700_000_000_000
 UID = 0x10C7A2D
-UNIFORM = 1
 
 
 class Command(NamedTuple):

@@ -14,10 +14,11 @@ import pyarrow as pa
 import xxhash
 
 from logyard.client.columns import ABSENT, BODY, LONG_UNIT, RUN, Sections, sections
-from logyard.client.compression import ENVELOPE_BYTES, MARK, Buffer, originals, parse
+from logyard.client.compression import originals, parse
 from logyard.client.scans import Scan
-from logyard.engine.entry import LARGE, unit_hash
+from logyard.engine.entry import unit_hash
 from logyard.protocol.errors import Corrupt, LogyardError
+from logyard.protocol.frame import ENVELOPE_BYTES, LARGE, MARK, Buffer
 
 from .schema import arrow_schema
 from .sources import GAP, RECORD, Reading

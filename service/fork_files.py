@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import msgpack
 import xxhash
 
-from logyard.engine.entry import ABSENT, COMMANDS, LARGE, MARK, frames_of, table_of, units_of
+from logyard.engine.entry import COMMANDS, frames_of, units_of
 from logyard.engine.host.forks import DIRECTORY, MAGIC, SUFFIX
 from logyard.protocol.errors import Corrupt
+from logyard.protocol.frame import ABSENT, LARGE, MARK, table_of
 
 
 class ForkRecord(NamedTuple):

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logyard.engine.entry import ABSENT, LARGE, Unit, table_of
+from logyard.engine.entry import Unit
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import BadRequest, Corrupt, Gone, LogyardError
+from logyard.protocol.frame import ABSENT, LARGE, table_of
 
 from . import answers
 from .log_reader import DAMAGE, packs_of

@@ -12,20 +12,8 @@ from typing import NamedTuple
 
 import trio
 
-from logyard.client.records import ABSENT, encode_block, encode_long
-from logyard.client.wire import FRAME_BYTES_MAX
-from logyard.engine.entry import (
-    ENVELOPE_BYTES,
-    LARGE,
-    MARK,
-    MARKED,
-    Unit,
-    frames_of,
-    heads_bytes,
-    table_of,
-    timestamp_of,
-    units_of,
-)
+from logyard.client.records import encode_block, encode_long
+from logyard.engine.entry import Unit, frames_of, timestamp_of, units_of
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
 from logyard.engine.replica.member import Member
@@ -36,6 +24,7 @@ from logyard.machines.log import AppendLog
 from logyard.machines.slices import Long, Slice, slices
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import BadRequest, Busy, Corrupt, Gone, LogyardError, OutOfRange, WrongKind
+from logyard.protocol.frame import ABSENT, ENVELOPE_BYTES, FRAME_BYTES_MAX, LARGE, MARK, MARKED, heads_bytes, table_of
 
 from . import answers
 

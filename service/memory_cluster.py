@@ -15,7 +15,6 @@ import trio
 import trio.testing
 
 from logyard.client.background import background
-from logyard.client.wire import encode_frame
 from logyard.engine.config import SystemConfig
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine
@@ -26,6 +25,7 @@ from logyard.engine.transport.memory import MemoryNetwork
 from logyard.engine.types import Buffer
 from logyard.machines.registry import create_machine
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import encode_frame
 
 from .node import Node, build_system
 

@@ -17,7 +17,6 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.entry import FRAME_BYTES, UNIFORM
 from logyard.engine.host import halt
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.forgetting import forget_node
@@ -35,6 +34,7 @@ from logyard.engine.transport.peers import Peers
 from logyard.machines.command import TRUNCATE
 from logyard.machines.registry import BUILT_IN, create_machine
 from logyard.protocol.errors import BadRequest, Busy, Gone, GroupStopped, NotLeader, Refused, WrongKind
+from logyard.protocol.frame import FRAME_BYTES, UNIFORM
 
 from .addresses import ADMIN
 from .config import NodeConfig, read_secret

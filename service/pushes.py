@@ -17,8 +17,8 @@ from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.system import System
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader
-from logyard.engine.types import Buffer
 from logyard.protocol.errors import Refused, SessionExpired, UnknownGroup
+from logyard.protocol.frame import Buffer
 
 from .kv_calls import serve_watch
 from .rpc_calls import SystemPort, asked_of
@@ -39,7 +39,7 @@ class Sending(Protocol):
     async def drained(self, size: int) -> None:
         """Until at most `size` bytes wait to be sent."""
 
-    def queue(self, frame: list[wire.Buffer]) -> None:
+    def queue(self, frame: list[Buffer]) -> None:
         """Send a frame, when its turn comes."""
 
 
@@ -55,7 +55,7 @@ class Listener:
 
     __slots__ = ("request", "dropped", "_waiting", "_send")
 
-    def __init__(self, request: int, waiting: Callable[[], int], send: Callable[[list[wire.Buffer]], None]) -> None:
+    def __init__(self, request: int, waiting: Callable[[], int], send: Callable[[list[Buffer]], None]) -> None:
         self.request = request
         self.dropped = 0
         self._waiting = waiting

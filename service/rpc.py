@@ -24,6 +24,7 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.descriptors import CLIENTS, PEERS, has_room
 from logyard.engine.transport.eager import EagerReads
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, error_value
+from logyard.protocol.frame import Buffer
 
 from .addresses import listen_address, unix_path
 from .answers import CONNECTION_BYTES, GIVE_BACK, TAKE, Answers
@@ -89,7 +90,7 @@ class Connection:
         self.scope = trio.CancelScope()
         self.greeted = False
         self.progress = trio.current_time()
-        self._replies: list[tuple[int, int, wire.Buffer]] = []
+        self._replies: list[tuple[int, int, Buffer]] = []
         self._outgoing = wire.Outgoing()
         self._receiver = wire.Receiver(wire.HELLO_LIMITS, HANDSHAKE_BUFFER)
         self._bell = trio.lowlevel.ParkingLot()
@@ -116,7 +117,7 @@ class Connection:
 
     # What the system calls.
 
-    def reply(self, request: int, status: int, data: wire.Buffer) -> None:
+    def reply(self, request: int, status: int, data: Buffer) -> None:
         """Answer an APPEND: queued now, sent with all others of this turn. After the connection's end it is dropped."""
         if self._release(request):
             self._replies.append((request, status, data))
@@ -395,7 +396,7 @@ class Connection:
         while self._outgoing.size > size:
             await self._drained.park()
 
-    def queue(self, frame: list[wire.Buffer] | list[bytes]) -> None:
+    def queue(self, frame: list[Buffer] | list[bytes]) -> None:
         """Send a frame, when its turn comes."""
         if not self._outgoing.size:
             self.progress = trio.current_time()
@@ -403,7 +404,7 @@ class Connection:
         self._count()
         self._ring()
 
-    def _answer(self, request: int, frame: list[wire.Buffer] | list[bytes]) -> None:
+    def _answer(self, request: int, frame: list[Buffer] | list[bytes]) -> None:
         if self._release(request):
             self.queue(frame)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import Any, BinaryIO, Literal, overload
 
 from logyard.protocol.errors import Gone, LogyardError, OutOfRange
+from logyard.protocol.frame import FRAME_BYTES_MAX, Buffer
 
 from ..admin import Call, T
 from ..compression import SMALLEST, encode, wants
@@ -30,11 +31,11 @@ from ..log import (
     truncate_call,
 )
 from ..numbering import producer_number
-from ..records import Buffer, Page, Record
+from ..records import Page, Record
 from ..sequences import STALE
 from ..tail import TAIL_WAIT_S, Cursor, Tailed
 from ..upload import WHOLE_BYTES, check_size
-from ..wire import FRAME_BYTES_MAX, REPLY
+from ..wire import REPLY
 from .caller import Caller, Done
 from .producer import Producer
 

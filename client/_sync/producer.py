@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from logyard.protocol.frame import Buffer
+
 from ..numbering import Numbering
-from ..records import Buffer
 
 
 class Appends(Protocol):

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import trio
 
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import LARGE, MARK, table_of
 
-from ..entry import LARGE, MARK, Unit, table_of, units_of
+from ..entry import Unit, units_of
 from ..machine import Deliver, PayloadRange, PayloadRef, Send
 from ..replica.member import Member
 from ..types import Buffer

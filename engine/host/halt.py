@@ -12,8 +12,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from logyard.protocol.errors import Busy, Corrupt, GroupStopped, NotLeader, Refused
+from logyard.protocol.frame import SYSTEM
 
-from ..entry import COMMANDS, SYSTEM, Entry, Frame, frames_of, is_guarded, system_command
+from ..entry import COMMANDS, Entry, Frame, frames_of, is_guarded, system_command
 from ..raft.core import LEADER
 from ..replica import snapshot_sections
 from ..replica.apply import UnknownVersion

@@ -11,7 +11,9 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from ..entry import SYSTEM, Entry, Frame, frames_of, records_in, system_command, timestamp_of, units_of
+from logyard.protocol.frame import SYSTEM
+
+from ..entry import Entry, Frame, frames_of, records_in, system_command, timestamp_of, units_of
 from ..machine import (
     Append,
     Applied,

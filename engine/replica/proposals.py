@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from logyard.protocol.errors import Busy, LogyardError, encode_error
+from logyard.protocol.frame import FRAME_SESSION, FRAME_SESSION_AT
 
-from ..entry import FRAME_SESSION, FRAME_SESSION_AT, FRAMES_MAX, Entry, build_commands, build_system
+from ..entry import FRAMES_MAX, Entry, build_commands, build_system
 from ..machine import Reject
 from ..raft.core import Raft
 from .sessions import Sessions

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 
-from ..entry import BINDS, PIECE, SYSTEM, Frame, system_command
+from logyard.protocol.frame import BINDS, PIECE, SYSTEM
+
+from ..entry import Frame, system_command
 from ..machine import Batch, BatchMachine, Context, Effect, Machine, Position, Reject, Release
 from .uploads import Uploads
 

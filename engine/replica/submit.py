@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 import trio
 
 from logyard.protocol.errors import BadRequest, Busy, GroupStopped, NotLeader, UnknownGroup, decode_error
+from logyard.protocol.frame import PIECE, PIECE_BYTES_MAX, check_frame
 
 from ..config import SystemConfig
-from ..entry import PIECE, PIECE_BYTES_MAX, check_frame, encode_system
+from ..entry import encode_system
 from ..raft.core import LEADER
 from .member import RUNNING, Member
 from .proposals import DROP, Sink

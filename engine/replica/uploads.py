@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgpack
 
-from ..entry import BINDS, PAYLOAD_BYTES_MAX, PIECE_BYTES_MAX, Frame, units_of
+from logyard.protocol.frame import BINDS, PAYLOAD_BYTES_MAX, PIECE_BYTES_MAX
+
+from ..entry import Frame, units_of
 from ..machine import Context, Effect, PayloadRange, PayloadRef, Position, Reject, Release
 
 PIECES_MAX = 2 * (PAYLOAD_BYTES_MAX // PIECE_BYTES_MAX + 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from logyard.engine.entry import COMMANDS, CONFIGURATION, SYSTEM, Entry, frames_of, is_guarded, system_command
+from logyard.engine.entry import COMMANDS, CONFIGURATION, Entry, frames_of, is_guarded, system_command
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import StateRow, cut_runs
 from logyard.engine.log.recovered import Recovered
@@ -31,6 +31,7 @@ from logyard.machines.registry import create_machine
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.protocol.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
+from logyard.protocol.frame import SYSTEM
 
 from .files import Segments, WalFacts, segment_path, wal_path
 from .meta import Facts

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import pyarrow
 from xxhash import xxh3_128, xxh3_128_digest
 
-from logyard.client.compression import ENVELOPE_BYTES, MARK, Encoding, originals, parse
-from logyard.engine.entry import ABSENT, LARGE, Unit, frames_of, table_of, timestamp_of, units_of
+from logyard.client.compression import Encoding, originals, parse
+from logyard.engine.entry import Unit, frames_of, timestamp_of, units_of
 from logyard.machines.slices import Long, Slice, slices
+from logyard.protocol.frame import ABSENT, ENVELOPE_BYTES, LARGE, MARK, table_of
 
 from ..schema import COLUMNS, arrow_schema
 from ..sources import GAP, RECORD, Reading

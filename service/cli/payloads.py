@@ -41,7 +41,8 @@ def input_records(files: Sequence[Path], metadata: str | None, whole: bool) -> I
 
 def append_source(log: Log, head: bytes, source: Path | BinaryIO, compress: str | None = None) -> tuple[int, int]:
     """Append one record from a file or a stream: its offset and its bytes."""
-    from logyard.client.upload import PIECE_BYTES, WHOLE_BYTES
+    from logyard.client.upload import WHOLE_BYTES
+    from logyard.protocol.frame import PIECE_BYTES_MAX
 
     if isinstance(source, Path):
         with source.open("rb") as file:
@@ -50,7 +51,7 @@ def append_source(log: Log, head: bytes, source: Path | BinaryIO, compress: str 
 
     def rest() -> Iterator[bytes]:
         nonlocal counted
-        for data in chain((first,), iter(lambda: source.read(PIECE_BYTES), b"")):
+        for data in chain((first,), iter(lambda: source.read(PIECE_BYTES_MAX), b"")):
             counted += len(data)
             yield data
 
@@ -73,7 +74,7 @@ def write_payload(log: Log, record: Record, node: int | None, out: BinaryIO) -> 
 def complete(log: Log, record: Record, node: int | None, preview: bool) -> Record:
     """A record to show, with the payload that did not come along, or the beginning of it; without, if it is too long
     for one answer."""
-    from logyard.client.wire import FRAME_BYTES_MAX
+    from logyard.protocol.frame import FRAME_BYTES_MAX
 
     if record.left_out:
         most = min(record.size, PREVIEW_BYTES) if preview else record.size

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgpack
 
-from logyard.client.frame import Frame
 from logyard.client.sync import Yard
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import Frame
 
 from .register import CAS, OK, WRITE, encode
 

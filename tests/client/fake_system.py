@@ -12,8 +12,8 @@ from typing import Any, cast
 import trio
 
 from logyard.client import wire
+from logyard.client.records import encode_block
 from logyard.engine.config import SystemConfig
-from logyard.engine.entry import ABSENT, BINDS, FRAME, FRAME_BYTES, LARGE, PIECE, PIECED, check_frame, table_of
 from logyard.engine.machine import Reject
 from logyard.engine.replica.proposals import CommandRejected
 from logyard.engine.replica.sessions import Sessions
@@ -28,6 +28,19 @@ from logyard.protocol.errors import (
     UnknownGroup,
     WrongKind,
     encode_error,
+)
+from logyard.protocol.frame import (
+    ABSENT,
+    BINDS,
+    FRAME,
+    FRAME_BYTES,
+    FRAME_SESSION,
+    FRAME_SESSION_AT,
+    LARGE,
+    PIECE,
+    PIECED,
+    check_frame,
+    table_of,
 )
 from logyard.service.rpc import RpcServer
 from logyard.service.rpc_calls import ReplySink
@@ -110,7 +123,7 @@ class FakeSystem:
 
     def _once(self, log: FakeLog, frame: memoryview) -> bytes | Reject:
         """The engine's own rule of sessions."""
-        session, sequence = wire.FRAME_SESSION.unpack_from(frame, wire.FRAME_SESSION_AT)
+        session, sequence = FRAME_SESSION.unpack_from(frame, FRAME_SESSION_AT)
         if not session:
             return self._apply(log, frame)
         known = log.sessions.take(session, sequence)
@@ -362,7 +375,7 @@ def fake_block(first: int, records: Sequence[tuple[bytes, bytes | None]], bodies
     for head, body in records:
         table += (len(head), ABSENT if body is None else len(body))
     shown = [body for _, body in records if body is not None] if bodies else None
-    return wire.encode_block(first, first + 100, 3, 1_700_000_000_000, table, [head for head, _ in records], shown)
+    return encode_block(first, first + 100, 3, 1_700_000_000_000, table, [head for head, _ in records], shown)
 
 
 @asynccontextmanager

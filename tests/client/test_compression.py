@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 
 from logyard.client.compression import (
     CHUNK_BYTES,
-    ENVELOPE,
-    ENVELOPE_BYTES,
     SMALLEST,
     ZSTD,
     Encoding,
-    Marked,
     encode,
     index_of,
     inflate,
@@ -26,12 +23,12 @@ from logyard.client.compression import (
     ranges_of,
     wants,
 )
-from logyard.client.frame import Frame
 from logyard.client.records import Record, encode_block, records_of, split_blocks
 from logyard.client.upload import Upload
 from logyard.engine import entry
 from logyard.protocol.errors import BadRequest, Corrupt
 from logyard.protocol.errors import BadRequest as Refused
+from logyard.protocol.frame import ENVELOPE, ENVELOPE_BYTES, MARKED, Frame, Marked, check_frame
 
 
 def text(size: int, seed: int = 1) -> bytes:
@@ -192,17 +189,17 @@ def test_servers_take_marked_frames_and_refuse_odd_ones() -> None:
     head, stored = encode(b"m", text(9000))
     good = frame_of(bytes(head), bytes(stored))
     marked = frame_of(Marked(head), bytes(stored))
-    assert entry.check_frame(good)[0] == entry.check_frame(marked)[0] == 1
+    assert check_frame(good)[0] == check_frame(marked)[0] == 1
     for odd in (frame_of(Marked(b"too short"), b"x"), frame_of(Marked(head), None)):
         with pytest.raises(Refused, match="envelope"):
-            entry.check_frame(odd)
+            check_frame(odd)
     unflagged = bytearray(marked)
     unflagged[1] &= ~16
     with pytest.raises(Refused):
-        entry.check_frame(memoryview(unflagged))
+        check_frame(memoryview(unflagged))
     made = entry.build_commands(5, 1, 1, 0, [marked, good])
     entry.verify_bodies(5, made)
-    assert [frame.flags & entry.MARKED for frame in entry.frames_of(made.data)] == [16, 0]
+    assert [frame.flags & MARKED for frame in entry.frames_of(made.data)] == [16, 0]
 
 
 def test_an_upload_whose_first_piece_does_not_get_smaller_stays_plain() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.client import errors, wire
+from logyard.client import errors
 from logyard.client.aio import connect
 from logyard.client.background import background
 from logyard.client.sync import connect_sync
+from logyard.protocol.frame import encode_frame
 from logyard.service import memory_cluster
 from logyard.service.embedded import open_system
 
@@ -122,7 +123,7 @@ async def test_a_session_that_ended_under_a_command_is_an_error_of_the_family() 
             with connect_sync(list(found.addresses.values())) as yard:
                 session = yard.begin_session("log")
                 system.lose = 1
-                frame = wire.encode_frame([(b"", None)], command=b"\x01", session=session, sequence=1)
+                frame = encode_frame([(b"", None)], command=b"\x01", session=session, sequence=1)
                 with pytest.raises(errors.SessionExpired, match="may or may not"):
                     yard.command("log", frame)
                 system.lose = 1

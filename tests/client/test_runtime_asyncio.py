@@ -236,7 +236,7 @@ def test_the_client_under_asyncio_does_not_import_trio() -> None:
     program = """
 import asyncio, sys
 from logyard.client.aio import connect
-from logyard.client.errors import LogyardError
+from logyard.protocol.errors import LogyardError
 
 async def main():
     try:

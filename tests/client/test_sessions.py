@@ -11,15 +11,14 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.client import errors, session_keeper, sync_session, wire
+from logyard.client import errors, session_keeper, sync_session
 from logyard.client.aio import connect
-from logyard.client.frame import Frame
 from logyard.client.log import Place
 from logyard.client.sequences import WINDOW, Sequences
 from logyard.client.sync import Log as SyncLog
 from logyard.client.sync import Yard as SyncYard
 from logyard.client.sync import connect_sync
-from logyard.engine.entry import encode_frame
+from logyard.protocol.frame import Frame, encode_frame, renumbered
 
 from .fake_system import FakeCluster, FakeLog, fake_cluster
 
@@ -51,7 +50,7 @@ def test_a_frame_is_renumbered_in_place() -> None:
     frame = Frame()
     frame.put_many(records)
     want = encode_frame(records, command=b"\x01", session=3, sequence=4)
-    found = wire.renumbered(frame.encode(1, 2), 3, 4)
+    found = renumbered(frame.encode(1, 2), 3, 4)
     assert [bytes(part) for part in found] == [bytes(part) for part in want]
 
 

@@ -15,8 +15,9 @@ import trio
 from logyard.client.aio import connect
 from logyard.client.records import BlockError, encode_long, records_of, split_blocks
 from logyard.client.sync import Yard, connect_sync
-from logyard.client.upload import PAYLOAD_BYTES_MAX, PIECE_BYTES, Cutter, Upload, pieces_of
+from logyard.client.upload import Cutter, Upload, pieces_of
 from logyard.protocol.errors import BadRequest, LogyardError
+from logyard.protocol.frame import PAYLOAD_BYTES_MAX, PIECE_BYTES_MAX
 from logyard.service.local_cluster import LocalCluster
 
 from .fake_system import fake_cluster
@@ -27,20 +28,22 @@ MIB = 1 << 20
 # Cutting
 
 
-@pytest.mark.parametrize("sizes", [[1], [PIECE_BYTES], [PIECE_BYTES + 1], [3 * PIECE_BYTES + 5], [10] * 7, [0, 7, 0]])
+@pytest.mark.parametrize(
+    "sizes", [[1], [PIECE_BYTES_MAX], [PIECE_BYTES_MAX + 1], [3 * PIECE_BYTES_MAX + 5], [10] * 7, [0, 7, 0]]
+)
 def test_pieces_are_full_but_for_the_last(sizes: list[int]) -> None:
     chance = random.Random(1)
     parts = [chance.randbytes(size) for size in sizes]
     cutter = Cutter()
     pieces = [bytes(piece) for piece in pieces_of(parts, cutter)]
     assert b"".join(pieces) == b"".join(parts) and cutter.size == sum(sizes)
-    assert all(len(piece) == PIECE_BYTES for piece in pieces[:-1]) and all(pieces)
+    assert all(len(piece) == PIECE_BYTES_MAX for piece in pieces[:-1]) and all(pieces)
 
 
 def test_odd_buffers_are_gathered_and_large_ones_are_not_copied() -> None:
     parts = [b"a" * 700_000] * 6
     assert b"".join(pieces_of(parts, Cutter())) == b"".join(parts)
-    whole = bytes(4 * PIECE_BYTES)
+    whole = bytes(4 * PIECE_BYTES_MAX)
     assert all(isinstance(piece, memoryview) and piece.obj is whole for piece in pieces_of([whole], Cutter()))
 
 

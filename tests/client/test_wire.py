@@ -8,41 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logyard.client import errors as client_errors
 from logyard.client import wire
-from logyard.client.records import BlockError, Page, records_of, split_blocks
-from logyard.engine import entry
+from logyard.client.records import BlockError, Page, encode_block, records_of, split_blocks
+from logyard.protocol.frame import ABSENT, Buffer
 
 RECORDS = st.lists(
     st.tuples(st.binary(max_size=40), st.one_of(st.none(), st.binary(max_size=60), st.just(b"L" * 4096))),
     min_size=1,
     max_size=12,
 )
-
-
-@given(RECORDS, st.binary(min_size=1, max_size=9), st.booleans())
-def test_a_frame_is_the_engines_byte_for_byte(
-    records: list[tuple[bytes, bytes | None]], command: bytes, uniform: bool
-) -> None:
-    given_command = {"command": command} if uniform else {"commands": [command * (n % 3) for n in range(len(records))]}
-    ours = wire.encode_frame(records, session=7, sequence=9, **given_command)
-    theirs = entry.encode_frame(records, session=7, sequence=9, **given_command)
-    assert b"".join(ours) == b"".join(theirs)
-    assert entry.check_frame(memoryview(b"".join(ours)))[0] == len(records)
-
-
-def test_the_layouts_are_the_same() -> None:
-    assert (wire.FRAME.format, wire.FRAME_VERSION, wire.UNIFORM) == (
-        entry.FRAME.format, entry.FRAME_VERSION, entry.UNIFORM
-    )  # fmt: skip
-    assert (wire.LARGE, wire.ABSENT) == (entry.LARGE, entry.ABSENT)
-
-
-def test_an_unknown_code_keeps_its_name() -> None:
-    error = client_errors.error_of({"code": "too_old", "message": "no", "retry": "nonsense", "details": 3})
-    assert (error.code, error.retry, str(error), error.details) == ("too_old", "never", "no", {})
-    assert client_errors.error_of(None).code == "error"
-    assert error.again().code == "too_old"
 
 
 def frames_in(data: bytes, step: int, limits: tuple[int, ...]) -> list[wire.Received]:
@@ -109,7 +83,7 @@ def test_what_is_too_long_or_not_expected_is_refused_by_its_header(length: int, 
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 1), st.binary(max_size=30)), max_size=20))
-def test_replies_round_trip(items: list[tuple[int, int, wire.Buffer]]) -> None:
+def test_replies_round_trip(items: list[tuple[int, int, Buffer]]) -> None:
     stream = b"".join(wire.encode_replies(items))
     (frame,) = frames_in(stream, 1 << 20, (0, 0, 0, 1 << 20))[:1] if items else [None]
     if frame is not None:
@@ -117,7 +91,7 @@ def test_replies_round_trip(items: list[tuple[int, int, wire.Buffer]]) -> None:
 
 
 def test_large_replies_are_several_frames() -> None:
-    items: list[tuple[int, int, wire.Buffer]] = [(number, 0, bytes(600_000)) for number in range(4)]
+    items: list[tuple[int, int, Buffer]] = [(number, 0, bytes(600_000)) for number in range(4)]
     stream = b"".join(wire.encode_replies(items))
     frames = frames_in(stream, 50_000, wire.CLIENT_LIMITS)
     assert len(frames) == 4
@@ -165,9 +139,9 @@ def test_a_hello_says_who_is_there() -> None:
 def test_blocks_round_trip(records: list[tuple[bytes, bytes | None]], bodies: bool, asked: int, limit: int) -> None:
     table: list[int] = []
     for head, body in records:
-        table += (len(head), wire.ABSENT if body is None else len(body))
+        table += (len(head), ABSENT if body is None else len(body))
     shown = [body for _, body in records if body is not None] if bodies else None
-    data = b"".join(wire.encode_block(0, 8, 2, 1234, table, [head for head, _ in records], shown))
+    data = b"".join(encode_block(0, 8, 2, 1234, table, [head for head, _ in records], shown))
     (block,) = split_blocks(data)
     found = list(records_of(block))
     assert [record.metadata for record in found] == [head for head, _ in records]
@@ -183,7 +157,7 @@ def test_blocks_round_trip(records: list[tuple[bytes, bytes | None]], bodies: bo
 
 
 def test_every_truncation_and_length_change_of_a_block_is_refused() -> None:
-    data = b"".join(wire.encode_block(5, 8, 2, 0, [1, 2, 3, wire.ABSENT], [b"h", b"ead"], [b"xy"]))
+    data = b"".join(encode_block(5, 8, 2, 0, [1, 2, 3, ABSENT], [b"h", b"ead"], [b"xy"]))
     for cut in range(1, len(data)):
         with pytest.raises(BlockError):
             split_blocks(data[:cut])

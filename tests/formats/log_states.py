@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from logyard.engine.entry import UNIFORM
 from logyard.engine.machine import Context, Frame, PayloadRef, Position
 from logyard.machines.command import APPEND, truncate_command
 from logyard.machines.log import AppendLog
+from logyard.protocol.frame import UNIFORM
 
 HERE = Path(__file__).parent
 UID = 0x3333333333333333

@@ -13,7 +13,7 @@ import msgpack
 from pyroaring import BitMap
 
 from logyard.engine.disk import Disk
-from logyard.engine.entry import CONFIGURATION, Entry, build_commands, build_plain, encode_frame
+from logyard.engine.entry import CONFIGURATION, Entry, build_commands, build_plain
 from logyard.engine.host.chunks import Intent
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.segment import write_segment
@@ -26,6 +26,7 @@ from logyard.payloads import checkpoints
 from logyard.payloads.homes import Home
 from logyard.payloads.ledger import Marks
 from logyard.payloads.liveness import Liveness
+from logyard.protocol.frame import encode_frame
 
 HERE = Path(__file__).parent
 WAL = HERE / "wal-1.bin"

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logyard.engine.entry import UNIFORM
 from logyard.engine.machine import Context, Frame, PayloadRange, PayloadRef, Position, Reject, Release
 from logyard.machines.command import APPEND, APPEND_REPLY, TRUNCATE_REPLY, append_at_command, truncate_command
 from logyard.machines.log import ANCHOR_BYTES, ANCHOR_ENTRIES, AppendLog
 from logyard.machines.registry import create_machine
 from logyard.machines.slices import Slice, slices
 from logyard.protocol.errors import BadRequest, OutOfRange
+from logyard.protocol.frame import UNIFORM
 
 
 def append(records: int, size: int = 10) -> Frame:

@@ -7,13 +7,13 @@ import random
 import msgpack
 import pytest
 
-from logyard.engine.entry import UNIFORM
 from logyard.engine.machine import Context, Frame, PayloadRef, Position, Reject, Release
 from logyard.machines import producers as table
 from logyard.machines.command import APPEND, APPEND_REPLY, NO_OFFSET, produce_command
 from logyard.machines.log import AppendLog
 from logyard.machines.producers import IDLE_MS, WINDOW
 from logyard.machines.slices import Slice, slices
+from logyard.protocol.frame import UNIFORM
 
 
 class Run:

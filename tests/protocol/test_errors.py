@@ -112,6 +112,13 @@ def test_one_comes_back_from_the_wire_as_itself() -> None:
         assert said(error_of(msgpack.unpackb(msgpack.packb(error_value(error))))) == said(error)
 
 
+def test_an_unknown_code_keeps_its_name() -> None:
+    error = error_of({"code": "too_old", "message": "no", "retry": "nonsense", "details": 3})
+    assert (error.code, error.retry, str(error), error.details) == ("too_old", "never", "no", {})
+    assert error_of(None).code == "error"
+    assert error.again().code == "too_old"
+
+
 def test_copies_say_the_same() -> None:
     for error in [*each(), *(one for one, _ in of_store()), OptionError("path: none", option="path")]:
         error.retry = "elsewhere"

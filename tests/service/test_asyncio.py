@@ -20,7 +20,7 @@ from logyard.client.aio import Yard, connect
 from logyard.client.kv_wire import Compare, Put
 from logyard.client.queue_wire import NotHeld
 from logyard.client.sync import connect_sync
-from logyard.client.upload import PIECE_BYTES
+from logyard.protocol.frame import PIECE_BYTES_MAX
 from tests.client.test_runtime_asyncio import LOOPS
 from tests.engine.host.cluster import Cluster, cluster, until
 
@@ -65,7 +65,7 @@ async def test_a_log_under_asyncio(tmp_path: Path, loop: Any) -> None:
             assert await log.append_many([(b"m", b"x"), (b"m", None)]) == range(1001, 1003)
             place = await log.append(b"early", reply="append")
             assert await log.wait_applied(place.index, term=place.term) >= place.index
-            large = bytes(range(256)) * (3 * PIECE_BYTES // 256)
+            large = bytes(range(256)) * (3 * PIECE_BYTES_MAX // 256)
             offset = await log.append(b"large", large)
             assert await log.read_body(offset) == large
             assert b"".join([piece async for piece in log.body_pieces(offset, 5, 2_000_000)]) == large[5:2_000_000]

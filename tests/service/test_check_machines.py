@@ -14,7 +14,6 @@ import pytest
 import trio
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.entry import encode_frame
 from logyard.engine.log.meta_rows import STORE
 from logyard.engine.machine import Applied, Context, Machine, PayloadRange, PayloadRef, Reject, Sections
 from logyard.engine.replica import apply
@@ -29,6 +28,7 @@ from logyard.pipeline.directory.groups import Replay
 from logyard.pipeline.directory.payloads import _Group
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import encode_frame
 from logyard.service.check_process import inspect
 from logyard.service.embedded import EmbeddedSystem, open_system
 from logyard.service.own_machines import machine_factory

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from logyard import connect_sync
 from logyard.client import wire
 from logyard.engine.config import SystemConfig
+from logyard.protocol.frame import Buffer
 from logyard.service import kv_calls, pushes, rpc, rpc_calls, rpc_scans
 from logyard.service.answers import Answers
 from logyard.service.cli.root import cli
@@ -156,7 +157,7 @@ def test_arguments_are_counted_before_they_are_built(monkeypatch: pytest.MonkeyP
     built: list[int] = []
     real = wire.unpack
 
-    def unpack(data: wire.Buffer, *, strict: bool = False) -> object:
+    def unpack(data: Buffer, *, strict: bool = False) -> object:
         built.append(len(data))
         return real(data, strict=strict)
 

@@ -8,11 +8,11 @@ import pytest
 import trio
 
 from logyard.client.sync import connect_sync
-from logyard.client.wire import encode_frame
 from logyard.engine.replica.member import HALTED, RUNNING
 from logyard.machines import kv as kv_module
 from logyard.machines.kv_keeping import spans_of
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import encode_frame
 from tests.engine.host.cluster import Cluster, until
 
 from .test_kv import live, machine, served

@@ -15,9 +15,9 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from logyard.client.wire import encode_frame
 from logyard.machines.command import APPEND
 from logyard.protocol.errors import BadRequest, Busy
+from logyard.protocol.frame import encode_frame
 from logyard.service import metrics, metrics_http
 from logyard.service.config import build_config
 from logyard.service.local_cluster import LocalCluster

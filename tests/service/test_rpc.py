@@ -13,6 +13,7 @@ from logyard.client import wire
 from logyard.client.aio import connect
 from logyard.engine.config import SystemConfig
 from logyard.protocol.errors import BadRequest
+from logyard.protocol.frame import Buffer, encode_frame
 from logyard.service import rpc
 from logyard.service.addresses import listen_address
 from logyard.service.rpc import RpcServer
@@ -66,14 +67,14 @@ class Raw:
                 return True
         return True
 
-    async def reply(self) -> list[tuple[int, int, wire.Buffer]]:
+    async def reply(self) -> list[tuple[int, int, Buffer]]:
         with trio.fail_after(5):
             return [item for frame in await self.frames() for item in wire.decode_replies(frame.body)]
 
 
 def append(uid: int, request: int, size: int = 20, records: int = 1) -> bytes:
     """An APPEND of records with a body of `size` bytes."""
-    frame = wire.encode_frame([(b"head", bytes(size))] * records, command=b"\x01")
+    frame = encode_frame([(b"head", bytes(size))] * records, command=b"\x01")
     return b"".join(wire.encode(wire.APPEND, request, wire.UID.pack(uid), *frame))
 
 
@@ -95,7 +96,7 @@ async def test_errors_are_items_of_the_same_frame() -> None:
         raw = await Raw.open(cluster)
         bad = b"".join(wire.encode(wire.APPEND, 4, wire.UID.pack(here), b"no frame"))
         await raw.send(append(here, 1) + append(there, 2) + append(77, 3) + bad)
-        items: dict[int, tuple[int, wire.Buffer]] = {}
+        items: dict[int, tuple[int, Buffer]] = {}
         while len(items) < 4:
             items |= {request: (status, data) for request, status, data in await raw.reply()}
         assert items[1] == (0, wire.REPLY.pack(0, 1))

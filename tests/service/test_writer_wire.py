@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logyard.engine.entry import build_commands, encode_frame
+from logyard.engine.entry import build_commands
 from logyard.engine.ports import SourceEntry
 from logyard.payloads.compaction import MigrateReport
 from logyard.protocol.errors import Corrupt, GenerationFailed, JobStale, LogyardError, NoSpace, StoreFull
+from logyard.protocol.frame import encode_frame
 from logyard.service.writer import wire as writer_wire
 from logyard.service.writer.jobs import (
     decode_failure,

@@ -20,8 +20,8 @@ import trio.testing
 
 from logyard.client import aio
 from logyard.client.aio import Yard, connect
-from logyard.client.wire import encode_frame
 from logyard.protocol.errors import decode_error
+from logyard.protocol.frame import encode_frame
 from logyard.service.memory_cluster import MemoryCluster, cluster
 from logyard.service.node import Node
 from logyard.service.rpc import Connection, RpcServer

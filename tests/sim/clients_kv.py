@@ -13,8 +13,8 @@ from typing import Any
 import msgpack
 
 from logyard.client import kv_wire as kw
-from logyard.client.wire import encode_frame
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import encode_frame
 from tests.linearizability.cell import solve_cell
 from tests.linearizability.history import Operation
 

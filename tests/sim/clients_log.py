@@ -11,9 +11,9 @@ from typing import Any
 
 from logyard.client.records import Page
 from logyard.client.upload import Upload
-from logyard.client.wire import encode_frame
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import encode_frame
 
 from .clients import Client, Frame, Group, Workload
 

@@ -14,6 +14,7 @@ from logyard.client import queue_wire as qw
 from logyard.client import wire
 from logyard.machines.queue_command import PUBLISH_REPLY
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import encode_frame
 
 from .clients import Client, Frame, Group, Workload
 
@@ -106,7 +107,7 @@ class Publisher(Client):
         command = qw.PLAIN[:2] + b"\1" + qw.PLAIN[3:] + b"".join(len(body).to_bytes(4, "little") for body in bodies)
         records = [(b"", body) for body in bodies]
         work.operations += count
-        data = wire.encode_frame(records, command=command, session=self.session, sequence=self.sequence)
+        data = encode_frame(records, command=command, session=self.session, sequence=self.sequence)
         self.put(tags, b"".join(data))
         return count
 
@@ -160,7 +161,7 @@ class Consumer(Client):
         if self.session:
             self.sequence += 1
             records = [(b"", None)]
-            data = wire.encode_frame(records, command=command, session=self.session, sequence=self.sequence)
+            data = encode_frame(records, command=command, session=self.session, sequence=self.sequence)
             self.put(what, b"".join(data))
 
     def _listen(self) -> None:

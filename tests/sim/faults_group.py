@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.client.wire import encode_frame
 from logyard.engine.raft.core import LEADER
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import encode_frame
 
 from .clients_log import LogGroup
 from .ground import Ground

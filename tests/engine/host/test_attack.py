@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.client.wire import encode_frame
 from logyard.engine.disk import FaultyDisk
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.wal import Rolled, Sealed, WalItem
@@ -18,6 +17,7 @@ from logyard.engine.types import Spec
 from logyard.machines.command import APPEND, truncate_command
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import BadRequest, LogyardError, NoSpace, WalFailed
+from logyard.protocol.frame import encode_frame
 
 from .cluster import KIB, MIB, Cluster, cluster, until
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from logyard.client.wire import encode_frame
 from logyard.engine.entry import units_of
 from logyard.engine.host.reader import Wanted
 from logyard.protocol.errors import Gone, LogyardError
+from logyard.protocol.frame import encode_frame
 from logyard.service.check import check_directory
 
 from .cluster import KIB, Cluster, cluster, until

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.client.wire import encode_frame
 from logyard.engine.host import budget
 from logyard.engine.host.budget import Drain
 from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND
 from logyard.protocol.errors import Busy
+from logyard.protocol.frame import encode_frame
 
 from .cluster import KIB, MIB, Cluster, cluster, until
 from .slow_disk import SlowDisk

@@ -8,7 +8,6 @@ from typing import Any
 
 import trio
 
-from logyard.client.wire import encode_frame
 from logyard.engine.entry import timestamp_of
 from logyard.engine.machine import Applied, Batch, Context, Frame
 from logyard.engine.raft.core import LEADER
@@ -17,6 +16,7 @@ from logyard.engine.replica.proposals import PLACE
 from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import encode_frame
 
 from .cluster import Cluster, cluster, until
 from .scribe import Scribe, command

@@ -7,8 +7,9 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logyard.engine.entry import LARGE, MARK, build_commands, encode_frame, frames_of, units_of
+from logyard.engine.entry import build_commands, frames_of, units_of
 from logyard.engine.host.delivery import records_of
+from logyard.protocol.frame import LARGE, MARK, encode_frame
 
 BODIES = st.one_of(st.none(), st.binary(max_size=20), st.integers(LARGE, LARGE + 3).map(bytes))
 RECORDS = st.lists(st.tuples(st.sampled_from((b"", b"h", b"a longer head")), BODIES), min_size=1, max_size=8)

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from logyard.client.wire import encode_frame
-from logyard.engine.entry import LARGE
 from logyard.engine.host.reader import Located, Reader
 from logyard.engine.machine import Append, Release, Send
 from logyard.engine.raft.core import LEADER
@@ -19,6 +17,7 @@ from logyard.engine.replica.machine_state import STALE_MAX, MachineState
 from logyard.engine.replica.member import Member
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import LARGE, encode_frame
 
 from .cluster import Cluster, cluster, until
 from .scribe import Ear, Scribe, TickingScribe, command, machines

@@ -8,21 +8,15 @@ from hypothesis import strategies as st
 
 from logyard.engine.entry import (
     CONFIGURATION,
-    FRAME,
-    FRAME_BYTES,
-    LARGE,
     NOOP,
     Entry,
     build_commands,
     build_plain,
-    check_frame,
-    encode_frame,
     frames_of,
     parse_entry,
     plain_content,
     records_in,
     split_bodies,
-    table_of,
     timestamp_of,
     unit_hash,
     unit_seed,
@@ -30,6 +24,7 @@ from logyard.engine.entry import (
     verify_bodies,
 )
 from logyard.protocol.errors import BadRequest, Corrupt
+from logyard.protocol.frame import FRAME, FRAME_BYTES, LARGE, check_frame, encode_frame, table_of
 
 bodies = st.one_of(
     st.none(),

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.client.wire import encode_frame
 from logyard.engine.entry import Entry
 from logyard.engine.host.sender import Sender
 from logyard.engine.log.record import BLOCK
@@ -17,6 +16,7 @@ from logyard.engine.replica.member import Member
 from logyard.engine.replica.proposals import DROP
 from logyard.machines.command import APPEND
 from logyard.protocol.errors import Corrupt, Gone
+from logyard.protocol.frame import encode_frame
 
 from .cluster import Cluster, cluster, until
 from .test_mending import SIZE, flip, hurt_segments, hurt_wal, mended, metadata, stable

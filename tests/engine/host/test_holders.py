@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logyard.client.wire import encode_frame
 from logyard.engine.replica.proposals import DROP
 from logyard.machines.command import APPEND
+from logyard.protocol.frame import encode_frame
 
 from .cluster import KIB, cluster, until
 

@@ -9,11 +9,11 @@ import msgpack
 import pytest
 import trio
 
-from logyard.client.wire import encode_frame
 from logyard.engine.replica.proposals import LOW_BATCH, PLACE
 from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Refused
+from logyard.protocol.frame import encode_frame
 
 from .cluster import Cluster, cluster, until
 

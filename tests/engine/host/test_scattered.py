@@ -10,8 +10,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from logyard.client.wire import encode_frame
 from logyard.engine.machine import Applied, Context, PayloadRange, PayloadRef, Position, Reject, Release, Sections
+from logyard.protocol.frame import encode_frame
 
 from .cluster import KIB, cluster, payload_books, until
 

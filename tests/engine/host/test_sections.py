@@ -11,11 +11,11 @@ import msgpack
 import pytest
 import trio
 
-from logyard.client.wire import encode_frame
 from logyard.engine.log import meta_rows
 from logyard.engine.machine import Applied, Checkpoint, Context, PayloadRange, PayloadRef, Position, Release, Sections
 from logyard.engine.snapshot.format import CHUNK_BYTES, INLINE_BYTES, split
 from logyard.protocol.errors import Corrupt, LogyardError
+from logyard.protocol.frame import encode_frame
 from logyard.service.check import check_directory
 
 from .cluster import KIB, MIB, Cluster, cluster, until

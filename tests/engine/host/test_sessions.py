@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.client.wire import encode_frame
-from logyard.engine.entry import UNIFORM, Frame, encode_system
+from logyard.engine.entry import Frame, encode_system
 from logyard.engine.machine import Batch, Context, Position, Reject, Release
 from logyard.engine.replica.sessions import (
     REPLY_BYTES,
@@ -27,6 +26,7 @@ from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, SessionExpired, Unknown
+from logyard.protocol.frame import UNIFORM, encode_frame
 from logyard.service.check import check_directory
 
 from .cluster import Cluster, cluster, payload_books, until

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.client.wire import encode_frame
 from logyard.engine.machine import Batch, Context, Frame, Reject
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.submit import Answer
 from logyard.protocol.errors import GroupStopped, LogyardError, NotLeader, Refused, Unknown
+from logyard.protocol.frame import encode_frame
 
 from .cluster import PATIENCE, Cluster, cluster, until
 from .scribe import Scribe, command

@@ -13,13 +13,13 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-from logyard.client.wire import encode_frame
 from logyard.engine.host import effects, terms
 from logyard.machines import kv_command as kv
 from logyard.machines import queue_command as queue
 from logyard.machines.kv import KV
 from logyard.machines.queue import Queue
 from logyard.machines.rehearsal import Rehearsal
+from logyard.protocol.frame import encode_frame
 
 from .cluster import Cluster, cluster, until
 from .test_effects import Clocks

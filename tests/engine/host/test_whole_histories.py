@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.client.wire import encode_frame
 from logyard.engine.machine import Append, Applied, Batch, Context, Effect, Frame, Monitor, Reject, Sections, Timer
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import encode_frame
 from logyard.service.check import check_directory
 
 from .cluster import KIB, Cluster, cluster, until

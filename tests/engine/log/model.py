@@ -6,10 +6,11 @@ import copy
 from collections.abc import Sequence
 
 from logyard.engine.disk import Disk
-from logyard.engine.entry import Entry, build_commands, encode_frame
+from logyard.engine.entry import Entry, build_commands
 from logyard.engine.log.wal import Wal, WalConfig, WalItem
 from logyard.engine.log.wal_replay import ReplayResult, replay
 from logyard.engine.types import Buffer
+from logyard.protocol.frame import encode_frame
 
 SMALL = WalConfig(file_bytes=64 * 1024, batch_bytes=16 * 1024, stock=2)
 

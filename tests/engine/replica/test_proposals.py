@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from logyard.client.wire import encode_frame
 from logyard.engine.entry import Entry, encode_system, frames_of
 from logyard.engine.machine import Reject
 from logyard.engine.replica.proposals import LOW_BATCH, LOW_TURNS, OK, PLACE, ProposalQueue, Shape, Sink
 from logyard.engine.replica.sessions import Sessions
 from logyard.protocol.errors import Busy, LogyardError, NotLeader, decode_error
+from logyard.protocol.frame import encode_frame
 
 SESSION = 4242
 CLIENT = 77

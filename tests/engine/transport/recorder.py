@@ -7,9 +7,10 @@ from typing import Any
 
 import trio
 
-from logyard.engine.entry import Entry, build_commands, encode_frame
+from logyard.engine.entry import Entry, build_commands
 from logyard.engine.raft.messages import APPEND, APPEND_REPLY, Message
 from logyard.engine.types import Buffer
+from logyard.protocol.frame import encode_frame
 
 
 class Recorder:
