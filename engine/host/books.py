@@ -62,6 +62,14 @@ class Books:
         self._peers_at = 0.0
         self._looking = False
 
+    def owe_store(self) -> None:
+        """Let the payload store's rows go with whatever is next."""
+        self.store_due = True
+
+    async def commit_store(self) -> None:
+        """Store the payload store's rows."""
+        await self.commit(tuple, store=True)
+
     async def commit(
         self, build: Callable[[], Iterable[rows.Put]], store: bool = False, then: Callable[[], None] | None = None
     ) -> None:

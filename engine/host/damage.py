@@ -11,25 +11,25 @@ nobody can mend it. Called by `recovery` and `revival` at starts, by `applier` a
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, MutableMapping
+from typing import NamedTuple, Protocol
 
 import trio
 
 from logyard.protocol.errors import Corrupt, LogyardError
 
+from ..entry import Entry
 from ..log import meta_rows
+from ..log.meta import MetaStore
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
 from ..raft.mending import Mend
 from ..recovery.damage import Damaged, blank, configuration_of, judge
 from ..replica.member import STOPPED, Member
+from ..snapshot.format import Snapshot
 from ..types import Spec
 from . import rows
-
-if TYPE_CHECKING:
-    from .system import System
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +38,105 @@ ROUNDS = 1 << 16
 """Damages that one life of a node can number."""
 
 
-class Damages:
-    """What this node knows of damage, by uid."""
+class Books(Protocol):
+    """What log repair needs of the meta store's batches."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    meta: MetaStore
+
+    async def commit(
+        self, build: Callable[[], Iterable[rows.Put]], store: bool = False, then: Callable[[], None] | None = None
+    ) -> None:
+        """Store rows that are built under the lock, and call `then` under it when they are durable."""
+        ...
+
+    def snapshot(self, uid: int) -> meta_rows.SnapshotRow:
+        """Return a group's stored snapshot, its chunks apart."""
+        ...
+
+    def load_snapshot(self, row: meta_rows.SnapshotRow) -> Snapshot:
+        """Return what a row says, with its chunks. Raises `Corrupt`."""
+        ...
+
+
+class Storage(Protocol):
+    """What log repair needs of what stores."""
+
+    janitor_lock: trio.Lock
+
+    async def void(self, uid: int) -> int:
+        """Give up all that the WAL has of a group; return the newest batch's number. The janitor must rest."""
+        ...
+
+    def restart(self, uid: int) -> int:
+        """Let the log of a group, of which the WAL has nothing, begin anywhere; return the newest batch's number."""
+        ...
+
+    def take_over(self, old: Member, member: Member) -> None:
+        """Put a member made anew, with less in segments, in an old one's place."""
+        ...
+
+
+class Reader(Protocol):
+    """What log repair needs of the reader."""
+
+    def stored_entries(self, member: Member, first: int, last: int) -> list[Entry]:
+        """Return entries of the log as segments have them, at least one. Raises `Corrupt`."""
+        ...
+
+
+class Build(Protocol):
+    """Build a member from its checkpoint, its snapshot and what the WAL says on top."""
+
+    def __call__(
+        self,
+        spec: Spec,
+        state: meta_rows.StateRow | None,
+        snapshot_row: meta_rows.SnapshotRow | None,
+        recovered: Recovered,
+        mend: Mend | None = None,
+    ) -> Member:
+        """Raise `Corrupt` when they leave a gap."""
+        ...
+
+
+class Host(NamedTuple):
+    """What log repair asks of whoever runs the members, and tells it."""
+
+    build: Build
+    enliven: Callable[[Member], None]
+    """Let a member take part."""
+    silence: Callable[[Member, str, str], None]
+    """Let a member take no part any more, for a reason, in a state; what it led is told so."""
+    stop: Callable[[Member, str], None]
+    """Stop a member for good, for this reason."""
+    spawn: Callable[..., None]
+
+
+class Damages:
+    """What this node knows of damage, by uid. `barred`: groups whose definition is lost."""
+
+    def __init__(
+        self,
+        node_id: int,
+        members: MutableMapping[int, Member],
+        books: Books,
+        storage: Storage,
+        reader: Reader,
+        host: Host,
+    ) -> None:
+        self._node_id = node_id
+        self._members = members
+        self._books = books
+        self._storage = storage
+        self._reader = reader
+        self._host = host
         self.known: dict[int, Damaged] = {}
+        self.barred: set[int] = set()
         # Groups that begin with nothing at this start, whatever the WAL says of them.
         self.blank: set[int] = set()
         self.through = 0
         self.mended = 0
+        self._epoch = 0
         self._rounds = 0
         # Damaged while the directory was opened: mended as soon as the node runs.
         self._waiting: list[tuple[Member, str]] = []
@@ -56,15 +145,16 @@ class Damages:
 
     # At a start
 
-    def load(self) -> None:
-        """Read the rows."""
-        meta = self.system.storage.books.meta
+    def load(self, epoch: int) -> None:
+        """Read the rows, in this life of the node."""
+        self._epoch = epoch
+        meta = self._books.meta
         for key, value in meta.scan(meta_rows.DAMAGED):
             self.known[int.from_bytes(key[1:], "big")] = Damaged.unpack(value)
 
     def judge(self, result: ReplayResult, hard_states: Container[int]) -> dict[int, Damaged]:
         """Return all groups that are damaged now. Those mended for good are forgotten."""
-        meta = self.system.storage.books.meta
+        meta = self._books.meta
         self.through = result.next_batch - 1
         uids = (row.uid for row in meta_rows.group_rows(meta))
         found = judge(self.known, result, hard_states, uids, meta.lost)
@@ -76,26 +166,27 @@ class Damages:
         return found
 
     def new_round(self) -> int:
-        """A number that no damage of this node's had before."""
+        """Return a number that no damage of this node's had before."""
         self._rounds += 1
-        return self.system.epoch * ROUNDS + self._rounds
+        return self._epoch * ROUNDS + self._rounds
 
     def unfit(self, spec: Spec, row: meta_rows.SnapshotRow | None, error: Exception) -> Damaged:
-        """A group whose records make no member. Where it is the snapshot that can't be read, the rest is whole."""
+        """Judge a group whose records make no member. Where it is the snapshot that can't be read, the rest is
+        whole."""
         reason = f"its records do not fit together: {type(error).__name__}: {error}"
         try:
             if row is not None:
-                self.system.storage.books.load_snapshot(row)
+                self._books.load_snapshot(row)
         except Exception:  # whatever damaged bytes provoke: one fault, one group
             return Damaged(reason, False, self.through, True)
         return Damaged(reason, True, self.through, True)
 
     def bar(self, uid: int, damaged: Damaged, recovered: Recovered) -> None:
-        """A group whose definition is lost: it is mended as soon as another member has told it. BLOCKING."""
-        if uid not in self.known and meta_rows.group_key(uid) not in self.system.storage.books.meta.lost:
+        """Keep a group out whose definition is lost: it is mended as soon as another member has told it. BLOCKING."""
+        if uid not in self.known and meta_rows.group_key(uid) not in self._books.meta.lost:
             return
         log.error("group %016x: its definition is damaged in both copies", uid)
-        self.system.directory.barred.add(uid)
+        self.barred.add(uid)
         state = self._stored_state(uid)
         start = blank(uid, state, recovered)
         kept = start if state is None else state
@@ -104,17 +195,14 @@ class Damages:
         self._store(uid, damaged, [kept.put()])
 
     def admit(self, spec: Spec) -> Member:
-        """Another member told the definition of a group that was barred."""
-        from . import recovery
-
-        system = self.system
+        """Return the member of a group that was barred, whose definition another member told."""
         state = self._stored_state(spec.uid)
-        system.directory.barred.discard(spec.uid)
+        self.barred.discard(spec.uid)
         known = self.known[spec.uid]
         start = blank(spec.uid, state, Recovered())
         self._store(spec.uid, known, [start.put(), (meta_rows.snapshot_key(spec.uid), None)])
         mend = Mend(self.new_round(), known.terms)
-        return recovery.build_member(system, spec, start, None, Recovered(), mend)
+        return self._host.build(spec, start, None, Recovered(), mend)
 
     def build(
         self,
@@ -124,34 +212,33 @@ class Damages:
         snapshot: meta_rows.SnapshotRow | None,
         recovered: Recovered,
     ) -> Member:
-        """The member of a damaged group, from what is certain; its row is durable when this returns. BLOCKING."""
-        from . import recovery
-
+        """Return the member of a damaged group, from what is certain; its row is durable when this returns.
+        BLOCKING."""
         before = self.known.get(spec.uid)
         if not damaged.whole or damaged == before:
             try:
                 mend = Mend(self.new_round(), damaged.terms)
-                member = recovery.build_member(self.system, spec, state, snapshot, recovered, mend)
+                member = self._host.build(spec, state, snapshot, recovered, mend)
                 return self._settle(member, damaged, [])
             except Exception as error:  # as above
                 log.warning("group %s: nothing of its log can be kept: %s", spec.name, error)
         start = blank(spec.uid, state, recovered)
-        if configuration_of(spec, start).nodes() <= {self.system.node_id}:
+        if configuration_of(spec, start).nodes() <= {self._node_id}:
             # Nobody could bring back what would be given up here.
-            return self._settle(recovery.fresh_member(self.system, spec), damaged, [])
+            return self._settle(self._host.build(spec, None, None, Recovered()), damaged, [])
         damaged = damaged._replace(whole=True, through=max(damaged.through, self.through))
         mend = Mend(self.new_round(), damaged.terms)
-        member = recovery.build_member(self.system, spec, start, None, Recovered(), mend)
+        member = self._host.build(spec, start, None, Recovered(), mend)
         self.blank.add(spec.uid)
         suffix = meta_rows.KEY.pack(spec.uid)
-        puts: list[rows.Put] = [(key, None) for key in self.system.storage.books.meta.lost if key.endswith(suffix)]
+        puts: list[rows.Put] = [(key, None) for key in self._books.meta.lost if key.endswith(suffix)]
         return self._settle(member, damaged, [*puts, (meta_rows.snapshot_key(spec.uid), None), start.put()])
 
     def _settle(self, member: Member, damaged: Damaged, puts: list[rows.Put]) -> Member:
-        """Durable, then mended by others, or stopped where there are none. BLOCKING."""
+        """Store what is known, and have others mend the member, or stop it where there are none. BLOCKING."""
         if self.known.get(member.uid) != damaged or puts:
             self._store(member.uid, damaged, puts)
-        member.reason = damaged.reason
+        member.explain(damaged.reason)
         if self._is_alone(member):
             stop(member, damaged.reason)
         else:
@@ -159,84 +246,81 @@ class Damages:
         return member
 
     def _stored_state(self, uid: int) -> meta_rows.StateRow | None:
-        """A group's checkpoint, if there is one that can be read."""
+        """Return a group's checkpoint, if there is one that can be read."""
         key = meta_rows.state_key(uid)
         try:
-            value = self.system.storage.books.meta.get(key)
+            value = self._books.meta.get(key)
             return meta_rows.StateRow.unpack(key, value) if value is not None else None
         except Exception:  # as above
             return None
 
     def _store(self, uid: int, damaged: Damaged, puts: list[rows.Put]) -> None:
         self.known[uid] = damaged
-        self.system.storage.books.meta.commit([*puts, rows.damaged(uid, damaged.pack())])
+        self._books.meta.commit([*puts, rows.damaged(uid, damaged.pack())])
 
     def _is_alone(self, member: Member) -> bool:
-        """Nobody else has the group: what is lost here is lost, and what is left is for people to judge."""
-        return member.raft.configuration.nodes() <= {self.system.node_id}
+        """Return whether nobody else has the group: what is lost here is lost, and what is left is for people to
+        judge."""
+        return member.raft.configuration.nodes() <= {self._node_id}
 
     def is_left(self, member: Member) -> bool:
-        """Whether a group was stopped at the start and nobody can mend it: all that there is of it is kept, also what
-        no row names any more."""
+        """Return whether a group was stopped at the start and nobody can mend it: all that there is of it is kept,
+        also what no row names any more."""
         return member.damaged and self._is_alone(member)
 
     def later(self, member: Member, reason: str) -> None:
-        """Damage that was met when the members had been made: this one does nothing before the node runs."""
+        """Note damage that was met when the members had been made: this one does nothing before the node runs."""
         stop(member, reason)
         self._waiting.append((member, reason))
 
     def start(self) -> None:
-        """The node runs."""
+        """Mend what `later` noted: the node runs."""
         waiting, self._waiting = self._waiting, []
         for member, reason in waiting:
             if not self._is_alone(member):
-                self.system.nursery.start_soon(self._rebuild, member, reason)
+                self._host.spawn(self._rebuild, member, reason)
 
     def revive(self, spec: Spec, error: Exception) -> Member:
-        """A hibernating group whose rows do not make a member. BLOCKING, a commit of the meta store."""
-
+        """Return the member of a hibernating group whose rows do not make one. BLOCKING, a commit of the meta store."""
         state = self._stored_state(spec.uid)
         reason = f"its rows do not fit together: {type(error).__name__}: {error}"
-        damaged = Damaged(reason, state is None, self.system.wal.position[0] - 1, True)
-        self.system.wal.restart(spec.uid)
+        damaged = Damaged(reason, state is None, self._storage.restart(spec.uid), True)
         return self.build(spec, damaged, state, None, Recovered())
 
     # While running
 
     def found(self, member: Member, error: Corrupt) -> None:
-        """A read met damage in a member's segments or snapshot: this group, and no other, is mended (law 7)."""
+        """Mend a group, and no other, as a read met damage in its segments or snapshot (law 7)."""
         if member.raft.stopped:
             return
         reason = str(error)
         if self._is_alone(member):
-            self.system.stop_member(member, reason)
+            self._host.stop(member, reason)
             return
         log.error("group %s lost records here: %s", member.spec.name, reason)
-        self.system.directory.silence(member, reason, STOPPED)
-        self.system.nursery.start_soon(self._rebuild, member, reason)
+        self._host.silence(member, reason, STOPPED)
+        self._host.spawn(self._rebuild, member, reason)
 
     async def _rebuild(self, old: Member, reason: str) -> None:
-        """What is certain of a stopped member becomes a new one, which is mended by the others."""
+        """Make a new member, which is mended by the others, of what is certain of a stopped one."""
         try:
             await self._rebuild_alone(old, reason)
         except Exception as error:
             # Of this group alone (law 7): it stays stopped until the next start.
-            old.reason = f"{reason}; and it can't be mended now: {type(error).__name__}: {error}"
+            old.explain(f"{reason}; and it can't be mended now: {type(error).__name__}: {error}")
             log.exception("group %s: %s", old.spec.name, old.reason)
 
     async def _rebuild_alone(self, old: Member, reason: str) -> None:
-        from . import recovery
-
-        system, storage, uid = self.system, self.system.storage, old.uid
+        storage, uid = self._storage, old.uid
         async with storage.janitor_lock:
-            if system.members.get(uid) is not old:
+            if self._members.get(uid) is not old:
                 return
             snapshot = await trio.to_thread.run_sync(self._snapshot, uid)
             if snapshot is not None and old.raft.log.term(snapshot.index) == snapshot.term:
                 # What it covers is not needed of the log.
                 old.raft.log.compact(snapshot.index, snapshot.term)
             good = await trio.to_thread.run_sync(self._good_through, old)
-            through = await system.durability.exclusive(lambda: storage.void(uid))
+            through = await storage.void(uid)
             whole = old.raft.log.snapshot_index > 0 and snapshot is None
             state = self._cut_row(old, good) if not whole else _blank(old)
             before = self.known.get(uid)
@@ -247,20 +331,20 @@ class Damages:
             if snapshot is None:
                 puts.append((meta_rows.snapshot_key(uid), None))
             # It may be deleted meanwhile.
-            await storage.books.commit(lambda: puts if system.members.get(uid) is old else ())
-            if system.members.get(uid) is not old:
+            await self._books.commit(lambda: puts if self._members.get(uid) is old else ())
+            if self._members.get(uid) is not old:
                 return
             self.known[uid] = damaged
             mend = Mend(self.new_round(), terms)
-            member = recovery.build_member(system, old.spec, state, snapshot, Recovered(), mend)
-            member.reason = reason
-            system.members[uid] = member
+            member = self._host.build(old.spec, state, snapshot, Recovered(), mend)
+            member.explain(reason)
+            self._members[uid] = member
             storage.take_over(old, member)
-        recovery.enliven(system, member, fresh=False)
+        self._host.enliven(member)
 
     def _snapshot(self, uid: int) -> meta_rows.SnapshotRow | None:
-        """The stored snapshot, if it is whole."""
-        books = self.system.storage.books
+        """Return the stored snapshot, if it is whole."""
+        books = self._books
         try:
             row = books.snapshot(uid)
             books.load_snapshot(row)
@@ -269,8 +353,8 @@ class Damages:
             return None
 
     def _good_through(self, member: Member) -> int:
-        """The last entry up to which all of the log that is in segments can be read."""
-        reader = self.system.reader
+        """Return the last entry up to which all of the log that is in segments can be read."""
+        reader = self._reader
         index = member.raft.log.snapshot_index + 1
         step = SCAN_ENTRIES
         while index <= member.flushed:
@@ -285,7 +369,7 @@ class Damages:
         return index - 1
 
     def _cut_row(self, member: Member, good: int) -> meta_rows.StateRow:
-        """A checkpoint of a member whose log ends at `good`."""
+        """Return the checkpoint of a member whose log ends at `good`."""
         key, value = rows.state(member)
         assert value is not None
         row = meta_rows.StateRow.unpack(key, value)
@@ -302,19 +386,20 @@ class Damages:
     # Sound again
 
     def sound(self, member: Member) -> None:
-        """The core says that this member takes part again."""
+        """Note that this member takes part again, as its core says."""
         known = self.known.get(member.uid)
         if known is None or known.sound:
             return
-        member.reason = ""
+        member.explain("")
         self.mended += 1
         log.warning("group %s is mended: all up to entry %d is here", member.spec.name, member.raft.log.stable)
         self._sound[member] = known
         if len(self._sound) == 1:
-            self.system.nursery.start_soon(self._store_sound)
+            self._host.spawn(self._store_sound)
 
     async def _store_sound(self) -> None:
-        """Until this is durable a start mends the groups once more, which costs nothing but that."""
+        """Store who is mended: until this is durable a start mends the groups once more, which costs nothing but
+        that."""
         done: dict[int, Damaged] = {}
 
         def build() -> list[rows.Put]:
@@ -325,13 +410,13 @@ class Damages:
             return [rows.damaged(uid, one.pack()) for uid, one in done.items()]
 
         try:
-            await self.system.storage.books.commit(build, then=lambda: self.known.update(done))
+            await self._books.commit(build, then=lambda: self.known.update(done))
         except LogyardError as error:
             log.warning("that groups are mended is not stored: %s", error)
 
     def status(self) -> dict[str, int]:
-        """Groups being mended, groups that nobody can mend, and how many were."""
-        members = [self.system.members[uid] for uid in self.known if uid in self.system.members]
+        """Return groups being mended, groups that nobody can mend, and how many were."""
+        members = [self._members[uid] for uid in self.known if uid in self._members]
         return {
             "mending": sum(1 for member in members if member.raft.mend is not None and member.state != STOPPED),
             "stopped": sum(1 for member in members if member.state == STOPPED),
@@ -346,7 +431,6 @@ def _blank(member: Member) -> meta_rows.StateRow:
 
 
 def stop(member: Member, reason: str) -> None:
-    """A group whose records are damaged takes no part, and what is known of it here is never stored."""
+    """Let a group whose records are damaged take no part; what is known of it here is never stored."""
     log.error("group %s is stopped: %s", member.spec.name, reason)
-    member.state, member.reason, member.damaged = STOPPED, reason, True
-    member.raft.stop()
+    member.quarantine(reason)

@@ -120,7 +120,7 @@ class Departures:
         system, name, last = self.system, member.spec.name, member.raft.log.last_index
         system.directory.silence(member, "forked: what its group's lineage has not is being kept", STOPPED)
         try:
-            path = await forks.keep(system, member, first, lineage)
+            path = await system.forks.keep(member, first, lineage)
         except (LogyardError, OSError) as error:
             member.reason = forks.why_it_stays(error)
             log.error("group %s stopped: %s", name, member.reason)
@@ -148,7 +148,7 @@ class Departures:
         the caller sees to it that none of them is being stored."""
         system, directory = self.system, self.system.directory
         fresh = [uid for uid in uids if uid not in self.departed and not system.has(uid)]
-        fresh = [uid for uid in fresh if uid not in directory.deleted and uid not in directory.barred]
+        fresh = [uid for uid in fresh if uid not in directory.deleted and uid not in system.damages.barred]
         if fresh:
             await system.storage.books.commit(lambda: [rows.departed_row(uid, REFUSES) for uid in fresh])
             self.departed.update((uid, Departed(*REFUSES)) for uid in fresh)

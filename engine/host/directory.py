@@ -58,7 +58,6 @@ class Directory:
         self.system = system
         self.deleted: set[int] = set()
         # Groups whose definition was lost here: a member under their uid has forgotten its votes, and is to be mended.
-        self.barred: set[int] = set()
         # Of creations that failed, by node and how it is told: uids it may have stored.
         self._taken_back: dict[tuple[int, int], list[int]] = {}
         self._requests: dict[int, _Round] = {}
@@ -215,7 +214,7 @@ class Directory:
                 if system.names.get(spec.name) == spec.uid:
                     del system.names[spec.name]
                 continue
-            if spec.uid in self.barred:
+            if spec.uid in system.damages.barred:
                 recovery.enliven(system, system.damages.admit(spec), fresh=False)
             else:
                 system.storage.start_member(spec)

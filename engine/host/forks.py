@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgpack
 import trio
@@ -23,13 +24,12 @@ import xxhash
 
 from logyard.protocol.errors import Gone, LogyardError, NoSpace
 
-from ..entry import units_of
+from ..disk import Disk
+from ..entry import Entry, units_of
 from ..raft.election import FORCED_TERMS
 from ..replica.member import Member
+from ..types import Buffer
 from .reader import Located, Wanted
-
-if TYPE_CHECKING:
-    from .system import System
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ Lineage = Sequence[Sequence[int]]
 
 
 def lineage_of(member: Member) -> list[tuple[int, int]]:
-    """What a member tells of its log: where terms begin, up to what it has applied."""
+    """Return what a member tells of its log: where terms begin, up to what it has applied."""
     raft = member.raft
     runs = [run for run in raft.log.runs if run[0] <= raft.applied][-TERMS_MAX:]
     if raft.log.snapshot_index:
@@ -53,9 +53,9 @@ def lineage_of(member: Member) -> list[tuple[int, int]]:
 
 
 def first_of(member: Member, lineage: Lineage) -> int:
-    """The first entry of a replica that the lineage has in another term; 0: none that counts. What is not known to be
-    committed counts if the lineage was forced: the others may have acknowledged it, and a restart forgets what was
-    committed last."""
+    """Return the first entry of a replica that the lineage has in another term; 0: none that counts. What is not known
+    to be committed counts if the lineage was forced: the others may have acknowledged it, and a restart forgets what
+    was committed last."""
     raft = member.raft
     if not lineage:
         return 0
@@ -79,96 +79,122 @@ def first_of(member: Member, lineage: Lineage) -> int:
 
 
 def _term_at(lineage: Lineage, index: int) -> int:
-    """The lineage's term at an index; 0: it is below what it tells."""
+    """Return the lineage's term at an index; 0: it is below what it tells."""
     return next((int(term) for begin, term in reversed(lineage) if begin <= index), 0)
 
 
-async def keep(system: System, member: Member, first: int, lineage: Lineage) -> str:
-    """Write everything of a stopped replica from `first` on to a file; its path. Raises `NoSpace`, `Corrupt`, `Gone`,
-    `OSError`."""
-    if not member.resolves:
-        raise Gone("it has not caught up with a release, and can't tell what of its payloads lives")
-    disk, folder = system.disk, os.path.join(str(system.path), DIRECTORY)
-    disk.make_directory(folder)
-    raft = member.raft
-    path = os.path.join(folder, f"{member.uid:016x}-{first}-{raft.log.last_index}{SUFFIX}")
-    temporary = path + ".tmp"
-    disk.unlink(temporary)
-    fd = disk.create(temporary)
-    digest = xxhash.xxh3_128()
-    at = 0
+class Reader(Protocol):
+    """What forks need of the reader."""
 
-    async def put(data: bytes) -> None:
-        nonlocal at
-        if disk.free_bytes(folder) - len(data) < system.config.disk_reserve_bytes:
-            raise NoSpace(f"no room to keep what only this replica of {member.spec.name!r} has")
-        await trio.to_thread.run_sync(disk.gather_write, fd, [data], at)
-        digest.update(data)
-        at += len(data)
+    def log_entries(self, member: Member, first: int, last: int, bytes_max: int) -> list[Entry]:
+        """Return entries of the log from `first`, at least one."""
+        ...
 
-    try:
-        try:
-            head = {
-                "name": member.spec.name, "uid": member.uid, "machine": member.spec.machine,
-                "arguments": member.spec.arguments, "node": system.node_id, "first": first,
-                "last": raft.log.last_index, "commit": raft.commit, "term": raft.term,
-                "lineage": [list(run) for run in lineage],
-            }  # fmt: skip
-            await put(MAGIC + msgpack.packb(head))
-            count = 0
-            async for entry in _entries(system, member, first, lineage):
-                await put(msgpack.packb(entry))
-                count += 1
-            await put(msgpack.packb({"entries": count, "digest": digest.digest()}))
-        finally:
-            disk.close(fd)
-        await trio.to_thread.run_sync(disk.publish, temporary, path)
-    except BaseException:
+    def payload_entries(self, member: Member, first: int, last: int) -> Iterator[Located]:
+        """Yield the entries with payload, and where they are."""
+        ...
+
+    async def read(self, member: Member, wanted: Sequence[Wanted], mend: bool = True) -> list[Buffer]:
+        """Return the bytes of each wanted range, verified."""
+        ...
+
+
+class Forks:
+    """The files of this node's replicas that went, in a folder of its directory; `reserve_bytes` of the disk stay
+    free."""
+
+    def __init__(self, disk: Disk, path: Path, reserve_bytes: int, node_id: int, reader: Reader) -> None:
+        self._disk = disk
+        self._path = path
+        self._reserve_bytes = reserve_bytes
+        self._node_id = node_id
+        self._reader = reader
+
+    async def keep(self, member: Member, first: int, lineage: Lineage) -> str:
+        """Write everything of a stopped replica from `first` on to a file, and return its path. Raises `NoSpace`,
+        `Corrupt`, `Gone`, `OSError`."""
+        if not member.resolves:
+            raise Gone("it has not caught up with a release, and can't tell what of its payloads lives")
+        disk, folder = self._disk, os.path.join(str(self._path), DIRECTORY)
+        disk.make_directory(folder)
+        raft = member.raft
+        path = os.path.join(folder, f"{member.uid:016x}-{first}-{raft.log.last_index}{SUFFIX}")
+        temporary = path + ".tmp"
         disk.unlink(temporary)
-        raise
-    return path
+        fd = disk.create(temporary)
+        digest = xxhash.xxh3_128()
+        at = 0
 
+        async def put(data: bytes) -> None:
+            nonlocal at
+            if disk.free_bytes(folder) - len(data) < self._reserve_bytes:
+                raise NoSpace(f"no room to keep what only this replica of {member.spec.name!r} has")
+            await trio.to_thread.run_sync(disk.gather_write, fd, [data], at)
+            digest.update(data)
+            at += len(data)
 
-async def _entries(system: System, member: Member, first: int, lineage: Lineage) -> AsyncIterator[dict[str, Any]]:
-    """What is left of each entry that the lineage has not: below a snapshot those with payload, above it all."""
-    raft, reader = member.raft, system.reader
-    index = first
-    while index <= raft.log.last_index:
-        if index <= raft.log.snapshot_index:
-            stop = raft.log.snapshot_index
-            for located in reader.payload_entries(member, index, stop):
-                if located.term != _term_at(lineage, located.index):
-                    yield await _entry(system, member, located.index, located.term, located.data, located)
-            index = stop + 1
-            continue
-        for entry in reader.log_entries(member, index, raft.log.last_index, 1 << 20):
-            index = entry.index + 1
-            if entry.term == _term_at(lineage, entry.index):
-                continue
-            found = [one for one in reader.payload_entries(member, entry.index, entry.index) if entry.body_bytes]
-            yield await _entry(system, member, entry.index, entry.term, entry.data, found[0] if found else None)
-
-
-async def _entry(
-    system: System, member: Member, index: int, term: int, data: bytes, located: Located | None
-) -> dict[str, Any]:
-    units = units_of(data)
-    live = member.liveness.live_units(index, [(unit.number, unit.first_ordinal, unit.records) for unit in units])
-    bodies: list[bytes | None] = []
-    for unit in units:
-        body: bytes | None = None
-        if located is not None and unit.number in live:
+        try:
             try:
-                (found,) = await system.reader.read(member, [Wanted(located, unit, 0, unit.length)], mend=False)
-                body = bytes(found)
-            except Gone:
-                pass
-        bodies.append(body)
-    return {"index": index, "term": term, "kind": data[0], "data": bytes(data), "units": bodies}
+                head = {
+                    "name": member.spec.name, "uid": member.uid, "machine": member.spec.machine,
+                    "arguments": member.spec.arguments, "node": self._node_id, "first": first,
+                    "last": raft.log.last_index, "commit": raft.commit, "term": raft.term,
+                    "lineage": [list(run) for run in lineage],
+                }  # fmt: skip
+                await put(MAGIC + msgpack.packb(head))
+                count = 0
+                async for entry in self._entries(member, first, lineage):
+                    await put(msgpack.packb(entry))
+                    count += 1
+                await put(msgpack.packb({"entries": count, "digest": digest.digest()}))
+            finally:
+                disk.close(fd)
+            await trio.to_thread.run_sync(disk.publish, temporary, path)
+        except BaseException:
+            disk.unlink(temporary)
+            raise
+        return path
+
+    async def _entries(self, member: Member, first: int, lineage: Lineage) -> AsyncIterator[dict[str, Any]]:
+        """Yield what is left of each entry that the lineage has not: below a snapshot those with payload, above it
+        all."""
+        raft, reader = member.raft, self._reader
+        index = first
+        while index <= raft.log.last_index:
+            if index <= raft.log.snapshot_index:
+                stop = raft.log.snapshot_index
+                for located in reader.payload_entries(member, index, stop):
+                    if located.term != _term_at(lineage, located.index):
+                        yield await self._entry(member, located.index, located.term, located.data, located)
+                index = stop + 1
+                continue
+            for entry in reader.log_entries(member, index, raft.log.last_index, 1 << 20):
+                index = entry.index + 1
+                if entry.term == _term_at(lineage, entry.index):
+                    continue
+                found = [one for one in reader.payload_entries(member, entry.index, entry.index) if entry.body_bytes]
+                yield await self._entry(member, entry.index, entry.term, entry.data, found[0] if found else None)
+
+    async def _entry(
+        self, member: Member, index: int, term: int, data: bytes, located: Located | None
+    ) -> dict[str, Any]:
+        units = units_of(data)
+        live = member.liveness.live_units(index, [(unit.number, unit.first_ordinal, unit.records) for unit in units])
+        bodies: list[bytes | None] = []
+        for unit in units:
+            body: bytes | None = None
+            if located is not None and unit.number in live:
+                try:
+                    (found,) = await self._reader.read(member, [Wanted(located, unit, 0, unit.length)], mend=False)
+                    body = bytes(found)
+                except Gone:
+                    pass
+            bodies.append(body)
+        return {"index": index, "term": term, "kind": data[0], "data": bytes(data), "units": bodies}
 
 
 def why_it_stays(error: LogyardError | OSError) -> str:
-    """The reason of a replica that could not be kept elsewhere."""
+    """Return the reason of a replica that could not be kept elsewhere."""
     return (
         f"forked: it holds entries that its group's lineage has not, and they could not be written to {DIRECTORY}/ "
         f"({error}); make room or repair it, and restart the node"

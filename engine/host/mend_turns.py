@@ -10,18 +10,15 @@ by `scrub` and `inbound`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Set
+from typing import Any
 
 import trio
 
 from ..raft.core import LEADER
 from ..raft.quorum import has_quorum
 from ..replica.member import RUNNING, Member
-from ..transport.blobs import MEND_ASK, MEND_TURN
-
-if TYPE_CHECKING:
-    from .system import System
+from ..transport.blobs import MEND_ASK, MEND_TURN, SendBlob
 
 ANSWER_S = 2.0
 HELD_S = 10.0
@@ -29,10 +26,14 @@ HELD_S = 10.0
 
 
 class MendTurns:
-    """One node's: what it asks, and what it allows for the groups that it leads."""
+    """One node's: what it asks, and what it allows for the groups that it leads. `live`: the nodes that are up, this
+    one among them; `find` wakes a group's member."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(self, node_id: int, live: Set[int], find: Callable[[int], Member | None], send: SendBlob) -> None:
+        self._node_id = node_id
+        self._live = live
+        self._find = find
+        self._send = send
         self._asked: dict[int, tuple[trio.Event, list[bool]]] = {}
         self._next = 0
         # By uid: who may, until when.
@@ -41,16 +42,16 @@ class MendTurns:
         self.waiting: dict[int, int] = {}
 
     async def may_begin(self, member: Member, first: int) -> bool:
-        """Whether this node's member, which needs all entries from `first` on, may stop counting now. False, too, while
-        no leader answers."""
-        system, leader = self.system, member.raft.leader
+        """Return whether this node's member, which needs all entries from `first` on, may stop counting now. False,
+        too, while no leader answers."""
+        leader = member.raft.leader
         if member.raft.role == LEADER:
-            return self._allow(member, system.node_id, first)
+            return self._allow(member, self._node_id, first)
         self._next += 1
         request, answered, answer = self._next, trio.Event(), [False]
         self._asked[request] = answered, answer
         try:
-            if leader and system.peers.send_blob(leader, MEND_ASK, request, {"uid": member.uid, "first": first}):
+            if leader and self._send(leader, MEND_ASK, request, {"uid": member.uid, "first": first}):
                 with trio.move_on_after(ANSWER_S):
                     await answered.wait()
         finally:
@@ -58,11 +59,11 @@ class MendTurns:
         return answer[0]
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
-        """Another node asks, or answers."""
+        """Take the question of another node, or its answer."""
         if kind == MEND_ASK:
-            member = self.system.hibernation.find(header["uid"])
+            member = self._find(header["uid"])
             ok = member is not None and self._allow(member, node, header["first"])
-            self.system.peers.send_blob(node, MEND_TURN, request, {"ok": ok})
+            self._send(node, MEND_TURN, request, {"ok": ok})
         elif request in self._asked:
             answered, answer = self._asked[request]
             answer[0] = header["ok"]
@@ -72,11 +73,11 @@ class MendTurns:
         raft, now = member.raft, trio.current_time()
         if raft.role != LEADER or member.state != RUNNING:
             return False
-        if node != self.system.node_id and self.waiting.get(member.uid, -1) >= first:
+        if node != self._node_id and self.waiting.get(member.uid, -1) >= first:
             return False
         if any(progress.round for other, progress in raft.progress.items() if other != node):
             return False
-        if not has_quorum(raft.configuration, self.system.live - {node}):
+        if not has_quorum(raft.configuration, set(self._live) - {node}):
             return False
         self._turns = {uid: turn for uid, turn in self._turns.items() if turn[1] > now}
         holder, _ = self._turns.setdefault(member.uid, (node, now + HELD_S))

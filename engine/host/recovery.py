@@ -98,7 +98,7 @@ def _open(system: System) -> None:
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
     sink = Collector()
     began = time.thread_time_ns()
-    system.damages.load()
+    system.damages.load(system.epoch)
     cuts = cuts_of(system.damages.known)
     result = replay(disk, str(path / "wal"), sink, flushed, cuts)
     if lived:

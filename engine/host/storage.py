@@ -505,8 +505,16 @@ class Storage:
                 self.look()
             await trio.sleep(RETRY_S)
 
-    def void(self, uid: int) -> int:
-        """Nothing that the WAL has of a group is its log any more; the newest batch's number. The janitor must rest."""
+    async def void(self, uid: int) -> int:
+        """Give up all that the WAL has of a group; return the newest batch's number. The janitor must rest."""
+        return await self.system.durability.exclusive(lambda: self._void(uid))
+
+    def restart(self, uid: int) -> int:
+        """Let the log of a group, of which the WAL has nothing, begin anywhere; return the newest batch's number."""
+        self.wal.restart(uid)
+        return self.wal.position[0] - 1
+
+    def _void(self, uid: int) -> int:
         self.wal.restart(uid)
         files = {file.file: file.entries for file in self._unsealed_files()}
         files[self.wal.current] = self.wal.current_entries

@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from ..replica.member import Member
 from ..replica.submit import Submit, check_leader
 from ..snapshot.format import Snapshot
 from ..types import Buffer, Spec
-from . import ending, parting, receiving, recovery, revival, sender
+from . import damage, ending, parting, receiving, recovery, revival, sender
 from .applier import Applier
 from .budget import Budget
 from .cache import PayloadCache
@@ -55,6 +56,7 @@ from .directory import Directory
 from .disk_pace import SlowDisk
 from .durability import Durability
 from .follower_reads import FollowerReads
+from .forks import Forks
 from .heartbeats import Heartbeats
 from .hibernation import Hibernation
 from .inbound import Inbound
@@ -195,9 +197,13 @@ class System:
         self.receiving = self._receiver()
         self.repair = Repair(self.pulls, self.reader, self.store, self.storage.write_back)
         self.sender = self._sender()
-        self.refill = Refill(self)
-        self.damages = Damages(self)
-        self.mend_turns = MendTurns(self)
+        self.damages = self._log_repair()
+        books = self.storage.books
+        self.refill = Refill(
+            self.store, self.repair, self.find, self.damages.barred, books.commit_store, books.owe_store, self.spawn
+        )
+        self.mend_turns = MendTurns(self.node_id, self.live, self.find, self.send_blob)
+        self.forks = Forks(self.disk, self.path, self.config.disk_reserve_bytes, self.node_id, self.reader)
         self.hibernation = Hibernation(self)
         self.names = Names(self.hibernation.sleepers)
         self.versions = Versions(self)
@@ -213,6 +219,14 @@ class System:
         return Receiving(
             self.members, self.store, self.storage, self.chunks, self.pulls, host, self.send_blob, self.spawn
         )
+
+    def _log_repair(self) -> Damages:
+        """Build what has damaged groups mended."""
+        host = damage.Host(
+            partial(recovery.build_member, self), partial(recovery.enliven, self, fresh=False), self.directory.silence,
+            self.stop_member, self.spawn,
+        )  # fmt: skip
+        return Damages(self.node_id, self.members, self.storage.books, self.storage, self.reader, host)
 
     def _sender(self) -> Sender:
         """Build what sends messages that are not at hand."""

@@ -194,6 +194,10 @@ class Member:
         self.reads = None
         self.wake()
 
+    def explain(self, reason: str) -> None:
+        """Show people this as what is the matter with the member; nothing is, if it is empty."""
+        self.reason = reason
+
     def quarantine(self, reason: str) -> None:
         """Take no part, and have nothing stored: this replica's records are damaged."""
         self.state, self.reason, self.damaged = STOPPED, reason, True
