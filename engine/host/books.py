@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -21,7 +21,7 @@ from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow, snapshot_key
 from ..replica.member import Member
 from ..snapshot import format as snapshot_format
-from ..snapshot.format import Encoded, Snapshot
+from ..snapshot.format import Snapshot
 from ..types import Spec
 from . import rows
 from .homes import SealedFile
@@ -34,17 +34,6 @@ log = logging.getLogger(__name__)
 
 PEERS_SECONDS = 60.0
 """How old the stored counts of other nodes' batches may get while nothing else is committed."""
-
-
-class Captured(NamedTuple):
-    """A member, its snapshot, and that encoded. `keep_log`: a checkpoint, the log below it stays. `anew`: no chunk of
-    the stored one counts."""
-
-    member: Member
-    snapshot: Snapshot
-    encoded: Encoded
-    keep_log: bool = False
-    anew: bool = False
 
 
 class Books:
@@ -133,7 +122,7 @@ class Books:
 
         def build() -> Iterator[rows.Put]:
             yield from (rows.state(member) for member in members if not member.is_gone and not member.damaged)
-            yield from map(rows.sealed_file, sealed_files)
+            yield from (rows.sealed_file(file.file, file.length) for file in sealed_files)
             yield from map(rows.gone_file, gone_files)
             if sealed_files:
                 yield rows.flushed(max(file.file for file in sealed_files))
@@ -144,9 +133,9 @@ class Books:
         """Register groups, all in one commit, with `more` rows that belong to them."""
         await self.commit(lambda: [*map(rows.group, specs), *more])
 
-    async def commit_snapshots(self, captured: Sequence[Captured]) -> list[Captured]:
+    async def commit_snapshots(self, captured: Sequence[rows.Captured]) -> list[rows.Captured]:
         """Commit those that are newer than what is stored: the log may have started over above a stored one."""
-        stored: list[Captured] = []
+        stored: list[rows.Captured] = []
 
         def build() -> Iterator[rows.Put]:
             for one in captured:

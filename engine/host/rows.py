@@ -7,7 +7,7 @@ is written before they go.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
@@ -15,14 +15,24 @@ from ..identity import Origin
 from ..log import meta_rows
 from ..raft.membership import Configuration
 from ..replica.member import Member
-from ..snapshot.format import Snapshot
+from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
-from .homes import SealedFile
 
 if TYPE_CHECKING:
     from ..raft.core import Raft
 
 Put = tuple[bytes, bytes | None]
+
+
+class Captured(NamedTuple):
+    """A member, its snapshot, and that encoded. `keep_log`: a checkpoint, the log below it stays. `anew`: no chunk of
+    the stored one counts."""
+
+    member: Member
+    snapshot: Snapshot
+    encoded: Encoded
+    keep_log: bool = False
+    anew: bool = False
 
 
 def peer(node: int, origin: Origin) -> Put:
@@ -77,9 +87,9 @@ def _configurations(raft: Raft) -> list[list[object]]:
     return found
 
 
-def sealed_file(file: SealedFile) -> Put:
-    """A WAL file whose metadata is in a segment, and which is a home."""
-    return meta_rows.FileRow("wal", file.file, {"length": file.length}).put()
+def sealed_file(number: int, length: int) -> Put:
+    """Return the row of a WAL file whose metadata is in a segment, and which is a home."""
+    return meta_rows.FileRow("wal", number, {"length": length}).put()
 
 
 def gone_file(number: int) -> Put:

@@ -20,7 +20,7 @@ from ..replica.apply import claims_of
 from ..replica.member import RUNNING, Member
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Snapshot
-from .books import Captured
+from .rows import Captured
 
 log = logging.getLogger(__name__)
 

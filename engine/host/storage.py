@@ -28,7 +28,7 @@ from ..replica.member import RUNNING, Member
 from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
 from . import rows
-from .books import Books, Captured
+from .books import Books
 from .holders import Holders
 from .homes import Homes, SealedFile, Share
 from .migration import Migration, name_of
@@ -389,7 +389,7 @@ class Storage:
         recovery.enliven(self.system, member, fresh=True)
         return member
 
-    async def store_snapshots(self, captured: Sequence[Captured]) -> None:
+    async def store_snapshots(self, captured: Sequence[rows.Captured]) -> None:
         """Snapshots durable first, then the logs below them may go (invariant 3)."""
         stored = await self.books.commit_snapshots(captured)
         for member, snapshot, encoded, keep_log, _ in stored:
@@ -455,7 +455,7 @@ class Storage:
 
     async def store_installed(self, member: Member, snapshot: Snapshot, encoded: Encoded) -> None:
         """A snapshot from another member, and the homes of the payloads that came with it, in one commit."""
-        await self.books.commit_snapshots([Captured(member, snapshot, encoded)])
+        await self.books.commit_snapshots([rows.Captured(member, snapshot, encoded)])
 
     def installed(self, member: Member, before: LivenessPort, snapshot: Snapshot, size: int, keep: int) -> None:
         """Switch to what `store_installed` stored. Payloads up to `keep` are where they were, of what lived `before`;
