@@ -32,40 +32,52 @@ SCAN_BYTES = 4 * 1024 * 1024
 
 def failed(system: System, member: Member, entry: Entry, error: Exception) -> bool:
     """The machine raised at `entry`. True when committed skips let the entry be applied without what failed; else the
-    member is halted. Raises `Corrupt` for damage found on the way."""
+    member is halted. Raises `Corrupt` for damage found on the way; `Busy`: it is halted until `resume`."""
     while True:
-        halt = _diagnose(system, member, entry, error)
-        if not _skipped(system, member, halt):
-            log.error("group %s halted: %s", member.spec.name, halt.reason)
-            member.suspend(halt)
-            return False
         try:
-            _retry(system, member, entry)
-            return True
-        except (Busy, Corrupt):
+            halt = _diagnose(system, member, entry, error)
+            if not _skipped(system, member, halt):
+                log.error("group %s halted: %s", member.spec.name, halt.reason)
+                member.suspend(halt)
+                return False
+            try:
+                _retry(system, member, entry)
+                return True
+            except (Busy, Corrupt):
+                raise
+            except Exception as again:
+                error = again
+        except Busy as short:
+            # Nothing may be applied to what there is of the machine.
+            halt = Halt(entry.index, 0, 0, -1, f"its machine could not be built anew: {short}")
+            member.suspend(halt)
+            member.stand_still(halt)
             raise
-        except Exception as again:
-            error = again
 
 
 def resume(system: System, member: Member) -> bool:
     """A halted member looks for a skip of its command in what was committed since; True when it goes on.
 
-    Raises `Corrupt` for damage found on the way.
+    Raises `Corrupt` for damage found on the way; `Busy`: it stays halted until it is asked again.
     """
     halt = member.halt
     assert halt is not None
-    if halt.version or not _skipped(system, member, halt):
+    if halt.version or not (halt.half_built or _skipped(system, member, halt)):
         return False
-    entry = system.reader.log_entries(member, halt.index, halt.index, SCAN_BYTES)[0]
-    member.state, member.reason = RUNNING, ""
     try:
-        _retry(system, member, entry)
-    except (Busy, Corrupt):
+        entry = system.reader.log_entries(member, halt.index, halt.index, SCAN_BYTES)[0]
+        member.go_on()
+        try:
+            _retry(system, member, entry)
+        except (Busy, Corrupt):
+            raise
+        except Exception as error:
+            if not failed(system, member, entry, error):
+                return False
+    except Busy:
+        # Who waits for the skip is answered when it has done its work.
+        member.stand_still(halt)
         raise
-    except Exception as error:
-        if not failed(system, member, entry, error):
-            return False
     member.raft.on_applied(entry.index)
     return True
 
@@ -81,6 +93,8 @@ def request(system: System, member: Member, index: int, ordinal: int, sink: Sink
         raise Refused(f"group {member.spec.name!r} is not halted at any command: there is nothing to skip")
     if halt.version:
         raise Refused(f"group {member.spec.name!r} waits for machine version {halt.version}: no command is at fault")
+    if halt.half_built:
+        raise Refused(f"group {member.spec.name!r} goes on by itself when its machine is built anew")
     if not halt.covers(index, ordinal):
         raise Refused(f"group {member.spec.name!r} is halted at command {halt.place}, not at ({index}, {ordinal})")
     system.queue_own(member, "skip", index, ordinal, sink=sink)

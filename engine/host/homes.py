@@ -13,7 +13,10 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import trio
 
 from logyard.protocol.errors import Busy, Corrupt, LogyardError
 
@@ -113,6 +116,8 @@ class Homes:
         # Of pins that ended by themselves: how many will still be taken off.
         self._late: dict[Home, int] = {}
         self._doomed: dict[Home, Callable[[], None]] = {}
+        # Groups whose shares are to be counted anew, for want of descriptors just now.
+        self._uncounted: set[int] = set()
 
     def pin(self, home: Home) -> None:
         """Promise not to destroy a home until `unpin`, or for `pin_ms` at most. A slower reader hears `Gone`, and never
@@ -179,8 +184,38 @@ class Homes:
             share, total = self._count(member, run._replace(first=base + 1))
         file.add(member.uid, share, total)
 
+    def _count_later(self, member: Member, seconds: float) -> None:
+        """Have a member's shares counted anew when the segment that tells what died can be opened: until then its file
+        counts as fuller than it is, and nobody's command is at fault."""
+        if member.uid not in self._uncounted:
+            self._uncounted.add(member.uid)
+            self.system.nursery.start_soon(self._count_again, member, seconds)
+
+    async def _count_again(self, member: Member, seconds: float) -> None:
+        """Count a member's shares anew, as soon as the segments can be opened."""
+        uid, storage = member.uid, self.system.storage
+        while uid in self._uncounted:
+            await trio.sleep(seconds)
+            # Who stores payloads elsewhere counts what that takes from here when it is stored: not twice.
+            async with storage.janitor_lock:
+                try:
+                    if self.system.members.get(uid) is member and not member.raft.stopped:
+                        self.recount(member)
+                    self._uncounted.discard(uid)
+                except Busy as error:
+                    seconds = error.retry_after
+                except Corrupt as error:
+                    self._uncounted.discard(uid)
+                    self.system.damages.found(member, error)
+        storage.look()
+
     def recount(self, member: Member) -> None:
-        """The shares of a member that was made anew. Raises `Corrupt`."""
+        """Book the shares of a member that was made anew, or that are not known. Raises `Corrupt`; with `Busy` nothing
+        changed."""
+        for run in member.segments:
+            if run.segment in self.files:
+                with suppress(Corrupt):
+                    self.system.storage.segments.reader(run.segment)
         for file in self.files.values():
             file.remove(member.uid)
         for run in list(member.segments):
@@ -217,19 +252,22 @@ class Homes:
         # What lies in between died whole; of the two at the ends some records may live, or have died before.
         low, high = first.index + (first.ordinal > 0), end.index - 1
         ends = [index for index, cut in ((first.index, first.ordinal), (end.index, end.ordinal)) if cut]
-        for run in member.segments:
-            file = self.files.get(run.segment)
-            share = file.shares.get(uid) if file is not None else None
-            if file is None or share is None or end <= (share.first, 0) or first.index > share.last:
-                continue
-            if end.index > share.last and first <= (share.first, 0):
-                file.remove(uid)
-                continue
-            size = self._bytes(member, file, max(low, share.first), min(high, share.last))
-            for index in dict.fromkeys(ends):
-                if share.first <= index <= share.last:
-                    size += self._died(member, file, index, first, end)
-            file.reduce(uid, min(share.live, size))
+        try:
+            for run in member.segments:
+                file = self.files.get(run.segment)
+                share = file.shares.get(uid) if file is not None else None
+                if file is None or share is None or end <= (share.first, 0) or first.index > share.last:
+                    continue
+                if end.index > share.last and first <= (share.first, 0):
+                    file.remove(uid)
+                    continue
+                size = self._bytes(member, file, max(low, share.first), min(high, share.last))
+                for index in dict.fromkeys(ends):
+                    if share.first <= index <= share.last:
+                        size += self._died(member, file, index, first, end)
+                file.reduce(uid, min(share.live, size))
+        except Busy as error:
+            self._count_later(member, error.retry_after)
         # Also before anything of the group was migrated: what is being copied just now has no home yet, and must be
         # dead in its copy.
         self._mark(member, first, end)
@@ -293,7 +331,11 @@ class Homes:
             if share.first > last:
                 file.remove(member.uid)
                 continue
-            gone = self._bytes(member, file, last + 1, share.last, living=True)
+            try:
+                gone = self._bytes(member, file, last + 1, share.last, living=True)
+            except Busy as error:
+                gone = 0
+                self._count_later(member, error.retry_after)
             share.last = last
             file.reduce(member.uid, min(share.live, gone))
 

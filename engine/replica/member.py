@@ -42,10 +42,11 @@ class Halt:
     """Why a member applies nothing from entry `index` on: a failed command in the frame first..first + records
     (records 0: it is not known which), or, if `version` is not 0, a machine that this process does not know.
 
-    `scanned`: the entries up to here were searched for a skip of it.
+    `scanned`: the entries up to here were searched for a skip of it. `half_built`: nothing is at fault but that its
+    machine could not be built anew, which is tried again.
     """
 
-    __slots__ = ("index", "first", "records", "ordinal", "reason", "version", "scanned")
+    __slots__ = ("index", "first", "records", "ordinal", "reason", "version", "scanned", "half_built")
 
     def __init__(self, index: int, first: int, records: int, ordinal: int, reason: str, version: int = 0) -> None:
         self.index = index
@@ -55,6 +56,7 @@ class Halt:
         self.reason = reason
         self.version = version
         self.scanned = index
+        self.half_built = False
 
     @property
     def place(self) -> str:
@@ -240,6 +242,15 @@ class Member:
         if self.slow_sends is None:
             self.slow_sends = {}
         return self.slow_sends.setdefault(node, [])
+
+    def go_on(self) -> None:
+        """Apply again what is committed."""
+        self.state, self.reason = RUNNING, ""
+
+    def stand_still(self, halt: Halt) -> None:
+        """Wait at a halt until the machine could be built anew; a skip that was found is not looked for once more."""
+        halt.half_built = True
+        self.halt, self.state, self.reason = halt, HALTED, halt.reason
 
     def leave_out(self, index: int, ordinal: int) -> None:
         """A committed skip names this command."""

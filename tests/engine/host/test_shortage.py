@@ -260,3 +260,49 @@ async def test_a_switch_to_another_home_needs_no_descriptor(tmp_path: Path) -> N
         disk.short = ""
         await storage.store_payloads(member, rows)
         assert rows and not any(file.live for file in storage.files.values())
+
+
+async def test_a_release_short_of_descriptors_is_counted_later(tmp_path: Path) -> None:
+    """The group was halted at the command that released, and only a skip of it let it go on."""
+    disk = ShortDisk()
+    async with cluster(tmp_path, 3, disks={3: disk}) as c:
+        await c.lead(1)
+        await c.fill(1, 6, 40 * KIB)
+        await c.applied()
+        await c.roll(3)
+        storage, member = c.system(3).storage, c.member(3)
+        (file,) = storage.files.values()
+        storage.segments.renew(file.file)
+        disk.short = ".seg"
+        await c.nodes[1].truncate("log", 3)
+        await until(lambda: disk.met, "a segment was asked for")
+        assert member.state == "running"
+        assert file.live >= 3 * 40 * KIB, "it counts as fuller than it is, never as emptier"
+        met = disk.met
+        await until(lambda: disk.met > met, "it was tried again")
+        assert member.state == "running" and file.live >= 3 * 40 * KIB
+        disk.short = ""
+        await until(lambda: file.live // (40 * KIB) == 3, "what died was counted")
+        await c.applied()
+        await storage.compact()
+        assert not storage.files and len(await c.read(3, 3)) == 3
+
+
+async def test_an_overwritten_log_short_of_descriptors_is_counted_later(tmp_path: Path) -> None:
+    disk = ShortDisk()
+    async with cluster(tmp_path, 1, disks={1: disk}) as c:
+        await c.fill(1, 6, 40 * KIB)
+        await c.roll(1)
+        storage, member = c.system(1).storage, c.member(1)
+        (file,) = storage.files.values()
+        whole, last = file.live, member.raft.log.last_index
+        (entry,) = c.system(1).reader.log_entries(member, last, last, 1 << 20)
+        storage.segments.renew(file.file)
+        disk.short = ".seg"
+        # As when a leader replaces what was never committed.
+        storage.homes.cut(member, last - 1)
+        assert disk.met and file.shares[member.uid].last == last - 1 and file.live == whole
+        member.segments = [run._replace(last=min(run.last, last - 1)) for run in member.segments]
+        disk.short = ""
+        await until(lambda: file.live < whole, "what was overwritten was counted")
+        assert file.live == whole - entry.body_bytes

@@ -13,7 +13,7 @@ import trio
 from logyard.engine.machine import Batch, Context, Frame, Reject
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.submit import Answer
-from logyard.protocol.errors import GroupStopped, LogyardError, NotLeader, Refused, Unknown
+from logyard.protocol.errors import Busy, GroupStopped, LogyardError, NotLeader, Refused, Unknown
 from logyard.protocol.frame import encode_frame
 
 from .cluster import PATIENCE, Cluster, cluster, until
@@ -278,3 +278,43 @@ async def test_a_fault_in_a_timer_is_skipped_like_a_command(tmp_path: Path) -> N
         await c.nodes[1].skip("s", member.halt.index, member.halt.ordinal)
         await tell(c, "s", "note", "after")
         assert member.kept is not None and not member.kept.timers, "it would ring for ever"
+
+
+@pytest.mark.parametrize("skipped_first", [False, True])
+async def test_a_machine_that_is_built_anew_short_of_descriptors_is_built_later(
+    tmp_path: Path, skipped_first: bool
+) -> None:
+    """It went on with what was built of it, and without the skip: the member stayed halted, or behind the others."""
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        if skipped_first:
+            # The skip is committed before one member comes to the command.
+            leader = await c.leader("s")
+            held = next(number for number in c.ids if number != leader)
+            c.system(held).applier.apply_all = lambda members: None  # type: ignore[method-assign]
+            with pytest.raises(LogyardError):
+                await tell(c, "s", "boom")
+            index = c.member(leader, "s").raft.applied + 1
+        else:
+            index = await blow(c)
+            held = await c.leader("s")
+        reader = c.system(held).reader
+        real = reader.log_entries
+        met: list[int] = []
+
+        def short(member: Any, first: int, last: int, most: int) -> Any:
+            if last == index - 1 and len(met) < 2:
+                met.append(first)
+                raise Busy("the node's file descriptors or memory", 0.05)
+            return real(member, first, last, most)
+
+        reader.log_entries = short  # type: ignore[assignment,method-assign]
+        await skip(c, index)
+        if skipped_first:
+            del c.system(held).applier.apply_all
+            c.system(held).applier.apply_all((c.member(held, "s"),))
+        await until(lambda: len(met) == 2, "it was built twice in vain")
+        await until(lambda: c.member(held, "s").state == "running", "it goes on")
+        await tell(c, "s", "note", "after")
+        notes = await same(c)
+        assert [note[2] for note in notes if note[1] == "note"] == ["before", "after"]
