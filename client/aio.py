@@ -16,12 +16,13 @@ from functools import partial
 from ssl import SSLContext
 from typing import BinaryIO
 
+from logyard.protocol.compression import SMALLEST, encode, wants
 from logyard.protocol.errors import BadRequest, Busy
 from logyard.protocol.frame import Buffer, append_command
+from logyard.protocol.tls import TlsConfig, client_context, require_safe
 
 from ._async.log import LogVerbs
 from .background import background
-from .compression import SMALLEST, encode, wants
 from .kv import KvYard
 from .lane import Batch, Lane
 from .link import Stream
@@ -32,7 +33,6 @@ from .pending import PendingAppend, finished
 from .queue import QueueYard
 from .runtime import running
 from .session import UNIX, unix_target
-from .tls import TlsConfig, client_context, require_safe
 from .tls_stream import TlsStream
 from .upload_aio import read_file, upload, views
 

@@ -13,12 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from logyard.protocol.errors import BadRequest, LogyardError, Unknown
-
-from . import kv_requests
-from .kv_lane import KvLane
-from .kv_requests import Command, Steps, T, check_consistency
-from .kv_watch import Flow, Watch, Watcher
-from .kv_wire import (
+from logyard.protocol.kv import (
     Bodies,
     Compare,
     Delete,
@@ -35,6 +30,11 @@ from .kv_wire import (
     bodies_of,
     range_of,
 )
+
+from . import kv_requests
+from .kv_lane import KvLane
+from .kv_requests import Command, Steps, T, check_consistency
+from .kv_watch import Flow, Watch, Watcher
 from .log import of_kind, read_call
 from .pending import finished
 from .runtime import Event

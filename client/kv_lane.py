@@ -13,9 +13,9 @@ import msgpack
 
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import UNIFORM, Buffer, encode_parts
+from logyard.protocol.wire import REPLY
 
 from .lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Batch, Lane
-from .wire import REPLY
 
 NO_OFFSETS = REPLY.pack(0, 0)
 COMMAND_OVERHEAD = 4

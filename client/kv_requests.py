@@ -13,8 +13,7 @@ import msgpack
 
 from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.frame import Buffer
-
-from .kv_wire import (
+from logyard.protocol.kv import (
     COMPACT,
     GRANT,
     KEEP,

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 
+from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import Frame
-
-from . import kv_requests, wire
-from .admin import Call, plain
-from .kv_requests import Command, Question, Steps, T, check_consistency
-from .kv_wire import (
+from logyard.protocol.kv import (
     KEYS_ONLY,
     NO_DELETE,
     NO_PUT,
@@ -42,6 +39,10 @@ from .kv_wire import (
     range_of,
     value_questions,
 )
+
+from . import kv_requests
+from .admin import Call, plain
+from .kv_requests import Command, Question, Steps, T, check_consistency
 from .log import POLL_WAIT_S, of_kind, read_call
 
 if TYPE_CHECKING:

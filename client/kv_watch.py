@@ -15,9 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logyard.protocol.errors import LogyardError
-
-from .admin import Call, plain
-from .kv_wire import (
+from logyard.protocol.kv import (
     KEYS_ONLY,
     NO_DELETE,
     NO_PUT,
@@ -30,6 +28,8 @@ from .kv_wire import (
     bodies_of,
     value_questions,
 )
+
+from .admin import Call, plain
 from .log import of_kind
 from .runtime import Handover
 from .sequences import new_number

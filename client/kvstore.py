@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol, TypeAlias
 
 from logyard.protocol.errors import BadRequest, LogyardError
+from logyard.protocol.kv import Compacted, prefix_end
 
-from .kv_wire import Compacted, prefix_end
 from .sync import connect_sync
 
 Key: TypeAlias = str | bytes

@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from logyard.protocol.errors import BadRequest, LogyardError
-
-from .kv_wire import FROM_KEY, prefix_end
+from logyard.protocol.kv import FROM_KEY, prefix_end
 
 TIMEOUT_S = 10.0
 WATCH_S = 5.0

@@ -13,13 +13,13 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from logyard.protocol import wire
 from logyard.protocol.errors import Busy, LogyardError, NoSpace, NotLeader, Unknown, error_of
 from logyard.protocol.frame import APPEND_COMMAND, Buffer, Frame, renumbered
+from logyard.protocol.wire import REPLIES, ProtocolError
 
-from . import wire
 from .sequences import OUT_OF_WINDOW, RENEW, Sequences, expired, final
 from .session import backoff, outcome
-from .wire import REPLIES, ProtocolError
 
 BATCH_BYTES = 512 << 10
 """A batch is closed at this size: two of them fill the entry that the leader makes."""

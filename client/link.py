@@ -11,13 +11,13 @@ from typing import Any, Protocol, TypeAlias
 
 from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.frame import Buffer
+from logyard.protocol.tls import TlsError, require_server
+from logyard.protocol.wire import REPLY_NONE, ProtocolError
 
 from .lane import Lane
 from .runtime import Runtime, Scope
 from .session import Answer, Channel, Pushed, Routes, not_secured, unreachable
-from .tls import TlsError, require_server
 from .tls_stream import TlsStream
-from .wire import REPLY_NONE, ProtocolError
 
 CONNECT_S = 5.0
 

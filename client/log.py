@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
+from logyard.protocol.compression import Encoding, parse, ranges_of
 from logyard.protocol.errors import BadRequest, LogyardError, OutOfRange, error_of
 from logyard.protocol.frame import Buffer
+from logyard.protocol.records import BlockError, Page
+from logyard.protocol.wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE
 
 from .admin import Call, plain
-from .compression import Encoding, parse, ranges_of
-from .records import BlockError, Page
-from .wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE
 
 POLL_RECORDS = 1000
 POLL_BYTES = 4 << 20

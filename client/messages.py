@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from logyard.protocol.errors import LogyardError, WrongKind
 from logyard.protocol.frame import Buffer, encode_frame
+from logyard.protocol.wire import ProtocolError
 
 from .admin import call_leader
 from .log import open_call
 from .sequences import Sequences, final, new_number
-from .wire import ProtocolError
 
 if TYPE_CHECKING:
     from .network import Network

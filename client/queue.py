@@ -12,15 +12,15 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from logyard.protocol import queue as qw
 from logyard.protocol.errors import BadRequest, Busy, LogyardError
 from logyard.protocol.frame import Buffer
+from logyard.protocol.queue import Message
 
-from . import queue_wire as qw
 from .lane import Batch, Lane
 from .log import query_call
 from .messages import Session, open_session
 from .pending import PendingAppend, finished
-from .queue_wire import Message
 
 if TYPE_CHECKING:
     from .aio import Yard

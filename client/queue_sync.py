@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from logyard.protocol import queue as qw
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import Buffer, Frame, encode_frame
+from logyard.protocol.queue import Message
+from logyard.protocol.wire import REPLY, for_kind
 
-from . import queue_wire as qw
 from .log import query_call
-from .queue_wire import Message
 from .sequences import Sequences, final
-from .wire import REPLY, for_kind
 
 if TYPE_CHECKING:
     from .sync import Yard

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
+from logyard.protocol import wire
 from logyard.protocol.errors import (
     BadRequest,
     Busy,
@@ -27,10 +28,9 @@ from logyard.protocol.errors import (
     error_of,
 )  # fmt: skip
 from logyard.protocol.frame import FRAME_BYTES_MAX, Buffer
+from logyard.protocol.wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, ProtocolError
 
-from . import wire
 from .admin import Call, T
-from .wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, ProtocolError
 
 BACKOFF_FIRST = 0.01
 BACKOFF_LAST = 0.25

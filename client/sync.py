@@ -15,10 +15,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
 from logyard.protocol.frame import Buffer, Frame
+from logyard.protocol.tls import TlsConfig, client_context
 
-from . import wire
 from .admin import Call, SyncVerbs, T, call_node
 from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, open_call
@@ -28,7 +29,6 @@ from .session import ATTEMPT_S, Pushed, Retry, Routes, outcome
 from .sync_link import Connection
 from .sync_log import Log
 from .sync_session import SyncSession, Ticket
-from .tls import TlsConfig, client_context
 
 __all__ = ["Log", "Yard", "connect_sync"]
 

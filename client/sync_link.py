@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from logyard.protocol import wire
 from logyard.protocol.frame import Buffer
+from logyard.protocol.tls import TlsError, explain, gathered, identities, require_safe, require_server
 
-from . import wire
 from .session import UNIX, Answer, Channel, Pushed, not_secured, unix_target, unreachable
-from .tls import TlsError, explain, gathered, identities, require_safe, require_server
 
 CONNECT_S = 5.0
 STALL_S = 10.0

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import Buffer, Frame
 
-from . import wire
 from ._sync.log import LogVerbs
 from .sequences import Sequences
 from .upload_sync import read_file, upload

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from logyard.protocol.errors import Refused
-
-from .records import Record
+from logyard.protocol.records import Record
 
 TAIL_WAIT_S = 5.0
 """How long one question for more records waits; then it is asked again."""

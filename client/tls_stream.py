@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from logyard.protocol.frame import Buffer
-
-from .tls import CALL_BYTES, READ_BYTES, Cipher, Identity, TlsError, identities
+from logyard.protocol.tls import CALL_BYTES, READ_BYTES, Cipher, Identity, TlsError, identities
 
 if TYPE_CHECKING:
     import socket

@@ -11,6 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 
+from logyard.protocol import wire
+from logyard.protocol.compression import SMALLEST, envelope, index_of, shrink
 from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.frame import (
     ABSENT,
@@ -29,9 +31,7 @@ from logyard.protocol.frame import (
     encode_parts,
 )
 
-from . import wire
 from .admin import Call
-from .compression import SMALLEST, envelope, index_of, shrink
 from .log import close_call, open_call
 
 WHOLE_BYTES = 1 << 20

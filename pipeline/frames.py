@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from logyard.client.columns import ABSENT, BODY, LONG_UNIT, RUN, Sections, sections
-from logyard.client.compression import originals, parse
 from logyard.client.scans import Scan
 from logyard.engine.entry import unit_hash
+from logyard.protocol.columns import ABSENT, BODY, LONG_UNIT, RUN, Sections, sections
+from logyard.protocol.compression import originals, parse
 from logyard.protocol.errors import Corrupt, LogyardError
 from logyard.protocol.frame import ENVELOPE_BYTES, LARGE, MARK, Buffer
 

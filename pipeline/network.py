@@ -26,8 +26,8 @@ from logyard.client.scans import LOG_ROWS, RANGES_MAX, LogRow, Outcome, Scan, lo
 from logyard.client.session import backoff, parse_address
 from logyard.client.sync import Yard, connect_sync
 from logyard.client.sync_link import Connection
-from logyard.client.tls import client_context
 from logyard.protocol.errors import LogyardError, OutOfRange, UnknownGroup
+from logyard.protocol.tls import client_context
 
 from .errors import DataLoss
 from .sources import LogInfo, Reading, Wanted
@@ -35,7 +35,7 @@ from .sources import LogInfo, Reading, Wanted
 if TYPE_CHECKING:
     import pyarrow
 
-    from logyard.client.tls import TlsConfig
+    from logyard.protocol.tls import TlsConfig
 
 log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)

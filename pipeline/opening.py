@@ -10,7 +10,7 @@ def open_source(options: Options) -> LogSource:
     """A source; nothing is connected or read yet. Close it."""
     from pathlib import Path
 
-    from logyard.client.tls import TlsConfig
+    from logyard.protocol.tls import TlsConfig
 
     if options.path is not None:
         from .directory.source import DirectorySource

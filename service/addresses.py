@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from logyard.client.tls import is_loopback
 from logyard.protocol.errors import BadRequest
+from logyard.protocol.tls import is_loopback
 
 ADMIN = "admin.sock"
 """The unix socket in a data directory, for who may read the files there."""

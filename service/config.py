@@ -19,10 +19,10 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from logyard.client.tls import TlsConfig, is_loopback
 from logyard.engine.config import GIB, KIB, MIB, SystemConfig, unknown_key
 from logyard.engine.transport.proof import SECRET_BYTES_MIN, Secret
 from logyard.protocol.errors import BadRequest
+from logyard.protocol.tls import TlsConfig, is_loopback
 
 Address: TypeAlias = tuple[str, int]
 """(host, port); a name is not resolved here."""

@@ -15,10 +15,8 @@ import trio
 
 from logyard.client.background import background
 from logyard.client.board import Standing, standings
-from logyard.client.compression import encode, parse, ranges_of, wants
 from logyard.client.log import offsets_of
 from logyard.client.producer import Producer, producer_number
-from logyard.client.records import Page, Record
 from logyard.client.tail import TAIL_WAIT_S, Cursor, Tailed
 from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Machine
@@ -28,8 +26,10 @@ from logyard.engine.types import Buffer
 from logyard.machines.command import APPEND_REPLY
 from logyard.machines.log import AppendLog
 from logyard.machines.registry import create_machine
+from logyard.protocol.compression import encode, parse, ranges_of, wants
 from logyard.protocol.errors import Gone, LogyardError, Refused, WrongKind
 from logyard.protocol.frame import FRAME_BYTES_MAX, Frame, encode_frame
+from logyard.protocol.records import Page, Record
 
 from . import log_reader
 from .node import Node, build_system

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from logyard.client.tls import TlsConfig
+from logyard.protocol.tls import TlsConfig
 
 from .config import make_secret
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import trio
 
-from logyard.client.records import encode_block, encode_long
 from logyard.engine.entry import Unit, frames_of, timestamp_of, units_of
 from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
@@ -25,6 +24,7 @@ from logyard.machines.slices import Long, Slice, slices
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import BadRequest, Busy, Corrupt, Gone, LogyardError, OutOfRange, WrongKind
 from logyard.protocol.frame import ABSENT, ENVELOPE_BYTES, FRAME_BYTES_MAX, LARGE, MARK, MARKED, heads_bytes, table_of
+from logyard.protocol.records import encode_block, encode_long
 
 from . import answers
 

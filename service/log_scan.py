@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import trio
 
-from logyard.client.columns import LONG_UNIT, Columns, Extra
 from logyard.client.scans import Range
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import Unit, timestamp_of
@@ -24,6 +23,7 @@ from logyard.engine.types import Buffer
 from logyard.machines.log import ANCHOR_BYTES, AppendLog
 from logyard.machines.slices import Long, Slice
 from logyard.payloads.reference import Position
+from logyard.protocol.columns import LONG_UNIT, Columns, Extra
 from logyard.protocol.errors import Corrupt, LogyardError, OutOfRange, Refused, UnknownGroup
 
 from . import answers

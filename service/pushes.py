@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from logyard.client import wire
 from logyard.engine.host import effects
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.system import System
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader
+from logyard.protocol import wire
 from logyard.protocol.errors import Refused, SessionExpired, UnknownGroup
 from logyard.protocol.frame import Buffer
 

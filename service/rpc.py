@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from logyard.client import wire
-from logyard.client.tls import CLIENT
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
 from logyard.engine.descriptors import CLIENTS, PEERS, has_room
 from logyard.engine.transport.eager import EagerReads
+from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, error_value
 from logyard.protocol.frame import Buffer
+from logyard.protocol.tls import CLIENT
 
 from .addresses import listen_address, unix_path
 from .answers import CONNECTION_BYTES, GIVE_BACK, TAKE, Answers

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from logyard.client import wire
 from logyard.client.scans import RANGES_MAX, Range
 from logyard.engine.types import Buffer
+from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest
 
 DEPTH_MAX = 16

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
-from logyard.client import wire
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.types import Buffer
+from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup, error_value
 
 from .kv_calls import KV_CALLS, HasKv

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from logyard.client.tls import (
+from logyard.client.tls_stream import TlsStream
+from logyard.protocol.errors import BadRequest, WrongIdentity
+from logyard.protocol.tls import (
     CLIENT,
     HANDSHAKE_RECORD,
     NODE,
@@ -24,8 +26,6 @@ from logyard.client.tls import (
     make_context,
     require,
 )
-from logyard.client.tls_stream import TlsStream
-from logyard.protocol.errors import BadRequest, WrongIdentity
 
 if TYPE_CHECKING:
     import socket

@@ -88,7 +88,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "service/metrics_http.py",
             "service/etcd/connections.py",
             "client/sync_link.py",
-            "client/tls.py",  # ssl without sockets
+            "protocol/tls.py",  # ssl without sockets
             "client/tls_stream.py", "service/tls.py",
             "service/local_cluster.py",  # asks the kernel for free ports, serves nothing
         ),
@@ -102,6 +102,8 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 GROUND_LIBRARIES = frozenset({"msgpack", *sys.stdlib_module_names})
 """All that protocol/ may import from outside: it loads wherever a client does."""
+GROUND_LATER = {"logyard.protocol.compression": "zstandard"}
+"""What one module imports from outside when it is first used: a client that compresses nothing does without."""
 
 HARMLESS = frozenset({"trio.socket.SocketType"})
 """Naming a type opens no door."""
@@ -117,9 +119,7 @@ FREE_OF: dict[str, tuple[str, ...]] = {
     "logyard.client": ("lmdb",),
     "logyard.client.sync": ("trio",),
     "logyard.client.sync_link": ("trio",),
-    "logyard.client.tls": ("trio",),
     "logyard.client.session": ("trio",),
-    "logyard.client.wire": ("trio",),
 }
 
 
@@ -233,8 +233,15 @@ def ground_offences(source: Source) -> list[str]:
     return [
         f"{source.path}:{line}: protocol must not import {name}"
         for line, name in source.imports
-        if name.split(".")[0] not in GROUND_LIBRARIES | {"logyard"}
+        if name.split(".")[0] not in GROUND_LIBRARIES | {"logyard"} | later_libraries(source, line)
     ]
+
+
+def later_libraries(source: Source, line: int) -> set[str]:
+    """What a line inside of a function may import."""
+    functions = (node for node in source.nodes if isinstance(node, ast.FunctionDef))
+    inside = any(node.lineno < line <= (node.end_lineno or 0) for node in functions)
+    return {GROUND_LATER[source.module]} if inside and source.module in GROUND_LATER else set()
 
 
 def check_floors(source: Source) -> list[str]:
@@ -305,6 +312,7 @@ def planted(module: str, text: str) -> Source:
         (check_floors, "logyard.payloads.store", "from logyard.engine.types import Buffer"),
         (check_floors, "logyard.protocol.errors", "from logyard.engine.types import Buffer"),
         (ground_offences, "logyard.protocol.errors", "def f():\n    import zstandard"),
+        (ground_offences, "logyard.protocol.compression", "import zstandard\ndef f(): pass"),
         (check_floors, "logyard.client.wire", "from logyard.engine.entry import FRAME"),
         (check_floors, "logyard.machines.log", "from logyard.engine.entry import Frame"),
         (check_floors, "logyard.bench.load", "from logyard.service.node import serve"),
@@ -343,6 +351,7 @@ def test_a_planted_offence_is_caught(rule: Callable[[Source], list[str]], module
         (check_floors, "logyard.engine.machine", "from logyard.payloads.reference import PayloadRef"),
         (check_floors, "logyard.service.node", "from logyard.payloads.store import PayloadStore"),
         (check_floors, "logyard.payloads.store", "from logyard.protocol.errors import Corrupt"),
+        (ground_offences, "logyard.protocol.compression", "def f():\n    import zstandard"),
         (ground_offences, "logyard.protocol.errors", "import errno\nimport msgpack\nfrom .frame import HEADER"),
         (purity_offences, "logyard.engine.raft.core", "from collections.abc import Callable"),
         (door_offences, "logyard.client.aio", "from trio import socket"),

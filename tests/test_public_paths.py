@@ -25,7 +25,6 @@ PATHS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "logyard": ("AppendLog", "connect", "connect_sync", "open_system", *ERRORS),
         "logyard.client.aio": ("connect",),
-        "logyard.client.compression": ("encode", "parse", "wants"),
         "logyard.client.errors": ERRORS,
         "logyard.client.kv_wire": (
             "Changes", "Compacted", "Compare", "Delete", "DeleteResult", "Event", "Get", "GetResult", "KeyValue",

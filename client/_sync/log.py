@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, Literal, overload
 
+from logyard.protocol.compression import SMALLEST, encode, wants
 from logyard.protocol.errors import Gone, LogyardError, OutOfRange
 from logyard.protocol.frame import FRAME_BYTES_MAX, Buffer
+from logyard.protocol.records import Page, Record
+from logyard.protocol.wire import REPLY
 
 from ..admin import Call, T
-from ..compression import SMALLEST, encode, wants
 from ..log import (
     POLL_BYTES,
     POLL_RECORDS,
@@ -32,11 +34,9 @@ from ..log import (
     truncate_call,
 )
 from ..numbering import producer_number
-from ..records import Page, Record
 from ..sequences import STALE
 from ..tail import TAIL_WAIT_S, Cursor, Tailed
 from ..upload import WHOLE_BYTES, check_size
-from ..wire import REPLY
 from .caller import Caller, Done
 from .producer import Producer
 

@@ -19,7 +19,7 @@ from .logs import members_option, opened, servers_option, text_of
 from .output import Output, json_option
 
 if TYPE_CHECKING:
-    from logyard.client.kv_wire import Changes, KeyValue, Operation, Result
+    from logyard.protocol.kv import Changes, KeyValue, Operation, Result
 
 STALE = click.option("--stale", is_flag=True, help="Whatever the leader has applied, without asking the others.")
 PREFIX = click.option("--prefix", is_flag=True, help="All keys that begin with KEY ('' for all).")
@@ -222,7 +222,7 @@ def txn(name: str, servers: list[str], output: Output) -> None:
     Example:
       echo '{"compare": [["a", "version", "=", 0]], "then": [["put", "a", "1"]]}' | logyard kv txn settings
     """
-    from logyard.client.kv_wire import Compare
+    from logyard.protocol.kv import Compare
 
     try:
         asked = json.load(sys.stdin)
@@ -247,7 +247,7 @@ def txn(name: str, servers: list[str], output: Output) -> None:
 
 def operation_of(given: Sequence[Any]) -> Operation:
     """One operation of a transaction's JSON. Raises ValueError."""
-    from logyard.client.kv_wire import Delete, Get, Put
+    from logyard.protocol.kv import Delete, Get, Put
 
     match given:
         case ["put", str(key), str(value)]:

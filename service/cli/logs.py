@@ -21,9 +21,9 @@ from .payloads import Source, append_source, complete, input_records, write_payl
 from .values import since_option
 
 if TYPE_CHECKING:
-    from logyard.client.records import Record
     from logyard.client.sync import Yard
-    from logyard.client.tls import TlsConfig
+    from logyard.protocol.records import Record
+    from logyard.protocol.tls import TlsConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREVIEW_CHARACTERS = 60
@@ -104,7 +104,7 @@ def keep_tls(context: click.Context, parameter: click.Parameter, value: Path | N
 
 def tls_config() -> TlsConfig | None:
     """What the three TLS options of the running command add up to."""
-    from logyard.client.tls import TlsConfig
+    from logyard.protocol.tls import TlsConfig
 
     given: dict[str, Path | None] = click.get_current_context().meta[TLS]
     ca, certificate, key = (given[name] for name in TLS_HELP)

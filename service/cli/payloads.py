@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 if TYPE_CHECKING:
-    from logyard.client.records import Record
     from logyard.client.sync import Log
+    from logyard.protocol.records import Record
 
 Source: TypeAlias = bytes | Path | BinaryIO
 """A payload: here, or where to read it from."""

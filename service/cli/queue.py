@@ -18,7 +18,7 @@ from .output import EXIT_FAILED, Output, json_option
 
 if TYPE_CHECKING:
     from logyard.client.queue_sync import Consumer
-    from logyard.client.queue_wire import Message
+    from logyard.protocol.queue import Message
 
 F = TypeVar("F", bound=Callable[..., Any])
 BATCH_MESSAGES = 512
@@ -231,7 +231,7 @@ def consume(
 
 def settled(messages: Consumer) -> tuple[int, int]:
     """How many messages were acknowledged, and how many were so in vain."""
-    from logyard.client.queue_wire import NotHeld
+    from logyard.protocol.queue import NotHeld
 
     try:
         return messages.flush(), 0

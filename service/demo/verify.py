@@ -18,7 +18,7 @@ from .source import SourceRecord, log_name
 
 if TYPE_CHECKING:
     from logyard.client.aio import Yard
-    from logyard.client.records import Record
+    from logyard.protocol.records import Record
 
     from .ingest import Ledger
 

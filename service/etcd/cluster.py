@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from logyard.client.kv import KV
-from logyard.client.kv_wire import KeyValue
+from logyard.protocol.kv import KeyValue
 
 from .gateway import Gateway, Member, number_of
 from .leases import revision_of

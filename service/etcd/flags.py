@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from logyard.client.tls import is_loopback
 from logyard.protocol.errors import BadRequest
+from logyard.protocol.tls import is_loopback
 
 NATIVE_OFFSET = 1000
 """A node's own client port, counted from its peer port: the other nodes' gateways know it by that."""

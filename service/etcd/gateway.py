@@ -13,7 +13,7 @@ import trio
 
 from logyard.client.kv import KV
 from logyard.client.kv_requests import Steps, T
-from logyard.client.kv_wire import Changes
+from logyard.protocol.kv import Changes
 
 from .words import EXHAUSTED, OVERHEAD_BYTES, TOO_MANY, GatewayError, Header
 

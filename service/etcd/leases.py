@@ -10,8 +10,8 @@ import secrets
 from typing import Any
 
 from logyard.client import kv_requests
-from logyard.client.kv_wire import GRANT, KEEP, LEASES, REVOKE, STATUS, TIME_TO_LIVE
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.kv import GRANT, KEEP, LEASES, REVOKE, STATUS, TIME_TO_LIVE
 
 from .gateway import Gateway
 from .store import lease_of

@@ -12,8 +12,8 @@ from typing import Any
 import trio
 
 from logyard.client import kv_requests
-from logyard.client.kv_wire import Compacted, Compare, Delete, Get, GetResult, KeyValue, Put, Txn, TxnResult, prefix_end
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.kv import Compacted, Compare, Delete, Get, GetResult, KeyValue, Put, Txn, TxnResult, prefix_end
 
 from .gateway import Gateway
 from .leases import granted_of

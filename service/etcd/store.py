@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from logyard.client import kv_requests
-from logyard.client.kv_wire import (
+from logyard.protocol.kv import (
     COMPACT,
     Compare,
     Delete,

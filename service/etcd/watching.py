@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import trio
 
 from logyard.client import kv_requests
-from logyard.client.kv_wire import FROM_KEY, Changes, Compacted
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.kv import FROM_KEY, Changes, Compacted
 
 from .gateway import Gateway
 from .leases import revision_of

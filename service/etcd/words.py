@@ -13,8 +13,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from logyard.client.kv_wire import Event, KeyValue
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.kv import Event, KeyValue
 
 UNKNOWN, INVALID, NOT_FOUND, PERMISSION_DENIED, EXHAUSTED = 2, 3, 5, 7, 8
 PRECONDITION, RANGE, UNIMPLEMENTED, UNAVAILABLE = 9, 11, 12, 14

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import trio
 
 from logyard.client.kv import KV
-from logyard.client.kv_wire import Changes, Compacted, Compare, Event, Get, GetResult, KeyValue, Put
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.kv import Changes, Compacted, Compare, Event, Get, GetResult, KeyValue, Put
 
 from .load import KVS, OPEN, Journal, body, number_of
 from .trio_load import TrioLoad

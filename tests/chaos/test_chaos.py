@@ -12,12 +12,12 @@ from typing import cast
 import msgpack
 import pytest
 
-from logyard.client.kv_wire import Changes, Event, KeyValue, Put
-from logyard.client.kv_wire import encode as encode_operation
-from logyard.client.queue_wire import Message
 from logyard.client.sync import Yard
 from logyard.engine.machine import Context, PayloadRef, Position, Release
 from logyard.protocol.errors import Busy
+from logyard.protocol.kv import Changes, Event, KeyValue, Put
+from logyard.protocol.kv import encode as encode_operation
+from logyard.protocol.queue import Message
 from logyard.service.local_cluster import free_ports
 
 from . import redelivery

@@ -11,13 +11,12 @@ from typing import Any, cast
 
 import trio
 
-from logyard.client import wire
-from logyard.client.records import encode_block
 from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Reject
 from logyard.engine.replica.proposals import CommandRejected
 from logyard.engine.replica.sessions import Sessions
 from logyard.engine.types import Buffer
+from logyard.protocol import wire
 from logyard.protocol.errors import (
     BadRequest,
     Busy,
@@ -42,6 +41,7 @@ from logyard.protocol.frame import (
     check_frame,
     table_of,
 )
+from logyard.protocol.records import encode_block
 from logyard.service.rpc import RpcServer
 from logyard.service.rpc_calls import ReplySink
 from logyard.service.tls import Door

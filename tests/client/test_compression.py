@@ -10,7 +10,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logyard.client.compression import (
+from logyard.client.upload import Upload
+from logyard.engine import entry
+from logyard.protocol.compression import (
     CHUNK_BYTES,
     SMALLEST,
     ZSTD,
@@ -23,12 +25,10 @@ from logyard.client.compression import (
     ranges_of,
     wants,
 )
-from logyard.client.records import Record, encode_block, records_of, split_blocks
-from logyard.client.upload import Upload
-from logyard.engine import entry
 from logyard.protocol.errors import BadRequest, Corrupt
 from logyard.protocol.errors import BadRequest as Refused
 from logyard.protocol.frame import ENVELOPE, ENVELOPE_BYTES, MARKED, Frame, Marked, check_frame
+from logyard.protocol.records import Record, encode_block, records_of, split_blocks
 
 
 def text(size: int, seed: int = 1) -> bytes:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from logyard.client import wire
 from logyard.client.lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Lane, Window
+from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError, NoSpace, UnknownGroup
 
 

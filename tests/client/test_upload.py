@@ -13,11 +13,11 @@ import pytest
 import trio
 
 from logyard.client.aio import connect
-from logyard.client.records import BlockError, encode_long, records_of, split_blocks
 from logyard.client.sync import Yard, connect_sync
 from logyard.client.upload import Cutter, Upload, pieces_of
 from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.frame import PAYLOAD_BYTES_MAX, PIECE_BYTES_MAX
+from logyard.protocol.records import BlockError, encode_long, records_of, split_blocks
 from logyard.service.local_cluster import LocalCluster
 
 from .fake_system import fake_cluster

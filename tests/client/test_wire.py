@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logyard.client import wire
-from logyard.client.records import BlockError, Page, encode_block, records_of, split_blocks
+from logyard.protocol import wire
 from logyard.protocol.frame import ABSENT, Buffer
+from logyard.protocol.records import BlockError, Page, encode_block, records_of, split_blocks
 
 RECORDS = st.lists(
     st.tuples(st.binary(max_size=40), st.one_of(st.none(), st.binary(max_size=60), st.just(b"L" * 4096))),

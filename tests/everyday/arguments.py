@@ -7,11 +7,11 @@ from typing import Any, BinaryIO
 
 import msgpack
 
-from logyard.client.kv_wire import Compare, Get, Put
 from logyard.client.log import latest_call
 from logyard.engine.machine import Machine
 from logyard.machines.command import APPEND
 from logyard.machines.log import AppendLog
+from logyard.protocol.kv import Compare, Get, Put
 
 MANY = 4096
 """Records of one frame."""

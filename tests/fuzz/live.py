@@ -27,7 +27,6 @@ from typing import Any
 
 import trio
 
-from logyard.client import wire
 from logyard.client.aio import Yard, connect
 from logyard.engine.config import SystemConfig
 from logyard.engine.transport import codec
@@ -43,6 +42,7 @@ from logyard.engine.transport.frame import (
 )
 from logyard.engine.transport.link import dial
 from logyard.engine.transport.proof import ask, encode_challenge
+from logyard.protocol import wire
 from logyard.service.config import NodeConfig, make_secret
 from logyard.service.local_cluster import free_ports
 from logyard.service.node import Node, serve

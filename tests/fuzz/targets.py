@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from logyard.client import wire
-from logyard.client.compression import encode, inflate_whole, parse
-from logyard.client.records import BlockError, encode_block, records_of, split_blocks
 from logyard.engine.entry import parse_entry
 from logyard.engine.snapshot.format import decode as decode_snapshot
 from logyard.engine.transport import codec, frame
@@ -28,8 +25,11 @@ from logyard.machines.command import APPEND, RETAIN, RETAIN_COMMAND, TRUNCATE, T
 from logyard.machines.kv_command import COMPACT, DELETE, GRANT, PUT, REVOKE, TXN
 from logyard.machines.registry import create_machine
 from logyard.payloads.liveness import Liveness, decode_live_set
+from logyard.protocol import wire
+from logyard.protocol.compression import encode, inflate_whole, parse
 from logyard.protocol.errors import BadRequest, LogyardError, PayloadError, error_of
 from logyard.protocol.frame import check_frame, encode_frame
+from logyard.protocol.records import BlockError, encode_block, records_of, split_blocks
 from logyard.service.config import build_config
 from logyard.service.writer.wire import HEAD, WireBroken, decode_head, decode_header
 from logyard.testing import Command, Refused, Rehearsal, Wait

@@ -14,7 +14,6 @@ from typing import Any
 import msgpack
 import pytest
 
-from logyard.client import queue_wire
 from logyard.engine.machine import Append, Context, Deliver, End, Frame, Reject, Release, Timer
 from logyard.machines import queue_command as qc
 from logyard.machines.queue import Queue
@@ -22,6 +21,7 @@ from logyard.machines.queue_options import QueueOptions, queue_options
 from logyard.machines.queue_runs import Run, Shelf
 from logyard.machines.registry import create_machine
 from logyard.protocol import frame as client_frame
+from logyard.protocol import queue as queue_wire
 from logyard.protocol.errors import BadRequest
 from logyard.protocol.frame import FRAME, FRAME_BYTES
 

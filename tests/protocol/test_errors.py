@@ -16,7 +16,6 @@ import trio
 
 import logyard
 from logyard.client import errors as of_clients
-from logyard.client.queue_wire import NotHeld
 from logyard.engine import errors as of_engine
 from logyard.engine.types import Buffer
 from logyard.pipeline.errors import OptionError
@@ -43,6 +42,7 @@ from logyard.protocol.errors import (
     error_of,
     error_value,
 )
+from logyard.protocol.queue import NotHeld
 from logyard.service.embedded import open_system
 from logyard.service.node import Node
 from tests.client.fake_system import FakeSystem, fake_cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logyard.client.tls import TlsConfig
+from logyard.protocol.tls import TlsConfig
 from logyard.service.certificates import Authority
 from logyard.service.tls import Door
 

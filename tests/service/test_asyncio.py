@@ -17,10 +17,10 @@ import trio
 
 from logyard.client import errors
 from logyard.client.aio import Yard, connect
-from logyard.client.kv_wire import Compare, Put
-from logyard.client.queue_wire import NotHeld
 from logyard.client.sync import connect_sync
 from logyard.protocol.frame import PIECE_BYTES_MAX
+from logyard.protocol.kv import Compare, Put
+from logyard.protocol.queue import NotHeld
 from tests.client.test_runtime_asyncio import LOOPS
 from tests.engine.host.cluster import Cluster, cluster, until
 

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from logyard import connect, connect_sync, open_system
-from logyard.client.compression import SMALLEST
 from logyard.client.sync import Yard
 from logyard.machines.log import AppendLog
+from logyard.protocol.compression import SMALLEST
 from logyard.protocol.errors import OutOfRange
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from logyard import connect_sync
-from logyard.client import wire
 from logyard.client.sync import Yard
+from logyard.protocol import wire
 from logyard.service.local_cluster import LocalCluster
 
 LIMIT = 192

@@ -11,7 +11,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from logyard.client.kv_wire import Changes, Event, KeyValue
+from logyard.protocol.kv import Changes, Event, KeyValue
 from logyard.service.etcd import watching
 from logyard.service.etcd.gateway import Limits
 from logyard.service.etcd.words import Header

@@ -19,8 +19,8 @@ import trio.testing
 from click.testing import CliRunner
 
 from logyard import connect_sync
-from logyard.client import wire
 from logyard.engine.config import SystemConfig
+from logyard.protocol import wire
 from logyard.protocol.frame import Buffer
 from logyard.service import kv_calls, pushes, rpc, rpc_calls, rpc_scans
 from logyard.service.answers import Answers

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.client import errors, kv_wire
+from logyard.client import errors
 from logyard.client.aio import Yard, connect
-from logyard.client.kv_wire import Compacted, Compare, Delete, Get, Put, PutResult, TxnResult
 from logyard.client.scans import audit_call
 from logyard.engine.host.reader import Located, Reader
 from logyard.engine.replica.member import Member
@@ -24,6 +23,8 @@ from logyard.machines.kv_digest import digest
 from logyard.machines.kv_snapshot import Frozen
 from logyard.machines.registry import create_machine
 from logyard.payloads.reference import PayloadRange
+from logyard.protocol import kv as kv_wire
+from logyard.protocol.kv import Compacted, Compare, Delete, Get, Put, PutResult, TxnResult
 from tests.engine.host.cluster import Cluster, cluster, until
 
 from .test_exactly_once import Doors

@@ -12,8 +12,8 @@ import trio
 from click.testing import CliRunner
 
 from logyard.client import errors
-from logyard.client.kv_wire import Changes, Compacted, Compare, Event, Get, Put
 from logyard.client.sync import connect_sync
+from logyard.protocol.kv import Changes, Compacted, Compare, Event, Get, Put
 from logyard.service import kv_watch
 from logyard.service.cli.kv import printable
 from logyard.service.cli.root import cli

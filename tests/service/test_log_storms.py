@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.client.records import Page
 from logyard.machines.command import APPEND_REPLY
 from logyard.protocol.errors import Busy, NotLeader, Unknown
 from logyard.protocol.frame import Frame, produce_command
+from logyard.protocol.records import Page
 from logyard.testing import MemoryCluster, cluster
 
 STEPS = 90

@@ -15,9 +15,9 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.client import wire
 from logyard.client.aio import Yard, connect
 from logyard.engine.config import SystemConfig
+from logyard.protocol import wire
 from logyard.protocol.errors import NotLeader, Refused
 from logyard.service.local_cluster import LocalCluster, LocalNode, format_config, free_ports
 from logyard.service.room import Room

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.client import errors, messages, wire
+from logyard.client import errors, messages
 from logyard.client.aio import Yard, connect
 from logyard.client.messages import Delivered, Message, Session, decode_push
 from logyard.client.session import Answer, Channel
 from logyard.engine.machine import Effect, Send
+from logyard.protocol import wire
 from logyard.service import pushes
 from logyard.service.pushes import WAITING_BYTES_MAX, Listener
 from tests.engine.host.cluster import Cluster, cluster, until

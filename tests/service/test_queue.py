@@ -14,13 +14,14 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from logyard.client import errors, queue_sync, queue_wire, sync
+from logyard.client import errors, queue_sync, sync
 from logyard.client.aio import Yard, connect
 from logyard.client.queue import Consumer, Message
-from logyard.client.queue_wire import NotHeld
 from logyard.client.sync import connect_sync
 from logyard.machines import queue as machines
+from logyard.protocol import queue as queue_wire
 from logyard.protocol.errors import NotLeader
+from logyard.protocol.queue import NotHeld
 from logyard.service import pushes
 from logyard.service.cli.root import cli
 from logyard.service.pushes import Listener

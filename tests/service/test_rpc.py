@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.client import wire
 from logyard.client.aio import connect
 from logyard.engine.config import SystemConfig
+from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest
 from logyard.protocol.frame import Buffer, encode_frame
 from logyard.service import rpc

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 from logyard.client.aio import connect
 from logyard.client.sync import connect_sync
-from logyard.client.tls import Identity, TlsConfig, TlsError, identities, make_context, require
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
 from logyard.protocol.errors import BadRequest, LogyardError
+from logyard.protocol.tls import Identity, TlsConfig, TlsError, identities, make_context, require
 from logyard.service.cli.root import cli
 from logyard.service.rpc import RpcServer
 from logyard.service.tls import Door

@@ -13,12 +13,13 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from logyard.client import errors, sync, wire
+from logyard.client import errors, sync
 from logyard.client.aio import Yard, connect
 from logyard.client.kvstore import KVStore, NativeDriver
 from logyard.client.session import Channel, Routes
 from logyard.client.sync import connect_sync
 from logyard.machines.registry import create_machine
+from logyard.protocol import wire
 from logyard.protocol.errors import WrongKind
 from logyard.service.cli.root import cli
 from logyard.service.embedded import open_system

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from logyard.client import kv_wire as kw
+from logyard.protocol import kv as kw
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
 from tests.linearizability.cell import solve_cell

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from logyard.client.records import Page
 from logyard.client.upload import Upload
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.records import Page
 
 from .clients import Client, Frame, Group, Workload
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from logyard.client import queue_wire as qw
-from logyard.client import wire
 from logyard.machines.queue_command import PUBLISH_REPLY
+from logyard.protocol import queue as qw
+from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
 

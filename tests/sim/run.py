@@ -449,7 +449,7 @@ class Run:
             self.fault(f"{group.name}: node {number} lost acknowledged records {missing[:5]} of {start}..{end}")
 
     async def _read(self, number: int, group: Any) -> Any:
-        from logyard.client.records import Page
+        from logyard.protocol.records import Page
 
         node = self.cluster.node(number)
         bounds = await node.bounds(group.name)

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgpack
 
-from logyard.client import queue_wire as qw
 from logyard.engine.replica.member import Member
 from logyard.machines import kv_command as kv
 from logyard.machines.queue_command import PUBLISH_REPLY
+from logyard.protocol import queue as qw
 from logyard.protocol.frame import encode_frame
 
 from .clients import Client, Frame, Group, Workload

@@ -15,7 +15,6 @@ from typing import Any
 import trio
 import trio.testing
 
-from logyard.client.records import Page
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.host.system import System
@@ -29,6 +28,7 @@ from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.registry import create_machine
 from logyard.protocol.errors import LogyardError, NotLeader, Refused
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.records import Page
 from logyard.service.node import Node, build_system
 from logyard.service.writer.process import COMMAND
 

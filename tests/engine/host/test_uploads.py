@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.client.records import records_of, split_blocks
 from logyard.engine.machine import PayloadRange, PayloadRef, Position, Reject, Release
 from logyard.engine.replica.submit import Answer
 from logyard.engine.replica.uploads import Uploads, runs
 from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Unknown
 from logyard.protocol.frame import ABSENT, BINDS, LARGE, PIECE, PIECED, UNIFORM, Buffer, check_frame, encode_parts
+from logyard.protocol.records import records_of, split_blocks
 from logyard.service.check import check_directory
 
 from .cluster import KIB, Cluster, cluster, payload_books, plain, until

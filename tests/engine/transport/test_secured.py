@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import trio
 
-from logyard.client.tls import TlsConfig
 from logyard.engine.transport.frame import CONTROL, Hello
 from logyard.engine.transport.link import dial
 from logyard.protocol.errors import Refused
+from logyard.protocol.tls import TlsConfig
 from logyard.service.tls import Door, PeerGuard
 from tests.service.certificates import Yard
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from logyard.protocol.frame import FRAME_BYTES_MAX, Buffer
+from .frame import FRAME_BYTES_MAX, Buffer
 
 VERSION = 1
 HEADER = struct.Struct("<IBBHQ")

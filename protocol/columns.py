@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from logyard.protocol.frame import ABSENT, MARK, Buffer
+from .frame import ABSENT, MARK, Buffer
 
 __all__ = ["ABSENT", "BODY", "LONG_UNIT", "RUN", "Columns", "Extra", "Sections", "sections"]
 

@@ -13,10 +13,8 @@ import struct
 from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple, TypeAlias
 
-import zstandard
-
-from logyard.protocol.errors import BadRequest, Corrupt
-from logyard.protocol.frame import ENVELOPE, ENVELOPE_BYTES, PAYLOAD_BYTES_MAX, PIECE_BYTES_MAX, Buffer, Marked
+from .errors import BadRequest, Corrupt
+from .frame import ENVELOPE, ENVELOPE_BYTES, PAYLOAD_BYTES_MAX, PIECE_BYTES_MAX, Buffer, Marked
 
 ZSTD = 1
 CHUNK_BYTES = PIECE_BYTES_MAX
@@ -72,6 +70,8 @@ def envelope(head: Buffer, size: int) -> Marked:
 
 def shrink(chunk: Buffer) -> Buffer:
     """One chunk as it is stored: compressed, or as it is."""
+    import zstandard
+
     found = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(chunk)
     return found if len(found) < len(chunk) * WORTH else chunk
 
@@ -115,6 +115,8 @@ def inflate(stored: Buffer, length: int) -> Buffer:
     """One chunk's original of `length` bytes. Raises `Corrupt` before anything larger is made."""
     if len(stored) == length:
         return stored
+    import zstandard
+
     try:
         said = zstandard.get_frame_parameters(stored)
         if said.content_size != length or said.window_size > CHUNK_BYTES_MAX:
