@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -20,10 +20,7 @@ from ..entry import Unit, units_of
 from ..machine import Deliver, PayloadRange, PayloadRef, Send
 from ..replica.member import Member
 from ..types import Buffer
-from .reader import Located, Wanted
-
-if TYPE_CHECKING:
-    from .system import System
+from .reader import Located, Pins, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +76,35 @@ class _Found(NamedTuple):
         return size
 
 
+class Payloads(Protocol):
+    """Where payloads are, and what they hold."""
+
+    def payload_entries(self, member: Member, first: int, last: int) -> Iterator[Located]:
+        """Yield the entries with payload, and where they are."""
+        ...
+
+    async def read(self, member: Member, wanted: Sequence[Wanted]) -> list[Buffer]:
+        """Return the bytes of each wanted range, verified."""
+        ...
+
+
 class Delivery:
     """What is under way to sessions. `sinks`: by session, of the connections to this node."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(
+        self,
+        reader: Payloads,
+        pins: Pins,
+        fetch: Callable[[Member, int, int], Awaitable[object]],
+        spawn: Callable[..., None],
+        queue_bytes: int,
+    ) -> None:
+        """`fetch` brings entries first..last anew whose place is lost here; `spawn` runs a task until it ends."""
+        self._reader = reader
+        self._pins = pins
+        self._fetch = fetch
+        self._spawn = spawn
+        self._queue_bytes = queue_bytes
         self.sinks: dict[int, SessionSink] = {}
         self.dropped = 0
         self._queues: dict[int, deque[_Item]] = {}
@@ -142,16 +163,16 @@ class Delivery:
 
     def _queue(self, session: int, item: _Item) -> None:
         waiting = self._waiting.get(session, 0)
-        if waiting and waiting + item.size > self.system.config.delivery_queue_bytes:
+        if waiting and waiting + item.size > self._queue_bytes:
             self._missed(session)
             return
         self._waiting[session] = waiting + item.size
         for home in item.homes:
-            self.system.storage.homes.pin(home)
+            self._pins.pin(home)
         queue = self._queues.get(session)
         if queue is None:
             queue = self._queues[session] = deque()
-            self.system.nursery.start_soon(self._run, session, queue)
+            self._spawn(self._run, session, queue)
         queue.append(item)
 
     async def _run(self, session: int, queue: deque[_Item]) -> None:
@@ -166,7 +187,7 @@ class Delivery:
                     self._missed(session)
                 finally:
                     for home in item.homes:
-                        self.system.storage.homes.unpin(home)
+                        self._pins.unpin(home)
                 queue.popleft()
                 self._waiting[session] -= item.size
                 await trio.lowlevel.checkpoint()
@@ -180,7 +201,7 @@ class Delivery:
             found = item.found
             if item.lacking:
                 for index in item.lacking:
-                    await self.system.repair.stretch(item.member, index, index)
+                    await self._fetch(item.member, index, index)
                 # From here to the reader's pins nothing waits.
                 found = list(self._find(item.member, item.refs, set()))
             rows, body = await self._read(item.member, found)
@@ -198,7 +219,7 @@ class Delivery:
                 if ordinal in one.large:
                     unit = one.large[ordinal]
                     wanted.append(Wanted(one.located, unit, 0, unit.length))
-        data = iter(await self.system.reader.read(member, wanted))
+        data = iter(await self._reader.read(member, wanted))
         rows: list[list[int]] = []
         body: list[Buffer] = []
         pack = memoryview(b"")
@@ -234,7 +255,7 @@ class Delivery:
             living = member.liveness.live_within((index, ordinal), (index, stop))
             if living and (located is None or located.index != index):
                 try:
-                    located = next(iter(self.system.reader.payload_entries(member, index, index)), None)
+                    located = next(iter(self._reader.payload_entries(member, index, index)), None)
                 except LogyardError as error:
                     log.warning("group %s: entry %d is not found: %s", member.spec.name, index, error)
                     located = None

@@ -44,7 +44,7 @@ class Guests:
 
     def wake(self, member: Member) -> None:
         """It is awake."""
-        member.lead_since = self._since.pop(member.uid, member.lead_since)
+        member.leads_since(self._since.pop(member.uid, member.lead_since))
         for session in member.sessions.by_id.values() if member.sessions is not None else ():
             groups = self._clients.get(session.client, {})
             groups.pop(member.uid, None)

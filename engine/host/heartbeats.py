@@ -8,17 +8,15 @@ replicated `expire`. Costs nothing for groups without sessions. Called by `ticke
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from logyard.protocol.errors import BadRequest, Busy, NotLeader
 
+from ..config import SystemConfig
 from ..raft.core import LEADER
 from ..replica.member import RUNNING, Member
 from ..replica.sessions import EXPIRE, REGISTER
 from ..replica.submit import check_leader
-
-if TYPE_CHECKING:
-    from .system import System
 
 LOOK_SECONDS_MAX = 2.0
 """What one look adds to the clock at most: more means that the process was not running."""
@@ -28,13 +26,26 @@ EXPIRE_AT_ONCE = 1000
 FULL_RETRY_SECONDS = 1.0
 
 
+class Commands(Protocol):
+    """The way to commands of the engine's own."""
+
+    def propose(self, member: Member, name: str, *arguments: object) -> None:
+        """Queue one. Raises `NotLeader`, `GroupStopped`."""
+        ...
+
+    async def commit(self, member: Member, name: str, *arguments: object) -> bytes:
+        """Return the reply of one, committed and applied."""
+        ...
+
+
 class Heartbeats:
     """One node's clients: client -> when it was last heard of, by a clock that stands still while the node does."""
 
-    __slots__ = ("system", "clock", "last_seen", "_groups", "_looked")
+    __slots__ = ("clock", "last_seen", "_config", "_commands", "_groups", "_looked")
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(self, config: SystemConfig, commands: Commands) -> None:
+        self._config = config
+        self._commands = commands
         self.clock = 0.0
         self.last_seen: dict[int, float] = {}
         # Groups with sessions that this node leads; those that it does not lead any more leave at the next look.
@@ -57,7 +68,7 @@ class Heartbeats:
 
     async def open(self, member: Member, session: int, client: int, ttl_ms: int) -> None:
         """Register a session: committed when this returns. Raises `BadRequest`, `Busy`, `NotLeader`."""
-        config = self.system.config
+        config = self._config
         if not session or not 0 < ttl_ms <= config.session_ttl_ms_max:
             raise BadRequest(f"a session has a number, and a time to live of 1 to {config.session_ttl_ms_max} ms")
         check_leader(member)
@@ -68,11 +79,11 @@ class Heartbeats:
                 raise Busy("the group's number of sessions", FULL_RETRY_SECONDS)
             if table.bytes >= config.session_reply_bytes_max:
                 raise Busy("the group's memory of replies", FULL_RETRY_SECONDS)
-        await self.system.commit(member, REGISTER, session, client, ttl_ms)
+        await self._commands.commit(member, REGISTER, session, client, ttl_ms)
 
     def leads(self, member: Member) -> None:
         """This node was elected: every session has its whole time to live again."""
-        member.lead_since = self.now()
+        member.leads_since(self.now())
         if member.sessions is not None:
             self.began(member)
 
@@ -99,7 +110,7 @@ class Heartbeats:
             ]
             if silent and member.raft.applied >= member.raft.lead_index:
                 try:
-                    self.system.propose(member, EXPIRE, *silent[:EXPIRE_AT_ONCE])
+                    self._commands.propose(member, EXPIRE, *silent[:EXPIRE_AT_ONCE])
                 except NotLeader:
                     self._groups.discard(member)
 

@@ -10,20 +10,18 @@ thread. Called by `applier`, `sender`, snapshots and the service's readers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import trio
 
 from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError
 
 from ..entry import Entry, Unit, timestamp_of, unit_hash, units_of
-from ..ports import HomePort
+from ..log.segment import SegmentReader
+from ..ports import HomePort, StorePort
 from ..replica.member import Member
 from ..types import Buffer
-
-if TYPE_CHECKING:
-    from .system import System
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +50,43 @@ class Wanted(NamedTuple):
     stop: int
 
 
-class Reader:
-    """Read access to everything a member stores."""
+class Segments(Protocol):
+    """The files that entries went to when they left memory."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def reader(self, number: int) -> SegmentReader:
+        """Return one of them, open. Raises `Corrupt`."""
+        ...
+
+
+class Pins(Protocol):
+    """Who destroys what holds payloads: not what is pinned."""
+
+    def pin(self, home: tuple[str, int]) -> None:
+        """Keep a home until `unpin`."""
+        ...
+
+    def unpin(self, home: tuple[str, int]) -> None:
+        """Let it go."""
+        ...
+
+
+class Reader:
+    """Read access to everything a member stores. `read_wal(file, offset, length)` gives bytes of a WAL file; `mend` is
+    asked, with the error, for bytes that are missing or damaged here."""
+
+    def __init__(
+        self,
+        store: StorePort,
+        segments: Segments,
+        pins: Pins,
+        read_wal: Callable[[int, int, int], Buffer],
+        mend: Callable[[Member, Wanted, LogyardError], Awaitable[Buffer]],
+    ) -> None:
+        self._store = store
+        self._segments = segments
+        self._pins = pins
+        self._read_wal = read_wal
+        self._mend = mend
 
     def log_entries(self, member: Member, first: int, last: int, bytes_max: int) -> list[Entry]:
         """Entries of the Raft log from `first`, at least one; from segments where they left memory. Raises
@@ -70,7 +100,7 @@ class Reader:
         """Entries of the log from `first` as segments have them, at least one. Raises `Corrupt`."""
         for run in reversed(member.segments):
             if run.first <= first <= run.last:
-                reader = self.system.storage.segments.reader(run.segment)
+                reader = self._segments.reader(run.segment)
                 found = reader.entries(member.uid, first, min(last, run.last), bytes_max)
                 if found and found[0].index == first:
                     return found
@@ -95,7 +125,7 @@ class Reader:
         Read in chunks on the loop: stop asking when enough was seen.
         """
         index = max(first, 1)
-        store = self.system.store
+        store = self._store
         while index <= last:
             home = store.home(member.uid, index)
             near = min(last, index + SCAN_ENTRIES - 1)
@@ -123,7 +153,7 @@ class Reader:
     def _from_segments(self, member: Member, index: int, stop: int) -> list[Entry]:
         for run in reversed(member.segments):
             if run.first <= index <= run.last:
-                reader = self.system.storage.segments.reader(run.segment)
+                reader = self._segments.reader(run.segment)
                 return reader.entries(member.uid, index, min(stop, run.last), SCAN_BYTES)
         return []
 
@@ -140,10 +170,9 @@ class Reader:
         return await self._read(member, wanted, mend)
 
     async def _read(self, member: Member, wanted: Sequence[Wanted], mend: bool) -> list[Buffer]:
-        storage = self.system.storage
         homes = {home for want in wanted if (home := _home(want.located)) is not None}
         for home in homes:
-            storage.homes.pin(home)
+            self._pins.pin(home)
         try:
             size = sum(want.stop - want.start for want in wanted)
             in_memory = all(want.located.entry is not None and want.located.entry.bodies for want in wanted)
@@ -154,14 +183,14 @@ class Reader:
                 found = await trio.to_thread.run_sync(self._load_all, member.uid, wanted, bodies)
         finally:
             for home in homes:
-                storage.homes.unpin(home)
+                self._pins.unpin(home)
         data: list[Buffer] = []
         for want, one in zip(wanted, found, strict=True):
             if isinstance(one, LogyardError):
                 if not mend or isinstance(one, Busy):
                     # A process that lacks descriptors or memory has lost nothing.
                     raise one
-                one = await self.system.repair.unit(member, want, one)
+                one = await self._mend(member, want, one)
             data.append(one)
         return data
 
@@ -186,11 +215,11 @@ class Reader:
                 return memoryview(held[unit.number])[start:stop]
             if not entry.file:
                 raise Gone(f"the payload of entry {located.index} was not sent to this member: it is released")
-            data: Buffer = self.system.wal.read_payload(entry.file, entry.offset + unit.offset, unit.length)
+            data: Buffer = self._read_wal(entry.file, entry.offset + unit.offset, unit.length)
             if unit_hash(uid, located.index, located.term, unit.number, data) != unit.hash:
                 raise Corrupt(f"wal file {entry.file}", entry.offset + unit.offset, unit.hash.hex(), "another hash")
             return memoryview(data)[start:stop]
-        return self.system.store.read_unit(uid, located.index, unit.number, start, stop)
+        return self._store.read_unit(uid, located.index, unit.number, start, stop)
 
     async def whole(self, member: Member, located: Sequence[Located]) -> list[tuple[Buffer, ...]]:
         """All units of each entry, for the log of another member: also below the floor, where what is there may be

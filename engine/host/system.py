@@ -180,7 +180,10 @@ class System:
         self.queue_own = self.commands.queue_own
         self.commit = self.commands.commit
         self.applier = Applier(self)
-        self.reader = Reader(self)
+        homes = self.storage.homes
+        self.reader = Reader(
+            self.store, self.storage.segments, homes, self.wal.read_payload, lambda *asked: self.repair.unit(*asked)
+        )
         self.inbound = Inbound(self)
         self.directory = Directory(self)
         self.departures = Departures(self)
@@ -206,10 +209,15 @@ class System:
         self.forks = Forks(self.disk, self.path, self.config.disk_reserve_bytes, self.node_id, self.reader)
         self.hibernation = Hibernation(self)
         self.names = Names(self.hibernation.sleepers)
-        self.versions = Versions(self)
+        self.versions = Versions(
+            self.node_id, self.config.machine_upgrade_percent, self.members, self.live, lambda: self.peers.nodes,
+            self.commands, self.send_blob, self.mark,
+        )  # fmt: skip
         self.follower_reads = FollowerReads(self)
-        self.delivery = Delivery(self)
-        self.heartbeats = Heartbeats(self)
+        self.delivery = Delivery(
+            self.reader, homes, self.repair.stretch, self.spawn, self.config.delivery_queue_bytes
+        )
+        self.heartbeats = Heartbeats(self.config, self.commands)
 
     def _receiver(self) -> Receiving:
         """Build the receiving end of transfers on what there is by now."""

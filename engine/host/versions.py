@@ -8,18 +8,16 @@ skips it. Called by `inbound` (what nodes say), `ticker`, and `effects` at apply
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any
 
 from logyard.protocol.errors import Busy, LogyardError, Refused
 
 from ..raft.core import LEADER
 from ..replica.member import HALTED, RUNNING, Member
 from ..replica.submit import check_leader
-from ..transport.blobs import MACHINE_VERSIONS
-
-if TYPE_CHECKING:
-    from .system import System
+from ..transport.blobs import MACHINE_VERSIONS, SendBlob
+from .heartbeats import Commands
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +30,27 @@ class Versions:
     """What this node and the others know. `own`: newest version by machine kind; `on_demand`: kinds whose machines say
     `upgrade_on_demand`: a group of them is upgraded by `require`, when somebody needs it."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(
+        self,
+        node_id: int,
+        percent: int,
+        members: Mapping[int, Member],
+        live: Set[int],
+        nodes: Callable[[], Iterable[int]],
+        commands: Commands,
+        send_blob: SendBlob,
+        mark: Callable[[Member], None],
+    ) -> None:
+        """`percent` of the voters have to know a version; `live` of the other `nodes` are up; `mark` says that a member
+        has something to do."""
+        self._node_id = node_id
+        self._percent = percent
+        self._members = members
+        self._live = live
+        self._nodes = nodes
+        self._commands = commands
+        self._send_blob = send_blob
+        self._mark = mark
         self.own: dict[str, int] = {}
         self.on_demand: set[str] = set()
         self.nodes: dict[int, dict[str, int]] = {}
@@ -46,7 +63,7 @@ class Versions:
             self.on_demand.add(kind)
         if self.own.get(kind) != member.machine.version:
             self.own[kind] = member.machine.version
-            self._unsaid |= self.system.peers.nodes
+            self._unsaid.update(self._nodes())
 
     def on_link_up(self, node: int) -> None:
         """A node that came (back) is told at the next look."""
@@ -58,7 +75,7 @@ class Versions:
 
     def knows(self, node: int, kind: str) -> int:
         """The newest version of a machine kind on a node; 0 when it has not said."""
-        return self.own.get(kind, 0) if node == self.system.node_id else self.nodes.get(node, {}).get(kind, 0)
+        return self.own.get(kind, 0) if node == self._node_id else self.nodes.get(node, {}).get(kind, 0)
 
     def look(self) -> None:
         """Once a second: tell who was not told; propose upgrades, or hand over to a node that can. Costs groups only
@@ -66,7 +83,7 @@ class Versions:
         if self._unsaid:
             say, self._unsaid = self._unsaid, set()
             for node in say:
-                if not self.system.peers.send_blob(node, MACHINE_VERSIONS, 0, {"machines": self.own}):
+                if not self._send_blob(node, MACHINE_VERSIONS, 0, {"machines": self.own}):
                     self._unsaid.add(node)
         newest = dict(self.own)
         for known in self.nodes.values():
@@ -79,7 +96,7 @@ class Versions:
             if version > 1 and not (kind in self.on_demand and self.own.get(kind) == version)
         }
         if moving:
-            for member in list(self.system.members.values()):
+            for member in list(self._members.values()):
                 if member.raft.role == LEADER and member.spec.machine in moving:
                     self._look_at(member, newest[member.spec.machine])
 
@@ -93,24 +110,24 @@ class Versions:
         try:
             if member.state == RUNNING and target <= member.machine.version:
                 if target > member.version and member.leading:
-                    self.system.propose(member, "upgrade", target)
+                    self._commands.propose(member, "upgrade", target)
             elif member.state == RUNNING or (member.halt is not None and member.halt.version):
                 self._hand_over(member)
         except LogyardError as error:
             log.info("group %s: its upgrade waits: %s", member.spec.name, error)
         if raft.has_ready:
-            self.system.scheduler.mark(member)
+            self._mark(member)
 
     def _hand_over(self, member: Member) -> None:
         """A newer machine can come into force only under a leader that knows it."""
         raft, kind = member.raft, member.spec.machine
         if raft.transferring:
             return
-        able = [node for node in raft.configuration.voters if node in self.system.live and node != raft.node]
+        able = [node for node in raft.configuration.voters if node in self._live and node != raft.node]
         able = [node for node in able if self.knows(node, kind) > member.machine.version]
         if able:
             raft.transfer(max(able, key=lambda node: (self.knows(node, kind), -node)))
-            self.system.active.add(member)
+            self._mark(member)
 
     async def require(self, member: Member, version: int) -> None:
         """Bring a group's machine to a version, if it is not there yet; on the leader. Raises `Refused` while too few
@@ -119,7 +136,7 @@ class Versions:
             return
         check_leader(member)
         short = self.supported(member) < version
-        voters = {*member.raft.configuration.voters, *member.raft.configuration.outgoing} & self.system.live
+        voters = {*member.raft.configuration.voters, *member.raft.configuration.outgoing} & self._live
         if short and any(not self.knows(node, member.spec.machine) for node in voters):
             raise Busy("what other nodes know of machines", SAID_S)
         if short or member.machine.version < version:
@@ -127,7 +144,7 @@ class Versions:
                 f"group {member.spec.name!r} needs version {version} of its machine for this, which too few of its "
                 "nodes know: update them, or try again when they are up"
             )
-        await self.system.commit(member, "upgrade", version)
+        await self._commands.commit(member, "upgrade", version)
 
     def supported(self, member: Member) -> int:
         """The newest version that enough voters know: a majority or `machine_upgrade_percent`, of both sets in a joint
@@ -138,7 +155,7 @@ class Versions:
 
     def _of(self, voters: Sequence[int], kind: str) -> int:
         known = sorted((self.knows(node, kind) for node in voters), reverse=True)
-        enough = -(-len(known) * self.system.config.machine_upgrade_percent // 100)
+        enough = -(-len(known) * self._percent // 100)
         return known[max(enough, len(known) // 2 + 1) - 1]
 
 

@@ -153,6 +153,10 @@ class Member:
         """For people: a member that lost records runs, and counts for nothing yet."""
         return MENDING if self.state == RUNNING and self.raft.mend is not None else self.state
 
+    def leads_since(self, moment: float) -> None:
+        """Note when this member began to lead, by the clock of the heartbeats."""
+        self.lead_since = moment
+
     def check_running(self) -> None:
         """Raise `GroupStopped` unless the member runs."""
         if self.state != RUNNING:
