@@ -56,7 +56,7 @@ async def fetch(system: System, member: Member, requests: Sequence[bytes]) -> An
     ask = getattr(member.machine, "fetch", None)
     if ask is None:
         raise BadRequest(f"a {member.spec.machine} answers no such questions")
-    now = system.scheduler.log_time(member) if member.leading else member.log_time
+    now = system.log_clock.now(member) if member.leading else member.log_time
     answers: list[bytes] = []
     named: dict[Place, None] = {}
     size = 0

@@ -11,9 +11,9 @@ import heapq
 import math
 from typing import TYPE_CHECKING
 
+from ..replica.log_clock import none_runs
 from ..replica.log_time import MS, LogTime
 from ..replica.member import Member
-from . import terms
 
 if TYPE_CHECKING:
     from .hibernation import Hibernation
@@ -41,17 +41,17 @@ class Alarms:
         """A group goes to sleep whose next timer is due at `due_ms` of log time."""
         system, clock = self.system, member.clock
         if clock is None:
-            clock = system.scheduler.new_clock(member)
-        clock.now(system.monotonic_ns())
-        free = member.wall_time or terms.none_runs(member)
-        wait = clock.until_by(due_ms, system.wall_ns()) if free else clock.until(due_ms)
-        self._push(uid, system.monotonic_ns() + wait, clock)
+            clock = system.log_clock.fresh(member)
+        clock.now(system.clocks.monotonic_ns())
+        free = member.wall_time or none_runs(member)
+        wait = clock.until_by(due_ms, system.clocks.wall_ns()) if free else clock.until(due_ms)
+        self._push(uid, system.clocks.monotonic_ns() + wait, clock)
 
     def adopt(self, uid: int, due_ms: int, slept_ms: int) -> None:
         """A group sleeps on after a restart, since `slept_ms` of log time: what passed meanwhile is not known, so it is
         looked at when either clock would say that the timer is due."""
-        wait = min(due_ms * MS - self.system.wall_ns(), (due_ms - slept_ms) * MS)
-        self._push(uid, self.system.monotonic_ns() + max(0, wait), None)
+        wait = min(due_ms * MS - self.system.clocks.wall_ns(), (due_ms - slept_ms) * MS)
+        self._push(uid, self.system.clocks.monotonic_ns() + max(0, wait), None)
 
     def _push(self, uid: int, at: int, clock: LogTime | None) -> None:
         self._alarms[uid] = (at, clock)
@@ -61,7 +61,7 @@ class Alarms:
 
     def next_s(self) -> float:
         """Seconds until the next one rings; infinity without any."""
-        return max(0, self._due[0][0] - self.system.monotonic_ns()) / 1e9 if self._due else math.inf
+        return max(0, self._due[0][0] - self.system.clocks.monotonic_ns()) / 1e9 if self._due else math.inf
 
     def pop(self, uid: int) -> LogTime | None:
         """A group wakes, or goes: its clock."""
@@ -69,7 +69,7 @@ class Alarms:
 
     def ring(self) -> None:
         """Wake the groups whose timers are due. Called once a tick."""
-        now = self.system.monotonic_ns() if self._due else 0
+        now = self.system.clocks.monotonic_ns() if self._due else 0
         self._notice_step(now)
         while self._due and self._due[0][0] <= now:
             at, uid = heapq.heappop(self._due)
@@ -84,7 +84,7 @@ class Alarms:
 
     def _notice_step(self, now: int) -> None:
         """Wake all groups with timers where the wall clock was set forward: what waits for its time may be due."""
-        ahead = self.system.wall_ns() - now if now else None
+        ahead = self.system.clocks.wall_ns() - now if now else None
         before, self._ahead = self._ahead, ahead
         if ahead is None or before is None or ahead - before < STEP_NS:
             return

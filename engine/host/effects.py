@@ -184,7 +184,7 @@ def tick_machines(system: System) -> None:
         if member.state != RUNNING or not member.leading:
             system.ticking.discard(member)
         elif member.raft.role == LEADER:
-            now = system.scheduler.log_time(member)
+            now = system.log_clock.now(member)
             context = Context(member.uid, member.raft.applied, member.raft.term, now, member.version)
             _act_local(system, member, _outside(member, "on_tick", context))
 
@@ -200,7 +200,7 @@ def propose_due(system: System, member: Member) -> None:
         if command is not None:
             system.propose(member, "append", *key, command, sink=_Again(member, state.put_append, key))
     due = state.due
-    now = system.scheduler.log_time(member) if due else 0
+    now = system.log_clock.now(member) if due else 0
     while due and due[0][0] <= now:
         timer = heapq.heappop(due)
         if state.timers.get(timer[1]) == timer[0]:

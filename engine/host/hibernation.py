@@ -333,7 +333,8 @@ class Hibernation:
         own = system.node_id
         if leader == own and raft.vote == own and raft.term == row.term:
             quiescence.resume_leader(raft, row.shape.asleep)
-            member.clock = clock
+            if clock is not None:
+                member.begin_clock(clock)
             effects.on_leading(system, member)
             for node in row.shape.asleep:
                 if node != by:

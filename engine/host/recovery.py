@@ -207,7 +207,7 @@ def _limits(system: System) -> Limits:
 def _encoder(system: System, uid: int) -> Callable[[int, int, int, bytes], Entry]:
     def encode(index: int, term: int, kind: int, content: bytes) -> Entry:
         member = system.members.get(uid)
-        return build_plain(index, term, kind, system.scheduler.own_time(member, kind) if member else 0, content)
+        return build_plain(index, term, kind, system.log_clock.of_own_entry(member, kind) if member else 0, content)
 
     return encode
 
@@ -241,7 +241,7 @@ def build_member(
     )  # fmt: skip
     machine = system.create_machine(spec.machine, spec.arguments)
     member = Member(spec, raft, machine, system.store.new_liveness(), system.budget)
-    member.heard_ns = system.monotonic_ns()
+    member.heard_ns = system.clocks.monotonic_ns()
     member.segments = image.runs
     member.flushed = image.flushed
     member.floor = image.floor
@@ -253,7 +253,7 @@ def build_member(
         member.compactable = image.compactable
         try:
             liveness = system.store.decode_liveness(snapshot.live)
-            snapshot_sections.restore_member(member, snapshot, liveness, system.monotonic_ns())
+            snapshot_sections.restore_member(member, snapshot, liveness, system.clocks.monotonic_ns())
         except UnknownVersion as error:
             member.suspend(Halt(snapshot.index, 0, 0, -1, f"its snapshot at {snapshot.index} {error}", error.version))
         if snapshot.index > raft.applied:

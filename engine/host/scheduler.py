@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
-from logyard.protocol.errors import LogyardError, NotLeader
+from logyard.protocol.errors import NotLeader
 
-from ..entry import NOOP, build_system, encode_system
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
 from ..raft.replication import NOTED, UNTOLD
-from ..replica.log_time import MS, LogTime
 from ..replica.member import Member
 from ..replica.proposals import Shape
-from . import effects, terms
+from . import effects
 
 if TYPE_CHECKING:
     from .system import System
@@ -180,14 +178,14 @@ class Scheduler:
             if raft.role != LEADER:
                 proposals.fail(NotLeader(raft.leader))
             else:
-                proposals.propose_own(self.log_time(member))
+                proposals.propose_own(self.system.log_clock.now(member))
         if proposals.low and proposals.let_low():
             self.mark(member)
         if proposals.queue:
             if raft.role != LEADER:
                 proposals.fail(NotLeader(raft.leader))
             elif not proposals.guarded or proposals.sort(member.sessions, self.system.heartbeats.seen):
-                proposals.propose(self.log_time(member), self._shape)
+                proposals.propose(self.system.log_clock.now(member), self._shape)
         ready = raft.ready()
         if raft.untold == UNTOLD:
             raft.untold = NOTED
@@ -236,7 +234,7 @@ class Scheduler:
         item.truncate = ready.truncated
         floor = 0
         if entries:
-            member.heard_ns = self.system.monotonic_ns()
+            member.heard_ns = self.system.clocks.monotonic_ns()
         for entry in entries:
             if entry.tombstone > floor:
                 floor = entry.tombstone
@@ -254,49 +252,6 @@ class Scheduler:
         self.system.durability.add(item)
         self.system.durability.kick()
 
-    def log_time(self, member: Member) -> int:
-        """Log time now, in ms, of a group that this member leads."""
-        clock = member.clock
-        if clock is None:
-            clock = member.clock = self.new_clock(member)
-        system = self.system
-        if member.wall_time or (member.leading and terms.none_runs(member)):
-            now = clock.follow(system.wall_ns(), system.monotonic_ns())
-        else:
-            now = clock.now(system.monotonic_ns())
-        return max(member.log_time, now)
-
-    def jump(self, member: Member, ms: int) -> None:
-        """Propose the entry in which log time jumps ahead by so much, and its machine prolongs what it granted."""
-        raft, clock = member.raft, member.clock
-        assert clock is not None, "who leads, and was asked for its log time, has one"
-        stamp = self.log_time(member) + ms
-        frame = encode_system("append", 0, 0, member.machine.jumped(ms))  # type: ignore[attr-defined]
-        index = raft.log.last_index + 1
-        try:
-            raft.propose(build_system(index, raft.term, stamp, [frame]), True)
-        except LogyardError as error:
-            log.info("group %s: log time stays behind the wall clock: %s", member.spec.name, error)
-            return
-        clock.jump(stamp * MS)
-        self.mark(member)
-
-    def own_time(self, member: Member, kind: int) -> int:
-        """Log time, in ms, of an entry of the core's own: a no-op begins the clock of its leadership."""
-        if kind == NOOP:
-            clock = member.clock = self.new_clock(member)
-            if terms.renews(member):
-                clock.jump(self.system.wall_ns())
-        return self.log_time(member) if member.clock is not None else self.system.reader.newest_time(member)
-
-    def new_clock(self, member: Member) -> LogTime:
-        """A clock that goes on where the log ends, also above what is applied here, from when its end came: what has
-        passed since then had passed for its leader as well."""
-        system = self.system
-        clock = LogTime(system.reader.newest_time(member), system.wall_ns(), member.heard_ns)
-        clock.now(system.monotonic_ns())
-        return clock
-
     def _role_changed(self, member: Member) -> None:
         self.system.leaderboard.note(member)
         if member.uid in self.system.damages.known and member.raft.mend is None:
@@ -309,10 +264,7 @@ class Scheduler:
             elif member.sessions is not None:
                 self.system.heartbeats.began(member)
         else:
-            member.clock = None
-            member.proposals.fail(NotLeader(member.raft.leader))
-            if member.slow_sends:
-                member.slow_sends = None
+            member.follow()
         member.wake()
 
     def persisted(self, items: Sequence[WalItem]) -> None:

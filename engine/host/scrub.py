@@ -114,7 +114,7 @@ class Scrub:
         except (LogyardError, ValueError) as error:
             log.warning("when the last scrub was is not known: %s", error)
         every = system.config.scrub_every_s
-        passed = max(0.0, system.wall_ns() / 1e9 - self.finished_ms / 1000)
+        passed = max(0.0, system.clocks.wall_ns() / 1e9 - self.finished_ms / 1000)
         wait = max(0.0, every - passed) if self.finished_ms else min(FIRST_S, every)
         while True:
             with trio.move_on_after(wait if every else math.inf):
@@ -148,7 +148,7 @@ class Scrub:
             await walks[kind](self)
         self._kind = "repair"
         await self._repaired()
-        self.finished_ms = self.system.wall_ns() // 1_000_000
+        self.finished_ms = self.system.clocks.wall_ns() // 1_000_000
         size = sum(one["bytes"] for one in self._pass_counts().values())
         left = sum(not one.is_repaired() for one in self.findings)
         log.info(

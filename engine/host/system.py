@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,6 +39,7 @@ from ..raft.messages import Message
 from ..raft.progress import Window
 from ..raft.state import Limits
 from ..replica import snapshot_sections
+from ..replica.log_clock import Clocks, LogClock
 from ..replica.member import Member
 from ..replica.submit import Submit, check_leader
 from ..snapshot.format import Snapshot
@@ -133,8 +133,7 @@ class System:
         self.timed: set[Member] = set()
         self.ticking: set[Member] = set()
         # The clocks that log time is made from.
-        self.wall_ns = time.time_ns
-        self.monotonic_ns = time.monotonic_ns
+        self.clocks = Clocks()
         self.peers: PeersPort
         self.nursery: trio.Nursery
         self.failure: LogyardError | None = None
@@ -214,6 +213,9 @@ class System:
             self.commands, self.send_blob, self.mark,
         )  # fmt: skip
         self.follower_reads = FollowerReads(self)
+        self.log_clock = LogClock(
+            self.clocks, self.reader.newest_time, self.versions.knows, self.propose, self.scheduler.mark
+        )
         self.delivery = Delivery(
             self.reader, homes, self.repair.stretch, self.spawn, self.config.delivery_queue_bytes
         )
@@ -349,7 +351,7 @@ class System:
 
     def _restore(self, member: Member, snapshot: Snapshot) -> None:
         liveness = self.store.decode_liveness(snapshot.live)
-        snapshot_sections.restore_member(member, snapshot, liveness, self.monotonic_ns())
+        snapshot_sections.restore_member(member, snapshot, liveness, self.clocks.monotonic_ns())
 
     def find(self, uid: int) -> Member | None:
         """Return a group's member, woken if it hibernates; None when this node has none."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..raft import quiescence
-from . import effects, terms
+from . import effects
 
 if TYPE_CHECKING:
     from ..replica.member import Member
@@ -123,7 +123,7 @@ def _keep_house(system: System) -> None:
     system.hibernation.look()
     system.leaderboard.prune(system.members, len(system.members))
     system.versions.look()
-    terms.look(system)
+    system.log_clock.catch_up(system.timed)
     system.refill.look()
     system.storage.books.look()
 

@@ -153,6 +153,17 @@ class Member:
         """For people: a member that lost records runs, and counts for nothing yet."""
         return MENDING if self.state == RUNNING and self.raft.mend is not None else self.state
 
+    def begin_clock(self, clock: LogTime) -> LogTime:
+        """Let log time go by this clock while the member leads."""
+        self.clock = clock
+        return clock
+
+    def follow(self) -> None:
+        """Give up what only a leader has: another node leads, or nobody."""
+        self.clock = None
+        self.proposals.fail(NotLeader(self.raft.leader))
+        self.slow_sends = None
+
     def leads_since(self, moment: float) -> None:
         """Note when this member began to lead, by the clock of the heartbeats."""
         self.lead_since = moment

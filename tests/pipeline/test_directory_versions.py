@@ -21,7 +21,8 @@ HOUR_NS = 3600 * 10**9
 async def write(path: Path, snapshots: bool) -> tuple[int, int]:
     """A log whose limits gave records up, by appends and by its timer; its bounds."""
     async with open_system(path, CONFIG) as system:
-        clock, ahead = system.node.system, 0
+        host, ahead = system.node.system, 0
+        clock = host.clocks
         wall, base = clock.wall_ns, clock.monotonic_ns
         clock.wall_ns, clock.monotonic_ns = lambda: wall() + ahead, lambda: base() + ahead
         log = await system.start_group("a", AppendLog())
@@ -38,7 +39,7 @@ async def write(path: Path, snapshots: bool) -> tuple[int, int]:
         assert start > 3, "appends gave some up"
         ahead += HOUR_NS // 2
         with trio.fail_after(20):
-            await clock.wait(clock.member("a"), lambda: log.bounds()[0] > start)
+            await host.wait(host.member("a"), lambda: log.bounds()[0] > start)
         if snapshots:
             await log.snapshot()
             await producer.append(b"last", b"z")

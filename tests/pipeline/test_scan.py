@@ -234,7 +234,7 @@ async def test_rows_of_logs_wake_nobody(tmp_path: Path) -> None:
 async def test_offsets_by_time(tmp_path: Path) -> None:
     async with open_system(tmp_path, SMALL) as system:
         log = await system.start_group("a", AppendLog())
-        clock = system.node.system
+        clock = system.node.system.clocks
         base = clock.monotonic_ns
         ahead = 0
         clock.monotonic_ns = lambda: base() + ahead

@@ -293,7 +293,7 @@ async def test_an_hour_of_requeuing_grows_nothing(tmp_path: Path) -> None:
     async with served(tmp_path, 1, limits, delivery_limit=0, lease_ms=9_000) as (run, _, yard):
         queue, system, member = yard.queue("q"), run.system(1), run.member(1, "q")
         ahead = 0
-        wall, monotonic = system.wall_ns, system.monotonic_ns
+        wall, monotonic = system.clocks.wall_ns, system.clocks.monotonic_ns
         monkey = {"wall_ns": lambda: wall() + ahead, "monotonic_ns": lambda: monotonic() + ahead}
         for name, clock in monkey.items():
             setattr(system, name, clock)

@@ -28,8 +28,8 @@ async def meanwhile(found: VirtualCluster, name: str, what: str) -> None:
         await trio.sleep(SLEEP_S)
     elif what == "stepped":
         for node in found.run.nodes.values():
-            system, wall = node.system, node.system.wall_ns
-            system.wall_ns = lambda wall=wall: wall() + 3600 * 1_000_000_000  # type: ignore[misc]
+            system, wall = node.system, node.system.clocks.wall_ns
+            system.clocks.wall_ns = lambda wall=wall: wall() + 3600 * 1_000_000_000  # type: ignore[misc]
     else:
         await found.stop(found.leaders(name)[0])
         await found.until(lambda: found.leaders(name))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.engine.host import terms
-from logyard.engine.host.scheduler import Scheduler
+from logyard.engine.replica import log_clock
+from logyard.engine.replica.log_clock import LogClock
 
 from .bugs import Bug
 
@@ -13,9 +13,9 @@ SLEWED = 2
 
 
 def _slews(old: Any) -> Any:
-    def log_time(self: Any, member: Any) -> int:
-        clock = member.clock = member.clock or self.new_clock(member)
-        wall, monotonic = self.system.wall_ns(), self.system.monotonic_ns()
+    def now(self: Any, member: Any) -> int:
+        clock = member.clock = member.clock or self.fresh(member)
+        wall, monotonic = self._clocks.wall_ns(), self._clocks.monotonic_ns()
         passed = monotonic - clock._read
         if passed > 0:
             slowest, fastest = clock._stamp + passed // SLEWED, clock._stamp + passed * SLEWED
@@ -23,7 +23,7 @@ def _slews(old: Any) -> Any:
         stamp: int = max(member.log_time, clock._stamp // 1_000_000)
         return stamp
 
-    return log_time
+    return now
 
 
 def _none_is_looked_for(old: Any) -> Any:
@@ -32,6 +32,11 @@ def _none_is_looked_for(old: Any) -> Any:
 
 FEATURES = frozenset({"terms"})
 BUGS = (
-    Bug("log_time_slewed", "no term is early", [(Scheduler, "log_time", _slews)], FEATURES),
-    Bug("jumps_over_terms", "log time jumps when no term runs", [(terms, "none_runs", _none_is_looked_for)], FEATURES),
+    Bug("log_time_slewed", "no term is early", [(LogClock, "now", _slews)], FEATURES),
+    Bug(
+        "jumps_over_terms",
+        "log time jumps when no term runs",
+        [(log_clock, "none_runs", _none_is_looked_for)],
+        FEATURES,
+    ),
 )

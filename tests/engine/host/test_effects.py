@@ -37,7 +37,7 @@ class Clocks:
     def rule(self, c: Cluster, number: int) -> None:
         """A node goes by these clocks; what it led by its own before does not count."""
         system = c.system(number)
-        system.wall_ns, system.monotonic_ns = lambda: self.wall, lambda: self.monotonic
+        system.clocks.wall_ns, system.clocks.monotonic_ns = lambda: self.wall, lambda: self.monotonic
         for member in system.members.values():
             member.clock, member.heard_ns = None, self.monotonic
 

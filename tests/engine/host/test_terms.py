@@ -13,7 +13,8 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-from logyard.engine.host import effects, terms
+from logyard.engine.host import effects
+from logyard.engine.replica.log_clock import none_runs
 from logyard.machines import kv_command as kv
 from logyard.machines import queue_command as queue
 from logyard.machines.kv import KV
@@ -42,7 +43,7 @@ class Rig:
 
         def ruled(number: int) -> Any:
             system = build(number)
-            system.wall_ns, system.monotonic_ns = lambda: self.clocks.wall, lambda: self.clocks.monotonic
+            system.clocks.wall_ns, system.clocks.monotonic_ns = lambda: self.clocks.wall, lambda: self.clocks.monotonic
             return system
 
         cast(Any, c).build = ruled
@@ -254,13 +255,13 @@ async def test_log_time_jumps_only_when_nothing_that_was_granted_is_running(tmp_
         assert member.log_time - before >= 3_600_000
         # One that is proposed and not applied may be running just as well.
         c.network.partition([leader], [number for number in c.ids if number != leader])
-        last, now = member.raft.log.last_index, system.scheduler.log_time(member)
+        last, now = member.raft.log.last_index, system.log_clock.now(member)
         (frame,) = encode_frame([(b"", None)], command=msgpack.packb((kv.GRANT, LEASE_MS, 8)))
         system.submit(member.uid, memoryview(frame), cast(Any, Nobody()), 1)
         await until(lambda: member.raft.log.last_index > last, "it is proposed")
         rig.clocks.move(1, 3600)
-        assert not terms.none_runs(member)
-        assert member.raft.role != 2 or system.scheduler.log_time(member) - now < 1100
+        assert not none_runs(member)
+        assert member.raft.role != 2 or system.log_clock.now(member) - now < 1100
 
 
 class Nobody:
@@ -315,7 +316,7 @@ async def jumps(rig: Rig) -> None:
     member, system = rig.c.member(await rig.leader(), rig.kind), rig.c.system(await rig.leader())
 
     def caught_up() -> bool:
-        terms.look(system)
+        system.log_clock.catch_up(system.timed)
         return member.log_time >= rig.clocks.wall // 1_000_000 - 1
 
     await until(caught_up, "log time catches up")
@@ -359,7 +360,7 @@ async def test_a_queue_does_not_jump_while_a_node_has_the_program_before(tmp_pat
         system.versions.nodes[1 + number % 3] = {"queue": 1}
         rig.clocks.move(1, 3601)
         for _ in range(3):
-            terms.look(system)
+            system.log_clock.catch_up(system.timed)
             await rig.look()
         assert member.version == 1 and member.log_time < rig.clocks.wall // 1_000_000 - 3_000_000
 
@@ -411,7 +412,7 @@ async def test_a_jump_that_nobody_else_heard_of_ends_nothing(tmp_path: Path) -> 
         member, last = c.member(old, "queue"), c.member(old, "queue").raft.log.last_index
         c.network.partition([old], [number for number in c.ids if number != old])
         rig.clocks.move(1, 3601)
-        terms.look(c.system(old))
+        c.system(old).log_clock.catch_up(c.system(old).timed)
         await until(lambda: member.raft.log.last_index > last, "it is in one log")
         stamp = c.system(old).reader.newest_time(member)
         assert stamp >= rig.clocks.wall // 1_000_000 - 1 and (await rig.machine).state.delayed
@@ -451,11 +452,11 @@ async def test_what_was_proposed_and_lost_does_not_move_log_time(tmp_path: Path)
         old = await rig.leader()
         member, system, last = c.member(old, "queue"), c.system(old), c.member(old, "queue").raft.log.last_index
         c.network.partition([old], [number for number in c.ids if number != old])
-        system.wall_ns = lambda: rig.clocks.wall + 3600 * 10**9
+        system.clocks.wall_ns = lambda: rig.clocks.wall + 3600 * 10**9
         system.propose(member, "timer", "", 0)
         await until(lambda: member.raft.log.last_index > last, "it is in one log")
         assert system.reader.newest_time(member) > rig.clocks.wall // 1_000_000 + 3_590_000
-        system.wall_ns = lambda: rig.clocks.wall
+        system.clocks.wall_ns = lambda: rig.clocks.wall
         new = await c.leader("queue", among=[number for number in c.ids if number != old])
         c.network.heal()
         await until(lambda: member.raft.leader == new, "it follows")
@@ -482,7 +483,7 @@ async def test_who_follows_a_leader_of_the_program_before_ends_nothing_that_it_g
             passed = (rig.clocks.monotonic - at) // 1_000_000
             return int(max(member.log_time, min(rig.clocks.wall // 1_000_000, start + 2 * passed)))
 
-        cast(Any, system.scheduler).log_time = slewed
+        cast(Any, system.log_clock).now = slewed
         rig.clocks.move(20, 3600)
         await rig.consumer(OTHER, 600_000)
         assert c.member(old, "queue").log_time >= start + 40_000

@@ -1,0 +1,145 @@
+"""The clocks of the groups that this node leads, and whether a term that a machine granted (a lease, a delay: a length
+of log time) is running: what forbids log time to jump (docs/decisions/0025-terms-are-never-early.md).
+
+Invariants: log time goes on where the log ends, and a doubt counts as a term that is running. A machine that can
+prolong what it granted (`jumped`) is told by how much log time jumps, in the very entry that does. Called by the ready
+loop for each entry, by effects and the alarms of sleeping groups for what is due, and by the ticker.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from logyard.protocol.errors import LogyardError
+
+from ..entry import NOOP, build_system, encode_system
+from ..raft.core import LEADER
+from .log_time import MS, LogTime
+from .member import RUNNING, Member
+
+log = logging.getLogger(__name__)
+
+BEHIND_MS = 1000
+"""So far log time may be behind the wall clock where a machine can be told of a jump."""
+JUMPS_VERSION = 2
+"""The version of a machine with `jumped` from which on it is told."""
+
+
+class Clocks:
+    """The clocks of this machine, that log time is made from; whoever tests sets them."""
+
+    def __init__(self) -> None:
+        self.wall_ns: Callable[[], int] = time.time_ns
+        self.monotonic_ns: Callable[[], int] = time.monotonic_ns
+
+
+def none_runs(member: Member) -> bool:
+    """Whether no term is running, and no command is under way that could have granted one."""
+    raft = member.raft
+    if member.halt is not None or raft.applied != raft.log.last_index:
+        return False
+    ask = getattr(member.machine, "has_terms", None)
+    if ask is None:
+        return member.kept is None or not member.kept.timers
+    try:
+        return not ask()
+    except Exception:
+        log.exception("group %s: has_terms of its machine failed", member.spec.name)
+        return False
+
+
+def renews(member: Member) -> bool:
+    """Whether everything that the machine granted begins anew with the first command of a new leader."""
+    return bool(getattr(member.machine, "renews_terms", False))
+
+
+class Propose(Protocol):
+    """The way to commands of the engine's own."""
+
+    def __call__(self, member: Member, name: str, *arguments: object) -> None:
+        """Queue one. Raises `NotLeader`, `GroupStopped`."""
+        ...
+
+
+class LogClock:
+    """Gives log time of groups, which is kept in the member while it leads. `newest_time` is the last one of a group's
+    log; `knows(node, kind)` the newest version of a machine there; `mark` says that a member has something to do."""
+
+    def __init__(
+        self,
+        clocks: Clocks,
+        newest_time: Callable[[Member], int],
+        knows: Callable[[int, str], int],
+        propose: Propose,
+        mark: Callable[[Member], None],
+    ) -> None:
+        self._clocks = clocks
+        self._newest_time = newest_time
+        self._knows = knows
+        self._propose = propose
+        self._mark = mark
+
+    def now(self, member: Member) -> int:
+        """Return log time, in ms, of a group that this member leads."""
+        clock = member.clock
+        if clock is None:
+            clock = member.begin_clock(self.fresh(member))
+        clocks = self._clocks
+        if member.wall_time or (member.leading and none_runs(member)):
+            now = clock.follow(clocks.wall_ns(), clocks.monotonic_ns())
+        else:
+            now = clock.now(clocks.monotonic_ns())
+        return max(member.log_time, now)
+
+    def of_own_entry(self, member: Member, kind: int) -> int:
+        """Return log time, in ms, of an entry of the core's own: a no-op begins the clock of its leadership."""
+        if kind == NOOP:
+            clock = member.begin_clock(self.fresh(member))
+            if renews(member):
+                clock.jump(self._clocks.wall_ns())
+        return self.now(member) if member.clock is not None else self._newest_time(member)
+
+    def fresh(self, member: Member) -> LogTime:
+        """Return a clock that goes on where the log ends, also above what is applied here, from when its end came: what
+        has passed since then had passed for its leader as well."""
+        clocks = self._clocks
+        clock = LogTime(self._newest_time(member), clocks.wall_ns(), member.heard_ns)
+        clock.now(clocks.monotonic_ns())
+        return clock
+
+    def catch_up(self, members: Iterable[Member]) -> None:
+        """Tell machines that can prolong terms of a jump, where those keep log time from catching up with the wall
+        clock. A version that can is asked for when all of a group's nodes have it. Called once a second with the
+        members that have something pending."""
+        for member in list(members):
+            if not hasattr(member.machine, "jumped") or member.state != RUNNING or not member.leading:
+                continue
+            if member.raft.role != LEADER or member.dirty:
+                continue
+            behind = self._clocks.wall_ns() // MS - self.now(member)
+            if behind < BEHIND_MS:
+                continue
+            if member.version >= JUMPS_VERSION:
+                self._jump(member, behind)
+            elif all(
+                self._knows(node, member.spec.machine) >= JUMPS_VERSION for node in member.raft.configuration.nodes()
+            ):
+                self._propose(member, "upgrade", JUMPS_VERSION)
+
+    def _jump(self, member: Member, ms: int) -> None:
+        """Propose the entry in which log time jumps ahead by so much, and its machine prolongs what it granted."""
+        raft, clock = member.raft, member.clock
+        assert clock is not None, "who leads, and was asked for its log time, has one"
+        stamp = self.now(member) + ms
+        frame = encode_system("append", 0, 0, member.machine.jumped(ms))  # type: ignore[attr-defined]
+        index = raft.log.last_index + 1
+        try:
+            raft.propose(build_system(index, raft.term, stamp, [frame]), True)
+        except LogyardError as error:
+            log.info("group %s: log time stays behind the wall clock: %s", member.spec.name, error)
+            return
+        clock.jump(stamp * MS)
+        self._mark(member)
