@@ -99,7 +99,8 @@ class Delivery:
         spawn: Callable[..., None],
         queue_bytes: int,
     ) -> None:
-        """`fetch` brings entries first..last anew whose place is lost here; `spawn` runs a task until it ends."""
+        """Take what it needs: `fetch` brings entries first..last anew whose place is lost here; `spawn` runs a task
+        until it ends."""
         self._reader = reader
         self._pins = pins
         self._fetch = fetch

@@ -41,8 +41,8 @@ class Versions:
         send_blob: SendBlob,
         mark: Callable[[Member], None],
     ) -> None:
-        """`percent` of the voters have to know a version; `live` of the other `nodes` are up; `mark` says that a member
-        has something to do."""
+        """Take what it needs: `percent` of the voters have to know a version; `live` of the other `nodes` are up;
+        `mark` says that a member has something to do."""
         self._node_id = node_id
         self._percent = percent
         self._members = members

@@ -37,7 +37,7 @@ class Clocks:
 
 
 def none_runs(member: Member) -> bool:
-    """Whether no term is running, and no command is under way that could have granted one."""
+    """Return whether no term is running, and no command is under way that could have granted one."""
     raft = member.raft
     if member.halt is not None or raft.applied != raft.log.last_index:
         return False
@@ -52,7 +52,7 @@ def none_runs(member: Member) -> bool:
 
 
 def renews(member: Member) -> bool:
-    """Whether everything that the machine granted begins anew with the first command of a new leader."""
+    """Return whether everything that the machine granted begins anew with the first command of a new leader."""
     return bool(getattr(member.machine, "renews_terms", False))
 
 
