@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from logyard.engine.host.ending import MARK
+from logyard.engine.recovery.inspect import Facts
 from logyard.machines.registry import create_machine
-from logyard.pipeline.directory.files import Segments, read_wal, users_of
+from logyard.pipeline.directory.files import Segments, check_wal, users_of
 from logyard.pipeline.directory.generations import Generations
 from logyard.pipeline.directory.groups import check_group
-from logyard.pipeline.directory.meta import Facts, read_meta
+from logyard.pipeline.directory.meta import read_meta
 from logyard.pipeline.directory.payloads import check_payloads
 from logyard.pipeline.directory.report import Report
 from logyard.protocol.errors import LogyardError
@@ -56,7 +57,7 @@ def inspect(directory: Path, skip: frozenset[str], tell: Tell, make: MachineFact
     with report.guarded("meta", path="meta"):
         facts.complete = False
         facts = read_meta(directory, skip, report)
-    wal = read_wal(directory, facts, report)
+    wal = check_wal(directory, facts, report)
     segments = Segments(directory, report)
     generations = Generations(directory, facts, skip, report)
     groups: list[dict[str, Any]] = []

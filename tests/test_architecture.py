@@ -46,14 +46,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "logyard.pipeline": (
         "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.engine.log", "logyard.engine.types",
-        "logyard.engine.entry",
+        "logyard.engine.entry", "logyard.engine.recovery.inspect",
     ),
     # What a directory says is what a start would make of it, so the same code reads it; but nothing that runs a node.
     "logyard.pipeline.directory": (
         "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.machines", TOP, "logyard.engine.log",
-        "logyard.engine.snapshot", "logyard.engine.recovery",
-        "logyard.engine.replica.apply", "logyard.engine.replica.machine_state", "logyard.engine.replica.member",
-        "logyard.engine.replica.sessions", "logyard.engine.replica.snapshot_sections", "logyard.engine.replica.uploads",
+        "logyard.engine.snapshot", "logyard.engine.recovery", "logyard.engine.replica.apply",
+        "logyard.engine.replica.machine_state", "logyard.engine.replica.sessions",
+        "logyard.engine.replica.snapshot_sections", "logyard.engine.replica.uploads",
     ),
     "logyard.bench": (
         "logyard.bench", "logyard.client", "logyard.engine", "logyard.machines", "logyard.payloads", "logyard.pipeline",

@@ -10,25 +10,22 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
-
-import msgpack
 
 from logyard.protocol.errors import Busy, LogyardError
 
 from ..disk import is_short
 from ..entry import Entry, build_plain
 from ..log import meta_rows
-from ..log.recovered import Collector, Recovered
+from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
 from ..log.wal import WalItem
 from ..log.wal_files import wal_epochs
-from ..log.wal_replay import replay
 from ..raft.core import LEADER, Raft
 from ..raft.mending import Mend
 from ..raft.state import Limits
-from ..recovery.damage import cuts_of
+from ..recovery.inspect import replay_wal
 from ..recovery.rebuild import log_base, rebuild, slept_on, spec_of
 from ..replica import snapshot_sections
 from ..replica.apply import UnknownVersion
@@ -91,22 +88,15 @@ def _open(system: System) -> None:
     system.store.open()
     system.store.restore((key[1:], value) for key, value in meta.scan(meta_rows.STORE))
     system.directory.deleted = {int.from_bytes(key[1:], "big") for key, _ in meta.scan(meta_rows.DELETED)}
-    system.departures.departed = {
-        int.from_bytes(key[1:], "big"): meta_rows.Departed(*msgpack.unpackb(value))
-        for key, value in meta.scan(meta_rows.DEPARTED)
-    }
+    system.departures.departed = meta_rows.departed(meta.scan(meta_rows.DEPARTED))
     flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
-    sink = Collector()
     began = time.thread_time_ns()
     system.damages.load(system.epoch)
-    cuts = cuts_of(system.damages.known)
-    result = replay(disk, str(path / "wal"), sink, flushed, cuts)
-    if lived:
-        result.look_for_last_file(flushed, cuts)
+    said, result = replay_wal(disk, str(path / "wal"), flushed, system.damages.known, lived)
     storage.wal.adopt(result)
     storage.closing.append(storage.wal.close)
     storage.segments.spoiled = result.spoiled
-    restarted = _build_members(system, sink, result)
+    restarted = _build_members(system, said, result)
     _leave_out(storage, result, system.damages.blank)
     system.counters.replay_nanoseconds = time.thread_time_ns() - began
     storage.wal.open()
@@ -115,7 +105,7 @@ def _open(system: System) -> None:
         # A crash came between an installed snapshot and the marks of its log's new start (see `Storage.installed`).
         rolled = storage.wal.write([WalItem(uid, truncate=index) for uid, at in restarted for index in (at, at + 1)])
         storage.adopt_recovered(rolled.sealed if rolled is not None else ())
-    for uid in {*sink.groups, *(uid for uid, _ in restarted)}:
+    for uid in {*said, *(uid for uid, _ in restarted)}:
         # What the WAL says of terms, votes, floors and new starts has no other place yet: when its files get their
         # segments, the checkpoint has to say it, as it would have in the life that wrote it.
         if uid in system.members:
@@ -125,11 +115,11 @@ def _open(system: System) -> None:
     life.recovered(system, bool(result.damage))
 
 
-def _build_members(system: System, sink: Collector, result: ReplayResult) -> list[tuple[int, int]]:
+def _build_members(system: System, said: Mapping[int, Recovered], result: ReplayResult) -> list[tuple[int, int]]:
     """Returns (uid, snapshot index) of logs that start over above a snapshot without the WAL saying so."""
     meta = system.storage.books.meta
     states, snapshots = _Beside(meta_rows.state_rows(meta)), _Beside(meta_rows.snapshot_rows(meta))
-    hard_states = {uid: one.hard_state for uid, one in sink.groups.items() if one.hard_state is not None}
+    hard_states = {uid: one.hard_state for uid, one in said.items() if one.hard_state is not None}
     damaged = system.damages.judge(result, hard_states)
     defined: set[int] = set()
     restarted: list[tuple[int, int]] = []
@@ -139,7 +129,7 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
         if spec.uid in system.directory.deleted:
             continue
         known = damaged.get(spec.uid)
-        recovered = sink.groups.get(spec.uid) or Recovered()
+        recovered = said.get(spec.uid) or Recovered()
         state, snapshot_row = states.of(spec.uid), snapshots.of(spec.uid)
         if known is None and state is not None and slept_on(state, snapshot_row, recovered):
             revival.adopt_row(system, spec, state)
@@ -168,7 +158,7 @@ def _build_members(system: System, sink: Collector, result: ReplayResult) -> lis
         system.members[spec.uid] = member
     for uid, known in damaged.items():
         if uid not in defined and uid not in system.directory.deleted:
-            system.damages.bar(uid, known, sink.groups.get(uid) or Recovered())
+            system.damages.bar(uid, known, said.get(uid) or Recovered())
     return restarted
 
 

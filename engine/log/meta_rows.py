@@ -197,6 +197,11 @@ def peers(found: Iterable[tuple[bytes, bytes]]) -> dict[int, Origin]:
     return {int.from_bytes(key[1:], "big"): Origin(*msgpack.unpackb(value)[:4]) for key, value in found}
 
 
+def departed(found: Iterable[tuple[bytes, bytes]]) -> dict[int, Departed]:
+    """Read the rows of replicas that went."""
+    return {int.from_bytes(key[1:], "big"): Departed(*msgpack.unpackb(value)) for key, value in found}
+
+
 def group_key(uid: int) -> bytes:
     """The key of a `GroupRow`."""
     return GroupRow.PREFIX + KEY.pack(uid)

@@ -8,7 +8,7 @@ log (`inspect`). What departed, what is being mended and what slept are inputs, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from logyard.protocol.errors import Corrupt
@@ -40,13 +40,14 @@ class Image:
 
     __slots__ = (
         "spec", "state", "snapshot", "term", "vote", "commit", "floor", "compactable", "promise", "log", "runs",
-        "flushed", "base", "configurations", "findings",
+        "flushed", "base", "configurations", "findings", "mended",
     )  # fmt: skip
 
-    def __init__(self, spec: Spec, state: StateRow, snapshot: Snapshot | None) -> None:
+    def __init__(self, spec: Spec, state: StateRow, snapshot: Snapshot | None, mended: bool) -> None:
         self.spec = spec
         self.state = state
         self.snapshot = snapshot
+        self.mended = mended
         self.term, self.vote, self.commit, self.floor = state.term, state.vote, state.commit, state.floor
         self.compactable = 0
         self.promise = (0, 0)
@@ -61,6 +62,25 @@ class Image:
         """Raise what is wrong, if anything is."""
         if self.findings:
             raise self.findings[0].error
+
+    def doubts(self) -> Iterator[str]:
+        """Find what a start lives with, and no start would have written: others mend nothing of it."""
+        state, log = self.state, self.log
+        if not self.mended and state.commit > log.last_index:
+            yield f"{state.commit} is committed, the log ends at {log.last_index}"
+        if not self.mended and state.snapshot_index > self.snapshot_index:
+            at = state.snapshot_index
+            yield f"the checkpoint names a snapshot at {at}; the newest there is, is at {self.snapshot_index}"
+        before = (log.snapshot_index, log.snapshot_term)
+        for first, term in log.runs:
+            if term < before[1] or (log.snapshot_index < first <= before[0]):
+                yield f"term {term} from entry {first} on comes after term {before[1]} from {before[0]} on"
+            before = (first, term)
+        end = 0
+        for first, last, number in self.runs:
+            if first <= end or last < first:
+                yield f"entries {first} to {last} in segment {number} overlap what comes before them"
+            end = max(end, last)
 
     @property
     def snapshot_index(self) -> int:
@@ -84,7 +104,7 @@ class Image:
         except Exception as error:
             self.findings.append(Finding("log", f"{type(error).__name__}: {error}", error))
 
-    def take_promises(self, recovered: Recovered, departed: Departed | None, mended: bool) -> None:
+    def take_promises(self, recovered: Recovered, departed: Departed | None) -> None:
         """Take over what this replica, and the one before it, promised."""
         self.floor = max(self.floor, recovered.floor)
         if recovered.hard_state is not None:
@@ -98,7 +118,7 @@ class Image:
                 # What it promised holds (see `host.departures`).
                 kept = self.vote if self.term == departed.term and self.vote else departed.vote
                 self.term, self.vote = departed.term, kept
-        if mended:
+        if self.mended:
             # The commit index may speak of entries that took the place of those which are left.
             self.commit = 0
         if self.snapshot is not None:
@@ -178,8 +198,8 @@ def rebuild(
     """Return a replica's image from its checkpoint, its snapshot and what the WAL says on top. `departed`: what the
     replica before it promised; `mended`: it lost what came after that, and others will bring it."""
     state = state or StateRow(spec.uid)
-    image = Image(spec, state, snapshot)
-    image.guarded(lambda: image.take_promises(recovered, departed, mended))
+    image = Image(spec, state, snapshot, mended)
+    image.guarded(lambda: image.take_promises(recovered, departed))
     image.guarded(lambda: image.join(recovered))
     if not image.findings and not mended:
         image.check_term()

@@ -14,34 +14,18 @@ from pathlib import Path
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Entry
 from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
-from logyard.engine.log.recovered import Collector, Recovered
 from logyard.engine.log.segment import HEAD_BYTES, SegmentReader
-from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_epochs, wal_name
-from logyard.engine.log.wal_replay import Cut, ReplayResult, replay
+from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_name
 from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
+from logyard.engine.recovery.inspect import Facts, Wal
 from logyard.protocol.errors import Corrupt, LogyardError
 
-from .meta import Facts
 from .report import Report, some
 
 SEGMENT = ".seg"
 OPEN_SEGMENTS = 64
 CHUNK_ENTRIES = 1024
 CHUNK_BYTES = 1 << 24
-
-
-class WalFacts:
-    """What the WAL says. `sizes`: bytes of each file there is. `hurt`: groups the replay convicted of damage."""
-
-    __slots__ = ("groups", "sizes", "hurt", "suspects", "result", "written")
-
-    def __init__(self) -> None:
-        self.groups: dict[int, Recovered] = {}
-        self.sizes: dict[int, int] = {}
-        self.hurt: set[int] = set()
-        self.suspects: set[int] = set()
-        self.result = ReplayResult()
-        self.written = 0
 
 
 def wal_path(number: int) -> str:
@@ -54,65 +38,43 @@ def segment_path(number: int) -> str:
     return f"segments/{number:016x}{SEGMENT}"
 
 
-def read_wal(directory: Path, facts: Facts, report: Report, shapes: bool = True) -> WalFacts:
-    """Replay what has no segment yet; with `shapes`, look at the shape of what has."""
-    found = WalFacts()
-    disk = Disk()
-    wal = directory / "wal"
-    names = disk.list_directory(str(wal)) if wal.is_dir() else []
-    epochs = wal_epochs(names)
-    found.sizes = {epoch: os.stat(wal / wal_name(epoch)).st_size for epoch in epochs}
-    report.count("wal_files", len(epochs))
-    # The newest file is made before the one before it gets its segment: there is always one that has none.
-    if facts.groups and not any(epoch > facts.flushed for epoch in epochs):
-        text = f"no file newer than {facts.flushed}: the one that took the last writes is missing"
-        report.damage("wal", text, path=wal_path(facts.flushed + 1))
-    elif not facts.flushed and epochs and epochs[0] > 1 and facts.complete:
-        report.damage("wal", f"this file is missing; the oldest is {epochs[0]}", path=wal_path(epochs[0] - 1))
-    sink = Collector()
+def check_wal(directory: Path, facts: Facts, report: Report, shapes: bool = True) -> Wal:
+    """Replay what has no segment yet and report what is damaged; with `shapes`, look at the shape of what has one."""
+    wal = Wal()
     with report.guarded("wal", path="wal"):
-        cuts = {uid: Cut(known.through, known.whole) for uid, known in facts.damaged.items()}
-        found.result = replay(disk, str(wal), sink, facts.flushed, cuts)
-        # Who lost batches claims none (see `engine.host.life`).
-        found.written = 0 if found.result.damage else found.result.next_batch
-    found.groups = sink.groups
-    result = found.result
+        wal.read(str(directory / "wal"), facts)
+    result = wal.result
+    report.count("wal_files", len(wal.sizes))
     report.count("wal_entries", sum(len(sealed.entries) for sealed in result.sealed))
     if result.current is not None:
         report.count("wal_entries", len(result.current.entries))
-    _report_replay(found, facts, report)
-    if shapes:
-        with report.guarded("wal", path="wal"):
-            _shapes(disk, wal, epochs, found, facts, report)
-        _leftovers(wal, names, found, facts, report)
-    return found
-
-
-def _report_replay(found: WalFacts, facts: Facts, report: Report) -> None:
-    result = found.result
     for one in result.damage:
         text = f"at byte {one.offset}: {one.reason}"
         if one.uid:
-            found.hurt.add(one.uid)
             report.damage("wal", text, path=wal_path(one.file), group=facts.name(one.uid))
             continue
-        found.suspects = facts.groups.keys() - result.cleared
-        names = sorted(facts.name(uid) for uid in found.suspects)
+        names = sorted(map(facts.name, wal.suspects(facts)))
         whose = f"; it may have held records of {some(names)}" if names else "; no group lost anything by it"
         report.damage("wal", text + whose, path=wal_path(one.file))
     for one in result.healed:
         report.healed("wal", f"at byte {one.offset}: {one.reason}", path=wal_path(one.file))
+    if shapes:
+        with report.guarded("wal", path="wal"):
+            _shapes(Disk(), directory / "wal", wal, facts, report)
+        _leftovers(directory / "wal", wal.sizes, facts, report)
+    return wal
 
 
-def _shapes(disk: Disk, wal: Path, epochs: list[int], found: WalFacts, facts: Facts, report: Report) -> None:
+def _shapes(disk: Disk, folder: Path, wal: Wal, facts: Facts, report: Report) -> None:
     """Count the batches; of files whose metadata is in segments, say what is broken and costs nothing."""
-    heads = read_heads(disk, str(wal), epochs)
+    sizes, epochs = wal.sizes, list(wal.sizes)
+    heads = read_heads(disk, str(folder), epochs)
     for position, epoch in enumerate(epochs):
         report.progress("wal", position, len(epochs))
         head, copies, _ = heads[epoch]
         home = facts.wal_files.get(epoch)
-        if home is not None and found.sizes[epoch] < home:
-            text = f"it has {found.sizes[epoch]} bytes, its batches end at {home}: it was cut"
+        if home is not None and sizes[epoch] < home:
+            text = f"it has {sizes[epoch]} bytes, its batches end at {home}: it was cut"
             report.damage("wal", text, path=wal_path(epoch))
         if epoch <= facts.flushed and copies < 2:
             text = f"{2 - copies} of 2 copies of its head are damaged; its segment has the metadata"
@@ -122,9 +84,9 @@ def _shapes(disk: Disk, wal: Path, epochs: list[int], found: WalFacts, facts: Fa
         following = heads[epochs[position + 1]].head if position + 1 < len(epochs) else None
         if following is not None and following.previous != epoch:
             following = None
-        _batches(disk, wal, head, following, epoch <= facts.flushed, report)
-    current = found.result.current
-    if current is not None and _torn(disk, wal, current.head, current.tail):
+        _batches(disk, folder, head, following, epoch <= facts.flushed, report)
+    current = wal.result.current
+    if current is not None and _torn(disk, folder, current.head, current.tail):
         text = f"at byte {current.tail}: the last batch is torn; nothing in it was acknowledged, and it is cut off"
         report.warning("torn_batch", text, path=wal_path(current.head.epoch))
 
@@ -153,14 +115,14 @@ def _torn(disk: Disk, wal: Path, head: FileHead, tail: int) -> bool:
     return block[:4] == HEADER_MAGIC and block[8:16] == head.epoch.to_bytes(8, "little")
 
 
-def _leftovers(wal: Path, names: list[str], found: WalFacts, facts: Facts, report: Report) -> None:
+def _leftovers(folder: Path, sizes: dict[int, int], facts: Facts, report: Report) -> None:
     """Files that the next start recycles or removes."""
-    for name in names:
+    for name in Disk().list_directory(str(folder)) if folder.is_dir() else []:
         if name.endswith(TEMPORARY):
             report.orphan(f"wal/{name}", "a file that was being made when the process ended")
-        elif name.endswith(SPARE) and found.sizes and (wal / name).stat().st_size not in found.sizes.values():
+        elif name.endswith(SPARE) and sizes and (folder / name).stat().st_size not in sizes.values():
             report.orphan(f"wal/{name}", "a spare file of another size than the files in use")
-    for number in found.sizes:
+    for number in sizes:
         if number <= facts.flushed and number not in facts.wal_files:
             report.orphan(wal_path(number), "nobody's home any more, and not recycled yet")
 

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from logyard.engine.disk import Disk
+from logyard.engine.recovery.inspect import Facts
 from logyard.payloads import checkpoints
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
@@ -21,7 +22,6 @@ from logyard.payloads.shelf import Shelf
 from logyard.payloads.writing import GenerationConfig
 from logyard.protocol.errors import FormatNewer, GenerationUnfinished, PayloadError, WrongIdentity
 
-from .meta import Facts
 from .report import Report, some
 
 PAYLOADS = "payloads"

@@ -1,8 +1,8 @@
-"""Each group's log, put together from checkpoint, segments and WAL as a start would do it, and judged.
+"""Each group of a stopped directory, judged: its image, as a start would make it, then its log applied from there.
 
-Invariant: what is read here is what `engine.host.recovery` would make the member's log; the rules are the invariants of
-docs/life-of-a-snapshot.md (snapshot and log meet, terms never fall, no gap). Called by `service.check_process` and
-`reading`.
+Invariant: how rows, segments and WAL become a log is known to `engine.recovery` alone; here is what only a reader asks:
+what of it is proven to be committed, whether every entry is there, and what lives at its end. Called by
+`service.check_process` and `reading`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from logyard.engine.entry import COMMANDS, CONFIGURATION, Entry, frames_of, is_guarded, system_command
-from logyard.engine.log import meta_rows
-from logyard.engine.log.meta_rows import StateRow, cut_runs
-from logyard.engine.log.recovered import Recovered
 from logyard.engine.machine import Machine, Release
+from logyard.engine.recovery.inspect import Facts, Wal, image_of
+from logyard.engine.recovery.rebuild import Image, log_base
 from logyard.engine.replica import snapshot_sections
 from logyard.engine.replica.apply import REPLICATED, UnknownVersion, claims_of, context_of, keep, run_again
 from logyard.engine.replica.machine_state import MachineState
 from logyard.engine.replica.sessions import Sessions, batch_of
 from logyard.engine.replica.uploads import Uploads
-from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.snapshot.format import Snapshot
 from logyard.engine.types import Spec
 from logyard.machines.kv import KV
@@ -30,11 +28,10 @@ from logyard.machines.queue import Queue
 from logyard.machines.registry import create_machine
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness, decode_live_set
-from logyard.protocol.errors import BadRequest, Corrupt, LogyardError, WrongIdentity
+from logyard.protocol.errors import BadRequest, Corrupt, LogyardError
 from logyard.protocol.frame import SYSTEM
 
-from .files import Segments, WalFacts, segment_path, wal_path
-from .meta import Facts
+from .files import Segments, segment_path, wal_path
 from .report import DAMAGE, UNKNOWN, Report, some
 
 Hole: TypeAlias = tuple[int, int, int]
@@ -46,55 +43,56 @@ RECORDS_MAX = 1 << 31
 
 
 class GroupLog:
-    """One group as it would come up. `live` is what its snapshot says lives, `live_at_end` what is left when the whole
-    log is applied: at least those payloads must be here. `commit`: what this directory alone proves to be committed.
-    `replay`: as of the log's end; None where that is not known, for the reason `unknown`: then more may have died than
-    `live_at_end` says."""
+    """One group as it would come up. `whole`: nothing of it is damaged. `live` is what its snapshot says lives,
+    `live_at_end` what is left when the whole log is applied: at least those payloads must be here. `commit`: what this
+    directory alone proves to be committed. `replay`: as of the log's end; None where that is not known, for the reason
+    `unknown`: then more may have died than `live_at_end` says."""
 
-    __slots__ = (
-        "spec", "state", "snapshot", "base", "base_term", "flushed", "runs", "terms", "entries", "last", "term",
-        "commit", "floor", "whole", "alone", "live", "live_at_end", "replay", "unknown",
-    )  # fmt: skip
+    __slots__ = ("image", "log", "whole", "alone", "commit", "live", "live_at_end", "replay", "unknown")
 
-    def __init__(self, spec: Spec, state: StateRow) -> None:
-        self.spec = spec
-        self.state = state
-        self.snapshot: Snapshot | None = None
-        self.base, self.base_term = map(int, state.extra.get("log", (0, 0)))
-        self.flushed = max(int(state.extra.get("flushed", 0)), self.base)
-        self.runs = list(state.runs)
-        self.terms: list[tuple[int, int]] = []
-        self.entries: list[Entry] = []
-        self.last = 0
-        self.term = state.term
-        self.commit = state.commit
-        self.floor = state.floor
-        self.whole = True
-        self.alone = False
+    def __init__(self, image: Image, whole: bool, node: int) -> None:
+        self.image = image
+        self.log = image.log
+        self.whole = whole
+        configurations = image.state.extra.get("configurations") or [[0, 0, b""]]
+        self.alone = image.spec.voters == (node,) and len(configurations) == 1 and configurations[0][0] == 0
+        self.commit = image.proven_commit
+        if self.alone and not any(entry.kind == CONFIGURATION for entry in self.log.entries):
+            self.commit = self.last
         self.live = Liveness()
         self.live_at_end = Liveness()
         self.replay: Replay | None = None
         self.unknown = ""
 
     @property
+    def spec(self) -> Spec:
+        """The group's definition."""
+        return self.image.spec
+
+    @property
     def name(self) -> str:
         """The group's name."""
-        return self.spec.name
+        return self.image.spec.name
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The newest one."""
+        return self.image.snapshot
+
+    @property
+    def last(self) -> int:
+        """The last entry of the log."""
+        return self.log.last_index
+
+    @property
+    def floor(self) -> int:
+        """The payload floor: below it payloads may be missing."""
+        return self.image.floor
 
     @property
     def resolves(self) -> bool:
         """Whether the member may have to serve payloads: below its floor they may be missing (law 4)."""
         return self.last >= self.floor
-
-    def term_at(self, index: int) -> int:
-        """The term of an entry that is in the log; 0: it is not."""
-        if index == self.base:
-            return self.base_term
-        if self.entries and self.entries[0].index <= index <= self.entries[-1].index:
-            return self.entries[index - self.entries[0].index].term
-        if not self.base < index <= self.flushed:
-            return 0
-        return next((term for first, term in reversed(self.terms) if first <= index), 0)
 
 
 class Placed(NamedTuple):
@@ -109,7 +107,7 @@ class Placed(NamedTuple):
 def check_group(
     uid: int,
     facts: Facts,
-    wal: WalFacts,
+    wal: Wal,
     segments: Segments,
     homes: Sequence[Home],
     report: Report,
@@ -118,141 +116,48 @@ def check_group(
     """Put one group together, report what does not fit, and apply its log. `homes`: its payloads in generations.
     `make`: its machine, by name and arguments."""
     group = build_group(uid, facts, wal, report)
-    _judge(group, report)
     _apply(group, facts, segments, homes, report, make)
     return group
 
 
-def build_group(uid: int, facts: Facts, wal: WalFacts, report: Report) -> GroupLog:
+def build_group(uid: int, facts: Facts, wal: Wal, report: Report) -> GroupLog:
     """Put one group together from its rows and the WAL. What does not fit is reported; then the group is not `whole`,
     or the report has damage under its name."""
-    spec = facts.groups[uid]
-    group = GroupLog(spec, facts.states.get(uid) or StateRow(uid))
-    known = facts.damaged.get(uid)
-    group.whole = uid not in wal.hurt and uid not in wal.suspects and uid not in facts.lost
-    group.whole = group.whole and (known is None or known.sound)
-    configurations = group.state.extra.get("configurations") or [[0, 0, b""]]
-    group.alone = spec.voters == (facts.node,) and len(configurations) == 1 and configurations[0][0] == 0
-    _read_snapshot(group, facts, report)
-    recovered = wal.groups.get(uid) or Recovered()
-    group.floor = max(group.floor, recovered.floor)
-    if recovered.hard_state is not None:
-        group.term = max(group.term, recovered.hard_state[0])
-        group.commit = max(group.commit, recovered.hard_state[2])
-    if uid in facts.departed:
-        # A replica made anew keeps to what the one before it promised, and does not write it again.
-        group.term = max(group.term, facts.departed[uid].term)
-    if group.snapshot is not None:
-        # An installed one may be durable before the term that came with it: the core takes that over from the log.
-        group.term = max(group.term, group.snapshot.term)
-        group.commit = max(group.commit, group.snapshot.index)
-    _join(group, recovered, report)
-    if group.alone and not any(entry.kind == CONFIGURATION for entry in group.entries):
-        group.commit = group.last
-    group.commit = min(group.commit, group.last)
+    image = image_of(uid, facts, wal)
+    known = uid in wal.damaged
+    group = GroupLog(image, not known and not image.findings, facts.node)
+    for finding in image.findings:
+        # What follows from damage that is reported already says nothing new.
+        if not known or finding.kind == "snapshot":
+            report.damage(finding.kind, finding.message, path="meta", group=group.name)
+    for text in image.doubts():
+        report.damage("log", text, path="meta", group=group.name)
+    snapshot, row = image.snapshot, facts.snapshots.get(uid)
+    if snapshot is None or row is None:
+        return group
+    report.count("snapshots")
+    if (snapshot.index, snapshot.term) != (row.index, row.term):
+        text = f"its row says {row.index}@{row.term}, it says {snapshot.index}@{snapshot.term}"
+        report.damage("snapshot", text, path="meta", group=group.name)
+    with report.guarded("snapshot", path="meta", group=group.name):
+        group.live = decode_live_set(snapshot.live, f"the snapshot of group {group.name}").liveness
+        group.live_at_end = decode_live_set(snapshot.live).liveness
+    if group.alone and group.whole and group.log.snapshot_index == snapshot.index > log_base(image.state)[0]:
+        text = f"the snapshot is at {snapshot.index}@{snapshot.term}, which is not in the log"
+        report.damage("snapshot", text, path="meta", group=group.name)
     return group
-
-
-def _read_snapshot(group: GroupLog, facts: Facts, report: Report) -> None:
-    row = facts.snapshots.get(group.spec.uid)
-    if row is not None:
-        try:
-            group.snapshot = snapshot_format.decode(
-                row.data, row.uid, lambda name: facts.chunks.get(meta_rows.chunk_key(row.uid, name))
-            )
-            group.live = decode_live_set(group.snapshot.live, f"the snapshot of group {group.name}").liveness
-            group.live_at_end = decode_live_set(group.snapshot.live).liveness
-            report.count("snapshots")
-            if (group.snapshot.index, group.snapshot.term) != (row.index, row.term):
-                text = f"its row says {row.index}@{row.term}, it says {group.snapshot.index}@{group.snapshot.term}"
-                report.damage("snapshot", text, path="meta", group=group.name)
-        except WrongIdentity:
-            raise
-        except Exception as error:  # a checksum of nonsense may hold, and nonsense may raise anything
-            report.damage("snapshot", f"{type(error).__name__}: {error}", path="meta", group=group.name)
-            group.whole = False
-            return
-    index = group.snapshot.index if group.snapshot is not None else 0
-    if group.spec.uid in facts.lost:
-        return
-    if group.state.snapshot_index > index:
-        text = f"the checkpoint names a snapshot at {group.state.snapshot_index}; the newest there is, is at {index}"
-        report.damage("snapshot", text, path="meta", group=group.name)
-    elif group.base > index:
-        text = f"the log begins above {group.base}, and the newest snapshot is at {index}"
-        report.damage("snapshot", text, path="meta", group=group.name)
-
-
-def _join(group: GroupLog, recovered: Recovered, report: Report) -> None:
-    """Base, flushed part and WAL: the same steps as recovery's, with findings in place of an exception."""
-    if recovered.lowest and recovered.lowest <= group.flushed:
-        group.flushed = max(recovered.lowest - 1, group.base)
-        group.runs = cut_runs(group.runs, group.flushed + 1)
-    group.terms = [run for run in group.state.term_runs if run[0] <= group.flushed]
-    entries = [entry for entry in recovered.entries if entry.index > group.flushed]
-    snapshot = group.snapshot
-    gap = bool(entries) and entries[0].index > group.flushed + 1
-    restarted = snapshot is not None and recovered.restart == snapshot.index + 1
-    group.entries = entries
-    group.last = entries[-1].index if entries else group.flushed
-    if gap and (snapshot is None or entries[0].index != snapshot.index + 1 or not restarted):
-        if group.whole:
-            text = f"entries {group.flushed + 1} to {entries[0].index - 1} are in no file"
-            report.damage("log", text, path=wal_path(entries[0].file) if entries[0].file else "wal", group=group.name)
-        group.whole = False
-        return
-    if snapshot is None or snapshot.index <= group.base:
-        return
-    if restarted or group.term_at(snapshot.index) != snapshot.term:
-        # A snapshot that came from another member: the log starts over above it. What was committed before keeps its
-        # payloads where they are.
-        if group.alone and group.whole:
-            where = f"{snapshot.index}@{snapshot.term}"
-            text = f"the snapshot is at {where}, which is not in the log (it ends at {group.last})"
-            report.damage("snapshot", text, path="meta", group=group.name)
-        group.runs = cut_runs(group.runs, min(group.flushed, group.state.commit) + 1)
-        group.base, group.base_term, group.terms = snapshot.index, snapshot.term, []
-        group.flushed = snapshot.index
-        group.entries = entries if restarted else []
-        group.last = group.entries[-1].index if group.entries else snapshot.index
-
-
-def _judge(group: GroupLog, report: Report) -> None:
-    """What a checkpoint may say of a log."""
-    state = group.state
-    if group.whole and state.commit > group.last:
-        text = f"{state.commit} is committed, the log ends at {group.last}"
-        report.damage("log", text, path="meta", group=group.name)
-    before = (group.base, group.base_term)
-    for first, term in group.terms:
-        if term < before[1] or (group.base < first <= before[0]):
-            text = f"term {term} from entry {first} on comes after term {before[1]} from {before[0]} on"
-            report.damage("log", text, path="meta", group=group.name)
-        before = (first, term)
-    if group.flushed > group.base and (not group.terms or group.terms[0][0] > group.base + 1):
-        report.damage("log", f"no term is known for entry {group.base + 1}", path="meta", group=group.name)
-    last_term = group.entries[-1].term if group.entries else before[1]
-    if last_term > group.term and group.whole:
-        text = f"its log ends in term {last_term}, its stored term is {group.term}"
-        report.damage("log", text, path="meta", group=group.name)
-    end = 0
-    for first, last, number in group.runs:
-        if first <= end or last < first:
-            text = f"entries {first} to {last} in segment {number} overlap what comes before them"
-            report.damage("log", text, path="meta", group=group.name)
-        end = max(end, last)
 
 
 def in_order(group: GroupLog, segments: Segments) -> Iterator[Placed]:
     """Every entry of the group whose metadata is, or should be, in a segment or in the WAL; rising in index."""
-    for first, last, number in group.runs:
+    for first, last, number in group.image.runs:
         path = segment_path(number)
         for found in segments.entries(number, group.spec.uid, first, last):
             if isinstance(found, int):
                 yield Placed(found, None, path, number)
             else:
                 yield Placed(found.index, found, path, number)
-    for entry in group.entries:
+    for entry in group.log.entries:
         yield Placed(entry.index, entry, wal_path(entry.file) if entry.file else "wal", 0)
 
 
@@ -263,20 +168,20 @@ def _apply(
     replay = _replay_of(group, report, make)
     applied = group.snapshot.index if group.snapshot is not None else 0
     holes: list[Hole] = []
-    expected, before = group.base + 1, group.base_term
+    expected, before = group.log.first_index, group.log.snapshot_term
     for index, entry, path, number in in_order(group, segments):
-        if index <= group.base:
+        if index < group.log.first_index:
             # Here a segment is kept for payloads only, and need not have every index.
             if entry is None and number not in segments.numbers:
                 _extend(holes, index, index, number)
             continue
-        _extend(holes, expected, min(index - 1, group.flushed), 0)
+        _extend(holes, expected, min(index - 1, group.image.flushed), 0)
         expected = index + 1
         if entry is None:
             if (number, group.spec.uid, index) not in segments.bad:
                 _extend(holes, index, index, number)
             continue
-        term = group.term_at(index)
+        term = group.log.term(index) or 0
         if entry.term < before or (term and term != entry.term):
             text = f"entry {index} is of term {entry.term} and not of term {term or before}"
             report.damage("log", text, path=path, group=group.name)
@@ -290,7 +195,7 @@ def _apply(
         group.unknown = f"entry {applied + 1} is not there to be applied"
     if not group.unknown and isinstance(replay, Replay):
         group.replay = replay
-    _extend(holes, expected, group.flushed, 0)
+    _extend(holes, expected, group.image.flushed, 0)
     spared = [hole for hole in holes if _missing(group, hole, facts, homes, report)]
     if spared:
         names = some([segment_path(number) if number else "none" for _, _, number in spared])

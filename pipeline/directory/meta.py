@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-import msgpack
 from xxhash import xxh3_64_intdigest
 
 from logyard.engine.disk import Disk
-from logyard.engine.identity import Origin
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta import (
     COMMIT,
@@ -27,10 +24,7 @@ from logyard.engine.log.meta import (
     fill_environment,
     read_environment,
 )
-from logyard.engine.log.meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
-from logyard.engine.recovery.damage import Damaged
-from logyard.engine.recovery.rebuild import spec_of
-from logyard.engine.types import Spec
+from logyard.engine.recovery.inspect import Facts
 from logyard.payloads.measuring import check_file
 from logyard.protocol.errors import Corrupt, GenerationFailed, WrongIdentity
 
@@ -41,45 +35,6 @@ KINDS = {
     b"e": "epoch", b"x": "damage", b"c": "section", b"i": "transfer", b"k": "peer", b"r": "departure",
 }  # fmt: skip
 GROUP_ROWS = (b"g", b"s", b"n", b"d", b"x", b"i", b"r")
-
-
-class Facts:
-    """What the meta store says. `complete`: no row is lost, so what nothing names is nobody's."""
-
-    __slots__ = (
-        "node", "cluster", "epoch", "groups", "states", "snapshots", "chunks", "wal_files", "flushed", "deleted",
-        "departed", "store", "lost", "damaged", "complete", "directory", "peers",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.node = 0
-        self.cluster = ""
-        self.epoch = 0
-        self.directory = 0
-        self.peers: dict[int, Origin] = {}
-        """What this node knew of the others' directories."""
-        self.groups: dict[int, Spec] = {}
-        self.states: dict[int, StateRow] = {}
-        self.snapshots: dict[int, SnapshotRow] = {}
-        self.chunks: dict[bytes, bytes] = {}
-        """Chunks of large sections, by key."""
-        self.wal_files: dict[int, int] = {}
-        """Sealed WAL files that are homes: number -> where their batches end, in bytes."""
-        self.flushed = 0
-        self.deleted: set[int] = set()
-        self.departed: dict[int, meta_rows.Departed] = {}
-        """What replicas that went from here promised."""
-        self.store: list[tuple[bytes, bytes]] = []
-        self.lost: set[int] = set()
-        """Groups with a row that verifies in neither copy."""
-        self.damaged: dict[int, Damaged] = {}
-        """Groups that lost records here at some time."""
-        self.complete = True
-
-    def name(self, uid: int) -> str:
-        """A group's name, or its uid where that is all there is."""
-        spec = self.groups.get(uid)
-        return spec.name if spec is not None else f"{uid:016x}"
 
 
 def holds(key: bytes, raw: bytes) -> bool:
@@ -188,7 +143,7 @@ def _compare(store: MetaStore, copies: list[dict[bytes, bytes] | None], facts: F
             report.healed("meta_row", text, path=f"meta/{name}/data.mdb")
             continue
         facts.complete = False
-        facts.lost.add(uid_of(key))
+        facts.lost.add(key)
         report.damage("meta_row", f"{describe(key)} is damaged in every copy: {key!r}", path="meta", group=_group(key))
     for name, many in stale.items():
         if many:
@@ -210,70 +165,23 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     identity = store.identity
     if identity is not None:
         facts.node, facts.cluster = identity.node, identity.cluster
-    with report.guarded("meta_row", path="meta"):
-        facts.epoch = int.from_bytes(store.get(meta_rows.EPOCH) or b"", "little")
 
-    def take(prefix: bytes, put: Callable[[bytes, bytes], None]) -> None:
-        for key, value in store.scan(prefix):
-            before = len(report.findings)
-            with report.guarded("meta_row", path="meta", group=_group(key)):
-                put(key, value)
-            if len(report.findings) > before:
-                facts.complete = False
+    def unreadable(key: bytes, error: Exception) -> None:
+        report.damage("meta_row", f"{describe(key)} can't be read: {error}", path="meta", group=_group(key))
 
-    def group(key: bytes, value: bytes) -> None:
-        spec = spec_of(GroupRow.unpack(key, value))
-        facts.groups[spec.uid] = spec
-
-    def state(key: bytes, value: bytes) -> None:
-        row = StateRow.unpack(key, value)
-        facts.states[row.uid] = row
-
-    def snapshot(key: bytes, value: bytes) -> None:
-        row = SnapshotRow.unpack(key, value)
-        facts.snapshots[row.uid] = row
-
-    def file(key: bytes, value: bytes) -> None:
-        row = FileRow.unpack(key, value)
-        if row.kind == "wal":
-            facts.wal_files[row.id] = int(row.fields["length"])
-        elif row.kind == "flushed":
-            facts.flushed = int(row.fields["file"])
-
-    def departure(key: bytes, value: bytes) -> None:
-        facts.departed[uid_of(key)] = meta_rows.Departed(*msgpack.unpackb(value))
-
-    take(GroupRow.PREFIX, group)
-    take(StateRow.PREFIX, state)
-    take(SnapshotRow.PREFIX, snapshot)
-    take(FileRow.PREFIX, file)
-    take(meta_rows.CHUNK, facts.chunks.__setitem__)
-    take(meta_rows.DELETED, lambda key, _: facts.deleted.add(int.from_bytes(key[1:], "big")))
-    take(meta_rows.DEPARTED, departure)
-    # A group that was left has rows again when this node is a member again.
-    facts.deleted |= facts.departed.keys() - facts.groups.keys()
-    take(meta_rows.STORE, lambda key, value: facts.store.append((key[1:], value)))
-    take(meta_rows.PEER, lambda key, value: facts.peers.update(meta_rows.peers([(key, value)])))
-    facts.directory = int.from_bytes(store.get(meta_rows.DIRECTORY) or b"", "little")
-    refused = store.get(meta_rows.OUTDATED)
-    if refused is not None:
-        text = f"the other nodes refuse this directory, and so does a start: {refused.decode('utf-8', 'replace')}"
+    facts.gather(store, unreadable)
+    if facts.refused:
+        text = f"the other nodes refuse this directory, and so does a start: {facts.refused}"
         report.damage("outdated", text, path="meta")
-    _damages(store, facts, report)
-    report.count("groups", len(facts.groups))
-    for uid in sorted(facts.states.keys() | facts.snapshots.keys()):
-        if uid not in facts.groups:
-            known = "was deleted" if uid in facts.deleted else "has no definition"
-            report.damage("meta_row", f"a group with rows {known}", path="meta", group=facts.name(uid))
-
-
-def _damages(store: MetaStore, facts: Facts, report: Report) -> None:
-    """What this node knows to have lost."""
-    for key, value in store.scan(meta_rows.DAMAGED):
-        known = facts.damaged[uid_of(key)] = Damaged.unpack(value)
-        group = facts.name(uid_of(key))
+    for uid, known in facts.damaged.items():
+        group = facts.name(uid)
         if known.sound:
             report.healed("damaged", f"this group was mended by others: {known.reason}", path="meta", group=group)
         else:
             text = f"this group lost records here, and waits for others to mend it: {known.reason}"
             report.damage("damaged", text, path="meta", group=group)
+    report.count("groups", len(facts.groups))
+    for uid in sorted(facts.states.keys() | facts.snapshots.keys()):
+        if uid not in facts.groups:
+            why = "was deleted" if uid in facts.deleted else "has no definition"
+            report.damage("meta_row", f"a group with rows {why}", path="meta", group=facts.name(uid))

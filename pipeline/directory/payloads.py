@@ -13,6 +13,7 @@ from pathlib import Path
 from logyard.engine.disk import Disk
 from logyard.engine.entry import Entry, Unit, frames_of, unit_hash, units_of
 from logyard.engine.ranges import subtract, union
+from logyard.engine.recovery.inspect import Facts, Wal
 from logyard.machines.log import AppendLog
 from logyard.machines.slices import slices
 from logyard.payloads.generation import Generation
@@ -21,15 +22,14 @@ from logyard.payloads.layout import StoredEntry
 from logyard.payloads.ledger import Marks
 from logyard.protocol.errors import GenerationFailed, PayloadCorrupt, PayloadError
 
-from .files import Segments, WalFacts, wal_path
+from .files import Segments, wal_path
 from .generations import Generations
 from .groups import RECORDS_MAX, GroupLog, in_order
-from .meta import Facts
 from .report import DAMAGE, UNKNOWN, Report
 
 
 def check_payloads(
-    group: GroupLog, directory: Path, wal: WalFacts, segments: Segments, generations: Generations, facts: Facts,
+    group: GroupLog, directory: Path, wal: Wal, segments: Segments, generations: Generations, facts: Facts,
     report: Report,
 ) -> dict[str, tuple[int, int]]:  # fmt: skip
     """Everything of one group that must be here. Returns, by WAL file and generation, the bytes of the group's payloads
@@ -54,7 +54,7 @@ class _Group:
     """One group's payloads."""
 
     def __init__(
-        self, group: GroupLog, directory: Path, wal: WalFacts, segments: Segments, generations: Generations,
+        self, group: GroupLog, directory: Path, wal: Wal, segments: Segments, generations: Generations,
         facts: Facts, report: Report,
     ) -> None:  # fmt: skip
         self.group = group
@@ -142,7 +142,7 @@ class _Group:
     def _stored(self, generation: Generation, home: Home, stored: StoredEntry, path: str) -> None:
         index = stored.index
         self._terms[index] = stored.term
-        term = self.group.term_at(index)
+        term = self.group.log.term(index) or 0
         if term and term != stored.term:
             text = f"entry {index} is of term {stored.term} here and of term {term} in the log"
             self._report.damage("payload", text, path=path, group=self.group.name)
@@ -275,7 +275,7 @@ class _Group:
         group = self.group
         if group.snapshot is None or not group.resolves or not group.whole:
             return
-        configurations = group.state.extra.get("configurations") or [[0, 0, b""]]
+        configurations = group.image.state.extra.get("configurations") or [[0, 0, b""]]
         plain = len(configurations) == 1 and configurations[0][0] == 0
         covered = sorted(self._covered)
         known = sorted(self._terms)

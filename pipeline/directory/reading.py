@@ -17,17 +17,18 @@ from typing import NamedTuple
 from logyard.engine.disk import Disk
 from logyard.engine.entry import COMMANDS, Entry, Unit, unit_hash, units_of
 from logyard.engine.log.segment import SegmentReader
+from logyard.engine.recovery.inspect import Facts
 from logyard.machines.log import AppendLog
 from logyard.payloads.homes import Home
 from logyard.payloads.layout import StoredEntry
 from logyard.protocol.errors import Corrupt, DirectoryInUse, LogyardError, OutOfRange, PayloadError
 
 from ..errors import DataLoss, OptionError
-from .files import Segments, read_wal, segment_path, wal_path
+from .files import Segments, check_wal, segment_path, wal_path
 from .generations import Generations
 from .groups import GroupLog, Replay, build_group
 from .lock import held
-from .meta import Facts, read_meta
+from .meta import read_meta
 from .report import DAMAGE, Report
 
 SCAN_BYTES = 1 << 20
@@ -80,7 +81,7 @@ class StoppedNode:
         directory, report = self.directory, self.report
         self._stack.enter_context(held(directory))
         self.facts = read_meta(directory, frozenset(), report)
-        self.wal = read_wal(directory, self.facts, report, shapes=False)
+        self.wal = check_wal(directory, self.facts, report, shapes=False)
         self.segments = Segments(directory, report)
         self._stack.callback(self.segments.close)
         self.generations = Generations(directory, self.facts, frozenset(), report)
@@ -122,7 +123,9 @@ class StoppedNode:
     def _build(self, uid: int, name: str) -> StoppedLog:
         group = build_group(uid, self.facts, self.wal, self.report)
         for finding in self.report.findings:
-            about = finding["group"] in (name, f"{uid:016x}") or (not finding["group"] and uid in self.wal.suspects)
+            about = finding["group"] in (name, f"{uid:016x}") or (
+                not finding["group"] and uid in self.wal.suspects(self.facts)
+            )
             if finding["severity"] == DAMAGE and about:
                 raise corrupt(f"log {name!r}", self.directory / finding["path"], finding["message"])
         if not group.whole:
@@ -192,22 +195,22 @@ class StoppedLog:
         self.machine, self.applied = replay.machine, at
 
     def _hole(self, first: int, last: int) -> Corrupt:
-        where = next((number for low, high, number in self.group.runs if low <= first <= high), 0)
+        where = next((number for low, high, number in self.group.image.runs if low <= first <= high), 0)
         path = self.node.directory / (segment_path(where) if where else "wal")
         return self.corrupt(path, f"entries {first} to {last} are missing")
 
     def entries(self, first: int, last: int) -> Iterator[Entry]:
         """Entries of the Raft log, rising, from segments and the WAL; holes where it begins later. Raises `Corrupt`."""
         group = self.group
-        for low, high, number in group.runs:
-            at, stop = max(first, low), min(last, high, group.flushed)
+        for low, high, number in group.image.runs:
+            at, stop = max(first, low), min(last, high, group.image.flushed)
             while at <= stop:
                 chunk = self._segment(number).entries(self.uid, at, stop, SCAN_BYTES)
                 yield from chunk
                 at = chunk[-1].index + 1 if chunk else stop + 1
-        if group.entries:
-            base = group.entries[0].index
-            yield from group.entries[max(0, first - base) : max(0, last + 1 - base)]
+        if group.log.entries:
+            base = group.log.entries[0].index
+            yield from group.log.entries[max(0, first - base) : max(0, last + 1 - base)]
 
     def _segment(self, number: int) -> SegmentReader:
         reader = self.node.segments.reader(number)
@@ -227,7 +230,7 @@ class StoppedLog:
 
     def _term(self, index: int) -> int:
         """The term of a committed entry, as far as log or payload still tell; 0: they do not."""
-        found = self.group.term_at(index)
+        found = self.group.log.term(index) or 0
         snapshot = self.group.snapshot
         if not found and snapshot is not None and index == snapshot.index:
             return snapshot.term

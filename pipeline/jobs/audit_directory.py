@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..directory.files import Segments, read_wal, users_of
+from logyard.engine.recovery.inspect import Facts
+
+from ..directory.files import Segments, check_wal, users_of
 from ..directory.generations import Generations
 from ..directory.groups import check_group
 from ..directory.lock import held
-from ..directory.meta import Facts, read_meta
+from ..directory.meta import read_meta
 from ..directory.payloads import check_payloads
 from ..directory.places import data_directories
 from ..directory.reading import StoppedNode, plain_errors
@@ -105,7 +107,7 @@ def _row(task: DirectoryTask, report: Report, first: int, **more: object) -> Res
 
 def _files(task: DirectoryTask, facts: Facts, report: Report) -> Result:
     """Meta store, WAL and segments as bytes."""
-    read_wal(task.directory, facts, report)
+    check_wal(task.directory, facts, report)
     segments = Segments(task.directory, report)
     try:
         segments.verify(users_of(facts), facts)
@@ -137,7 +139,7 @@ def _generation(task: DirectoryTask, generations: Generations, facts: Facts, rep
 def _groups(
     task: DirectoryTask, generations: Generations, facts: Facts, report: Report, stack: contextlib.ExitStack
 ) -> Iterator[Result]:
-    wal = read_wal(task.directory, facts, report, shapes=False)
+    wal = check_wal(task.directory, facts, report, shapes=False)
     segments = Segments(task.directory, report)
     stack.callback(segments.close)
     generations.prepare()
