@@ -15,7 +15,8 @@ VOLATILE = frozenset({"tmpfs", "ramfs"})
 
 
 def filesystem_of(path: Path, mounts: str | None = None) -> str:
-    """The type of the file system that holds `path` (ext4, tmpfs ...); "unknown" where there is no /proc/mounts."""
+    """Return the type of the file system that holds `path` (ext4, tmpfs ...); "unknown" where there is no
+    /proc/mounts."""
     if mounts is None:
         try:
             mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")

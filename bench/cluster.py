@@ -59,19 +59,19 @@ def reach(what: str, condition: Callable[[], bool], timeout_s: float) -> float:
 
 
 def threading_wait() -> Callable[[float], object]:
-    """A pause that Ctrl-C ends."""
+    """Return a pause that Ctrl-C ends."""
     import threading
 
     return threading.Event().wait
 
 
 def groups_of(yard: Yard, cluster: Cluster) -> dict[int, Sequence[Mapping[str, Any]]]:
-    """Every node's own list of its groups."""
+    """Return every node's own list of its groups."""
     return {node: yard.list(node=node) for node in range(1, cluster.count + 1)}
 
 
 def all_led(yard: Yard, cluster: Cluster, logs: int) -> bool:
-    """Whether every log has a leader."""
+    """Return whether every log has a leader."""
     led = {
         group["name"] for groups in groups_of(yard, cluster).values() for group in groups if group["role"] == "leader"
     }
@@ -79,7 +79,7 @@ def all_led(yard: Yard, cluster: Cluster, logs: int) -> bool:
 
 
 def all_applied(yard: Yard, cluster: Cluster, logs: int) -> bool:
-    """Whether every log has a leader and every member applied all that its leader committed."""
+    """Return whether every log has a leader and every member applied all that its leader committed."""
     lists = groups_of(yard, cluster)
     commits = {
         group["name"]: int(group["commit"])
@@ -94,12 +94,12 @@ def all_applied(yard: Yard, cluster: Cluster, logs: int) -> bool:
 
 
 def statuses(yard: Yard, cluster: Cluster) -> list[Mapping[str, Any]]:
-    """Every node's status, in order of node ids."""
+    """Return every node's status, in order of node ids."""
     return [yard.status(node) for node in range(1, cluster.count + 1)]
 
 
 def log_names(count: int) -> list[str]:
-    """The bench's logs."""
+    """Return the bench's logs."""
     return [f"bench-{number:06d}" for number in range(count)]
 
 

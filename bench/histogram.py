@@ -16,7 +16,7 @@ BUCKETS = EXPONENTS * SUB
 
 
 def bucket_of(microseconds: int) -> int:
-    """The bucket a value falls into; values beyond the range count in the last one."""
+    """Return the bucket a value falls into; values beyond the range count in the last one."""
     if microseconds < SUB:
         return max(microseconds, 0)
     shift = microseconds.bit_length() - SUB_BITS - 1
@@ -24,7 +24,7 @@ def bucket_of(microseconds: int) -> int:
 
 
 def lower_edge(bucket: int) -> int:
-    """The smallest value, in microseconds, that falls into a bucket."""
+    """Return the smallest value, in microseconds, that falls into a bucket."""
     group, rest = divmod(bucket, SUB)
     if group == 0:
         return rest
@@ -58,7 +58,7 @@ class Histogram:
         self.worst_seconds = max(self.worst_seconds, other.worst_seconds)
 
     def quantile(self, share: float) -> float:
-        """Seconds below which `share` (0 to 1) of the samples lie; 0 without samples."""
+        """Return seconds below which `share` (0 to 1) of the samples lie; 0 without samples."""
         if not self.samples:
             return 0.0
         wanted = share * self.samples
@@ -89,7 +89,7 @@ class Histogram:
     def load(
         cls, counts: Sequence[Sequence[int]], samples: int, total_seconds: float, worst_seconds: float
     ) -> Histogram:
-        """What `dump` gave."""
+        """Return what `dump` gave."""
         found = cls()
         for bucket, count in counts:
             found.counts[bucket] = count

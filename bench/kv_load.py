@@ -66,7 +66,7 @@ class KvLoad:
         self.sent: dict[int, float] = {}
 
     def key(self, client: int, number: int) -> bytes:
-        """A client's key."""
+        """Return a client's key."""
         return b"%d/%d/%d" % (self.spec.lane, client, number % self.spec.keys)
 
     async def prepare(self) -> None:
@@ -196,7 +196,7 @@ class KvLoad:
             self.count(self.sent[last], now)
 
     def result(self, cpu_s: float) -> dict[str, Any]:
-        """What the parent merges."""
+        """Return what the parent merges."""
         return {
             "counted": self.counted, "acknowledged": self.acknowledged, "failed": self.failed,
             "verified": self.verified, "lost": self.lost, "histogram": self.histogram.dump(),

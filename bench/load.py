@@ -110,7 +110,7 @@ class Load:
         self.drained = trio.Event()
 
     def skip(self) -> int:
-        """How many bodies until the next one of the sample: geometric, so that each has the same chance."""
+        """Return how many bodies until the next one of the sample: geometric, so that each has the same chance."""
         return 1 + int(self.random.expovariate(1.0 / self.spec.sample_one_in))
 
     def submit(self, clients: Sequence[int], now: float) -> None:
@@ -179,7 +179,7 @@ class Load:
         return good, bad
 
     def result(self, verified: int, lost: int, cpu_s: float) -> dict[str, Any]:
-        """What the parent merges."""
+        """Return what the parent merges."""
         return {
             "counted": self.counted,
             "acknowledged": self.acknowledged,

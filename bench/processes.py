@@ -15,7 +15,7 @@ CPUCLOCK_SCHED = 2
 
 
 def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the command name; [] if the process is gone."""
+    """Return the fields of /proc/PID/stat after the command name; [] if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -24,7 +24,7 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def family(pids: Iterable[int]) -> set[int]:
-    """The processes and all their descendants."""
+    """Return the processes and all their descendants."""
     parents: dict[int, int] = {}
     proc = Path("/proc")
     if proc.is_dir():
@@ -77,7 +77,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def written_bytes(pid: int) -> int:
-    """Bytes that a node caused to be written to storage so far, all its processes (`write_bytes` of /proc/PID/io).
+    """Return bytes that a node caused to be written to storage so far, all its processes (`write_bytes` of
+    /proc/PID/io).
 
     Of processes that ended it counts those that their parent waited for: the kernel adds them to the parent's.
     """

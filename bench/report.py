@@ -13,7 +13,7 @@ from .histogram import Histogram
 
 
 def merged(results: Sequence[Mapping[str, Any]]) -> Histogram:
-    """One histogram of all processes."""
+    """Return one histogram of all processes."""
     total = Histogram()
     for result in results:
         total.merge(Histogram.load(**result["histogram"]))
@@ -23,7 +23,7 @@ def merged(results: Sequence[Mapping[str, Any]]) -> Histogram:
 def append_figures(
     results: Sequence[Mapping[str, Any]], *, size: int, clients: int, window: int, seconds: float
 ) -> dict[str, Any]:
-    """The keys of `bench append` that the load processes know. `window_agreement` is 1.0 in a sound run."""
+    """Return the keys of `bench append` that the load processes know. `window_agreement` is 1.0 in a sound run."""
     latency = merged(results)
     counted = sum(int(result["counted"]) for result in results)
     rate = counted / seconds

@@ -26,7 +26,7 @@ def parts(size: int, seed: int) -> Iterator[bytes]:
 
 
 def digest_of(source: Iterator[bytes]) -> str:
-    """The xxh3-128 of all parts."""
+    """Return the xxh3-128 of all parts."""
     found = xxhash.xxh3_128()
     for part in source:
         found.update(part)

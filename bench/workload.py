@@ -37,7 +37,7 @@ class Workload:
         return b"".join((stamp, self.pool[at : at + self.rest]))
 
     def number_of(self, body: bytes | memoryview) -> int | None:
-        """The number stamped on a body of this workload; None if it is another's or too short."""
+        """Return the number stamped on a body of this workload; None if it is another's or too short."""
         if len(body) != self.size:
             return None
         origin, number = STAMP.unpack_from(body)

@@ -42,7 +42,7 @@ def append_at_command(offset: int) -> bytes:
 
 
 def expected_offset(command: bytes) -> int | None:
-    """The offset that a conditional append names; None for every other command."""
+    """Return the offset that a conditional append names; None for every other command."""
     if len(command) != APPEND_AT_COMMAND.size or command[0] != APPEND_AT:
         return None
     offset: int = APPEND_AT_COMMAND.unpack(command)[1]
@@ -60,7 +60,7 @@ def produce_command(producer: int, sequence: int) -> bytes:
 
 
 def produced_by(command: bytes) -> tuple[int, int] | None:
-    """The producer and the sequence of a producer's append; None for every other command."""
+    """Return the producer and the sequence of a producer's append; None for every other command."""
     if len(command) != PRODUCE_COMMAND.size or command[0] != PRODUCE:
         return None
     _, producer, sequence = PRODUCE_COMMAND.unpack(command)
@@ -68,7 +68,7 @@ def produced_by(command: bytes) -> tuple[int, int] | None:
 
 
 def is_append(command: bytes) -> bool:
-    """Whether a frame's records get offsets, unless the machine refuses it."""
+    """Return whether a frame's records get offsets, unless the machine refuses it."""
     return command == APPEND or expected_offset(command) is not None or produced_by(command) is not None
 
 

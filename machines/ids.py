@@ -20,7 +20,7 @@ class Ids:
         self._heap: list[int] = []
 
     def take(self) -> int:
-        """The lowest number that nobody has."""
+        """Return the lowest number that nobody has."""
         if self._heap:
             found = heapq.heappop(self._heap)
             self._free.discard(found)

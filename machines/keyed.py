@@ -23,7 +23,7 @@ REMOVAL_MS = 24 * 3_600_000
 
 
 def keys_of(frame: Frame) -> list[tuple[bytes, bool]] | None:
-    """The (key, whether it is taken away) of each record of a keyed append; None for any other frame."""
+    """Return the (key, whether it is taken away) of each record of a keyed append; None for any other frame."""
     found = []
     for command in frame.split_commands():
         if not 1 < len(command) <= KEY_BYTES_MAX + 1 or command[0] not in (KEYED, KEYED_REMOVAL):
@@ -44,12 +44,12 @@ class Keys:
         self.removals: dict[bytes, int] = {}
 
     def has_room(self, keys: Iterable[bytes]) -> bool:
-        """Whether these can be taken."""
+        """Return whether these can be taken."""
         return len(self.newest) + len({key for key in keys if key not in self.newest}) <= KEYS_MAX
 
     def put(self, key: bytes, offset: int, position: Position, removed: int | None) -> tuple[int, Position] | None:
-        """A key's new record; (offset, position) of the one that it takes the place of. `removed`: when it was taken
-        away, if it was."""
+        """Return a key's new record; (offset, position) of the one that it takes the place of. `removed`: when it was
+        taken away, if it was."""
         old = self._drop(key)
         self.newest[key] = position.index, position.ordinal
         self.entries.setdefault(position.index, {})[position.ordinal] = (offset, key)
@@ -88,7 +88,7 @@ class Keys:
         return offset, Position(index, ordinal)
 
     def slices(self, index: int, frames: Sequence[Frame]) -> list[Slice]:
-        """The live records of an entry, as runs within its frames."""
+        """Return the live records of an entry, as runs within its frames."""
         live = self.entries.get(index)
         if live is None:
             return []
@@ -106,13 +106,13 @@ class Keys:
         return found
 
     def lives_between(self, first: int, last: int) -> bool:
-        """Whether any record of entries `first` to `last` lives."""
+        """Return whether any record of entries `first` to `last` lives."""
         if last - first < len(self.entries):
             return any(index in self.entries for index in range(first, last + 1))
         return any(first <= index <= last for index in self.entries)
 
     def live_refs(self) -> Iterator[PayloadRange]:
-        """Every live record."""
+        """Yield every live record."""
         for index, live in self.entries.items():
             first = end = -1
             for ordinal in sorted(live):

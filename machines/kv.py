@@ -97,7 +97,7 @@ class KV:
     # Commands
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
-        """One entry: a reply a frame; whatever payload is not kept is released."""
+        """Return one entry: a reply a frame; whatever payload is not kept is released."""
         self._begin(context)
         replies: list[bytes | Reject] = []
         work = 0
@@ -115,7 +115,7 @@ class KV:
         return Batch(replies, self._end(context, work, spans_of(frames)))
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
-        """One command: a follow-up, or one that another machine (a mux) passes on."""
+        """Return one command: a follow-up, or one that another machine (a mux) passes on."""
         self._begin(context)
         first = refs[0].ordinal if refs else 0
         reply = self._operation(context, command, first, len(refs))
@@ -128,7 +128,7 @@ class KV:
             self.state.leases.extend(context.timestamp)
 
     def _end(self, context: Context, work: int, spans: Sequence[tuple[int, int]]) -> list[Effect]:
-        """What the entry leaves behind: history that shrinks, a timer, releases."""
+        """Return what the entry leaves behind: history that shrinks, a timer, releases."""
         state, effects = self.state, self._effects
         state.shrink(self.history, self.history_bytes, PURGE_FACTOR * work)
         if state.purgeable and not self.purging:
@@ -202,11 +202,11 @@ class KV:
     # Snapshots
 
     def snapshot(self) -> Mapping[str, bytes]:
-        """All sections, written now."""
+        """Return all sections, written now."""
         return self.freeze().sections()
 
     def freeze(self) -> kv_snapshot.Frozen:
-        """A view of the state that later commands do not change: any thread may write its sections."""
+        """Return a view of the state that later commands do not change: any thread may write its sections."""
         return kv_snapshot.freeze(self.state, (self.term, self.armed, self.purging, sorted(self.keeping.shared)))
 
     def restore(self, sections: Mapping[str, bytes]) -> None:
@@ -253,7 +253,7 @@ class KV:
         raise Refusal("bad_request", f"the KV machine knows no question {code}")
 
     def query(self, request: bytes) -> bytes:
-        """The same, for metadata: payloads are named only, and a lease's rest counts from the newest command."""
+        """Return the same, for metadata: payloads are named only, and a lease's rest counts from the newest command."""
         return self.fetch(request, 0).answer
 
     def overview(self) -> dict[str, int]:

@@ -147,7 +147,7 @@ NUMBERS = {COMPACT: 1, GRANT: 2, KEEP: 1, REVOKE: 1, PURGE: 0}
 
 
 def unpacked(data: bytes) -> list[Any]:
-    """A msgpack array that begins with a number; raises `Refusal`."""
+    """Return a msgpack array that begins with a number; raises `Refusal`."""
     try:
         found = msgpack.unpackb(data)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
@@ -158,7 +158,7 @@ def unpacked(data: bytes) -> list[Any]:
 
 
 def parse(data: bytes, index: int, first: int, records: int) -> Command:
-    """A command whose own records are ordinals `first` up to `first` + `records` of entry `index`."""
+    """Return a command whose own records are ordinals `first` up to `first` + `records` of entry `index`."""
     found = unpacked(data)
     if found[0] in NUMBERS:
         return _order(found)
@@ -173,7 +173,7 @@ def _order(found: list[Any]) -> Order:
 
 
 def operation(found: Any, index: int, first: int, records: int, depth: int) -> Operation:
-    """One read, write or transaction."""
+    """Return one read, write or transaction."""
     if type(found) is not list or not found or type(found[0]) is not int:
         raise Refusal("bad_request", "an operation is an array that begins with its number")
     code = found[0]
@@ -195,7 +195,7 @@ def operation(found: Any, index: int, first: int, records: int, depth: int) -> O
 
 
 def range_of(found: list[Any]) -> Range:
-    """A read."""
+    """Return a read."""
     if not 2 <= len(found) <= 10:
         raise Refusal("bad_request", "a range has 1 to 9 arguments")
     key, *rest = found[1:]
@@ -253,21 +253,21 @@ def _compare(found: Any) -> Compare:
 
 
 def key_of(value: Any) -> bytes:
-    """A key; raises `Refusal`."""
+    """Return a key; raises `Refusal`."""
     if type(value) is not bytes or not 0 < len(value) <= KEY_BYTES_MAX:
         raise Refusal("bad_request", f"a key is 1 to {KEY_BYTES_MAX} bytes")
     return value
 
 
 def end_of(value: Any) -> bytes:
-    """The end of a range; raises `Refusal`."""
+    """Return the end of a range; raises `Refusal`."""
     if type(value) is not bytes or len(value) > KEY_BYTES_MAX + 1:
         raise Refusal("bad_request", f"the end of a range is up to {KEY_BYTES_MAX + 1} bytes")
     return value
 
 
 def number(value: Any) -> int:
-    """A number that is not negative; raises `Refusal`."""
+    """Return a number that is not negative; raises `Refusal`."""
     if type(value) is not int or not 0 <= value <= NUMBER_MAX:
         raise Refusal("bad_request", f"a number is 0 to {NUMBER_MAX}")
     return value

@@ -8,5 +8,5 @@ from .kv_command import DIGEST_BYTES
 
 
 def digest(data: bytes) -> bytes:
-    """The first half of the SHA-256."""
+    """Return the first half of the SHA-256."""
     return hashlib.sha256(data).digest()[:DIGEST_BYTES]

@@ -35,7 +35,7 @@ EVENT_BYTES = 256
 
 
 def value_bytes(version: Version | None) -> int:
-    """Bytes of a version's value, wherever it lies."""
+    """Return bytes of a version's value, wherever it lies."""
     value = None if version is None else version[VALUE]
     if value is None:
         return 0
@@ -43,7 +43,7 @@ def value_bytes(version: Version | None) -> int:
 
 
 def event_bytes(event: Event) -> int:
-    """What dropping an event gives back: its share of memory and the value that nobody can read any more."""
+    """Return what dropping an event gives back: its share of memory and the value that nobody can read any more."""
     return EVENT_BYTES + len(event[0][KEY]) + value_bytes(event[1])
 
 
@@ -55,12 +55,13 @@ class Captured(NamedTuple):
     chunks: tuple[list[Events], ...]
 
     def revisions(self) -> Iterator[Events]:
-        """The events of each revision, in order."""
+        """Yield the events of each revision, in order."""
         for _, events in self.parts():
             yield from events
 
     def parts(self) -> Iterator[tuple[int, list[Events]]]:
-        """The same in parts that stay as they are while nothing is dropped: (first revision, the events of each)."""
+        """Yield the same in parts that stay as they are while nothing is dropped: (first revision, the events of
+        each)."""
         for number, chunk in enumerate(self.chunks):
             base = self.base + (number << CHUNK_BITS)
             skip = max(0, self.first - base)
@@ -91,7 +92,7 @@ class History:
             self.size += event_bytes(event)
 
     def at(self, revision: int) -> Events:
-        """The events of one revision."""
+        """Return the events of one revision."""
         number = revision - self._base
         return self._chunks[number >> CHUNK_BITS][number & (CHUNK - 1)]
 

@@ -29,7 +29,7 @@ class Keeping:
     def finish(
         self, context: Context, spans: Sequence[tuple[int, int]], died: Iterable[tuple[int, int]]
     ) -> Iterator[Release]:
-        """What the entry releases: `died`, and of its own records, `spans` (rising), those that are not kept."""
+        """Yield what the entry releases: `died`, and of its own records, `spans` (rising), those that are not kept."""
         index, kept = context.index, self._kept
         self._kept = set()
         for at, ordinal in died:
@@ -72,7 +72,7 @@ class Keeping:
 
 
 def spans_of(frames: Sequence[Frame]) -> list[tuple[int, int]]:
-    """The ordinals of frames as ranges, neighbours together."""
+    """Return the ordinals of frames as ranges, neighbours together."""
     spans: list[tuple[int, int]] = []
     for frame in frames:
         first = spans.pop()[0] if spans and spans[-1][1] == frame.first else frame.first

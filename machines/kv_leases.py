@@ -40,7 +40,7 @@ class Leases:
         self._heap: list[tuple[int, int]] = []
 
     def grant(self, ttl: int, lease: int, now: int) -> int:
-        """A new lease; its number. Raises `Refusal`."""
+        """Return a new lease; its number. Raises `Refusal`."""
         if lease in self.rows:
             raise Refusal("lease_exists", f"lease {lease} is there already", lease=lease)
         if ttl > LEASE_MS_MAX:
@@ -62,7 +62,7 @@ class Leases:
         heapq.heappush(self._heap, (row.wake, lease))
 
     def check(self, lease: int) -> Lease:
-        """The row of a lease; raises `Refusal` when there is none."""
+        """Return the row of a lease; raises `Refusal` when there is none."""
         row = self.rows.get(lease)
         if row is None:
             raise Refusal("lease_not_found", f"there is no lease {lease}", lease=lease)
@@ -102,7 +102,7 @@ class Leases:
         self.rows = rows.finish()
 
     def due(self) -> int | None:
-        """When to look at them next."""
+        """Return when to look at them next."""
         heap = self._heap
         while heap:
             wake, lease = heap[0]
@@ -113,7 +113,7 @@ class Leases:
         return None
 
     def over(self, now: int) -> list[int]:
-        """The leases whose time is over, in order; those that were kept alive are looked at again later."""
+        """Return the leases whose time is over, in order; those that were kept alive are looked at again later."""
         ended = []
         while (due := self.due()) is not None and due <= now:
             _, lease = heapq.heappop(self._heap)

@@ -47,7 +47,7 @@ SORTED: dict[int, Callable[[Version], Any]] = {
 
 
 def row(version: Version, flags: int = 0) -> Row:
-    """A version as an answer has it."""
+    """Return a version as an answer has it."""
     key, mod, _, create, number, lease, value = version
     if flags & KEYS_ONLY:
         value = b""
@@ -122,7 +122,7 @@ def _by_value(version: Version) -> tuple[bytes, bytes]:
 
 
 def holds(state: State, compare: Compare) -> bool:
-    """Whether a compare is true now."""
+    """Return whether a compare is true now."""
     if not compare.end:
         version = state.keys.get(compare.key)
         return _true(None if version is None or version[VALUE] is None else version, compare)

@@ -35,7 +35,7 @@ class Frozen(NamedTuple):
     history: Captured
 
     def sections(self) -> dict[str, bytes]:
-        """All sections, by name."""
+        """Return all sections, by name."""
         found = {NUMBERS: self._numbers()}
         for number, bucket in enumerate(self._buckets()):
             found[f"{KEYS}/{number:06d}"] = msgpack.packb(sorted(bucket))
@@ -55,7 +55,7 @@ class Frozen(NamedTuple):
         return packed
 
     def _buckets(self) -> list[list[Version]]:
-        """The keys that did not change since the compaction, spread by a sum that is the same everywhere."""
+        """Return the keys that did not change since the compaction, spread by a sum that is the same everywhere."""
         first, mask = self.history.first, (1 << max(0, (len(self.keys) // BUCKET).bit_length())) - 1
         buckets: list[list[Version]] = [[] for _ in range(mask + 1)]
         for key, version in self.keys.items():
@@ -65,7 +65,7 @@ class Frozen(NamedTuple):
 
 
 def _reference(before: Version | None, first: int) -> Any:
-    """How an event names the version that it took the place of: by its place in the history where it has one."""
+    """Return how an event names the version that it took the place of: by its place in the history where it has one."""
     if before is None:
         return None
     return (before[MOD], before[SUB]) if before[MOD] >= first else before
@@ -78,7 +78,7 @@ def _rows(sections: Mapping[str, bytes], kind: str) -> Iterator[Any]:
 
 
 def freeze(state: State, more: tuple[Any, ...]) -> Frozen:
-    """The state as it is; O(1) in keys."""
+    """Return the state as it is; O(1) in keys."""
     numbers = (state.revision, state.compacted, state.leases.next, more)
     return Frozen(numbers, state.keys, state.leases.rows, state.history.capture())
 
@@ -89,7 +89,7 @@ def _version(found: Any) -> Version:
 
 
 def thaw(sections: Mapping[str, bytes]) -> tuple[State, tuple[Any, ...]]:
-    """A state of its own from sections, and what else the machine kept."""
+    """Return a state of its own from sections, and what else the machine kept."""
     state = State()
     state.revision, state.compacted, following, more, first, leases = msgpack.unpackb(sections[NUMBERS])
     keys: dict[bytes, Version] = {found[KEY]: _version(found) for found in _rows(sections, KEYS)}

@@ -43,7 +43,7 @@ class State:
     # Changes: of one revision, until `commit`.
 
     def put(self, key: bytes, value: Value, lease: int) -> Version | None:
-        """A new version of a key; the one before, if there was one."""
+        """Return a new version of a key; the one before, if there was one."""
         before = self.keys.get(key)
         revision = self.revision + 1
         if before is None or before[VALUE] is None:
@@ -94,13 +94,13 @@ class State:
         return list(self.walk(key, end))
 
     def walk(self, key: bytes, end: bytes, reverse: bool = False) -> Iterator[bytes]:
-        """The same, lazily, for a real range."""
+        """Return the same, lazily, for a real range."""
         last = None if end == FROM_KEY else end
         found: Iterator[bytes] = self.live.irange(key, last, (True, False), reverse)
         return found
 
     def count(self, key: bytes, end: bytes) -> int:
-        """How many there are now."""
+        """Return how many there are now."""
         if not end:
             return len(self.selected(key, end))
         low: int = self.live.bisect_left(key)
@@ -115,12 +115,12 @@ class State:
             raise self.too_old(revision)
 
     def too_old(self, revision: int) -> Refusal:
-        """What is said of a revision that can't be read any more."""
+        """Return what is said of a revision that can't be read any more."""
         message = f"revision {revision} is gone: the history is compacted up to {self.compacted}"
         return Refusal("compacted", message, compacted=self.compacted)
 
     def at(self, key: bytes, revision: int) -> Version | None:
-        """A key as of a revision that is not compacted; None if it was not there."""
+        """Return a key as of a revision that is not compacted; None if it was not there."""
         version = self.keys.get(key)
         while version is not None and version[MOD] > revision:
             events = self._events if version[MOD] > self.revision else self.history.at(version[MOD])
@@ -128,7 +128,7 @@ class State:
         return None if version is None or version[VALUE] is None else version
 
     def ever(self, key: bytes, end: bytes) -> Iterable[bytes]:
-        """All keys of a range that any readable revision has, in order."""
+        """Return all keys of a range that any readable revision has, in order."""
         if not end:
             return [key]
         last = None if end == FROM_KEY else end
@@ -178,7 +178,7 @@ class State:
             work -= 1
 
     def payloads(self) -> Iterator[tuple[int, int]]:
-        """The payloads of every version that can be read."""
+        """Return the payloads of every version that can be read."""
         return payloads(self.keys, self.history.capture().revisions())
 
 

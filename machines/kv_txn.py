@@ -41,7 +41,7 @@ def plan(state: State, operation: Operation) -> Plan:
 
 
 def leaves(planned: Plan) -> Iterator[Put | Delete | Range]:
-    """The operations of a plan, in order."""
+    """Yield the operations of a plan, in order."""
     if isinstance(planned, Put | Delete | Range):
         yield planned
     else:

@@ -100,7 +100,7 @@ class AppendLog:
         self.retention, self.producers = Retention(len(self.anchors)), Producers()
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
-        """One entry: every frame gets a reply; a truncation releases what lies before it."""
+        """Return one entry: every frame gets a reply; a truncation releases what lies before it."""
         replies: list[bytes | Reject] = []
         effects: list[Effect] = []
         size = long = 0
@@ -131,7 +131,7 @@ class AppendLog:
         return Batch(replies, effects)
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
-        """One command at a time: `apply_batch` is what the engine calls."""
+        """Return one command at a time: `apply_batch` is what the engine calls."""
         frame = Frame(1, 0, 1, len(command), 0, 0, 0, 0, command)
         batch = self.apply_batch(context, (frame,))
         reply = batch.replies[0]
@@ -243,7 +243,7 @@ class AppendLog:
     def _other(
         self, context: Context, frame: Frame, frames: Sequence[Frame], effects: list[Effect]
     ) -> bytes | Reject | None:
-        """The answer to a frame that is no plain append; None for one whose records get the next offsets."""
+        """Return the answer to a frame that is no plain append; None for one whose records get the next offsets."""
         command = frame.commands
         reply: bytes | Reject | None
         if self.keys is not None and (named := keys_of(frame)) is not None:
@@ -325,7 +325,7 @@ class AppendLog:
         return TRUNCATE_REPLY.pack(self.start)
 
     def snapshot(self) -> Sections:
-        """One section, a few bytes plus 2 numbers an anchor (4 from version 2 on)."""
+        """Return one section, a few bytes plus 2 numbers an anchor (4 from version 2 on)."""
         state = (self.start, self.end, tuple(self.start_position), self.anchors, self.entries_since, self.bytes_since)
         more: tuple[object, ...] = ()
         if self.retention is not None and self.producers is not None:
@@ -371,7 +371,7 @@ class AppendLog:
                 yield PayloadRange(Position(piece, 0), Position(piece + count, 0))
 
     def holes_of(self, index: int) -> Collection[int]:
-        """The first ordinals of the frames of entry `index` that were not applied."""
+        """Return the first ordinals of the frames of entry `index` that were not applied."""
         if not self.holes:
             return ()
         low, high = bisect_left(self.holes, (index, 0, 0)), bisect_left(self.holes, (index + 1, 0, 0))
@@ -400,7 +400,7 @@ class AppendLog:
         return packed
 
     def anchor(self, offset: int) -> tuple[int, Position]:
-        """The (offset, position) from which to count towards `offset`. Raises `OutOfRange`."""
+        """Return the (offset, position) from which to count towards `offset`. Raises `OutOfRange`."""
         if not self.start <= offset < self.end:
             raise OutOfRange(
                 f"offset {offset} is outside of {self.start}..{self.end - 1}"

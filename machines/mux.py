@@ -52,12 +52,12 @@ class Then(NamedTuple):
 
 
 def then(tag: int, command: bytes) -> Effect:
-    """A `Then`, as what a part may return among its effects."""
+    """Return a `Then`, as what a part may return among its effects."""
     return cast(Effect, Then(tag, command))
 
 
 def envelope(tag: int, command: bytes, version: int = 1) -> bytes:
-    """A command for the part `tag`, written for that version of it."""
+    """Return a command for the part `tag`, written for that version of it."""
     return ENVELOPE.pack(tag, version) + command
 
 
@@ -112,7 +112,7 @@ class Mux:
         return machine
 
     def _fresh(self, tag: int, version: int) -> Machine:
-        """An empty part of a version."""
+        """Return an empty part of a version."""
         machine = self._made(tag)
         _upgrade(machine, 1, version)
         return machine
@@ -120,7 +120,7 @@ class Mux:
     # What is replicated.
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
-        """One command, and those that it leads to."""
+        """Return one command, and those that it leads to."""
         tag, version, raw = opened(command)
         effects: list[Effect] = []
         part = self._part(tag, version)
@@ -129,12 +129,12 @@ class Mux:
         return Applied(found.reply, effects)
 
     def on_timer(self, context: Context, name: str) -> Applied:
-        """A part's timer."""
+        """Return a part's timer."""
         tag, _, own = name.partition("/")
         return self._hooked(context, int(tag), "on_timer", own)
 
     def on_session_end(self, context: Context, session: int) -> Applied:
-        """Every part that monitors the session hears of its end."""
+        """Return every part that monitors the session hears of its end."""
         effects: list[Effect] = []
         for tag in self.monitors.pop(session, ()):
             effects += self._hooked(context, tag, "on_session_end", session).effects
@@ -206,7 +206,7 @@ class Mux:
             effects += self._outward(tag, effect)
 
     def _outward(self, tag: int, effect: Any) -> Iterator[Effect]:
-        """An effect of a part as one of the whole."""
+        """Yield an effect of a part as one of the whole."""
         version = self.versions[self.in_force - 1].get(tag, 1)
         if isinstance(effect, Timer):
             yield Timer(f"{tag}/{effect.name}", effect.due_ms)
@@ -235,7 +235,7 @@ class Mux:
         return {_section(tag, name): version for tag, (version, held) in self._held.items() for name in held}
 
     def snapshot(self) -> Sections:
-        """Each part's sections under its tag, and the mux's own."""
+        """Return each part's sections under its tag, and the mux's own."""
         known = self.versions[self.in_force - 1]
         for tag, part in self.parts.items():
             if tag not in self._held:
@@ -277,14 +277,14 @@ class Mux:
         self._held = {tag: (version, apart[tag]) for tag, version in written}
 
     def live_refs(self) -> Iterator[PayloadRange]:
-        """What any part needs."""
+        """Yield what any part needs."""
         for part in self.parts.values():
             yield from part.live_refs()
 
     # What is not replicated.
 
     def query(self, request: bytes) -> bytes:
-        """A part's query, in an envelope. Raises `Reject`."""
+        """Return a part's query, in an envelope. Raises `Reject`."""
         tag, version, raw = opened(request)
         ask = getattr(self._part(tag, version), "query", None)
         if ask is None:
@@ -293,7 +293,7 @@ class Mux:
         return answer
 
     def on_role(self, role: str) -> list[Effect]:
-        """Every part's, in the order of tags."""
+        """Return every part's, in the order of tags."""
         return self._local("on_role", role)
 
     def _tick(self, context: Context) -> list[Effect]:
@@ -305,7 +305,7 @@ class Mux:
         return effects
 
     def on_listen(self, session: int) -> list[Effect]:
-        """Every part's."""
+        """Return every part's."""
         return self._local("on_listen", session)
 
     def on_aux(self, data: bytes) -> None:
@@ -316,7 +316,7 @@ class Mux:
             hook(raw)
 
     def overview(self) -> dict[str, Any]:
-        """Each part's, under its tag."""
+        """Return each part's, under its tag."""
         shown: dict[str, Any] = {"refused": self.refused}
         for tag, part in sorted(self.parts.items()):
             view = getattr(part, "overview", None)

@@ -75,7 +75,7 @@ class Producers:
         del producer.written[:-WINDOW]
 
     def last(self, number: int) -> int:
-        """A producer's highest sequence; 0 for one that is not known."""
+        """Return a producer's highest sequence; 0 for one that is not known."""
         producer = self.by_number.get(number)
         return 0 if producer is None else producer.last
 

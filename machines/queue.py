@@ -56,7 +56,7 @@ class Queue:
     # What the engine calls
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
-        """One entry: every frame in its order, then what waits is handed out."""
+        """Return one entry: every frame in its order, then what waits is handed out."""
         state = self.state
         state.begin(context)
         replies: list[bytes | Reject] = []
@@ -86,7 +86,7 @@ class Queue:
         return Batch(replies, self._finish(context, gone))
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
-        """A follow-up of its own, TOUCH: it is the entry's log time that counts; or the host's JUMP."""
+        """Return a follow-up of its own, TOUCH: it is the entry's log time that counts; or the host's JUMP."""
         if command[:1] == bytes((wire.JUMP,)) and context.version > 1 and len(command) == wire.JUMP_COMMAND.size:
             # First: nothing is over by the entry's own time that is not over by the one before it.
             self.state.prolong(wire.JUMP_COMMAND.unpack(command)[1])
@@ -115,7 +115,7 @@ class Queue:
         return Applied(b"", self._finish(context))
 
     def has_terms(self) -> bool:
-        """Whether a lease, a delay or a time to live is running, the queue's own too."""
+        """Return whether a lease, a delay or a time to live is running, the queue's own too."""
         return self.state.has_terms()
 
     def jumped(self, ms: int) -> bytes:
@@ -134,7 +134,7 @@ class Queue:
         return effects
 
     def on_role(self, role: str) -> Sequence[Effect]:
-        """A new leader: an ended queue has to go; one that nobody ever used counts its time from now."""
+        """Return a new leader: an ended queue has to go; one that nobody ever used counts its time from now."""
         state = self.state
         if role != "leader":
             return ()
@@ -144,7 +144,7 @@ class Queue:
         return (Append(wire.TOUCH_COMMAND),) if never_used else ()
 
     def on_listen(self, session: int) -> Sequence[Effect]:
-        """A client listens anew: everything that its consumers hold, once more."""
+        """Return a client listens anew: everything that its consumers hold, once more."""
         return [
             effect
             for consumer in self.state.consumers.values()
@@ -153,7 +153,7 @@ class Queue:
         ]
 
     def snapshot(self) -> Sections:
-        """One section."""
+        """Return one section."""
         return {SECTION: encode(self.state)}
 
     def restore(self, sections: Sections) -> None:
@@ -161,7 +161,7 @@ class Queue:
         self.state = decode(self.options, sections[SECTION])
 
     def live_refs(self) -> Iterator[PayloadRange]:
-        """The bodies of all messages that are not settled, dropped or expired."""
+        """Return the bodies of all messages that are not settled, dropped or expired."""
         return (run.payloads for run in self.state.runs())
 
     def overview(self) -> dict[str, Any]:

@@ -83,12 +83,13 @@ class Publish(NamedTuple):
 
 
 def malformed(what: str) -> Reject:
-    """The refusal of bytes that are no command."""
+    """Return the refusal of bytes that are no command."""
     return Reject("bad_request", f"not a queue's command: {what}")
 
 
 def parse_publish(command: bytes, records: int, total: int) -> Publish:
-    """The command of a frame with `records` messages of together `total` bytes, heads and bodies. Raises `Reject`."""
+    """Return the command of a frame with `records` messages of together `total` bytes, heads and bodies. Raises
+    `Reject`."""
     head = PUBLISH_COMMAND.size
     if len(command) < head + 4:
         raise malformed("a publication is cut short")
@@ -107,7 +108,7 @@ def parse_publish(command: bytes, records: int, total: int) -> Publish:
 
 
 def parse_ranges(command: bytes, start: int) -> list[tuple[int, int]]:
-    """The tag ranges at the end of a command: rising, none overlapping. Raises `Reject`."""
+    """Return the tag ranges at the end of a command: rising, none overlapping. Raises `Reject`."""
     length = len(command) - start
     if length <= 0 or length % RANGE.size or length > RANGES_MAX * RANGE.size:
         raise malformed(f"1 to {RANGES_MAX} ranges of delivery tags are needed")

@@ -121,7 +121,7 @@ class Consumer:
         return found
 
     def extend(self, ranges: Iterable[tuple[int, int]], deadline: int) -> int:
-        """A new deadline for the messages with these tags; how many it holds."""
+        """Return a new deadline for the messages with these tags; how many it holds."""
         count = 0
         for held in self.drop(ranges):
             at = bisect_right(self.held, held.tag, key=_tag)
@@ -162,8 +162,8 @@ def _tag(held: Held) -> int:
 
 
 def deliveries(consumer: Consumer, held: Iterable[Held], start: int) -> Iterator[Deliver]:
-    """What brings these messages to their consumer: all that it holds from tag `start` on, so that a gap between two
-    deliveries is a lost one.
+    """Yield what brings these messages to their consumer: all that it holds from tag `start` on, so that a gap between
+    two deliveries is a lost one.
 
     The tag of a delivery is msgpack ``[consumer, first, end, rows]``: what is held of the tags from `first` up to, but
     without, `end`, a row being ``[tag, messages, id, index, ordinal, failed deliveries, published (ms), reason]``.
@@ -190,7 +190,7 @@ def deliveries(consumer: Consumer, held: Iterable[Held], start: int) -> Iterator
 
 
 def _fitting(run: Run, at: int, room: int) -> int:
-    """How many messages behind the first `at` of a run are within `room` bytes."""
+    """Return how many messages behind the first `at` of a run are within `room` bytes."""
     if not run.sizes:
         return min(run.count - at, max(0, room) // run.size) if run.size else run.count - at
     count = 0

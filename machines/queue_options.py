@@ -31,7 +31,7 @@ class QueueOptions(NamedTuple):
 
 
 def queue_options(arguments: Mapping[str, Any]) -> QueueOptions:
-    """The options by name. Raises `BadRequest` for one that is unknown or out of its range."""
+    """Return the options by name. Raises `BadRequest` for one that is unknown or out of its range."""
     defaults = QueueOptions()._asdict()
     for name, value in arguments.items():
         default = defaults.get(name)

@@ -71,7 +71,7 @@ class Run:
         return self.size * self.count
 
     def fit(self, most: int, room: int) -> int:
-        """How many of its first `most` messages are within `room` bytes."""
+        """Return how many of its first `most` messages are within `room` bytes."""
         if room < 0:
             return 0
         most = min(most, self.count)
@@ -84,7 +84,7 @@ class Run:
         return most
 
     def cut(self, count: int) -> Run:
-        """Its first `count` messages as a run of their own; this one goes on behind them."""
+        """Return its first `count` messages as a run of their own; this one goes on behind them."""
         front = Run(
             self.number, self.id, count, self.index, self.ordinal, self.size, self.sizes[: 4 * count], self.expires,
             self.stamp, self.deliveries, self.priority, self.reason,
@@ -97,7 +97,7 @@ class Run:
         return front
 
     def continues(self, other: Run) -> bool:
-        """Whether its messages come right behind `other`'s, and are like them."""
+        """Return whether its messages come right behind `other`'s, and are like them."""
         return (
             other.index == self.index
             and other.ordinal + other.count == self.ordinal

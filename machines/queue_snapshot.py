@@ -15,7 +15,8 @@ from .queue_state import Delayed, QueueState
 
 
 def encode(state: QueueState) -> bytes:
-    """The section: msgpack. From version 2 on, where any wait for a time of the wall clock: their ids at its end."""
+    """Return the section: msgpack. From version 2 on, where any wait for a time of the wall clock: their ids at its
+    end."""
     at = [number for number, one in state.delayed.items() if one.at]
     packed: bytes = msgpack.packb(
         (

@@ -147,7 +147,7 @@ class QueueState:
         return min(found, default=None)
 
     def has_terms(self) -> bool:
-        """Whether anything was granted for a length of time that is not over."""
+        """Return whether anything was granted for a length of time that is not over."""
         if self.delays or (self.unused_since and not self.ended) or any(map(_expires, self._expiries)):
             return True
         return any(consumer.held for consumer in self.consumers.values())
@@ -172,7 +172,7 @@ class QueueState:
         self.timer = self._next()
 
     def deadline(self, consumer: Consumer) -> int:
-        """When what it gets now has to be settled."""
+        """Return when what it gets now has to be settled."""
         due = self.now + (consumer.lease_ms or self.options.lease_ms)
         return -(-due // LEASE_STEP_MS) * LEASE_STEP_MS
 
@@ -453,14 +453,14 @@ class QueueState:
         heapq.heapify(self._expiries)
 
     def runs(self) -> Iterator[Run]:
-        """All messages, wherever they are."""
+        """Yield all messages, wherever they are."""
         for shelf in (*self.shelves, self.dead):
             yield from shelf
         yield from (one.run for one in self.delayed.values())
         yield from (held.run for consumer in self.consumers.values() for held in consumer.held)
 
     def repeated(self, publisher: int, sequence: int, records: int) -> int:
-        """How many of a publisher's messages from `sequence` on were taken before."""
+        """Return how many of a publisher's messages from `sequence` on were taken before."""
         return min(records, max(0, self.publishers.get(publisher, 0) + 1 - sequence))
 
     def remember(self, publisher: int, last: int) -> None:
@@ -471,6 +471,6 @@ class QueueState:
 
 
 def _expires(entry: tuple[int, int, Run]) -> bool:
-    """Whether a run still waits, and is to expire when this entry of the heap says so."""
+    """Return whether a run still waits, and is to expire when this entry of the heap says so."""
     run = entry[2]
     return run.waits and run.count > 0 and run.expires == entry[0]

@@ -20,7 +20,7 @@ NUMBER_MAX = (1 << 62) - 1
 
 
 def create_machine(name: str, arguments: dict[str, Any]) -> Machine:
-    """A fresh machine. Raises `BadRequest` for an unknown name or unknown arguments."""
+    """Return a fresh machine. Raises `BadRequest` for an unknown name or unknown arguments."""
     if name == "kv":
         return _kv(arguments)
     if name == "queue":

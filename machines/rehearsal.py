@@ -125,11 +125,11 @@ class Rehearsal:
         return self.seen[before:]
 
     def run(self, steps: Iterable[Step]) -> list[Seen]:
-        """All of them."""
+        """Return all of them."""
         return [seen for step in steps for seen in self.step(step)]
 
     def command(self, command: bytes, *payloads: int | None, session: int = 0) -> bytes:
-        """One command; its reply. Raises what it was refused with."""
+        """Return one command; its reply. Raises what it was refused with."""
         reply = self.step(Command(command, payloads or (None,), session))[0].replies[-1]
         if isinstance(reply, Reject):
             raise reply
@@ -142,11 +142,11 @@ class Rehearsal:
     # What there is.
 
     def effects(self, kind: type[Any]) -> list[Any]:
-        """All effects of a kind so far."""
+        """Return all effects of a kind so far."""
         return [effect for seen in self.seen for effect in seen.effects if isinstance(effect, kind)]
 
     def claimed(self) -> set[Position]:
-        """The payloads that the machine says it needs."""
+        """Return the payloads that the machine says it needs."""
         ranges = list(self.machine.live_refs())
         return {at for at in self.live if any(one.first <= at < one.end for one in ranges)}
 
@@ -158,11 +158,11 @@ class Rehearsal:
             assert one.first <= one.end, f"live_refs gives the range {one}"
 
     def snapshot(self) -> dict[str, bytes]:
-        """The machine's sections."""
+        """Return the machine's sections."""
         return {name: bytes(data) for name, data in self.machine.snapshot().items()}
 
     def restored(self) -> Rehearsal:
-        """A fresh machine from a snapshot of this one, and what the engine keeps as it is here."""
+        """Return a fresh machine from a snapshot of this one, and what the engine keeps as it is here."""
         other = Rehearsal(self.make, now=self.now, version=self.version)
         other.machine.restore(self.snapshot())
         other.index = self.index
@@ -302,7 +302,7 @@ class Rehearsal:
 
 
 def _refused(machine: BatchMachine, context: Context) -> Batch:
-    """What a machine makes of an entry that is all skipped."""
+    """Return what a machine makes of an entry that is all skipped."""
     batch = machine.apply_batch(context, [])
     assert not batch.replies, "apply_batch gives one reply a frame, and there was none"
     return batch

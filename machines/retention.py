@@ -54,7 +54,7 @@ class Retention:
             self.newest = self.newest or stamp
 
     def is_full(self, stamp: int, records: int, size: int) -> bool:
-        """Whether the last stretch, of so many records and bytes, ends here."""
+        """Return whether the last stretch, of so many records and bytes, ends here."""
         policy = self.policy
         return bool(
             (policy.ms and stamp - self.marks[-1][0] >= policy.ms // PARTS)
@@ -63,7 +63,7 @@ class Retention:
         )
 
     def outlived(self, anchors: Sequence[tuple[int, int]], end: int, now: int) -> int:
-        """How many of the oldest stretches go."""
+        """Return how many of the oldest stretches go."""
         policy = self.policy
         number = 0
         while number + 1 < len(self.marks):
@@ -78,7 +78,7 @@ class Retention:
         return number
 
     def all_outlived(self, now: int) -> bool:
-        """Whether the last record, too, is older than the limit."""
+        """Return whether the last record, too, is older than the limit."""
         return bool(self.policy.ms) and now - self.newest > self.policy.ms
 
     def next_due(self, now: int, empty: bool) -> int:

@@ -50,7 +50,7 @@ def runs_of(pieces: Sequence[PayloadRef]) -> tuple[tuple[int, int, int], ...]:
 
 
 def payload_of(context: Context, frame: Frame) -> Iterator[Release]:
-    """What a frame brought, dead at its own index."""
+    """Yield what a frame brought, dead at its own index."""
     if frame.records == context.records:
         yield Release(Position(context.index, 0), Position(context.index + 1, 0))
     else:
@@ -62,8 +62,8 @@ def payload_of(context: Context, frame: Frame) -> Iterator[Release]:
 def slices(
     frames: Iterable[Frame], offset: int, ordinal_from: int = 0, holes: Collection[int] = ()
 ) -> tuple[list[Slice], int]:
-    """The append records of one entry from ordinal `ordinal_from` on, the first of which has `offset`; and the offset
-    after them. `holes` are the first ordinals of frames that were not applied."""
+    """Return the append records of one entry from ordinal `ordinal_from` on, the first of which has `offset`; and the
+    offset after them. `holes` are the first ordinals of frames that were not applied."""
     found: list[Slice] = []
     ordinal = 0
     for number, frame in enumerate(frames):

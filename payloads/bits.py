@@ -11,7 +11,8 @@ from pyroaring import BitMap, BitMap64
 
 
 def stretch_end(bits: BitMap | BitMap64, at: int) -> int:
-    """Where the row of ones that begins at `at` ends (`at` itself if that bit is zero), by doubling and halving."""
+    """Return where the row of ones that begins at `at` ends (`at` itself if that bit is zero), by doubling and
+    halving."""
     step = 1
     while bits.contains_range(at, at + step):
         at += step
@@ -48,7 +49,7 @@ def clear(bits: BitMap64, first: int, end: int) -> None:
 
 
 def canonical(bits: BitMap64 | None, end: int) -> bytes:
-    """The bits below `end`, serialised so that equal sets are equal bytes; nothing at all for none.
+    """Return the bits below `end`, serialised so that equal sets are equal bytes; nothing at all for none.
 
     The library keeps emptied parts and the kinds of containers that a bitmap's history left, so this builds a fresh
     one.

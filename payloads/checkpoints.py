@@ -23,7 +23,7 @@ _PART = struct.Struct("<II")
 
 
 def key(uid: int) -> bytes:
-    """A group's row."""
+    """Return a group's row."""
     return b"payloads/" + uid.to_bytes(8, "big")
 
 
@@ -38,7 +38,7 @@ def encode(uid: int, homes: Sequence[Home], marks: Sequence[tuple[int, int, Mark
 
 
 def decode(row: bytes, value: bytes) -> tuple[int, list[Home], list[tuple[int, int, Marks]]]:
-    """What `encode` wrote. Raises `PayloadCorrupt`."""
+    """Return what `encode` wrote. Raises `PayloadCorrupt`."""
     uid = int.from_bytes(row[-8:], "big")
     body = value[layout.HASH_BYTES :]
     want, got = value[: layout.HASH_BYTES], layout.row_hash(row, body)
@@ -68,7 +68,7 @@ def join(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def split(saved: bytes) -> list[tuple[bytes, bytes]]:
-    """What `join` wrote; an empty or damaged value is an error. Raises `PayloadCorrupt`."""
+    """Return what `join` wrote; an empty or damaged value is an error. Raises `PayloadCorrupt`."""
     body = saved[layout.HASH_BYTES :]
     want, got = saved[: layout.HASH_BYTES], layout.row_hash(b"payloads", body)
     if want != got:

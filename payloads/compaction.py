@@ -87,8 +87,9 @@ class HasLife(Protocol):
 
 
 def choose_rewrite(generations: Iterable[HasLife], live_ratio: float, free_bytes: int | None = None) -> list[int]:
-    """Which sealed generations to rewrite, the least live first: those that live below `live_ratio` and not at all
-    are not (they are unlinked). With `free_bytes` of disk known, those whose survivors would not fit are left out."""
+    """Return which sealed generations to rewrite, the least live first: those that live below `live_ratio` and not at
+    all are not (they are unlinked). With `free_bytes` of disk known, those whose survivors would not fit are left
+    out."""
     victims = [
         (found.live, found.id)
         for found in generations
@@ -148,7 +149,7 @@ def run_rewrite(
 
 
 def _portions(shelf: Shelf, job: int, start: int) -> list[tuple[int, JobState]]:
-    """Where an earlier attempt put rows: (generation, state), rising. All rows up to the last state's `last` are
+    """Return where an earlier attempt put rows: (generation, state), rising. All rows up to the last state's `last` are
     there."""
     found: list[tuple[int, JobState]] = []
     for number in shelf.numbers():
@@ -235,7 +236,7 @@ def _pour(
 def _fresh(
     ranges: Sequence[tuple[int, int, int]], read: Reader, portions: Sequence[tuple[int, JobState]]
 ) -> Iterator[SourceRow]:
-    """The source's rows that an earlier attempt had not made durable."""
+    """Yield the source's rows that an earlier attempt had not made durable."""
     done = portions[-1][1].last if portions else (-1, -1)
     for uid, first, last in ranges:
         if uid < done[0] or (uid == done[0] and last <= done[1]):
@@ -286,7 +287,7 @@ class _Survivors:
         return found.get(uid)
 
     def read(self, uid: int, first: int, last: int) -> Iterator[SourceRow]:
-        """The surviving entries of one home; `first` may lie inside it when the job was resumed."""
+        """Yield the surviving entries of one home; `first` may lie inside it when the job was resumed."""
         runs = self._runs[uid]
         run = runs[bisect_right(runs, first, key=_first) - 1][1]
         ledger = self._ledger(run, uid)
@@ -307,7 +308,7 @@ class _Survivors:
 
 
 def _row_of(source: Generation, run: int, entry: StoredEntry, live: set[int]) -> SourceRow:
-    """A stored entry as a source for another generation: offsets run over the units that are stored."""
+    """Return a stored entry as a source for another generation: offsets run over the units that are stored."""
 
     def read(offset: int, length: int) -> Buffer:
         parts: list[Buffer] = []

@@ -44,11 +44,11 @@ class Copies:
         return sum(self._live.values())
 
     def marks(self, owner: Owner) -> Marks | None:
-        """A copy's marks, or None when it is dead as a whole or was never adopted."""
+        """Return a copy's marks, or None when it is dead as a whole or was never adopted."""
         return self._marks.get(owner)
 
     def of_generation(self, generation: int) -> list[tuple[Owner, Marks]]:
-        """The copies in a generation of which something lives."""
+        """Return the copies in a generation of which something lives."""
         return [(owner, marks) for owner, marks in self._marks.items() if owner[0] == generation]
 
     def restore(self, owner: Owner, marks: Marks) -> None:
@@ -57,7 +57,8 @@ class Copies:
         self._live[owner[0]] = self._live.get(owner[0], 0) + marks.live
 
     def ledger(self, owner: Owner) -> Ledger | None:
-        """A copy's sizes; None when its run has no rows of that group. Raises `GenerationFailed`, `PayloadCorrupt`."""
+        """Return a copy's sizes; None when its run has no rows of that group. Raises `GenerationFailed`,
+        `PayloadCorrupt`."""
         generation, run, uid = owner
         found = self._ledgers.get((generation, run))
         if found is None:
@@ -79,8 +80,8 @@ class Copies:
             self._slots -= sum(map(len, found.values()))
 
     def adopt(self, owner: Owner, ranges: Iterable[tuple[int, int]]) -> bool:
-        """The rows of these index ranges (rising) live from now on; everything else in the copy is dead. False: it
-        has no rows."""
+        """Return the rows of these index ranges (rising) live from now on; everything else in the copy is dead. False:
+        it has no rows."""
         ledger = self.ledger(owner)
         if ledger is None:
             return False
@@ -107,7 +108,7 @@ class Copies:
         return died
 
     def is_empty(self, owner: Owner) -> bool:
-        """Whether nothing of a copy lives (not even a unit of no bytes)."""
+        """Return whether nothing of a copy lives (not even a unit of no bytes)."""
         marks = self._marks.get(owner)
         return marks is None or (not marks.live and marks.all_dead(0, len(self.ledger(owner) or ())))
 

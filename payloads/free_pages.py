@@ -27,7 +27,7 @@ class BadPage(Exception):
 
 
 def free_pages(fd: int, root: int) -> set[int]:
-    """All free pages below the root of the list. Raises `BadPage`, OSError."""
+    """Return all free pages below the root of the list. Raises `BadPage`, OSError."""
     found: set[int] = set()
     if root != EMPTY:
         _walk(fd, root, found, DEPTH_MAX)

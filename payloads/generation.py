@@ -199,7 +199,8 @@ class Generation:
                     self._close()
 
     def _failure(self, error: lmdb.Error) -> GenerationFailed | StoreFull | StoreShort:
-        """An LMDB error in our words. A commit that the kernel cuts short is an I/O error to LMDB, full disk or not."""
+        """Return an LMDB error in our words. A commit that the kernel cuts short is an I/O error to LMDB, full disk or
+        not."""
         code = errno.ENOSPC if isinstance(error, lmdb.DiskError) else getattr(error, "code", 0)
         if code in SHORT or isinstance(error, lmdb.MemoryError):
             return StoreShort(f"{self.path}: {error}")
@@ -242,14 +243,14 @@ class Generation:
         return Statistics.decode(body)
 
     def job_state(self, job: int) -> JobState | None:
-        """How far a job came here, or None."""
+        """Return how far a job came here, or None."""
         body = self._own(layout.own_key(layout.JOB, job))
         if body is None:
             return None
         return JobState.decode(body)
 
     def columns(self, run: int) -> Columns:
-        """The ledger of a run: slots and sizes of every group in it."""
+        """Return the ledger of a run: slots and sizes of every group in it."""
         columns = Columns()
         env = self._enter()
         try:
@@ -313,7 +314,8 @@ class Generation:
         raise PayloadMissing(uid, index)
 
     def read_unit(self, run: int, uid: int, index: int, unit: int, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes start to stop of a unit; every piece touched is verified. Raises `PayloadMissing`, `PayloadCorrupt`.
+        """Return bytes start to stop of a unit; every piece touched is verified. Raises `PayloadMissing`,
+        `PayloadCorrupt`.
 
         One short transaction a piece: a slow disk never holds a reader open over many megabytes.
         """
@@ -364,7 +366,7 @@ class Generation:
             self._leave()
 
     def scan(self, run: int, uid: int, first: int, last: int, *, bodies: bool = True) -> Iterator[StoredEntry]:
-        """The entries of a group between two indexes, rising. Copied out in chunks of about 1 MiB, one short
+        """Yield the entries of a group between two indexes, rising. Copied out in chunks of about 1 MiB, one short
         transaction each."""
         at = KEY.pack(run, uid, first, 0, 0, 0)
         end = KEY.pack(run, uid, last + 1, 0, 0, 0)

@@ -33,15 +33,15 @@ class HomeTable:
         return len(self._groups)
 
     def groups(self) -> list[int]:
-        """Every group that has a home, rising."""
+        """Return every group that has a home, rising."""
         return sorted(self._groups)
 
     def of(self, uid: int) -> list[Home]:
-        """A group's homes; not to be changed."""
+        """Return a group's homes; not to be changed."""
         return self._groups.get(uid, [])
 
     def find(self, uid: int, index: int) -> Home | None:
-        """The home of an entry."""
+        """Return the home of an entry."""
         homes = self._groups.get(uid)
         if homes:
             at = bisect_right(homes, index, key=_first) - 1
@@ -50,7 +50,7 @@ class HomeTable:
         return None
 
     def overlapping(self, uid: int, first: int, last: int) -> list[Home]:
-        """The homes that hold any of these indexes."""
+        """Return the homes that hold any of these indexes."""
         homes = self._groups.get(uid, [])
         at = max(bisect_right(homes, first, key=_first) - 1, 0)
         end = bisect_right(homes, last, at, key=_first)
@@ -61,7 +61,7 @@ class HomeTable:
         return [(uid, home) for uid, homes in self._groups.items() for home in homes if home.generation == generation]
 
     def generations(self) -> set[int]:
-        """Every generation that is somebody's home."""
+        """Return every generation that is somebody's home."""
         return {home.generation for homes in self._groups.values() for home in homes}
 
     def put(self, uid: int, homes: Iterable[Home]) -> None:
@@ -102,7 +102,7 @@ class HomeTable:
 
 
 def without(homes: Iterable[Home], first: int, last: int) -> list[Home]:
-    """The homes less the indexes first to last."""
+    """Return the homes less the indexes first to last."""
     kept: list[Home] = []
     for home in homes:
         if home.last < first or home.first > last:

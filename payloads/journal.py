@@ -49,7 +49,8 @@ class Journal:
         return _suspects(old)
 
     def enter(self, generation: int) -> int:
-        """A slot for an environment that is about to be opened; it counts as inside until `mark(slot, False)`."""
+        """Return a slot for an environment that is about to be opened; it counts as inside until `mark(slot,
+        False)`."""
         assert self._map is not None and self._free, (
             "the journal is closed, or more environments are open than it has slots"
         )
@@ -76,7 +77,8 @@ class Journal:
 
 
 def take_suspects(path: str) -> list[int]:
-    """What the journal of another process, which is dead, says as `Journal.open` does; the journal is removed."""
+    """Return what the journal of another process, which is dead, says as `Journal.open` does; the journal is
+    removed."""
     try:
         with open(path, "rb") as file:
             found = _suspects(file.read())

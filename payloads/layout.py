@@ -102,7 +102,7 @@ class StoredEntry:
     inline: bytes
 
     def pack(self, number: int) -> memoryview | None:
-        """The bytes of an inline unit, or None when it is absent or has rows of its own (see `read_unit`)."""
+        """Return the bytes of an inline unit, or None when it is absent or has rows of its own (see `read_unit`)."""
         for unit in self.units:
             if unit.number == number and unit.at >= 0:
                 return memoryview(self.inline)[unit.at : unit.at + unit.length]
@@ -110,28 +110,28 @@ class StoredEntry:
 
 
 def row_hash(key: bytes, body: Buffer) -> bytes:
-    """The proof at the head of every value."""
+    """Return the proof at the head of every value."""
     return xxhash.xxh3_128_digest(body, xxhash.xxh3_64_intdigest(key))
 
 
 def own_key(kind: int, first: int = 0, second: int = 0) -> bytes:
-    """The key of one of the generation's own rows."""
+    """Return the key of one of the generation's own rows."""
     return KEY.pack(OWN, kind, first, second, 0, 0)
 
 
 def wrap(key: bytes, body: bytes) -> bytes:
-    """An own row's value."""
+    """Return an own row's value."""
     return row_hash(key, body) + body
 
 
 def corrupt(path: str, key: bytes, want: object, got: object) -> PayloadCorrupt:
-    """The error for a row that does not verify."""
+    """Return the error for a row that does not verify."""
     run, uid, index, *_ = KEY.unpack(key)
     return PayloadCorrupt(path, describe(key), want, got, *((0, 0) if run == OWN else (uid, index)))
 
 
 def describe(key: bytes) -> str:
-    """A row's name in an error message."""
+    """Return a row's name in an error message."""
     run, uid, index, _, unit, piece = KEY.unpack(key)
     if run == OWN:
         return f"own row {uid} ({index})"
@@ -149,7 +149,7 @@ def unwrap(path: str, key: bytes, value: memoryview) -> memoryview:
 
 
 def piece_lengths(length: int, form: int = FORMAT) -> list[int]:
-    """How a unit of `length` bytes is cut into rows. A pure function of length and format: nothing about it is
+    """Return how a unit of `length` bytes is cut into rows. A pure function of length and format: nothing about it is
     stored."""
     full, rest = divmod(length, PIECE_BYTES)
     lengths = [PIECE_BYTES] * full
@@ -182,7 +182,7 @@ def pieces_between(length: int, start: int, stop: int, form: int = FORMAT) -> It
 
 
 def row_pages(value_bytes: int) -> int:
-    """An upper estimate of the bytes of map that a row takes."""
+    """Return an upper estimate of the bytes of map that a row takes."""
     if value_bytes <= LEAF_BYTES:
         return value_bytes + KEY.size + 24
     return -(-(value_bytes + PAGE_HEAD) // PAGE) * PAGE + KEY.size + 32
@@ -224,7 +224,7 @@ def plan(row: SourceRow) -> Plan:
 
 
 def entry_value(key: bytes, term: int, data: Buffer, planned: Plan, inline: Sequence[Buffer]) -> bytes:
-    """The entry row's value."""
+    """Return the entry row's value."""
     directory = b"".join(
         UNIT_ROW.pack(unit.number, INLINE if is_inline else 0, unit.length) for unit, _, is_inline in planned.units
     )
@@ -258,7 +258,7 @@ def parse_entry(path: str, key: bytes, value: memoryview, *, bodies: bool = True
 
 
 def piece_value(key: bytes, unit_bytes: int, piece: Buffer) -> bytes:
-    """A piece row's value: one copy of the bytes, which LMDB needs in one buffer."""
+    """Return a piece row's value: one copy of the bytes, which LMDB needs in one buffer."""
     length = unit_bytes.to_bytes(8, "little")
     seed = xxhash.xxh3_64_intdigest(key + length)
     return b"".join((xxhash.xxh3_128_digest(piece, seed), length, piece))

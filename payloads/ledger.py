@@ -47,7 +47,7 @@ class Ledger:
         return self.sums[-1]
 
     def at(self, index: int, unit: int) -> int:
-        """The number of slots before (index, unit)."""
+        """Return the number of slots before (index, unit)."""
         indexes = self.indexes
         low = bisect_left(indexes, index)
         if not unit or low == len(indexes) or indexes[low] != index:
@@ -62,7 +62,7 @@ class Ledger:
         return low, bisect_left(self.indexes, index + 1, low) - 1
 
     def size(self, slot: int) -> int:
-        """Bytes of one slot."""
+        """Return bytes of one slot."""
         return self.sums[slot + 1] - self.sums[slot]
 
 
@@ -88,7 +88,7 @@ class Columns:
         self.total += size
 
     def encode(self) -> bytes:
-        """The ledger row's body: zlib over sections and columns (rising numbers pack to a few bytes a slot)."""
+        """Return the ledger row's body: zlib over sections and columns (rising numbers pack to a few bytes a slot)."""
         parts: list[bytes] = []
         for uid, (indexes, units, sizes) in self.groups.items():
             parts += (_SECTION.pack(uid, len(indexes)), indexes.tobytes(), units.tobytes(), sizes.tobytes())
@@ -128,16 +128,16 @@ class Marks:
         self.dead = dead
 
     def is_dead(self, slot: int) -> bool:
-        """Whether a slot is dead."""
+        """Return whether a slot is dead."""
         return slot < self.prefix or (self.dead is not None and slot in self.dead)
 
     def all_dead(self, low: int, high: int) -> bool:
-        """Whether every slot from low up to, but without, high is dead."""
+        """Return whether every slot from low up to, but without, high is dead."""
         low = max(low, self.prefix)
         return low >= high or (self.dead is not None and self.dead.contains_range(low, high))
 
     def live_slots(self, count: int) -> Iterator[int]:
-        """The slots still live, of `count`."""
+        """Yield the slots still live, of `count`."""
         dead = self.dead
         for slot in range(self.prefix, count):
             if dead is None or slot not in dead:
@@ -198,6 +198,6 @@ class Marks:
 
     @classmethod
     def decode(cls, body: bytes) -> Marks:
-        """What `encode` wrote; the caller verified it."""
+        """Return what `encode` wrote; the caller verified it."""
         live, prefix = _MARKS.unpack_from(body)
         return cls(live, prefix, BitMap.deserialize(body[_MARKS.size :]) if len(body) > _MARKS.size else None)

@@ -62,7 +62,7 @@ class Liveness:
     # Dying
 
     def release(self, first: tuple[int, int], end: tuple[int, int]) -> bool:
-        """The positions from `first` up to, but without, `end` are dead. True if any was not before.
+        """Return the positions from `first` up to, but without, `end` are dead. True if any was not before.
 
         The host also releases entries that have no payload at all when it applies them: else the prefix would wait
         for them.
@@ -89,7 +89,7 @@ class Liveness:
         return False
 
     def _add(self, first: tuple[int, int], end: tuple[int, int]) -> bool:
-        """A range behind the prefix."""
+        """Return a range behind the prefix."""
         index, ordinal = first
         if index == end[0]:
             return self._add_part(index, ordinal, end[1])
@@ -180,7 +180,7 @@ class Liveness:
     # Asking
 
     def is_live(self, index: int, ordinal: int) -> bool:
-        """Whether a position is not dead."""
+        """Return whether a position is not dead."""
         if (index, ordinal) < (self.index, self.ordinal):
             return False
         if self._entries is not None and index in self._entries:
@@ -190,7 +190,7 @@ class Liveness:
         return self._parts is None or (index << 32 | ordinal) not in self._parts
 
     def is_dead_range(self, first: tuple[int, int], end: tuple[int, int]) -> bool:
-        """Whether everything from `first` up to, but without, `end` is dead; both in one entry."""
+        """Return whether everything from `first` up to, but without, `end` is dead; both in one entry."""
         index = first[0]
         assert index == end[0]
         if end <= (self.index, self.ordinal) or (self._entries is not None and index in self._entries):
@@ -204,23 +204,23 @@ class Liveness:
         return self._parts is not None and self._parts.contains_range(index << 32 | low, index << 32 | high)
 
     def is_entry_dead(self, index: int, records: int) -> bool:
-        """Whether every payload of an entry with this many records is dead. Without records there is nothing to
+        """Return whether every payload of an entry with this many records is dead. Without records there is nothing to
         keep."""
         return self.is_dead_range((index, 0), (index, records))
 
     def unit_is_live(self, index: int, first_ordinal: int, records: int) -> bool:
-        """Whether a unit is needed: a pack while any of its records lives, a large body (records = 0) while its own
-        does."""
+        """Return whether a unit is needed: a pack while any of its records lives, a large body (records = 0) while its
+        own does."""
         return not self.is_dead_range((index, first_ordinal), (index, first_ordinal + max(records, 1)))
 
     def live_units(self, index: int, units: Iterable[tuple[int, int, int]]) -> set[int]:
-        """The live ones of an entry's units, given as (number, first ordinal, records)."""
+        """Return the live ones of an entry's units, given as (number, first ordinal, records)."""
         if (index + 1, 0) <= (self.index, self.ordinal):
             return set()
         return {number for number, first, records in units if self.unit_is_live(index, first, records)}
 
     def live_ranges(self, upto_index: int) -> Iterator[PayloadRange]:
-        """What is not dead up to and with an index, as rising, disjoint ranges."""
+        """Yield what is not dead up to and with an index, as rising, disjoint ranges."""
         at, stop = self.released_before, Position(upto_index + 1, 0)
         for first, end in self._dead_ranges():
             if first >= stop:
@@ -232,8 +232,8 @@ class Liveness:
             yield PayloadRange(at, stop)
 
     def live_within(self, first: tuple[int, int], end: tuple[int, int]) -> list[PayloadRange]:
-        """What is not dead from `first` up to, but without, `end`: what a release of that range kills. Its cost is in
-        the exceptions within the range."""
+        """Return what is not dead from `first` up to, but without, `end`: what a release of that range kills. Its cost
+        is in the exceptions within the range."""
         at, stop = max(Position(*first), self.released_before), Position(*end)
         found = []
         for low, high in self._dead_within(at, stop):
@@ -248,7 +248,7 @@ class Liveness:
         return found
 
     def _dead_within(self, first: Position, end: Position) -> list[tuple[Position, Position]]:
-        """The exceptions that overlap a range, rising."""
+        """Return the exceptions that overlap a range, rising."""
         found: list[tuple[Position, Position]] = []
         if first >= end or (self._entries is None and self._tails is None and self._parts is None):
             return found
@@ -267,7 +267,7 @@ class Liveness:
         return found
 
     def _dead_ranges(self) -> list[tuple[Position, Position]]:
-        """The exceptions behind the prefix, rising."""
+        """Return the exceptions behind the prefix, rising."""
         found = [(Position(first, 0), Position(end, 0)) for first, end in stretches(self._entries)]
         found += [(Position(index, ordinal), Position(index + 1, 0)) for index, ordinal in (self._tails or {}).items()]
         for first, end in stretches(self._parts):
@@ -279,7 +279,7 @@ class Liveness:
     # Snapshots
 
     def encode_live_set(self, upto: int) -> bytes:
-        """The exact live set up to and with an index, checksummed. Equal on all members for equal histories."""
+        """Return the exact live set up to and with an index, checksummed. Equal on all members for equal histories."""
         stop = (upto + 1, 0)
         index, ordinal = min((self.index, self.ordinal), stop)
         tails: list[tuple[int, int]] = []
@@ -322,12 +322,12 @@ class LiveSet(NamedTuple):
     liveness: Liveness
 
     def ranges(self) -> list[PayloadRange]:
-        """What lives."""
+        """Return what lives."""
         return list(self.liveness.live_ranges(self.upto))
 
 
 def decode_live_set(data: bytes, where: str = "snapshot") -> LiveSet:
-    """What `encode_live_set` wrote. A missing live set is an error, never an empty one (law 4). Raises
+    """Return what `encode_live_set` wrote. A missing live set is an error, never an empty one (law 4). Raises
     `PayloadCorrupt`."""
     body, want = data[:-_HASH_BYTES], data[-_HASH_BYTES:]
     if len(data) < _HEAD.size + _HASH_BYTES or xxhash.xxh3_128_digest(body) != want:

@@ -155,7 +155,7 @@ def _metas(fd: int) -> list[tuple[int, int, int]]:
 
 
 def _cut(fd: int, size: int, metas: list[tuple[int, int, int]]) -> str:
-    """What is wrong with a file of so many bytes."""
+    """Return what is wrong with a file of so many bytes."""
     if not metas:
         return "neither of its meta pages is one"
     _, last_page, root = max(metas)

@@ -81,7 +81,7 @@ class Placement:
         return freed
 
     def is_home(self, uid: int, first: int, last: int) -> bool:
-        """Whether any of these entries has a home."""
+        """Return whether any of these entries has a home."""
         return bool(self.homes.overlapping(uid, first, last))
 
     def truncate(self, uid: int, from_index: int) -> dict[int, int]:
@@ -134,11 +134,11 @@ class Placement:
     # Checkpoints
 
     def changes(self) -> list[tuple[bytes, bytes | None]]:
-        """A row for each group that changed since the last call."""
+        """Return a row for each group that changed since the last call."""
         return [(checkpoints.key(uid), self._row(uid)) for uid in self.homes.take_dirty()]
 
     def checkpoint(self) -> bytes:
-        """The rows of all groups."""
+        """Return the rows of all groups."""
         rows = [(checkpoints.key(uid), self._row(uid)) for uid in sorted({*self.homes.groups(), *self.lost})]
         return checkpoints.join([(key, body) for key, body in rows if body is not None])
 

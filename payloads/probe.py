@@ -18,8 +18,8 @@ _NEWER = 2
 
 
 def survives(path: str, number: int, timeout_s: float = 300.0) -> bool:
-    """Whether a child process can read all of a generation. Rows that do not verify are no reason to say no: they
-    are typed errors."""
+    """Return whether a child process can read all of a generation. Rows that do not verify are no reason to say no:
+    they are typed errors."""
     command = [sys.executable, "-m", "logyard.payloads.probe", path, str(number)]
     try:
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s).returncode in (

@@ -47,7 +47,7 @@ class Running:
             marks.append((first, end, truncated))
 
     def marks(self, uid: int) -> Iterable[tuple[Place, Place, bool]]:
-        """What died of a group since the job began."""
+        """Return what died of a group since the job began."""
         return self._marks.get(uid, ())
 
     def stop(self) -> None:
@@ -57,7 +57,7 @@ class Running:
         self._stakes = {}
 
     def may_touch(self, generation: int) -> bool:
-        """Whether the job reads a generation or may have written to it."""
+        """Return whether the job reads a generation or may have written to it."""
         job = self.job
         if job is None:
             return False

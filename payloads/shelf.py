@@ -60,7 +60,7 @@ class Shelf:
         self._failed: dict[int, GenerationFailed] = {}
 
     def path(self, number: int) -> str:
-        """The directory of a generation."""
+        """Return the directory of a generation."""
         return os.path.join(self.directory, f"gen-{number:010d}")
 
     def numbers(self) -> list[int]:
@@ -81,7 +81,7 @@ class Shelf:
             generation.close()
 
     def get(self, number: int) -> Generation:
-        """A generation, open. Raises `GenerationFailed`."""
+        """Return a generation, open. Raises `GenerationFailed`."""
         found = self._open.get(number)
         if found is not None:
             return found
@@ -118,7 +118,7 @@ class Shelf:
                 return
 
     def create(self, number: int, base_run: int) -> Generation:
-        """A new, empty generation; `base_run` is the highest run number in use. It stays open in a process that
+        """Return a new, empty generation; `base_run` is the highest run number in use. It stays open in a process that
         writes; another opens it again when it reads it."""
         with self._lock:
             assert number not in self._open
@@ -131,7 +131,7 @@ class Shelf:
             return generation
 
     def writer_from(self, number: int, base_run: int) -> Generation:
-        """The first generation from `number` on that is not sealed; created when there is none."""
+        """Return the first generation from `number` on that is not sealed; created when there is none."""
         while True:
             if os.path.isdir(self.path(number)):
                 try:
@@ -154,7 +154,7 @@ class Shelf:
         Generation(self.path(number), number, self.config).seal(self._disk.sync_directory)
 
     def sealed(self, number: int) -> bool:
-        """Whether a generation is sealed."""
+        """Return whether a generation is sealed."""
         return Generation(self.path(number), number, self.config).sealed
 
     def retire(self, number: int) -> None:
@@ -224,7 +224,7 @@ class Shelf:
 
 
 def allocated(path: str) -> int:
-    """Bytes of disk that the files of a directory take (a sparse file's holes do not count)."""
+    """Return bytes of disk that the files of a directory take (a sparse file's holes do not count)."""
     size = 0
     for name in os.listdir(path):
         try:

@@ -136,7 +136,7 @@ class PayloadStore:
             return [(uid, *home[:2]) for uid, homes in sorted(self._placement.lost.items()) for home in homes]
 
     def is_lost(self, uid: int, first: int, last: int) -> bool:
-        """Whether any of these entries is in `lost`."""
+        """Return whether any of these entries is in `lost`."""
         return any(home.first <= last and home.last >= first for home in self._placement.lost.get(uid, ()))
 
     def lose(self, uid: int, first: int, last: int) -> None:
@@ -152,12 +152,12 @@ class PayloadStore:
     # Reading
 
     def homes(self, uid: int) -> list[Home]:
-        """A group's homes, rising and disjoint."""
+        """Return a group's homes, rising and disjoint."""
         with self._lock:
             return list(self._placement.homes.of(uid))
 
     def home(self, uid: int, index: int) -> Home | None:
-        """Where an entry's payload would be, or None."""
+        """Return where an entry's payload would be, or None."""
         return self._placement.homes.find(uid, index)
 
     def lookup(self, uid: int, index: int) -> StoredEntry:
@@ -169,22 +169,22 @@ class PayloadStore:
         return self.generation(home.generation).entry(home.run, uid, index)
 
     def read_unit(self, uid: int, index: int, unit: int, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes start to stop of one unit. Raises as `lookup`."""
+        """Return bytes start to stop of one unit. Raises as `lookup`."""
         home = self.home(uid, index)
         if home is None:
             raise PayloadMissing(uid, index, unit)
         return self.generation(home.generation).read_unit(home.run, uid, index, unit, start, stop)
 
     def scan(self, uid: int, first: int, last: int, *, bodies: bool = True) -> Iterator[StoredEntry]:
-        """The entries between two indexes that are here, rising, over all homes. Raises as `lookup`, after what is
-        whole before."""
+        """Yield the entries between two indexes that are here, rising, over all homes. Raises as `lookup`, after what
+        is whole before."""
         for home in self.homes(uid):
             if home.last >= first and home.first <= last:
                 generation = self.generation(home.generation)
                 yield from generation.scan(home.run, uid, max(first, home.first), min(last, home.last), bodies=bodies)
 
     def generation(self, number: int) -> Generation:
-        """A generation, open, for callers that keep homes of their own. Raises `GenerationFailed`."""
+        """Return a generation, open, for callers that keep homes of their own. Raises `GenerationFailed`."""
         try:
             return self.shelf.get(number)
         except GenerationFailed as error:
@@ -221,7 +221,7 @@ class PayloadStore:
     # Dying
 
     def mark_dead(self, uid: int, first: Place, end: Place) -> dict[int, int]:
-        """The units from `first` up to, but without, `end` = (index, unit) are dead; bytes freed by generation.
+        """Return the units from `first` up to, but without, `end` = (index, unit) are dead; bytes freed by generation.
 
         Idempotent, so a restart replays marks freely. Marks made while a job runs also count for what it copies.
         """
@@ -230,7 +230,7 @@ class PayloadStore:
             return self._placement.mark(uid, first, end)
 
     def truncate(self, uid: int, from_index: int) -> dict[int, int]:
-        """The log dropped its entries from here on: their copies are dead, and another entry may come under the
+        """Return the log dropped its entries from here on: their copies are dead, and another entry may come under the
         same index."""
         with self._lock:
             self._running.remember(uid, (from_index, 0), (END, 0), True)
@@ -254,7 +254,7 @@ class PayloadStore:
     def migrate_job(
         self, ranges: Sequence[tuple[int, int, int]] = (), source: bytes = b"", number: int = 0
     ) -> MigrateJob:
-        """A job to copy (uid, first, last) out of a WAL file. One job at a time: `adopt` or `abandon` it.
+        """Return a job to copy (uid, first, last) out of a WAL file. One job at a time: `adopt` or `abandon` it.
 
         `number` 0: the store's next; else the caller's, above every number used before. Without ranges, give `run`
         the rows.
@@ -265,7 +265,7 @@ class PayloadStore:
             return job
 
     def rewrite_job(self, generation: int, number: int = 0) -> RewriteJob:
-        """A job to copy what lives in a sealed generation to the newest."""
+        """Return a job to copy what lives in a sealed generation to the newest."""
         with self._lock:
             assert self.shelf.sealed(generation), "only sealed generations are rewritten"
             homes = sorted(
@@ -312,8 +312,8 @@ class PayloadStore:
         self._running.start(job)
 
     def _current(self) -> int:
-        """The generation to write to: the newest, or the number after the highest ever used when that is sealed or
-        failing."""
+        """Return the generation to write to: the newest, or the number after the highest ever used when that is sealed
+        or failing."""
         numbers = self.shelf.numbers()
         newest = numbers[-1] if numbers else 0
         if newest and newest not in self.shelf.failed() and not self.shelf.sealed(newest):
@@ -397,7 +397,7 @@ class PayloadStore:
         return sum(self.drop(generation) for generation in self.dead_generations())
 
     def generations(self) -> list[GenerationInfo]:
-        """What there is, rising."""
+        """Return what there is, rising."""
         with self._lock:
             found = []
             for number in self.shelf.numbers():
@@ -437,7 +437,7 @@ class PayloadStore:
             return self._placement.changes()
 
     def checkpoint(self) -> bytes:
-        """All of it in one value: homes, dead slots and live bytes of every group."""
+        """Return all of it in one value: homes, dead slots and live bytes of every group."""
         with self._lock:
             return self._placement.checkpoint()
 

@@ -27,7 +27,7 @@ def merge(ranges: Iterable[PayloadRange]) -> list[PayloadRange]:
 
 
 def subtract(wanted: Iterable[PayloadRange], held: Iterable[PayloadRange]) -> list[PayloadRange]:
-    """What is in `wanted` and not in `held`. Cost: sorting both."""
+    """Return what is in `wanted` and not in `held`. Cost: sorting both."""
     rest = merge(held)
     left: list[PayloadRange] = []
     at = 0
@@ -46,7 +46,8 @@ def subtract(wanted: Iterable[PayloadRange], held: Iterable[PayloadRange]) -> li
 
 
 def missing(live_set: LiveSet, have: Iterable[PayloadRange]) -> list[PayloadRange]:
-    """What a receiver with `have` needs before it may install a snapshot with this live set: rising, disjoint."""
+    """Return what a receiver with `have` needs before it may install a snapshot with this live set: rising,
+    disjoint."""
     return subtract(live_set.ranges(), have)
 
 

@@ -87,7 +87,7 @@ def verify(path: str, number: int, runs: Iterable[int]) -> Verified:
 
 
 def _passes(error: PayloadError) -> bool:
-    """Whether it is the process or the machine that lacks something, and not the file."""
+    """Return whether it is the process or the machine that lacks something, and not the file."""
     cause = error.__cause__
     code = getattr(cause, "errno", None) or getattr(cause, "code", 0)
     system = isinstance(cause, OSError) or type(cause) is lmdb.Error

@@ -183,7 +183,7 @@ class Writing:
         return WriteReport(self._entries, self._bytes, self._damaged, True, list(unwritten))
 
     def _room(self, more: int) -> bool:
-        """Whether `more` bytes of map fit, with what commits and the own rows need kept free."""
+        """Return whether `more` bytes of map fit, with what commits and the own rows need kept free."""
         map_bytes = self._config.map_bytes
         reserve = max(64 * layout.PAGE, min(map_bytes >> 6, 4 << 20))
         used = (self._env.info()["last_pgno"] + 1) * layout.PAGE
@@ -241,8 +241,8 @@ class Writing:
         self._entry_count += 1
 
     def _read_together(self, row: SourceRow, planned: Plan) -> tuple[list[Buffer], dict[int, Buffer]]:
-        """The inline units' bytes, and the other units by offset when one read gives them all: few calls, not one a
-        unit."""
+        """Return the inline units' bytes, and the other units by offset when one read gives them all: few calls, not
+        one a unit."""
         first = planned.units[0][1]
         last, last_at, _ = planned.units[-1]
         inline: list[Buffer] = []
@@ -319,7 +319,7 @@ class Writing:
 
 
 def _exactly(row: SourceRow, offset: int, length: int) -> Buffer:
-    """Bytes from the source; fewer than asked for is damage there."""
+    """Return bytes from the source; fewer than asked for is damage there."""
     body = row.read(offset, length)
     if len(body) != length:
         what = f"the source of entry {row.index} of group {row.uid:016x}"

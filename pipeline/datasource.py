@@ -38,11 +38,11 @@ class LogyardDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "logyard"
 
     def schema(self) -> StructType:
-        """The columns, after all options were checked, and that the logs which are named are there."""
+        """Return the columns, after all options were checked, and that the logs which are named are there."""
         from .schema import spark_schema
 
         options = parse_options(self.options)
@@ -52,7 +52,7 @@ class LogyardDataSource(DataSource):
         return spark_schema(options.payloads)
 
     def reader(self, schema: StructType) -> LogReader:
-        """A reader of what the options name."""
+        """Return a reader of what the options name."""
         options = parse_options(self.options)
         check_schema(schema, options)
         return LogReader(options)
@@ -65,11 +65,11 @@ class LogReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks: one question about all logs to each node, and one more where offsets are times."""
+        """Return the tasks: one question about all logs to each node, and one more where offsets are times."""
         return [LogPartition(task) for task in plan(self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """The records of one task."""
+        """Yield the records of one task."""
         # Without any task Spark makes one of its own.
         ranges = getattr(partition, "ranges", ())
         if ranges:
@@ -78,7 +78,7 @@ class LogReader(DataSourceReader):
 
 
 def plan(options: Options, cores: int | None = None) -> list[tuple[Wanted, ...]]:
-    """The ranges of each task. Raises `OptionError`, `DataLoss`, what a cluster says."""
+    """Return the ranges of each task. Raises `OptionError`, `DataLoss`, what a cluster says."""
     with closing(open_source(options)) as source:
         infos = source.logs(options.names, options.pattern)
         check_named(options, infos)

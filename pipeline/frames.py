@@ -97,13 +97,13 @@ def decode(scan: Scan, names: Sequence[str], reading: Reading, fetch: Fetch) -> 
 
 
 def gap_batch(log: str, first: int, count: int, payloads: bool) -> pa.RecordBatch:
-    """One row of kind `GAP`."""
+    """Return one row of kind `GAP`."""
     row = {"log": log, "offset": first, "kind": GAP, "payload_size": count}
     return pa.RecordBatch.from_pylist([row], schema=arrow_schema(payloads))
 
 
 def read_frame(scan: Scan) -> Frame:
-    """The parts of an answer; raises ValueError when they do not add up."""
+    """Return the parts of an answer; raises ValueError when they do not add up."""
     parts = sections(scan.header, scan.data)
     runs: Array = np.frombuffer(parts.runs, RUN_TYPE)
     table: Array = np.frombuffer(parts.table, "<u4").reshape(-1, 2)
@@ -252,7 +252,7 @@ def _hashes(values: bytes | memoryview, lengths: Array, present: Array) -> pa.Ar
 
 
 def _binary(lengths: Array, values: bytes | memoryview, valid: Array | None) -> pa.Array:
-    """A binary column over `values` as they are."""
+    """Return a binary column over `values` as they are."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
@@ -261,7 +261,7 @@ def _binary(lengths: Array, values: bytes | memoryview, valid: Array | None) -> 
 
 
 def _kept(batch: pa.RecordBatch, keep: Array, at: int, end: int, rows: int) -> Iterator[pa.RecordBatch]:
-    """The kept rows of `at` to `end`, at most `rows` at a time."""
+    """Yield the kept rows of `at` to `end`, at most `rows` at a time."""
     part = batch.slice(at, end - at)
     if not keep[at:end].all():
         part = part.filter(pa.array(keep[at:end]))
@@ -274,7 +274,7 @@ def _fetched(row: pa.RecordBatch, fetch: Fetch, number: int) -> Iterator[bytes]:
 
 
 def _with_body(row: pa.RecordBatch, body: Iterable[Buffer], reading: Reading) -> pa.RecordBatch:
-    """One row whose body comes in pieces; it is kept in memory only if it is to be returned."""
+    """Return one row whose body comes in pieces; it is kept in memory only if it is to be returned."""
     offset, size = row.column("offset")[0].as_py(), row.column("payload_size")[0].as_py()
     inline = reading.payloads and size <= reading.inline_bytes
     state, pieces, got = xxhash.xxh3_128(), [], 0
@@ -294,7 +294,7 @@ def _with_body(row: pa.RecordBatch, body: Iterable[Buffer], reading: Reading) ->
 def _original(
     frame: Frame, row: int, one: pa.RecordBatch, fetch: Fetch, number: int, reading: Reading
 ) -> pa.RecordBatch:
-    """One row whose payload its client compressed, as the client was given it."""
+    """Return one row whose payload its client compressed, as the client was given it."""
     head = one.column("meta")[0].as_py()
     encoding = parse(head)
     changed: dict[str, object] = {"meta": head[ENVELOPE_BYTES:], "payload_size": encoding.size, "payload_hash": None}
@@ -310,7 +310,7 @@ def _original(
 
 
 def _stored(frame: Frame, row: int) -> memoryview | None:
-    """The bytes of a row's body that came along; None: none did."""
+    """Return the bytes of a row's body that came along; None: none did."""
     sizes = frame.table[:, 1]
     if sizes[row] >= LARGE:
         return frame.bodies.get(row)

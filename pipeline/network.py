@@ -67,7 +67,7 @@ class Silent:
         self._since[address] = time.monotonic()
 
     def is_silent(self, address: str) -> bool:
-        """Whether it would be asked in vain."""
+        """Return whether it would be asked in vain."""
         return time.monotonic() < self._since.get(address, -SILENT_S) + SILENT_S
 
     def clear(self) -> None:
@@ -79,8 +79,8 @@ SILENT = Silent()
 
 
 def as_they_come(calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T | LogyardError]]:
-    """The outcomes of `calls`, all made at once, in the order in which they come. Who stops listening waits for none
-    of the others."""
+    """Yield the outcomes of `calls`, all made at once, in the order in which they come. Who stops listening waits for
+    none of the others."""
     pool = ThreadPoolExecutor(max_workers=min(THREADS_MAX, len(calls)))
     try:
         futures = {pool.submit(call): key for key, call in calls.items()}
@@ -94,12 +94,12 @@ def as_they_come(calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T | Lo
 
 
 def at_once(calls: Mapping[K, Callable[[], T]]) -> dict[K, T | LogyardError]:
-    """The outcomes of `calls`, all made at once."""
+    """Return the outcomes of `calls`, all made at once."""
     return dict(as_they_come(calls))
 
 
 def _greet(server: str, tls: TlsConfig | None) -> dict[int, str]:
-    """The client addresses of the cluster that answers at `server`."""
+    """Return the client addresses of the cluster that answers at `server`."""
     connection = Connection(parse_address(server), time.monotonic() + NODE_PATIENCE_S, client_context(tls))
     try:
         hello = connection.channel.hello
@@ -183,7 +183,7 @@ class NetworkSource:
         ]
 
     def _reach(self) -> dict[int, str]:
-        """The client address of every node. All of `servers` are asked at once, and the first that answers is
+        """Return the client address of every node. All of `servers` are asked at once, and the first that answers is
         enough; raises what each of them said when none does."""
         if self._addresses is None:
             known = [server for server in self._servers if not SILENT.is_silent(server)] or self._servers
@@ -332,7 +332,7 @@ class NetworkSource:
         return frames.gap_batch(one.name, one.next, count, reading.payloads)
 
     def _missing(self, one: Pending, error: LogyardError, node: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
-        """A node could not help; when no node knows the log any more, the rest of the range is lost."""
+        """Yield a node could not help; when no node knows the log any more, the rest of the range is lost."""
         self._elsewhere(one, error, node)
         if one.unknown.issuperset(self.yard.nodes()):
             if not reading.gaps:
@@ -372,7 +372,7 @@ class NetworkSource:
         )  # fmt: skip
 
     def _body(self, one: Pending, offset: int, size: int) -> Iterator[bytes]:
-        """A body that did not come along, in pieces, from any node that has it."""
+        """Yield a body that did not come along, in pieces, from any node that has it."""
         steps = body_steps(one.name, offset, 0, size, None)
         step = next(steps, None)
         while step is not None:
@@ -396,7 +396,7 @@ class NetworkSource:
         raise self._failure(one, error) from error
 
     def _front(self, queue: deque[Pending]) -> list[Pending]:
-        """The next ranges that have the same best node."""
+        """Return the next ranges that have the same best node."""
         node = queue[0].nodes[0]
         count = 0
         for one in islice(queue, RANGES_MAX):
@@ -410,8 +410,8 @@ class NetworkSource:
 
 
 def merge_rows(rows: Sequence[LogRow]) -> list[LogInfo]:
-    """One row a log, by name: what any member has applied is committed, so the longest is the truth; of two groups
-    with one name, the one that more members know."""
+    """Return one row a log, by name: what any member has applied is committed, so the longest is the truth; of two
+    groups with one name, the one that more members know."""
     by_name: dict[str, dict[int, list[LogRow]]] = {}
     for row in rows:
         by_name.setdefault(row.name, {}).setdefault(row.uid, []).append(row)
@@ -426,6 +426,6 @@ def merge_rows(rows: Sequence[LogRow]) -> list[LogInfo]:
 
 
 def preferred(info: LogInfo) -> tuple[int, ...]:
-    """Whom to ask for a log: followers, then its leader."""
+    """Return whom to ask for a log: followers, then its leader."""
     followers = tuple(node for node in info.members if node != info.leader)
     return (*followers, info.leader) if info.leader else followers

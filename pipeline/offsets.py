@@ -30,12 +30,12 @@ def check_named(options: Options, infos: Sequence[LogInfo]) -> None:
 
 
 def starting_times(options: Options, infos: Sequence[LogInfo]) -> dict[str, int]:
-    """The logs whose start is a time, with it."""
+    """Return the logs whose start is a time, with it."""
     return _times(options.starting_time, options.starting_times, infos)
 
 
 def ending_times(options: Options, infos: Sequence[LogInfo]) -> dict[str, int]:
-    """The logs whose end is a time, with it."""
+    """Return the logs whose end is a time, with it."""
     return _times(options.ending_time, options.ending_times, infos)
 
 
@@ -52,8 +52,9 @@ def resolve(
     ends: Mapping[str, int],
     nodes: Callable[[LogInfo], tuple[int, ...]] = lambda info: info.members,
 ) -> list[Wanted]:
-    """The range of each log, in their order; empty ranges are left out. `starts` and `ends` are the offsets that times
-    were found to be. Raises `OptionError` for an offset that is not there yet, `DataLoss` for one that is gone."""
+    """Return the range of each log, in their order; empty ranges are left out. `starts` and `ends` are the offsets that
+    times were found to be. Raises `OptionError` for an offset that is not there yet, `DataLoss` for one that is
+    gone."""
     found = []
     for info in infos:
         if options.assign is not None and options.assign[info.name] != (EARLIEST, LATEST):

@@ -7,7 +7,7 @@ from .sources import LogSource
 
 
 def open_source(options: Options) -> LogSource:
-    """A source; nothing is connected or read yet. Close it."""
+    """Return a source; nothing is connected or read yet. Close it."""
     from pathlib import Path
 
     from logyard.protocol.tls import TlsConfig

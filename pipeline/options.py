@@ -244,7 +244,8 @@ class Options:
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
-    """The options of a load; names are not case-sensitive. Raises `OptionError`; it begins with the option's name."""
+    """Return the options of a load; names are not case-sensitive. Raises `OptionError`; it begins with the option's
+    name."""
     texts = {name.lower(): (name, text) for name, text in given.items()}
     fields: dict[str, Any] = {}
     present: set[str] = set()
@@ -304,8 +305,8 @@ ELSEWHERE = {
 
 
 def _unknown(name: str) -> str:
-    """What is said of an option that is none. Spark hands names over in lower case: known ones are written as their
-    own documentation writes them."""
+    """Return what is said of an option that is none. Spark hands names over in lower case: known ones are written as
+    their own documentation writes them."""
     elsewhere = {one.lower(): one for one in ELSEWHERE}
     if name.lower() in elsewhere:
         foreign = elsewhere[name.lower()]
@@ -339,7 +340,7 @@ def _check_place(options: Options) -> None:
 
 
 def options_table() -> str:
-    """The table of docs/guides/spark.md."""
+    """Return the table of docs/guides/spark.md."""
     rows = ["| option | default | meaning |", "| --- | --- | --- |"]
     rows += [f"| {one.name} | {f'`{one.default}`' if one.default else ''} | {one.doc} |" for one in OPTIONS]
     return "\n".join(rows) + "\n"

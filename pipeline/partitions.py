@@ -35,8 +35,8 @@ def weigh(wanted: Wanted, info: LogInfo, bodies: bool) -> Weighed:
 
 
 def spread(ranges: Sequence[Weighed], leaders: Mapping[str, int]) -> list[Weighed]:
-    """Each range with its nodes in the order in which to ask them: the follower with the least to do first, the leader
-    last. Same input, same output."""
+    """Return each range with its nodes in the order in which to ask them: the follower with the least to do first, the
+    leader last. Same input, same output."""
     load: dict[int, int] = defaultdict(int)
     found = []
     for one in sorted(ranges, key=lambda one: (-one.weight, one.wanted.log)):
@@ -80,7 +80,7 @@ def pack(ranges: Sequence[Weighed], max_bytes: int, min_partitions: int | None, 
 
 
 def _mixed(tasks: Sequence[tuple[int, list[Wanted]]]) -> list[tuple[int, list[Wanted]]]:
-    """One of each node in turn."""
+    """Return one of each node in turn."""
     seen: dict[int, int] = defaultdict(int)
     order = []
     for number, (node, _) in enumerate(tasks):

@@ -29,13 +29,13 @@ PAYLOAD = ("payload", "binary", pyarrow.binary(), True)
 
 
 def arrow_schema(payloads: bool) -> pyarrow.Schema:
-    """The schema of a batch; `payloads` adds the column `payload`."""
+    """Return the schema of a batch; `payloads` adds the column `payload`."""
     columns = (*COLUMNS, PAYLOAD) if payloads else COLUMNS
     return pyarrow.schema([pyarrow.field(name, kind, nullable) for name, _, kind, nullable in columns])
 
 
 def spark_schema(payloads: bool) -> StructType:
-    """The same as Spark's; needs no session."""
+    """Return the same as Spark's; needs no session."""
     from pyspark.sql import types
 
     kinds = {

@@ -45,8 +45,9 @@ class NoJava(RuntimeError):
 def local_session(
     app: str = "logyard", *, master: str = "local[2]", memory: str = "2g", **settings: str
 ) -> SparkSession:
-    """A session on this machine with the format "logyard". `memory` is the driver's, and of local tasks; `settings` are
-    Spark's with _ for each dot: ``spark_ui_enabled="true"``. Raises `NoJava`, ImportError without PySpark."""
+    """Return a session on this machine with the format "logyard". `memory` is the driver's, and of local tasks;
+    `settings` are Spark's with _ for each dot: ``spark_ui_enabled="true"``. Raises `NoJava`, ImportError without
+    PySpark."""
     from pyspark.sql import SparkSession
 
     prepare()

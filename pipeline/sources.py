@@ -74,8 +74,8 @@ class LogSource(Protocol):
     """Where records come from. Errors are `LogyardError`s with the log, the offset and what to do in the first line."""
 
     def logs(self, names: Collection[str] | None = None, pattern: str | None = None) -> Sequence[LogInfo]:
-        """The append logs called `names`, or whose whole name matches the regular expression `pattern` (re), or all
-        of them; by name. Names that are not there are left out. Costs one call a node, however many logs."""
+        """Return the append logs called `names`, or whose whole name matches the regular expression `pattern` (re), or
+        all of them; by name. Names that are not there are left out. Costs one call a node, however many logs."""
         ...
 
     def offsets_at(self, times: Mapping[str, int]) -> Mapping[str, int]:
@@ -84,12 +84,14 @@ class LogSource(Protocol):
         ...
 
     def read(self, wanted: Sequence[Wanted], reading: Reading) -> Iterator[pyarrow.RecordBatch]:
-        """Every record of `wanted`, the logs one after another and each in the order of its offsets, in batches that
-        may hold several logs. Raises `DataLoss` (truncated or deleted), `Corrupt` (hash), or what the network says."""
+        """Return every record of `wanted`, the logs one after another and each in the order of its offsets, in batches
+        that may hold several logs. Raises `DataLoss` (truncated or deleted), `Corrupt` (hash), or what the network
+        says."""
         ...
 
     def body(self, wanted: Wanted, offset: int, size: int) -> Iterator[bytes]:
-        """The payload of one record of `wanted`, of `size` bytes, in pieces: for one that is too large for a batch."""
+        """Return the payload of one record of `wanted`, of `size` bytes, in pieces: for one that is too large for a
+        batch."""
         ...
 
     def close(self) -> None:

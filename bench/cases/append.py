@@ -64,7 +64,7 @@ def run_append(
 
 
 def specifications(settings: AppendSettings, cluster: Cluster) -> list[LoadSpec]:
-    """One for each process: clients are spread over processes, each process over all logs."""
+    """Return one for each process: clients are spread over processes, each process over all logs."""
     processes = min(settings.processes, settings.clients)
     seed = random.SystemRandom().getrandbits(32)
     return [
@@ -114,7 +114,7 @@ def run_processes(
 
 
 def expect(process: subprocess.Popen[str], word: str | None = None) -> str:
-    """The process's next line; raises `LoadFailed` when it ended, or said something else than `word`."""
+    """Return the process's next line; raises `LoadFailed` when it ended, or said something else than `word`."""
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line or (word is not None and line != word):

@@ -152,7 +152,7 @@ def wait_quiet(yard: Any, cluster: Cluster, settle_s: float, problems: list[str]
 
 
 def _standing(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What changes while a node's storage works."""
+    """Return what changes while a node's storage works."""
     return (
         status["applied"], status["commit"], status["migrated_files"], status["payload_live_bytes"],
         status["wal"]["sealed"], status["wal"]["batches"], status["snapshots_taken"],
@@ -183,7 +183,7 @@ def allocated(folder: Path, pattern: str) -> int:
 
 
 def differences(log: Any, workload: Workload, start: int, end: int, node: int) -> list[str]:
-    """What is wrong with a member's bounds, its first and last record and a random sample of the others."""
+    """Return what is wrong with a member's bounds, its first and last record and a random sample of the others."""
     found = tuple(log.latest(node=node, consistency="local"))
     if found != (start, end):
         return [f"node {node}: the log is {found[0]}..{found[1]}, it should be {start}..{end}"]

@@ -64,7 +64,7 @@ def run_kv(settings: KvSettings, cluster: Cluster, directory: Path, say: Callabl
 
 
 def specifications(settings: KvSettings, cluster: Cluster) -> list[KvSpec]:
-    """One for each process; watching is one process's, which has one clock for writes and events."""
+    """Return one for each process; watching is one process's, which has one clock for writes and events."""
     processes = 1 if settings.mode == "watch" else min(settings.processes, settings.clients)
     seed = random.SystemRandom().getrandbits(32)
     return [

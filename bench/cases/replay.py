@@ -30,7 +30,8 @@ SLACK_BYTES = 4 << 20
 
 
 def wal_file_bytes(settings: ReplaySettings) -> int:
-    """A file that just holds the whole run: every size is then replayed from the write-ahead log, none from segments.
+    """Return a file that just holds the whole run: every size is then replayed from the write-ahead log, none from
+    segments.
 
     Raises `ValueError` for a run that is too long for one file.
     """
@@ -115,7 +116,7 @@ def run_replay(
 
 
 def differences(log: Any, workload: Workload, count: int) -> list[str]:
-    """What is wrong with the log's bounds, its last record and a random sample of the others."""
+    """Return what is wrong with the log's bounds, its last record and a random sample of the others."""
     start, end = log.latest()
     if (start, end) != (0, count):
         return [f"the log is {start}..{end}, {count} records were acknowledged"]

@@ -85,7 +85,7 @@ def run_spark(
 
 
 def missed(figures: Mapping[str, Any]) -> list[str]:
-    """What was asked for and not reached."""
+    """Return what was asked for and not reached."""
     found = []
     if figures["rows_per_s"] < ROWS_PER_S:
         found.append(f"{figures['rows_per_s']} rows/s; {ROWS_PER_S} were asked for")
@@ -99,7 +99,7 @@ def missed(figures: Mapping[str, Any]) -> list[str]:
 
 
 def best(run: Callable[[], None]) -> float:
-    """Seconds of the second run: the first one starts workers."""
+    """Return seconds of the second run: the first one starts workers."""
     run()
     began = time.monotonic()
     run()
@@ -112,7 +112,7 @@ def read(spark: SparkSession, kind: str, given: Mapping[str, str]) -> None:
 
 
 def plan(given: Mapping[str, str]) -> tuple[float, int]:
-    """Seconds for the ranges of all tasks, and how many there are."""
+    """Return seconds for the ranges of all tasks, and how many there are."""
     from logyard.pipeline.datasource import plan as planned
     from logyard.pipeline.options import parse_options
 

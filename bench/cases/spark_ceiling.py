@@ -21,7 +21,7 @@ class CeilingSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "logyard_ceiling"
 
     def schema(self) -> StructType:
@@ -31,7 +31,7 @@ class CeilingSource(DataSource):
         return spark_schema(int(self.options.get("size", "0")) > 0)
 
     def reader(self, schema: StructType) -> CeilingReader:
-        """A reader of equal partitions."""
+        """Return a reader of equal partitions."""
         get = self.options.get
         return CeilingReader(int(get("rows", "0")), int(get("size", "0")), int(get("partitions", "4")))
 
@@ -49,7 +49,7 @@ class CeilingReader(DataSourceReader):
         return [InputPartition(self.rows // self.parts) for _ in range(self.parts)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """The share's rows."""
+        """Yield the share's rows."""
         import pyarrow
 
         from logyard.pipeline.schema import arrow_schema

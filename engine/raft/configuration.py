@@ -69,12 +69,12 @@ class Configuration:
         return {*self.voters, *self.learners, *self.outgoing}
 
     def votes(self, node: int) -> bool:
-        """Whether `node` may vote and campaign."""
+        """Return whether `node` may vote and campaign."""
         return node in self.voters or node in self.outgoing
 
     def encode(self) -> bytes:
-        """The content of a CONFIGURATION entry: msgpack of three arrays; of six fields where the rest says anything,
-        so that what the first release wrote, and reads, stays as it was."""
+        """Return the content of a CONFIGURATION entry: msgpack of three arrays; of six fields where the rest says
+        anything, so that what the first release wrote, and reads, stays as it was."""
         parts: tuple[object, ...] = (self.voters, self.learners, self.outgoing)
         if self.promotable or self.demoted or self.auto_leave:
             parts = (*parts, self.promotable, self.demoted, self.auto_leave)
@@ -82,7 +82,7 @@ class Configuration:
 
     @staticmethod
     def decode(data: bytes) -> Configuration:
-        """What `encode` gave. Raises `BadRequest` for anything else."""
+        """Return what `encode` gave. Raises `BadRequest` for anything else."""
         try:
             parts = msgpack.unpackb(
                 data, max_array_len=NODES_MAX, max_map_len=0, max_ext_len=0, max_str_len=0, max_bin_len=0
@@ -190,7 +190,7 @@ def _targets(learners: dict[int, int | None]) -> tuple[tuple[int, int], ...]:
 
 
 def apply_changes(configuration: Configuration, changes: Sequence[Change]) -> Configuration:
-    """The configuration after `changes`: in one step if at most one voter comes or goes (etcd's rule for simple
+    """Return the configuration after `changes`: in one step if at most one voter comes or goes (etcd's rule for simple
     changes; learners may be many), else joint, to be left by the leader. Raises `Refused` with the reason."""
     draft = _drafted(configuration, changes)
     if len(draft.voters ^ {*configuration.voters}) > 1:
@@ -204,7 +204,7 @@ def apply_change(configuration: Configuration, change: Change) -> Configuration:
 
 
 def enter_joint(configuration: Configuration, changes: Sequence[Change], auto_leave: bool = True) -> Configuration:
-    """The joint configuration on the way to `changes`, however few. Raises `Refused`."""
+    """Return the joint configuration on the way to `changes`, however few. Raises `Refused`."""
     return _joined(configuration, _drafted(configuration, changes), auto_leave)
 
 
@@ -221,7 +221,7 @@ def _joined(configuration: Configuration, draft: _Draft, auto_leave: bool) -> Co
 
 
 def leave_joint(configuration: Configuration) -> Configuration:
-    """What a joint configuration leads to: the outgoing half goes, its demoted voters stay as learners. Raises
+    """Return what a joint configuration leads to: the outgoing half goes, its demoted voters stay as learners. Raises
     `Refused` outside one."""
     if not configuration.outgoing:
         raise Refused("no joint configuration change is under way")

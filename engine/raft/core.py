@@ -227,7 +227,7 @@ class Raft:
         return election.force(self)
 
     def window(self, node: int) -> Window:
-        """What all groups together may have under way to `node`."""
+        """Return what all groups together may have under way to `node`."""
         found = self.windows.get(node)
         if found is None:
             found = self.windows[node] = Window(self.limits.follower_bytes)
@@ -345,7 +345,7 @@ class Raft:
     # ---- out
 
     def ready(self) -> Ready | None:
-        """What there is to do, or None. See `Ready` for what may be done when."""
+        """Return what there is to do, or None. See `Ready` for what may be done when."""
         if not self.dirty:
             return None
         self.dirty = False
@@ -426,7 +426,7 @@ class Raft:
     # ---- for people and tests
 
     def configuration_at(self, index: int) -> Configuration:
-        """The configuration in force at `index`, applied <= index <= last index."""
+        """Return the configuration in force at `index`, applied <= index <= last index."""
         return membership.configuration_at(self, index)
 
     def check(self) -> None:

@@ -125,7 +125,7 @@ def lead(raft: Raft) -> None:
 
 
 def may_stand(raft: Raft) -> bool:
-    """Whether this member may campaign: it is a voter, or its leaving is not known to be committed.
+    """Return whether this member may campaign: it is a voter, or its leaving is not known to be committed.
 
     The last leader of a group of two that removed itself, and went before the other heard of it, is the only one who
     can finish that: the other needs its vote, and has the shorter log (thesis 4.2.2).
@@ -195,7 +195,8 @@ def tally(raft: Raft) -> None:
 
 
 def sticks(raft: Raft, sender: int) -> bool:
-    """Whether a leader is known that others should not depose: its node is alive (leader stickiness, thesis 4.2.3)."""
+    """Return whether a leader is known that others should not depose: its node is alive (leader stickiness, thesis
+    4.2.3)."""
     leader = raft.leader
     return leader != 0 and leader != sender and leader in raft.live
 
@@ -261,8 +262,8 @@ def on_prevote_reply(raft: Raft, m: Message) -> None:
 
 
 def parked(raft: Raft) -> bool:
-    """Whether others said often enough that they hear a leader: this member stops asking until there is news of nodes
-    or links, or one of them asks for votes itself (docs/internals/hosting.md).
+    """Return whether others said often enough that they hear a leader: this member stops asking until there is news of
+    nodes or links, or one of them asks for votes itself (docs/internals/hosting.md).
 
     Nobody waits for good: who denies asks its leader at the same time (`doubt`), and campaigns if that leads no more.
     """

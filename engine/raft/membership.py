@@ -39,7 +39,7 @@ __all__ = [
 
 
 def decode_entries(entries: Sequence[Entry]) -> list[tuple[int, Configuration]]:
-    """The (index, configuration) of every CONFIGURATION entry of a run. Raises `BadRequest`."""
+    """Return the (index, configuration) of every CONFIGURATION entry of a run. Raises `BadRequest`."""
     return [
         (entry.index, Configuration.decode(plain_content(entry))) for entry in entries if entry.kind == CONFIGURATION
     ]
@@ -99,7 +99,7 @@ def settle(raft: Raft, applied: int) -> None:
 
 
 def configuration_at(raft: Raft, index: int) -> Configuration:
-    """The configuration in force at `index` >= applied's: what a snapshot taken there carries."""
+    """Return the configuration in force at `index` >= applied's: what a snapshot taken there carries."""
     found = raft.base[1]
     for at, configuration in raft.history:
         if at <= index:
@@ -113,7 +113,7 @@ def all_nodes(raft: Raft) -> set[int]:
 
 
 def before_newest(raft: Raft) -> Configuration:
-    """The configuration that the newest one took the place of. It is committed, whatever a restart knows of the
+    """Return the configuration that the newest one took the place of. It is committed, whatever a restart knows of the
     commit index: one change at a time."""
     return raft.history[-2][1] if len(raft.history) > 1 else raft.base[1]
 
@@ -183,7 +183,8 @@ def _append(raft: Raft, configuration: Configuration) -> int:
 
 
 def owes(raft: Raft) -> int:
-    """What a leader has to do for its configuration: -1 leave the joint one, n promote learner n, 0 nothing now."""
+    """Return what a leader has to do for its configuration: -1 leave the joint one, n promote learner n, 0 nothing
+    now."""
     configuration = raft.configuration
     if configuration.outgoing:
         return -1 if configuration.auto_leave else 0
@@ -206,7 +207,8 @@ def attend(raft: Raft) -> None:
 
 
 def is_stranger(raft: Raft, node: int) -> bool:
-    """Whether `node` can have nothing to say: this member is the only voter, and `node` is neither member nor leader.
+    """Return whether `node` can have nothing to say: this member is the only voter, and `node` is neither member nor
+    leader.
 
     Whoever leads after a sole voter needs an entry that this voter stored first, and knows as a configuration. So what
     comes from outside is of a lineage that ended: a removed member, or the others after a `force_shrink`.

@@ -55,7 +55,7 @@ def _digest(raft: Raft) -> int:
 
 
 def _held(raft: Raft) -> int:
-    """What is stable here and agrees with the leader."""
+    """Return what is stable here and agrees with the leader."""
     return min(raft.log.stable, raft.validated)
 
 
@@ -133,7 +133,7 @@ def look(raft: Raft) -> None:
 
 
 def _knows_terms(raft: Raft, mend: Mend) -> bool:
-    """Whether no vote of this member can count in a term that it may still vote in."""
+    """Return whether no vote of this member can count in a term that it may still vote in."""
     digest = _digest(raft)
     if mend.reports[0] != digest:
         mend.reports = (digest, {})
@@ -239,8 +239,8 @@ def _send_fence(raft: Raft, node: int, progress: Progress) -> None:
 
 
 def counts(raft: Raft, m: Message, progress: Progress) -> bool:
-    """Whether an acknowledgement of a member that was damaged counts: from the one on that answers the index named to
-    it. Others may have been under way since before the damage."""
+    """Return whether an acknowledgement of a member that was damaged counts: from the one on that answers the index
+    named to it. Others may have been under way since before the damage."""
     if m.context != MENDED or m.log_term != progress.round or not 0 <= progress.fence <= m.index:
         if progress.fence >= 0:
             _send_fence(raft, m.sender, progress)

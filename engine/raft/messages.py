@@ -113,7 +113,7 @@ class Message:
 
 
 def describe(message: Message) -> str:
-    """One line for people: transcripts, logs, failures of tests."""
+    """Return one line for people: transcripts, logs, failures of tests."""
     m = message
     parts = [f"{NAMES[m.kind]} {m.sender}->{m.to} term {m.term}"]
     if m.kind in (PREVOTE, VOTE, APPEND, SNAPSHOT):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def is_quiet(raft: Raft) -> bool:
-    """Whether this member can do without ticks until something happens."""
+    """Return whether this member can do without ticks until something happens."""
     if raft.stopped:
         return True
     live = raft.live
@@ -119,8 +119,8 @@ def _tick_leader(raft: Raft) -> None:
 
 
 def may_hibernate(raft: Raft) -> bool:
-    """Whether nothing at all is under way: everything this member has is durable, committed, applied and settled here,
-    and the configuration is a plain one. What other members have is the host's question."""
+    """Return whether nothing at all is under way: everything this member has is durable, committed, applied and settled
+    here, and the configuration is a plain one. What other members have is the host's question."""
     log = raft.log
     last = log.last_index
     return (

@@ -27,7 +27,7 @@ def _majority_index(voters: tuple[int, ...], match: Mapping[int, int]) -> int:
 
 
 def committed_index(configuration: Configuration, match: Mapping[int, int]) -> int:
-    """The largest index that a quorum has stored; `match` gives each node's (absent: 0)."""
+    """Return the largest index that a quorum has stored; `match` gives each node's (absent: 0)."""
     index = _majority_index(configuration.voters, match)
     if configuration.outgoing:
         return min(index, _majority_index(configuration.outgoing, match))
@@ -69,7 +69,7 @@ def _majority_of(voters: tuple[int, ...], nodes: Container[int]) -> bool:
 
 
 def has_quorum(configuration: Configuration, nodes: Container[int]) -> bool:
-    """Whether `nodes` contain a quorum."""
+    """Return whether `nodes` contain a quorum."""
     if not _majority_of(configuration.voters, nodes):
         return False
     return not configuration.outgoing or _majority_of(configuration.outgoing, nodes)

@@ -61,8 +61,8 @@ class RaftLog:
         return self.snapshot_index + 1
 
     def term(self, index: int) -> int | None:
-        """The term of the entry at `index`; None when it is compacted or not there. The snapshot's own index has its
-        term."""
+        """Return the term of the entry at `index`; None when it is compacted or not there. The snapshot's own index has
+        its term."""
         if index > self.last_index or index < self.snapshot_index:
             return None
         if index == self.snapshot_index:
@@ -73,7 +73,7 @@ class RaftLog:
         return next(term for first, term in reversed(runs) if first <= index)
 
     def entry(self, index: int) -> Entry | None:
-        """The entry at `index`; None unless it is in memory."""
+        """Return the entry at `index`; None unless it is in memory."""
         if self.memory_first <= index <= self.last_index:
             return self.entries[index - self.memory_first]
         return None
@@ -104,14 +104,14 @@ class RaftLog:
         return found, total
 
     def bytes_of(self, first: int, last: int) -> int:
-        """Bytes of entries first..last; of those that left memory only the mean is known."""
+        """Return bytes of entries first..last; of those that left memory only the mean is known."""
         below = max(0, min(self.memory_first, last + 1) - first)
         found = self.window(max(first, self.memory_first), last, 1 << 62) if last >= self.memory_first else None
         return below * self.mean_bytes + (found[1] if found is not None else 0)
 
     def segment_last(self, first: int, max_bytes: int) -> int:
-        """The last entry to ask of segments together with `first`: about `max_bytes`, going by what left memory so
-        far."""
+        """Return the last entry to ask of segments together with `first`: about `max_bytes`, going by what left memory
+        so far."""
         count = max_bytes // self.mean_bytes if self.mean_bytes else SEGMENT_ENTRIES
         return min(self.memory_first - 1, first + max(1, min(count, SEGMENT_ENTRIES_MAX)) - 1)
 
@@ -200,7 +200,7 @@ class RaftLog:
         self.last_term = self.snapshot_term = term
 
     def conflict_hint(self, index: int, term: int) -> int:
-        """The largest index <= `index` whose term is <= `term`: no entry above it can match one of `term` (etcd
+        """Return the largest index <= `index` whose term is <= `term`: no entry above it can match one of `term` (etcd
         findConflictByTerm).
 
         Where the log is compacted nothing is known, so `index` or the snapshot's index is the answer.

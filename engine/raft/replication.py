@@ -113,7 +113,8 @@ def _send(
 
 
 def _run(raft: Raft, first: int, last: int) -> Run | None:
-    """What one APPEND of new entries from `first` on carries. None: a follower that wants them has to be probed."""
+    """Return what one APPEND of new entries from `first` on carries. None: a follower that wants them has to be
+    probed."""
     log = raft.log
     found = log.window(first, last, raft.limits.append_bytes)
     prev_term = log.term(first - 1)
@@ -218,7 +219,7 @@ def on_append_reply(raft: Raft, m: Message) -> None:
 
 
 def flow(raft: Raft, progress: Progress, m: Message) -> int:
-    """What a follower holds, whether it counts or not: move the window, send on. Returns what it has stable."""
+    """Return what a follower holds, whether it counts or not: move the window, send on. Returns what it has stable."""
     log = raft.log
     match = m.index
     last = log.last_index
@@ -358,7 +359,7 @@ def on_append(raft: Raft, m: Message) -> None:
 
 
 def _reconcile(raft: Raft, m: Message, prev: int, end: int) -> Sequence[Entry] | None:
-    """The general case of an APPEND: what of it is new here (from the first real conflict on). None: refused."""
+    """Return the general case of an APPEND: what of it is new here (from the first real conflict on). None: refused."""
     log = raft.log
     entries: Sequence[Entry] = m.entries or NOTHING
     if prev < raft.commit:
@@ -421,7 +422,7 @@ def acknowledge(raft: Raft, context: int = 0) -> None:
 
 
 def acknowledgement(raft: Raft, context: int = 0) -> Message:
-    """The message of `acknowledge`, for who sends it."""
+    """Return the message of `acknowledge`, for who sends it."""
     stable, validated = raft.log.stable, raft.validated
     raft.acked = match = stable if stable < validated else validated
     return Message(

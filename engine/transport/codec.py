@@ -92,7 +92,7 @@ def _row(m: Message, entries: int) -> bytes:
 def _frame(
     heads: list[bytes], rows: list[bytes], data: list[bytes], bodies: list[Buffer], body_bytes: int
 ) -> list[Buffer]:
-    """One frame: the section joined with its header, then the bodies."""
+    """Return one frame: the section joined with its header, then the bodies."""
     section = b"".join((SECTION.pack(len(heads), len(rows)), *heads, *rows, *data))
     found: list[Buffer] = [encode_header(MESSAGES, len(heads), section, body_bytes) + section]
     if body_bytes:
@@ -124,7 +124,7 @@ def check_messages(section: Buffer, body_bytes: int, count: int) -> tuple[int, i
 
 
 def decode_messages(section: Buffer, body: memoryview, sender: int, to: int) -> list[Message]:
-    """The messages of a frame that `sender` sent `to` this node.
+    """Return the messages of a frame that `sender` sent `to` this node.
 
     `section` may be reused by the caller afterwards; `body` is kept: the entries' bodies are slices of it. Raises
     `BadRequest` or `Corrupt` (a damaged or lying peer: close that connection).
@@ -154,7 +154,7 @@ def decode_messages(section: Buffer, body: memoryview, sender: int, to: int) -> 
 def _decode_entries(
     view: memoryview, table: memoryview, body: memoryview, entries: int, sender: int, to: int
 ) -> list[Message]:
-    """The general case: some messages carry entries. All totals were checked; each message's share was not."""
+    """Return the general case: some messages carry entries. All totals were checked; each message's share was not."""
     rows_at = SECTION.size + len(table)
     data_at = rows_at + entries * ENTRY_ROW_BYTES
     rows = ENTRY_ROW.iter_unpack(view[rows_at:data_at])
@@ -193,7 +193,7 @@ def _decode_entries(
 
 
 def _slice(data: bytes, body: memoryview, at: int, size: int) -> tuple[memoryview, ...]:
-    """The units of one entry as slices of `body`; `Corrupt` unless the directory adds up to `size`."""
+    """Return the units of one entry as slices of `body`; `Corrupt` unless the directory adds up to `size`."""
     units = ENTRY.unpack_from(data)[3]
     if units == 1 and UNIT.unpack_from(data, ENTRY_BYTES)[1] == size:
         return (body[at : at + size],)

@@ -53,7 +53,7 @@ class TransportConfig:
 
     @classmethod
     def of(cls, system: SystemConfig) -> TransportConfig:
-        """The transport's share of a system's limits."""
+        """Return the transport's share of a system's limits."""
         return cls(
             frame_bytes=system.peer_frame_bytes,
             frame_bytes_max=system.record_bytes_max + system.peer_frame_bytes,

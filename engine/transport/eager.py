@@ -22,7 +22,7 @@ class EagerReads:
         self._empty = True
 
     async def recv_into(self, buffer: memoryview) -> int:
-        """Bytes received, 0 at the end. Raises OSError, `trio.ClosedResourceError`."""
+        """Return bytes received, 0 at the end. Raises OSError, `trio.ClosedResourceError`."""
         while True:
             if self._empty:
                 await trio.lowlevel.wait_readable(self._sock)

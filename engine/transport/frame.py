@@ -124,7 +124,7 @@ class Blob(NamedTuple):
 
 
 def encode_header(kind: int, count: int, section: Buffer, body_bytes: int) -> bytes:
-    """The header of a frame with this section and so many bytes of body."""
+    """Return the header of a frame with this section and so many bytes of body."""
     head = HEADER.pack(MAGIC, VERSION, kind, 0, count, len(section), body_bytes, hash64(section))
     return head + HASH.pack(hash64(head))
 
@@ -177,7 +177,7 @@ def gather(bodies: Sequence[Buffer]) -> list[Buffer]:
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """A whole HELLO frame."""
+    """Return a whole HELLO frame."""
     name = hello.cluster.encode()
     assert 0 < len(name) <= 255, "a cluster's name is 1 to 255 bytes"
     head = HELLO_STRUCT.pack(
@@ -188,7 +188,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(section: Buffer) -> Hello:
-    """The other side's HELLO; raises `BadRequest`, or `WrongIdentity` for another protocol version."""
+    """Return the other side's HELLO; raises `BadRequest`, or `WrongIdentity` for another protocol version."""
     if len(section) < HELLO_STRUCT.size:
         raise BadRequest(f"a hello of {len(section)} bytes is too short")
     version, lane, length, node, expected, epoch, *origin = HELLO_STRUCT.unpack_from(section)
@@ -204,19 +204,19 @@ def decode_hello(section: Buffer) -> Hello:
 
 
 def encode_refused(reason: str, code: int = 0) -> bytes:
-    """A whole REFUSED frame: why the listener closes the connection."""
+    """Return a whole REFUSED frame: why the listener closes the connection."""
     section = bytes((code,)) + reason.encode()[:REASON_BYTES_MAX]
     return encode_header(REFUSED, 0, section, 0) + section
 
 
 def encode_renewal(renewal: Renewal) -> bytes:
-    """A whole LIVENESS frame."""
+    """Return a whole LIVENESS frame."""
     section = LIVENESS_STRUCT.pack(*renewal)
     return encode_header(LIVENESS, 0, section, 0) + section
 
 
 def decode_renewal(section: Buffer) -> Renewal:
-    """A LIVENESS frame's section; raises `BadRequest`."""
+    """Return a LIVENESS frame's section; raises `BadRequest`."""
     if len(section) != LIVENESS_STRUCT.size:
         raise BadRequest(f"a renewal of {len(section)} bytes")
     return Renewal._make(LIVENESS_STRUCT.unpack(section))
@@ -225,7 +225,7 @@ def decode_renewal(section: Buffer) -> Renewal:
 def encode_blob(
     kind: int, request: int, header: Mapping[str, Any] | bytes, body: Buffer | Sequence[Buffer] = ()
 ) -> list[Buffer]:
-    """The buffers of a BLOB frame; the body's buffers are gathered, never joined.
+    """Return the buffers of a BLOB frame; the body's buffers are gathered, never joined.
 
     `header` is a mapping of plain values, or the msgpack of one. Raises `BadRequest` when it is too large.
     """
@@ -246,7 +246,7 @@ def encode_blob(
 
 
 def decode_blob(section: Buffer, body: memoryview) -> Blob:
-    """A BLOB frame; raises `BadRequest`, or `Corrupt` when the body is not what was sent."""
+    """Return a BLOB frame; raises `BadRequest`, or `Corrupt` when the body is not what was sent."""
     if len(section) < BLOB_STRUCT.size:
         raise BadRequest(f"a blob's section of {len(section)} bytes is too short")
     kind, reserved, length, request, digest = BLOB_STRUCT.unpack_from(section)

@@ -56,7 +56,7 @@ class Reads(Protocol):
     """Where bytes are received from."""
 
     def recv_into(self, buffer: memoryview, /) -> Awaitable[int]:
-        """Bytes received; 0 at the end."""
+        """Return bytes received; 0 at the end."""
         ...
 
 
@@ -64,7 +64,7 @@ class Stream(Protocol):
     """What the loops here use of a connection: trio's socket has it, and so has a TLS connection of the host's."""
 
     def recv_into(self, buffer: memoryview, /) -> Awaitable[int]:
-        """Bytes received; 0 at the end."""
+        """Return bytes received; 0 at the end."""
         ...
 
     def recv(self, limit: int, /) -> Awaitable[bytes]:
@@ -72,11 +72,11 @@ class Stream(Protocol):
         ...
 
     def send(self, data: bytes, /) -> Awaitable[int]:
-        """Bytes sent."""
+        """Return bytes sent."""
         ...
 
     def sendmsg(self, buffers: Sequence[Buffer], /) -> Awaitable[int]:
-        """Bytes sent, of all buffers in order."""
+        """Return bytes sent, of all buffers in order."""
         ...
 
     def close(self) -> None:
@@ -97,11 +97,11 @@ class Guard(Protocol):
     async def dial(
         self, sock: trio.socket.SocketType, raw: socket.socket
     ) -> tuple[Stream, Write, Callable[[str, int], None]]:
-        """A connected socket, secured; and its gather-write that never waits."""
+        """Return a connected socket, secured; and its gather-write that never waits."""
         ...
 
     async def accept(self, sock: trio.socket.SocketType) -> tuple[Stream, Callable[[str, int], None]]:
-        """An accepted socket, secured."""
+        """Return an accepted socket, secured."""
         ...
 
 
@@ -225,7 +225,7 @@ class Link:
             self.reset(str(error))
 
     def _take(self) -> list[Buffer]:
-        """The next buffers for one gather-write."""
+        """Return the next buffers for one gather-write."""
         queue = self._queue
         batch: list[Buffer] = []
         size = 0
@@ -245,7 +245,7 @@ class Link:
 
 
 def _rest(buffers: Sequence[Buffer], sent: int) -> list[Buffer]:
-    """What is left of `buffers` after `sent` bytes."""
+    """Return what is left of `buffers` after `sent` bytes."""
     for number, buffer in enumerate(buffers):
         size = len(buffer)
         if sent < size:
@@ -270,7 +270,7 @@ def require_loopback(host: str) -> None:
 
 
 def family(host: str) -> socket.AddressFamily:
-    """The family to dial or listen with. A name is looked up within the handshake's time, as an IPv4 address."""
+    """Return the family to dial or listen with. A name is looked up within the handshake's time, as an IPv4 address."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
@@ -352,7 +352,7 @@ async def _introduce(stream: Stream, hello: Hello, config: TransportConfig, key:
 
 
 def read_answer(kind: int, section: Buffer, own: Hello, *, proved: bool) -> Hello:
-    """A listener's HELLO, or its REFUSED as an exception: `Outdated` only where it proved to be that peer."""
+    """Return a listener's HELLO, or its REFUSED as an exception: `Outdated` only where it proved to be that peer."""
     if kind == HELLO:
         return decode_hello(section)._replace(proved=proved)
     if kind != REFUSED:

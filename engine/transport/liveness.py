@@ -72,17 +72,17 @@ class Liveness:
         return self._dead(node)
 
     def epoch_of(self, node: int) -> int:
-        """The highest epoch seen of a peer; 0 before the first."""
+        """Return the highest epoch seen of a peer; 0 before the first."""
         peer = self._peers.get(node)
         return peer.epoch if peer is not None else 0
 
     def digest_of(self, node: int) -> int:
-        """What a peer's last renewal said of the hibernating groups it leads with this node."""
+        """Return what a peer's last renewal said of the hibernating groups it leads with this node."""
         peer = self._peers.get(node)
         return peer.digest if peer is not None else 0
 
     def vitals_of(self, node: int) -> Vitals:
-        """What a peer's last renewal said of its disk."""
+        """Return what a peer's last renewal said of its disk."""
         peer = self._peers.get(node)
         return peer.vitals if peer is not None else NO_VITALS
 
@@ -101,7 +101,7 @@ class Liveness:
         self.counter += intervals
 
     def renewal(self, node: int, digest: int = 0, vitals: Vitals = NO_VITALS) -> Renewal:
-        """What to tell `node` now."""
+        """Return what to tell `node` now."""
         peer = self._peers[node]
         written, sync_us, slow = vitals
         return Renewal(
@@ -120,7 +120,7 @@ class Liveness:
         return self._dead(node)
 
     def on_renewal(self, node: int, renewal: Renewal, now: float) -> tuple[bool, bool]:
-        """A renewal arrived; return (live changed, answer it out of turn)."""
+        """Return a renewal arrived; return (live changed, answer it out of turn)."""
         peer = self._peers.get(node)
         if peer is None or renewal.epoch != peer.epoch:
             return False, False

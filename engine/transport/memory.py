@@ -125,11 +125,11 @@ class MemoryPeers:
         return self._send(node, CONTROL if control else BULK, encode_blob(kind, request, header, body))
 
     def epoch_of(self, node: int) -> int:
-        """The highest epoch seen of a peer; 0 before the first."""
+        """Return the highest epoch seen of a peer; 0 before the first."""
         return self.liveness.epoch_of(node)
 
     def vitals_of(self, node: int) -> Vitals:
-        """What a peer's last renewal said of its disk."""
+        """Return what a peer's last renewal said of its disk."""
         return self.liveness.vitals_of(node)
 
     def forget(self, node: int) -> None:
@@ -140,7 +140,8 @@ class MemoryPeers:
             self.add_peer(node)
 
     def digest_of(self, node: int) -> int:
-        """What a peer's last renewal said of the hibernating groups it leads with this node; 0 before the first."""
+        """Return what a peer's last renewal said of the hibernating groups it leads with this node; 0 before the
+        first."""
         return self.liveness.digest_of(node)
 
     def status(self) -> list[PeerStatus]:

@@ -43,7 +43,7 @@ from .proof import Exchange, Secret, answer, decode_challenge
 
 
 def _alike(some: list[Message], others: list[Message]) -> bool:
-    """Whether the same frames say both: messages that share their list of entries differ in `to` only."""
+    """Return whether the same frames say both: messages that share their list of entries differ in `to` only."""
     if len(some) != len(others):
         return False
     for one, other in zip(some, others, strict=True):
@@ -233,11 +233,11 @@ class Peers:
         return peer is not None and peer.links[CONTROL if control else BULK].send_blob(kind, request, header, body)
 
     def epoch_of(self, node: int) -> int:
-        """The highest epoch seen of a peer; 0 before the first."""
+        """Return the highest epoch seen of a peer; 0 before the first."""
         return self.liveness.epoch_of(node)
 
     def vitals_of(self, node: int) -> Vitals:
-        """What a peer's last renewal said of its disk."""
+        """Return what a peer's last renewal said of its disk."""
         return self.liveness.vitals_of(node)
 
     def forget(self, node: int) -> None:
@@ -249,11 +249,12 @@ class Peers:
             self.add_peer(node, peer.address)
 
     def digest_of(self, node: int) -> int:
-        """What a peer's last renewal said of the hibernating groups it leads with this node; 0 before the first."""
+        """Return what a peer's last renewal said of the hibernating groups it leads with this node; 0 before the
+        first."""
         return self.liveness.digest_of(node)
 
     def status(self) -> list[PeerStatus]:
-        """All peers, by node."""
+        """Return all peers, by node."""
         found = []
         for node, peer in sorted(self._peers.items()):
             a, b = peer.links
@@ -311,7 +312,7 @@ class Peers:
             wait = min(2 * wait, config.backoff_max_ms) if pause.cancelled_caught else config.backoff_min_ms
 
     def _key(self, peer: _Peer) -> bytes:
-        """What to dial with; nothing where TLS proves, or where a peer may do without and seems to."""
+        """Return what to dial with; nothing where TLS proves, or where a peer may do without and seems to."""
         secret = self._secret
         return b"" if secret is None or (peer.plain and not peer.proved and not secret.required) else secret.key
 
@@ -466,6 +467,6 @@ class Peers:
 
 
 def next_beat(now: float, period: float) -> float:
-    """The next multiple of `period`. At rest a wake-up costs more than what it is for (some 200 us, as all caches are
-    cold): timers with the same period share theirs."""
+    """Return the next multiple of `period`. At rest a wake-up costs more than what it is for (some 200 us, as all
+    caches are cold): timers with the same period share theirs."""
     return (now // period + 1) * period

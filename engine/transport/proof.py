@@ -68,13 +68,13 @@ class Exchange:
             raise WrongIdentity(f"node {asked.node} proved itself, and the hello is node {hello.node}'s")
 
     def seal(self, kind: int, section: Buffer) -> bytes:
-        """A whole PROVED frame around one of type `kind`."""
+        """Return a whole PROVED frame around one of type `kind`."""
         inner = bytes((kind,)) + section
         section = prove(self._key, self._own, self._said + inner) + inner
         return encode_header(PROVED, 0, section, 0) + section
 
     def open(self, section: Buffer) -> tuple[int, bytes]:
-        """The type and section inside the other side's PROVED frame. Raises `WrongIdentity`, `BadRequest`."""
+        """Return the type and section inside the other side's PROVED frame. Raises `WrongIdentity`, `BadRequest`."""
         proof, inner = bytes(section[:PROOF_BYTES]), bytes(section[PROOF_BYTES:])
         require(self._key, self._other, self._said + inner, proof)
         if not inner or inner[0] not in (HELLO, REFUSED):
@@ -83,7 +83,7 @@ class Exchange:
 
 
 def prove(key: bytes, purpose: bytes, said: bytes) -> bytes:
-    """The proof that this was said for that purpose by somebody who knows the secret."""
+    """Return the proof that this was said for that purpose by somebody who knows the secret."""
     return hmac.digest(key, purpose + said, "sha256")
 
 
@@ -94,12 +94,12 @@ def require(key: bytes, purpose: bytes, said: bytes, proof: bytes) -> None:
 
 
 def ask(cluster: str, node: int, expected: int, lane: int) -> bytes:
-    """The section of a dialler's challenge."""
+    """Return the section of a dialler's challenge."""
     return _encode(Challenge(cluster, node, expected, lane, secrets.token_bytes(NONCE_BYTES)))
 
 
 def answer(key: bytes, first: bytes, theirs: Challenge) -> bytes:
-    """The section of the listener's challenge, with its proof, to the dialler's."""
+    """Return the section of the listener's challenge, with its proof, to the dialler's."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     ours = Challenge(theirs.cluster, theirs.expected, theirs.node, theirs.lane, nonce)
     return _encode(ours._replace(proof=prove(key, ANSWER, first + _encode(ours))))
@@ -116,12 +116,12 @@ def check_answer(key: bytes, first: bytes, second: bytes) -> None:
 
 
 def encode_challenge(section: bytes) -> bytes:
-    """A whole CHALLENGE frame."""
+    """Return a whole CHALLENGE frame."""
     return encode_header(CHALLENGE, 0, section, 0) + section
 
 
 def decode_challenge(section: Buffer) -> Challenge:
-    """A CHALLENGE frame's section; raises `BadRequest`, or `WrongIdentity` for another protocol version."""
+    """Return a CHALLENGE frame's section; raises `BadRequest`, or `WrongIdentity` for another protocol version."""
     if len(section) < CHALLENGE_STRUCT.size:
         raise BadRequest(f"a challenge of {len(section)} bytes is too short")
     version, lane, length, node, expected, nonce, proof = CHALLENGE_STRUCT.unpack_from(section)

@@ -140,5 +140,5 @@ class Summary:
 
 
 def _ratio(total: Total) -> float:
-    """Bytes stored for each that lives."""
+    """Return bytes stored for each that lives."""
     return round((total.bytes + total.dead) / total.bytes, 3) if total.bytes else 1.0

@@ -29,14 +29,14 @@ ClusterTask: TypeAlias = tuple[int, list[tuple[str, int]]]
 
 
 def connected(options: Options) -> NetworkSource:
-    """The cluster that options name."""
+    """Return the cluster that options name."""
     source = open_source(options)
     assert isinstance(source, NetworkSource)
     return source
 
 
 def cluster_tasks(options: Options) -> tuple[list[ClusterTask], list[str]]:
-    """The tasks, and what is wrong already: nodes that do not answer, members that are not there."""
+    """Return the tasks, and what is wrong already: nodes that do not answer, members that are not there."""
     matches = re.compile(options.pattern or ".*").fullmatch
     rows: dict[int, list[LogRow]] = {}
     problems: list[str] = []
@@ -87,7 +87,7 @@ def audit_cluster(options: Options, task: ClusterTask) -> Iterator[Result]:
 
 
 def audit_member(yard: Yard, node: int, name: str, uid: int) -> Result:
-    """One copy, in steps."""
+    """Return one copy, in steps."""
     row: Result = {
         "node": node, "log": name, "uid": uid, "copies": 1, "units": 0, "bytes": 0, "dead": 0, "missing": 0,
         "corrupt": 0, "mismatches": 0, "entries": 0, "problems": [],

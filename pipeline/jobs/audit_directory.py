@@ -42,7 +42,7 @@ class DirectoryTask(NamedTuple):
 
 
 def directory_tasks(path: Path, options: Options) -> list[DirectoryTask]:
-    """The tasks of each directory. Raises `DirectoryInUse`, `Corrupt` where not even the groups are known."""
+    """Return the tasks of each directory. Raises `DirectoryInUse`, `Corrupt` where not even the groups are known."""
     matches = re.compile(options.pattern or ".*").fullmatch
     tasks: list[DirectoryTask] = []
     for directory in data_directories(path):
@@ -117,7 +117,7 @@ def _files(task: DirectoryTask, facts: Facts, report: Report) -> Result:
 
 
 def _generation(task: DirectoryTask, generations: Generations, facts: Facts, report: Report) -> Result:
-    """Every row of one generation, also dead ones; rows that are nobody's are orphaned."""
+    """Return every row of one generation, also dead ones; rows that are nobody's are orphaned."""
     number, first, orphaned = task.generation, len(report.findings), 0
     with report.guarded("generation", path=generations.data(number)):
         measured = generations.reader(number).measure()

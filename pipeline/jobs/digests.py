@@ -63,7 +63,7 @@ def digest_of(batch: pyarrow.RecordBatch) -> Digest:
 
 
 def runs_of(batch: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
-    """The rows of each log in a batch."""
+    """Yield the rows of each log in a batch."""
     import pyarrow.compute
 
     runs = pyarrow.compute.run_end_encode(batch.column("log"))
@@ -74,7 +74,7 @@ def runs_of(batch: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBat
 
 
 def ranges_of(options: Options) -> tuple[list[Any], list[tuple[int, Wanted]]]:
-    """The logs that options name, and (weight, range) of what is to be read of each."""
+    """Return the logs that options name, and (weight, range) of what is to be read of each."""
     from ..network import preferred
 
     with closing(open_source(options)) as source:
@@ -85,7 +85,8 @@ def ranges_of(options: Options) -> tuple[list[Any], list[tuple[int, Wanted]]]:
 
 
 def digest_logs(spark: SparkSession, given: Mapping[str, str], progress: Progress = silent) -> dict[str, Digest]:
-    """The digest of each log that the data source's options `given` name: every payload is read and hash-checked."""
+    """Return the digest of each log that the data source's options `given` name: every payload is read and
+    hash-checked."""
     options = parse_options({**given, "includePayload": "none", "verify": "true"})
     infos, ranges = ranges_of(options)
     found = {info.name: Digest() for info in infos}

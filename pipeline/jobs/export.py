@@ -86,7 +86,7 @@ def run_export(spark: SparkSession, export: Export, progress: Progress = silent)
 
 
 def make_plan(export: Export) -> dict[str, Any]:
-    """The plan that is there already, or a new one: the range of each log as it is now."""
+    """Return the plan that is there already, or a new one: the range of each log as it is now."""
     path = export.out / PLAN
     asked = {"given": dict(export.given), "payloads": export.payloads, "part_bytes": export.part_bytes}
     with suppress(FileNotFoundError):
@@ -110,7 +110,7 @@ def make_plan(export: Export) -> dict[str, Any]:
 
 
 def plan_tasks(plan: Mapping[str, Any], export: Export) -> list[list[Wanted]]:
-    """Each log in parts of about `part_bytes`, several small ones in a task; the same for the same plan."""
+    """Return each log in parts of about `part_bytes`, several small ones in a task; the same for the same plan."""
     weighed: list[tuple[int, Wanted]] = []
     for row in plan["logs"]:
         rows = row["end"] - row["start"]
@@ -139,12 +139,12 @@ def export_parts(export: Export, number: str, wanted: Sequence[Wanted]) -> Itera
 
 
 def path_of(wanted: Wanted) -> Path:
-    """A part's file, relative to the export."""
+    """Return a part's file, relative to the export."""
     return Path(DATA) / folder_of(wanted.log) / f"{wanted.first:020d}-{wanted.end:020d}.parquet"
 
 
 def existing(export: Export, number: str, wanted: Wanted) -> Part | None:
-    """A part that is there whole, by its footer."""
+    """Return a part that is there whole, by its footer."""
     path = export.out / path_of(wanted)
     try:
         footer = parquet.read_metadata(path)

@@ -104,7 +104,7 @@ def run_import(spark: SparkSession, job: Import, progress: Progress = silent) ->
 
 
 def opened(options: Options) -> NetworkSource:
-    """The cluster."""
+    """Return the cluster."""
     from ..opening import open_source
 
     found = open_source(options)
@@ -182,7 +182,7 @@ class LogImport:
         raise ImportFailed(f"log {self.part.log!r}: somebody else appends to it (it ends at {self.log.latest()[1]})")
 
     def _rows(self, first: int) -> Iterator[Row]:
-        """The export's records from `first` on; each part's digest is checked when it was read to its end."""
+        """Yield the export's records from `first` on; each part's digest is checked when it was read to its end."""
         for part in self.part.parts:
             if part.end > first:
                 yield from read_part(self.source, part, first)
@@ -253,7 +253,7 @@ class LogImport:
 
 
 def pieces_of(row: Row) -> Iterator[bytes]:
-    """A payload from its column or its file; a file is checked against its hash. Raises `ExportError`."""
+    """Yield a payload from its column or its file; a file is checked against its hash. Raises `ExportError`."""
     if row.place is None:
         yield row.payload or b""
         return
@@ -267,8 +267,8 @@ def pieces_of(row: Row) -> Iterator[bytes]:
 
 
 def read_part(source: Path, part: Part, first: int) -> Iterator[Row]:
-    """The records of a file from offset `first` on; payloads and, at its end, the part's digest are checked. Raises
-    `ExportError`."""
+    """Yield the records of a file from offset `first` on; payloads and, at its end, the part's digest are checked.
+    Raises `ExportError`."""
     path = source / part.file
     total = Digest()
     try:

@@ -71,7 +71,7 @@ class LogPart(NamedTuple):
 
 
 def folder_of(log: str) -> str:
-    """A log's directory: a log's name is no path. Spark reads it back as the value of the column `log`."""
+    """Return a log's directory: a log's name is no path. Spark reads it back as the value of the column `log`."""
     return f"log={quote(log, safe='')}"
 
 
@@ -83,7 +83,8 @@ def write_file(path: Path, text: str) -> None:
 
 
 def check_whole(log: str, start: int, end: int, parts: Sequence[Part]) -> LogPart:
-    """A log from its parts, in any order. Raises `ExportError` unless they are all records from `start` to `end`."""
+    """Return a log from its parts, in any order. Raises `ExportError` unless they are all records from `start` to
+    `end`."""
     ordered = sorted(parts, key=lambda part: part.first)
     at = start
     for part in ordered:

@@ -31,8 +31,8 @@ def silent(_: int) -> None:
 
 
 def run_tasks(spark: SparkSession, work: Work[T], tasks: Sequence[T]) -> Iterator[Result]:
-    """The results of `work(task)` for each task, in no order. `work` is a function of a module (or a partial of one);
-    results are what JSON can say."""
+    """Yield the results of `work(task)` for each task, in no order. `work` is a function of a module (or a partial of
+    one); results are what JSON can say."""
     wave = max(WAVE, -(-len(tasks) // WAVES))
     for first in range(0, len(tasks), wave):
         packed = [pickle.dumps(task) for task in tasks[first : first + wave]]

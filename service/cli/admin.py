@@ -229,7 +229,7 @@ def leaders(names: tuple[str, ...], node: int | None, rows: int, servers: list[s
 
 
 def age_text(since_ms: int) -> str:
-    """How long ago a wall-clock time was; "" for never."""
+    """Return how long ago a wall-clock time was; "" for never."""
     seconds = max(0, int(time.time() - since_ms / 1000)) if since_ms else -1
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
@@ -238,5 +238,5 @@ def age_text(since_ms: int) -> str:
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [snapshot, truncate, compact, scrub, transfer, status, leaders]

@@ -324,5 +324,5 @@ def bench_spark(
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [bench]

@@ -112,5 +112,5 @@ def drop(file: Path, output: Output) -> None:
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [forks]

@@ -27,23 +27,23 @@ END = click.option("--end", help="Keys from KEY up to, but without, this one.")
 
 
 def data_of(text: str) -> bytes:
-    """Bytes of an argument, also of one that is not UTF-8."""
+    """Return bytes of an argument, also of one that is not UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def end_of(end: str | None) -> bytes | None:
-    """Bytes of --end, if it is given."""
+    """Return bytes of --end, if it is given."""
     return None if end is None else data_of(end)
 
 
 def shown(name: str, data: bytes) -> dict[str, str]:
-    """A key or value for --json."""
+    """Return a key or value for --json."""
     text = text_of(data)
     return {f"{name}_base64": base64.b64encode(data).decode()} if text is None else {name: text}
 
 
 def fields_of(one: KeyValue) -> dict[str, object]:
-    """A key for --json."""
+    """Return a key for --json."""
     return {
         **shown("key", one.key), **shown("value", one.value), "create_revision": one.create_revision,
         "mod_revision": one.mod_revision, "version": one.version, "lease": one.lease,
@@ -51,7 +51,7 @@ def fields_of(one: KeyValue) -> dict[str, object]:
 
 
 def line_of(one: KeyValue) -> str:
-    """A key for a human or a script."""
+    """Return a key for a human or a script."""
     return "\t".join((printable(one.key), str(one.mod_revision), printable(one.value)))
 
 
@@ -246,7 +246,7 @@ def txn(name: str, servers: list[str], output: Output) -> None:
 
 
 def operation_of(given: Sequence[Any]) -> Operation:
-    """One operation of a transaction's JSON. Raises ValueError."""
+    """Return one operation of a transaction's JSON. Raises ValueError."""
     from logyard.protocol.kv import Delete, Get, Put
 
     match given:
@@ -264,7 +264,7 @@ def operation_of(given: Sequence[Any]) -> Operation:
 
 
 def result_fields(one: Result) -> dict[str, object]:
-    """One operation's result for --json."""
+    """Return one operation's result for --json."""
     kvs = getattr(one, "kvs", None)
     if kvs is not None:
         return {"keys": [fields_of(kv) for kv in kvs]}
@@ -318,7 +318,7 @@ def watch(
 
 
 def events_of(changes: Changes) -> list[tuple[dict[str, object], str]]:
-    """Each event for --json and as a line."""
+    """Return each event for --json and as a line."""
     found: list[tuple[dict[str, object], str]] = []
     for event in changes.events:
         if event.kv is None:
@@ -364,5 +364,5 @@ def status(name: str, servers: list[str], output: Output) -> None:
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [kv_group]

@@ -29,7 +29,7 @@ def lease_group() -> None:
 
 
 def seconds(value: float) -> str:
-    """A time without needless digits."""
+    """Return a time without needless digits."""
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 

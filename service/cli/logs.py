@@ -37,7 +37,7 @@ TLS_HELP = {
 
 
 def near_socket(directory: str) -> str:
-    """The address of the socket in a node's data directory, given that or the directory it is in."""
+    """Return the address of the socket in a node's data directory, given that or the directory it is in."""
     from ..addresses import ADMIN
 
     for place in (Path(directory), Path(directory, "data")):
@@ -103,7 +103,7 @@ def keep_tls(context: click.Context, parameter: click.Parameter, value: Path | N
 
 
 def tls_config() -> TlsConfig | None:
-    """What the three TLS options of the running command add up to."""
+    """Return what the three TLS options of the running command add up to."""
     from logyard.protocol.tls import TlsConfig
 
     given: dict[str, Path | None] = click.get_current_context().meta[TLS]
@@ -428,7 +428,7 @@ def pages(
 
 
 def text_of(data: bytes) -> str | None:
-    """The bytes as printable text, or None."""
+    """Return the bytes as printable text, or None."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -437,7 +437,7 @@ def text_of(data: bytes) -> str | None:
 
 
 def record_fields(record: Record, metadata_only: bool) -> dict[str, object]:
-    """One record for --json: `metadata` and `payload` are text where they are text, else `..._base64`."""
+    """Return one record for --json: `metadata` and `payload` are text where they are text, else `..._base64`."""
     fields: dict[str, object] = {
         "offset": record.offset,
         "index": record.index,
@@ -460,7 +460,7 @@ def record_fields(record: Record, metadata_only: bool) -> dict[str, object]:
 
 
 def record_line(record: Record, metadata_only: bool) -> str:
-    """One record for a human: offset, metadata, the beginning of the payload."""
+    """Return one record for a human: offset, metadata, the beginning of the payload."""
 
     def preview(data: bytes) -> str:
         text = text_of(data[: 4 * PREVIEW_CHARACTERS])
@@ -476,5 +476,5 @@ def record_line(record: Record, metadata_only: bool) -> str:
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [create, list_logs, describe, delete, append, read]

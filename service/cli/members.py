@@ -32,7 +32,7 @@ class Members(click.Group):
     """`members NAME` means `members show NAME`, as long as NAME is no verb of the group."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A verb, or show for a log's name."""
+        """Return a verb, or show for a log's name."""
         return super().get_command(ctx, cmd_name) or self.commands.get("show")
 
     def resolve_command(
@@ -350,5 +350,5 @@ def drain(node: int, memberships: bool, new: int | None, pace: Pace, servers: li
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [members, drain]

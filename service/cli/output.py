@@ -81,7 +81,7 @@ class Output:
 
 
 def plain(value: object) -> object:
-    """What JSON cannot say by itself: bytes as text or hex, sets and tuples as lists, paths as text."""
+    """Return what JSON cannot say by itself: bytes as text or hex, sets and tuples as lists, paths as text."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return text_or_hex(bytes(value))
     if isinstance(value, (set, frozenset, tuple, range)):
@@ -110,7 +110,7 @@ def json_option(command: F) -> F:
 
 
 def leaf_of(error: BaseException) -> BaseException:
-    """The first plain exception inside nested groups."""
+    """Return the first plain exception inside nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -157,7 +157,7 @@ class Verbs(click.Group):
 
 
 def failure(code: str, message: str) -> dict[str, object]:
-    """What --json prints for an error."""
+    """Return what --json prints for an error."""
     return {"ok": False, "error": {"code": code, "message": message}}
 
 
@@ -180,7 +180,7 @@ def report(error: BaseException, json_wanted: bool) -> int:
 
 
 def bytes_text(count: float) -> str:
-    """A byte count for a human, in binary units."""
+    """Return a byte count for a human, in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

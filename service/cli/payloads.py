@@ -72,8 +72,8 @@ def write_payload(log: Log, record: Record, node: int | None, out: BinaryIO) -> 
 
 
 def complete(log: Log, record: Record, node: int | None, preview: bool) -> Record:
-    """A record to show, with the payload that did not come along, or the beginning of it; without, if it is too long
-    for one answer."""
+    """Return a record to show, with the payload that did not come along, or the beginning of it; without, if it is too
+    long for one answer."""
     from logyard.protocol.frame import FRAME_BYTES_MAX
 
     if record.left_out:

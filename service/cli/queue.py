@@ -39,7 +39,7 @@ def queue() -> None:
 
 
 def seconds(name: str, text: str) -> Callable[[F], F]:
-    """An option that is a time."""
+    """Return an option that is a time."""
     return click.option(f"--{name}", type=click.FloatRange(min=0.001), help=text)
 
 
@@ -130,7 +130,7 @@ def publish(
 
 
 def bodies(files: tuple[Path, ...], whole: bool) -> Iterator[bytes]:
-    """What is to be published."""
+    """Yield what is to be published."""
     if files:
         yield from (path.read_bytes() for path in files)
     elif whole:
@@ -230,7 +230,7 @@ def consume(
 
 
 def settled(messages: Consumer) -> tuple[int, int]:
-    """How many messages were acknowledged, and how many were so in vain."""
+    """Return how many messages were acknowledged, and how many were so in vain."""
     from logyard.protocol.queue import NotHeld
 
     try:
@@ -240,7 +240,7 @@ def settled(messages: Consumer) -> tuple[int, int]:
 
 
 def message_fields(message: Message) -> dict[str, object]:
-    """One message for --json: `metadata` and `body` are text where they are text, else `..._base64`."""
+    """Return one message for --json: `metadata` and `body` are text where they are text, else `..._base64`."""
     fields: dict[str, object] = {
         "id": message.id,
         "deliveries": message.deliveries,
@@ -260,7 +260,7 @@ def message_fields(message: Message) -> dict[str, object]:
 
 
 def message_line(message: Message) -> str:
-    """One row; tabs and line breaks within text are written as \\t and \\n, other bytes as base64."""
+    """Return one row; tabs and line breaks within text are written as \\t and \\n, other bytes as base64."""
     cells = [str(message.id), str(message.deliveries)]
     for data in (message.metadata, message.body or b""):
         text = text_of(data)
@@ -317,5 +317,5 @@ def purge(name: str, delayed: bool, dead: bool, ready: bool, yes: bool, servers:
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [queue]

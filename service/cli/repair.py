@@ -163,5 +163,5 @@ def readmit(path: Path, output: Output) -> None:
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [campaign, skip, force_shrink, forget, readmit]

@@ -33,5 +33,5 @@ def retain(name: str, age: float, size: int, records: int, servers: list[str], o
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [retain]

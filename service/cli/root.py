@@ -137,7 +137,7 @@ def up(nodes: int, directory: Path, port: int, tls: bool, restart_after: float, 
 
 
 def finding_text(finding: Mapping[str, object]) -> str:
-    """One line of a check's report."""
+    """Return one line of a check's report."""
     place = " ".join(str(finding[key]) for key in ("group", "path") if finding.get(key))
     return f"{finding.get('severity', '')} {place}: {finding.get('message', '')}"
 

@@ -67,14 +67,14 @@ def session(master: str, memory: str, output: Output) -> Iterator[SparkSession]:
 
 
 def source_of(servers: list[str], path: Path | None, pattern: str) -> dict[str, str]:
-    """The data source's options for the running command's."""
+    """Return the data source's options for the running command's."""
     if path is not None:
         return {"path": str(path.absolute()), "subscribePattern": pattern}
     return {**cluster_of(servers), "subscribePattern": pattern}
 
 
 def cluster_of(servers: list[str]) -> dict[str, str]:
-    """Where the cluster is, as options of the data source."""
+    """Return where the cluster is, as options of the data source."""
     found = {"servers": ",".join(servers)}
     tls = tls_config()
     if tls is not None:
@@ -240,5 +240,5 @@ def demo_spark(
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [spark]

@@ -45,5 +45,5 @@ def init(directory: Path, cluster: str, nodes: list[int], clients: str, output: 
 
 
 def commands() -> list[click.Command]:
-    """The verbs of this module."""
+    """Return the verbs of this module."""
     return [tls]

@@ -12,7 +12,7 @@ BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def age_option(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
-    """Seconds of "90s", "30m", "12h" or "7d"."""
+    """Return seconds of "90s", "30m", "12h" or "7d"."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
     if found is None and value != "0":
         raise click.BadParameter(f"{value!r} is not an age such as 90s, 30m, 12h or 7d")
@@ -20,7 +20,7 @@ def age_option(_context: click.Context, _parameter: click.Parameter, value: str)
 
 
 def size_option(_context: click.Context, _parameter: click.Parameter, value: str) -> int:
-    """Bytes of "1000", "64KiB", "10MiB", "1GiB" or "2TiB"."""
+    """Return bytes of "1000", "64KiB", "10MiB", "1GiB" or "2TiB"."""
     found = re.fullmatch(r"(\d+)([KMGT]iB|)", value)
     if found is None:
         raise click.BadParameter(f"{value!r} is not a size such as 1000, 64KiB, 10MiB or 1GiB")

@@ -51,7 +51,7 @@ class Ledger:
             self.problems.append(text)
 
     def extra(self, log: int, file: SourceFile) -> SourceRecord:
-        """One more record for a log that has none left: `number` modulo the number of logs is still its log."""
+        """Return one more record for a log that has none left: `number` modulo the number of logs is still its log."""
         logs = len(self.offsets)
         number = len(self.records) + (log - len(self.records)) % logs
         while len(self.records) < number:
@@ -175,7 +175,7 @@ class Ingest:
             self.nursery.start_soon(self.append, self.handles[turn % len(self.handles)][log], record)
 
     async def failover(self) -> float:
-        """Seconds from the kill until every log the victim led acknowledged a new append."""
+        """Return seconds from the kill until every log the victim led acknowledged a new append."""
         while self.waiting:
             self.changed = trio.Event()
             await self.changed.wait()

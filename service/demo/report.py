@@ -37,7 +37,7 @@ ROWS = (
 
 
 def shown(value: object, unit: str) -> str:
-    """One cell; a list is one number per node."""
+    """Return one cell; a list is one number per node."""
     if isinstance(value, list):
         return "  ".join(shown(each, unit) for each in value)
     if not isinstance(value, (int, float)):

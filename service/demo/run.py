@@ -169,7 +169,7 @@ class DemoRun:
             await self.reach("a leader for every log", led, LEADERS_S)
 
     async def leads(self, yard: Yard, nodes: tuple[int, ...]) -> dict[int, set[int]]:
-        """The numbers of the logs each node leads, by its own account."""
+        """Return the numbers of the logs each node leads, by its own account."""
         numbers = {name: number for number, name in enumerate(self.names)}
         return {
             node: {
@@ -274,11 +274,11 @@ class DemoRun:
             self.fields["restart_all_s"] = round(trio.current_time() - began, 3)
 
     async def statuses(self, yard: Yard) -> dict[int, dict[str, Any]]:
-        """Every node's own figures."""
+        """Return every node's own figures."""
         return {node: await yard.status(node, CALL_TIMEOUT_S) for node in NODES}
 
     async def figures(self, yard: Yard, key: str) -> list[int]:
-        """One figure of every node, in order of their numbers."""
+        """Return one figure of every node, in order of their numbers."""
         return [int(status[key]) for status in (await self.statuses(yard)).values()]
 
     async def generations_on_disk(self, yard: Yard) -> list[int]:
@@ -358,7 +358,7 @@ class DemoRun:
                 self.ledger.problem(f"check of node {node_id}: {place}: {finding['message']}")
 
     def finish(self) -> dict[str, object]:
-        """The report. `ok` needs every goal reached, on every node."""
+        """Return the report. `ok` needs every goal reached, on every node."""
         fields, found = self.fields, self.found
         appended = sum(record.copy >= 0 for record in self.ledger.records)
         before, after = fields["disk_before"], fields["disk_after"]

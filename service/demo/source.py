@@ -70,7 +70,7 @@ class Source(NamedTuple):
 
 
 def default_source() -> Path:
-    """The running Python's standard library."""
+    """Return the running Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
@@ -107,7 +107,7 @@ def scan(root: Path, progress: Callable[[int], None] = lambda size: None) -> Sou
 
 
 def plan(files: Sequence[SourceFile], logs: int) -> list[SourceRecord]:
-    """The records of a run, at least `RECORDS_PER_LOG_MIN` for each of `logs` logs; [] without files."""
+    """Return the records of a run, at least `RECORDS_PER_LOG_MIN` for each of `logs` logs; [] without files."""
     if not files:
         return []
     count = max(len(files), RECORDS_PER_LOG_MIN * logs)
@@ -117,7 +117,7 @@ def plan(files: Sequence[SourceFile], logs: int) -> list[SourceRecord]:
 
 
 def content(file: SourceFile) -> bytes:
-    """The file's bytes, read again; raises `SourceChanged` if it is not the file that was hashed."""
+    """Return the file's bytes, read again; raises `SourceChanged` if it is not the file that was hashed."""
     try:
         with open(file.path, "rb") as stream:
             status = os.fstat(stream.fileno())
@@ -130,5 +130,5 @@ def content(file: SourceFile) -> bytes:
 
 
 def log_name(number: int) -> str:
-    """The name of the demo's log `number`."""
+    """Return the name of the demo's log `number`."""
     return f"demo-{number:06d}"

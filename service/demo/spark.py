@@ -106,12 +106,12 @@ def running(directory: Path, steps: Steps, what: str) -> Iterator[LocalCluster]:
 
 
 def servers(cluster: LocalCluster) -> dict[str, str]:
-    """Where a cluster is, as an option of the data source."""
+    """Return where a cluster is, as an option of the data source."""
     return {"servers": ",".join(cluster.addresses)}
 
 
 def options(cluster: LocalCluster) -> dict[str, str]:
-    """All of its logs."""
+    """Return all of its logs."""
     return {**servers(cluster), "subscribePattern": ".*"}
 
 
@@ -119,7 +119,7 @@ def report(
     demo: Mapping[str, Any], exported: Mapping[str, Any], imported: Mapping[str, Any],
     digests: Mapping[str, Mapping[str, Any]], audits: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
-    """The figures. `ok` needs every goal."""
+    """Return the figures. `ok` needs every goal."""
     first = digests["first"]
     equal = sum(all(other.get(log) == digest for other in digests.values()) for log, digest in first.items())
     goals = {
@@ -145,7 +145,7 @@ def report(
 
 
 def plot(directory: Path, digests: Mapping[str, Any], audits: Mapping[str, Mapping[str, Any]]) -> list[Path]:
-    """Two pictures: bytes by the size of logs; live and dead bytes by file and generation."""
+    """Return two pictures: bytes by the size of logs; live and dead bytes by file and generation."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -184,7 +184,7 @@ def plot(directory: Path, digests: Mapping[str, Any], audits: Mapping[str, Mappi
 
 
 def short(path: str) -> str:
-    """A file of a node, for an axis."""
+    """Return a file of a node, for an axis."""
     node, folder, name = path.split("/")[:3]
     return f"{node} {name if folder == 'payloads' else 'wal ' + (name.removesuffix('.wal').lstrip('0') or '0')}"
 

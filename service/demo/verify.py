@@ -43,7 +43,7 @@ class Verified:
 
 
 def matches(record: Record, expected: SourceRecord) -> bool:
-    """Whether a record holds exactly the metadata and the bytes of a source record."""
+    """Return whether a record holds exactly the metadata and the bytes of a source record."""
     view = record.view if record.view is not None else b""
     return (
         record.size == expected.file.size

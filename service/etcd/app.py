@@ -101,7 +101,7 @@ ABSENT = (
 
 
 async def body_of(gateway: Gateway, request: Request, take: Take) -> bytes:
-    """A request's body. Raises `GatewayError` for one that takes too long, and for one that is too long: when it
+    """Return a request's body. Raises `GatewayError` for one that takes too long, and for one that is too long: when it
     was read to its end, unless it says that it goes on for much longer."""
     limit = gateway.limits.body_bytes
     size = length_of(request)
@@ -128,7 +128,7 @@ async def body_of(gateway: Gateway, request: Request, take: Take) -> bytes:
 
 
 def length_of(request: Request) -> int:
-    """What a request says of the length of its body."""
+    """Return what a request says of the length of its body."""
     said = request.headers.get("content-length", "0")
     return int(said) if said.isdigit() and len(said) < 20 else 0
 
@@ -144,13 +144,13 @@ def failure(error: Exception) -> GatewayError:
 
 
 def refused(error: GatewayError) -> Response:
-    """The answer to a call that failed. A body that was not read is no next request."""
+    """Return the answer to a call that failed. A body that was not read is no next request."""
     close = {"connection": "close"} if error.code == EXHAUSTED or error.status == 408 else {}
     return Response(error.body, error.status, close, media_type=JSON)
 
 
 async def answer(gateway: Gateway, call: Call, request: Request) -> Response:
-    """One unary call."""
+    """Return one unary call."""
     try:
         with gateway.under_way() as take:
             asked = decoded(await body_of(gateway, request, take), call.schema)
@@ -163,7 +163,7 @@ async def answer(gateway: Gateway, call: Call, request: Request) -> Response:
 
 
 async def answer_later(gateway: Gateway, call: Call, request: Request) -> Response:
-    """One unary call that may wait for as long as its client does."""
+    """Return one unary call that may wait for as long as its client does."""
     try:
         with gateway.under_way() as take:
             asked = decoded(await body_of(gateway, request, take), call.schema)
@@ -203,7 +203,7 @@ async def _other(request: Request, error: Exception) -> Response:
 
 
 def make_app(gateway: Gateway) -> Guard:
-    """The application."""
+    """Return the application."""
     routes: list[BaseRoute] = [Route("/version", _version), Route("/health", partial(_health, gateway))]
     for prefix in PREFIXES:
         for path, call in {**CALLS, **dict.fromkeys(ABSENT, Call(cluster.NOTHING, _unimplemented))}.items():

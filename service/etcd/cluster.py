@@ -37,7 +37,7 @@ async def announce(kv: KV, member: Member) -> None:
 
 
 async def known(kv: KV) -> list[Member]:
-    """All that have announced themselves, in order of their names."""
+    """Return all that have announced themselves, in order of their names."""
     return [_member(one) for one in (await kv.range(prefix=True)).kvs]
 
 
@@ -47,7 +47,7 @@ def _member(one: KeyValue) -> Member:
 
 
 async def member_list(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Every member, as it has announced itself, and those that the command line names."""
+    """Return every member, as it has announced itself, and those that the command line names."""
     # For the term of the header.
     await revision_of(gateway)
     found = {one.name: one for one in gateway.named}
@@ -96,5 +96,5 @@ async def auth_status(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def not_enabled(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Who asks for a token gets etcd's answer of a server without users."""
+    """Return who asks for a token gets etcd's answer of a server without users."""
     raise GatewayError(9, "etcdserver: authentication is not enabled")

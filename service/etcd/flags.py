@@ -197,7 +197,7 @@ def _urls(given: Mapping[str, str], name: str, default: tuple[str, ...]) -> tupl
 
 
 def place_of(url: str) -> Place:
-    """Where a URL says to listen. Raises `BadRequest` unless it is plain HTTP on this machine's loopback."""
+    """Return where a URL says to listen. Raises `BadRequest` unless it is plain HTTP on this machine's loopback."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -214,7 +214,7 @@ def place_of(url: str) -> Place:
 
 
 def native_place(peer_url: str) -> Place:
-    """Where the node of a cluster behind a peer URL serves logyard's own clients."""
+    """Return where the node of a cluster behind a peer URL serves logyard's own clients."""
     host, port = place_of(peer_url)
     return Place(host, port + NATIVE_OFFSET if port + NATIVE_OFFSET < 65536 else port - NATIVE_OFFSET)
 
@@ -256,7 +256,7 @@ def _seconds(name: str, text: str) -> float:
 
 
 def _retention(mode: str, text: str) -> float:
-    """Seconds (a plain number means hours) or revisions."""
+    """Return seconds (a plain number means hours) or revisions."""
     if text.isdigit():
         return float(text) if mode == "revision" else 3600.0 * int(text)
     if mode == "revision":
@@ -265,7 +265,7 @@ def _retention(mode: str, text: str) -> float:
 
 
 def _limits(given: Mapping[str, str]) -> dict[str, int]:
-    """The node's limits that flags ask for, as near as they may be."""
+    """Return the node's limits that flags ask for, as near as they may be."""
     found: dict[str, int] = {}
     if "snapshot-count" in given:
         found["snapshot_entries"] = max(16, _number(given, "snapshot-count", 0))

@@ -34,7 +34,7 @@ class Member(NamedTuple):
 
 
 def number_of(*words: str) -> int:
-    """A 64-bit number for a cluster or a member, the same on every node."""
+    """Return a 64-bit number for a cluster or a member, the same on every node."""
     return int.from_bytes(hashlib.sha256("\0".join(words).encode()).digest()[:8], "big") >> 1 | 1
 
 
@@ -98,8 +98,9 @@ class Gateway:
         self._calls = 0
 
     async def run(self, steps: Steps[T], *, consistency: str = "linearizable", node: int | None = None) -> T:
-        """What `kv_requests` wants to ask of the group. The header knows the term of the answer then: clients compare
-        those of several gateways (a question's answer has it; of a command's it is known while the leader stays)."""
+        """Return what `kv_requests` wants to ask of the group. The header knows the term of the answer then: clients
+        compare those of several gateways (a question's answer has it; of a command's it is known while the leader
+        stays)."""
         found = await self.kv.run(steps, consistency=consistency, node=node)
         if not self.kv.same_leader:
             await self.kv.status()
@@ -111,7 +112,7 @@ class Gateway:
             self.header = self.header._replace(term=term)
 
     async def describe(self) -> dict[str, Any]:
-        """The group below, as its leader sees it; also gives the header its term."""
+        """Return the group below, as its leader sees it; also gives the header its term."""
         found = await self.kv.yard.describe(self.kv.name)
         if not self.by_token:
             # Whoever names no token has a cluster of its own nevertheless.
@@ -120,7 +121,7 @@ class Gateway:
         return found
 
     def id_of(self, node: int) -> int:
-        """The number of the member whose node that is."""
+        """Return the number of the member whose node that is."""
         if 0 < node <= len(self.named):
             return number_of(self.token, self.named[node - 1].name)
         return self.header.member if node == (self.node or node) else number_of(self.token, str(node))

@@ -83,7 +83,7 @@ class Guard:
 
 
 def host_of(netloc: str) -> str:
-    """The name of a host without its port, in lower case; "" for what is none."""
+    """Return the name of a host without its port, in lower case; "" for what is none."""
     try:
         return urlsplit("//" + netloc).hostname or ""
     except ValueError:
@@ -91,7 +91,7 @@ def host_of(netloc: str) -> str:
 
 
 def urlsplit_netloc(origin: str) -> str:
-    """The host and port of an origin; "" for what is none."""
+    """Return the host and port of an origin; "" for what is none."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -99,7 +99,7 @@ def urlsplit_netloc(origin: str) -> str:
 
 
 def is_number(host: str) -> bool:
-    """Whether a host is an address: nobody can make that mean another one."""
+    """Return whether a host is an address: nobody can make that mean another one."""
     try:
         ip_address(host)
     except ValueError:

@@ -46,7 +46,7 @@ class Lines(logging.Formatter):
     """A line of JSON each, with the fields that etcd's have."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return one line."""
         level = {"warning": "warn", "critical": "fatal"}.get(record.levelname.lower(), record.levelname.lower())
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         said = {"level": level, "ts": when, "logger": record.name, "msg": record.getMessage()}
@@ -112,7 +112,8 @@ def node_of(flags: Flags) -> LocalCluster:
 
 
 def peer_secret(flags: Flags) -> Path:
-    """The file by which the nodes of a cluster know each other: all are on this machine, and usually one user's."""
+    """Return the file by which the nodes of a cluster know each other: all are on this machine, and usually one
+    user's."""
     if flags.peer_secret_file:
         return Path(flags.peer_secret_file).resolve()
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"

@@ -30,7 +30,7 @@ LEASES_REQUEST = Schema()
 
 
 async def grant(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """A new lease; ID 0: with a number of its own. A short one lasts for etcd's least time."""
+    """Return a new lease; ID 0: with a number of its own. A short one lasts for etcd's least time."""
     ttl = asked.number("TTL")
     if ttl > TTL_MAX_S:
         raise GatewayError(RANGE, "etcdserver: too large lease TTL")
@@ -61,7 +61,7 @@ async def revoke(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def keepalive(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """One message of the stream: begin a lease's time anew. One that is not there has no TTL."""
+    """Return one message of the stream: begin a lease's time anew. One that is not there has no TTL."""
     lease = asked.number("ID")
     fields = {"ID": str(lease)} if lease else {}
     try:
@@ -74,7 +74,7 @@ async def keepalive(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def timetolive(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """What is left of a lease, in seconds, rounded down; -1 when it is over."""
+    """Return what is left of a lease, in seconds, rounded down; -1 when it is over."""
     lease, keys = asked.number("ID"), asked.flag("keys")
     fields: dict[str, Any] = {"ID": str(lease)} if lease else {}
     try:
@@ -93,7 +93,7 @@ async def timetolive(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def leases(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """The numbers of all leases."""
+    """Return the numbers of all leases."""
     revision, numbers = await gateway.run(kv_requests.question(LEASES))
     found: dict[str, Any] = {"header": gateway.header.at(revision)}
     return found | ({"leases": [{"ID": str(one)} for one in numbers]} if numbers else {})

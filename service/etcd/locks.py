@@ -80,7 +80,7 @@ async def resign(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def leader(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Who leads, and what it says."""
+    """Return who leads, and what it says."""
     found = await gateway.run(kv_requests.read(_first(asked.data("name") + b"/")))
     if not found.kvs:
         raise GatewayError(UNKNOWN, NO_LEADER)
@@ -90,7 +90,7 @@ async def leader(gateway: Gateway, asked: Message) -> dict[str, Any]:
 async def while_connected(
     receive: Callable[[], Awaitable[Any]], call: Callable[[], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any] | None:
-    """The answer of a call that may wait for long; None: its client has gone, and the call was cancelled."""
+    """Return the answer of a call that may wait for long; None: its client has gone, and the call was cancelled."""
     answer: dict[str, Any] | None = None
 
     async def watch(scope: trio.CancelScope) -> None:
@@ -126,7 +126,7 @@ async def _if_held(gateway: Gateway, held: Message, operation: Put | Delete) -> 
 
 
 def _said(error: LogyardError) -> GatewayError:
-    """What etcd's own server of locks answers with: it is a client, and all that it hears is unknown to it."""
+    """Return what etcd's own server of locks answers with: it is a client, and all that it hears is unknown to it."""
     if error.code == "lease_not_found":
         return GatewayError(UNKNOWN, "etcdserver: requested lease not found")
     raise error
@@ -138,7 +138,8 @@ def _first(prefix: bytes, descending: bool = False) -> Get:
 
 
 async def _entered(gateway: Gateway, asked: Message, value: bytes | None) -> tuple[bytes, KeyValue, int]:
-    """A key under the name, which is the first one now; what it is, and the revision of that, 0 if it had to wait."""
+    """Return a key under the name, which is the first one now; what it is, and the revision of that, 0 if it had to
+    wait."""
     lease = asked.number("lease")
     if not lease:
         _, lease, _ = await granted_of(gateway, SESSION_S)

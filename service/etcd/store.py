@@ -176,7 +176,7 @@ Interval: TypeAlias = tuple[bytes, bytes]
 
 
 def check_intervals(requests: Sequence[Message]) -> tuple[set[bytes], list[Interval]]:
-    """The keys that a path puts and the ranges that it deletes, with all paths of transactions in it. Raises
+    """Return the keys that a path puts and the ranges that it deletes, with all paths of transactions in it. Raises
     `GatewayError` where two puts, or a put and a deletion, are of one key and not of paths that exclude each other."""
     inner = [(request.which(REQUESTS), request) for request in requests]
     deleted = [
@@ -248,7 +248,8 @@ class Reading(NamedTuple):
     keys_only: bool = False
 
     def finish(self, found: GetResult) -> GetResult:
-        """The answer. As etcd's: `count` is of the range whatever the bounds; keys that are equal stay in order."""
+        """Return the answer. As etcd's: `count` is of the range whatever the bounds; keys that are equal stay in
+        order."""
         kvs: Sequence[KeyValue] = found.kvs
         low, high, least, most = self.bounds
         if any(self.bounds):
@@ -273,7 +274,7 @@ class Reading(NamedTuple):
 
 
 def reading_of(asked: Message) -> Reading:
-    """A range's reading."""
+    """Return a range's reading."""
     names = ("min_mod_revision", "max_mod_revision", "min_create_revision", "max_create_revision")
     low, high, least, most = (asked.number(name) for name in names)
     bounds = (low, high, least, most)
@@ -301,19 +302,19 @@ def reading_of(asked: Message) -> Reading:
 
 
 def put_of(asked: Message) -> Put:
-    """A write."""
+    """Return a write."""
     value = None if asked.flag("ignore_value") else asked.data("value")
     lease = lease_of(asked.number("lease"))
     return Put(asked.data("key"), value, lease, asked.flag("prev_kv"), asked.flag("ignore_lease"))
 
 
 def lease_of(number: int) -> int:
-    """A lease's number as the KV machine has it: those below zero do not exist, as little as the last one."""
+    """Return a lease's number as the KV machine has it: those below zero do not exist, as little as the last one."""
     return number if number >= 0 else INT64_MAX
 
 
 def delete_of(asked: Message) -> Delete:
-    """A deletion."""
+    """Return a deletion."""
     return Delete(asked.data("key"), asked.data("range_end"), asked.flag("prev_kv"))
 
 
@@ -326,7 +327,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(asked: Message) -> Plan:
-    """A transaction, with those in it."""
+    """Return a transaction, with those in it."""
     compares = [found for one in asked.rows("compare") for found in _compare(one)]
     (then, then_plans), (otherwise, otherwise_plans) = (_path(asked.rows(name)) for name in ("success", "failure"))
     return Plan(Txn(compares, then, otherwise), then_plans, otherwise_plans)
@@ -354,7 +355,7 @@ def _path(requests: Sequence[Message]) -> tuple[list[Operation], list[Reading | 
 
 
 def _compare(asked: Message) -> list[Compare]:
-    """What the machine has to compare, all of it: nothing for what is always true."""
+    """Return what the machine has to compare, all of it: nothing for what is always true."""
     key, end = asked.data("key"), asked.data("range_end")
     result, target = asked.number("result"), asked.number("target")
     never = Compare(key, "version", "=", INT64_MAX, end)
@@ -390,7 +391,7 @@ class Answering:
         self.wrote = not _writes(found)
 
     def txn(self, found: TxnResult, plan: Plan) -> dict[str, Any]:
-        """The fields of a transaction's answer, without a header."""
+        """Return the fields of a transaction's answer, without a header."""
         fields: dict[str, Any] = {"succeeded": True} if found.succeeded else {}
         plans = plan.then if found.succeeded else plan.otherwise
         rows = [self._operation(one, how) for one, how in zip(found.results, plans, strict=True)]
@@ -415,7 +416,7 @@ class Answering:
 
 
 def _writes(found: TxnResult) -> bool:
-    """Whether a transaction made a revision."""
+    """Return whether a transaction made a revision."""
     return any(
         [
             isinstance(one, PutResult)

@@ -62,7 +62,7 @@ class Messages:
         self._read = self._received = self._found = 0
 
     def feed(self, data: bytes, last: bool) -> list[Message]:
-        """The messages that are complete now. Raises `GatewayError` for what is none, or too long."""
+        """Return the messages that are complete now. Raises `GatewayError` for what is none, or too long."""
         if len(self._text) + len(data) > self._limit:
             raise too_long(len(self._text) + len(data), self._limit)
         self._take(len(data))

@@ -220,7 +220,7 @@ class Watching:
         await self.chunk(self._head(number, revision, fields) + b"}}\n")
 
     def _head(self, number: int, revision: int, fields: dict[str, Any]) -> bytes:
-        """A message, open at its end."""
+        """Return a message, open at its end."""
         said: dict[str, Any] = {"header": self.gateway.header.at(revision)}
         if number:
             said["watch_id"] = str(number)

@@ -79,24 +79,24 @@ class NotJson(GatewayError):
 
 
 def translated(error: LogyardError) -> GatewayError:
-    """What the KV group or its client said."""
+    """Return what the KV group or its client said."""
     if error.code in REFUSALS:
         return GatewayError(*REFUSALS[error.code])
     return GatewayError(TEXTS.get(error.code, UNKNOWN), f"etcdserver: {error.message}")
 
 
 def packed(value: Mapping[str, Any]) -> bytes:
-    """A message as bytes."""
+    """Return a message as bytes."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def too_long(size: int, limit: int) -> GatewayError:
-    """A request that etcd would not take from its own gateway."""
+    """Return a request that etcd would not take from its own gateway."""
     return GatewayError(EXHAUSTED, f"grpc: received message larger than max ({size} vs. {limit})")
 
 
 def malformed(what: str) -> GatewayError:
-    """What can't be read."""
+    """Return what can't be read."""
     return GatewayError(INVALID, what)
 
 
@@ -113,7 +113,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def first_value(text: str, at: int = 0) -> tuple[Any, int]:
-    """The JSON object (or null) that begins at `at`, and where it ends. Raises `NotJson`."""
+    """Return the JSON object (or null) that begins at `at`, and where it ends. Raises `NotJson`."""
     # Whatever else it is has not to be read to be refused.
     if text[at : at + 1] not in ("{", "n"):
         raise NotJson(f"invalid character {text[at : at + 1]!r} looking for a message")
@@ -126,12 +126,12 @@ def first_value(text: str, at: int = 0) -> tuple[Any, int]:
 
 
 def behind_space(text: str, at: int = 0) -> int:
-    """Where the next value begins, or the end."""
+    """Return where the next value begins, or the end."""
     return _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it always matches
 
 
 def decoded(data: bytes, schema: Schema) -> Message:
-    """The message of a request's body: its first value, whatever comes behind; an empty one has no fields."""
+    """Return the message of a request's body: its first value, whatever comes behind; an empty one has no fields."""
     text = data.decode("utf-8", "replace")
     at = behind_space(text)
     return schema.read(first_value(text, at)[0] if at < len(text) else None)
@@ -151,14 +151,14 @@ class Message:
         return found
 
     def key(self, name: str = "key") -> bytes:
-        """A key, which is not empty."""
+        """Return a key, which is not empty."""
         found = self.data(name)
         if not found:
             raise GatewayError(INVALID, NO_KEY)
         return found
 
     def number(self, name: str) -> int:
-        """A number; also that of an enum, which may be one that nobody knows."""
+        """Return a number; also that of an enum, which may be one that nobody knows."""
         found: int = self.fields.get(name, 0)
         return found
 
@@ -168,12 +168,12 @@ class Message:
         return found
 
     def rows(self, name: str) -> list[Any]:
-        """A list, perhaps an empty one."""
+        """Return a list, perhaps an empty one."""
         found: list[Any] = self.fields.get(name, [])
         return found
 
     def message(self, name: str) -> Message | None:
-        """A message, if it is there."""
+        """Return a message, if it is there."""
         return self.fields.get(name)
 
     def which(self, names: Sequence[str]) -> str:
@@ -205,7 +205,7 @@ class Schema:
             self._spelled[name] = (name, kind, camel)
 
     def read(self, found: Any) -> Message:
-        """A parsed JSON value as a message. Raises `GatewayError`."""
+        """Return a parsed JSON value as a message. Raises `GatewayError`."""
         if found is None:
             return Message({})
         if type(found) is not dict:
@@ -238,7 +238,7 @@ def data(name: str, found: Any) -> bytes:
 
 
 def number(name: str, found: Any) -> int:
-    """A 64-bit number, as text or as a number."""
+    """Return a 64-bit number, as text or as a number."""
     if type(found) is str:
         matched = _NUMBER.fullmatch(found)
         if matched is None:
@@ -283,7 +283,7 @@ def choice(*names: str) -> Kind:
 
 
 def many(kind: Kind) -> Kind:
-    """A list."""
+    """Return a list."""
 
     def read(name: str, found: Any) -> list[Any]:
         if type(found) is not list:
@@ -294,7 +294,7 @@ def many(kind: Kind) -> Kind:
 
 
 def one(schema: Schema) -> Kind:
-    """A message."""
+    """Return a message."""
     return lambda name, found: schema.read(found)
 
 
@@ -315,7 +315,7 @@ class Header(NamedTuple):
     term: int
 
     def at(self, revision: int) -> dict[str, str]:
-        """The field of an answer as of a revision."""
+        """Return the field of an answer as of a revision."""
         found = {"cluster_id": str(self.cluster), "member_id": str(self.member)}
         if revision:
             found["revision"] = str(revision)
@@ -323,12 +323,12 @@ class Header(NamedTuple):
 
 
 def text(data: bytes) -> str:
-    """Bytes as JSON has them."""
+    """Return bytes as JSON has them."""
     return b64encode(data).decode()
 
 
 def key_value(one: KeyValue) -> dict[str, str]:
-    """A key, its value and its revisions."""
+    """Return a key, its value and its revisions."""
     found = {
         "key": text(one.key), "create_revision": str(one.create_revision), "mod_revision": str(one.mod_revision),
         "version": str(one.version),
