@@ -97,7 +97,7 @@ async def connect(
 
 
 class Yard(QueueYard, KvYard, Network):
-    """The cluster as a client sees it. Made by `connect`; admin verbs are in `admin.AsyncVerbs`."""
+    """The cluster as a client sees it. Made by `connect`; admin verbs are in `_async.admin`."""
 
     __slots__ = ("_logs",)
 

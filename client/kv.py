@@ -6,34 +6,17 @@ leader change, and reads as one question with one ReadIndex round. Made by `aio.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from logyard.protocol.errors import BadRequest, LogyardError, Unknown
-from logyard.protocol.kv import (
-    Bodies,
-    Compare,
-    Delete,
-    DeleteResult,
-    Get,
-    GetResult,
-    KeyValue,
-    Lease,
-    Operation,
-    Put,
-    PutResult,
-    Txn,
-    TxnResult,
-    bodies_of,
-    range_of,
-)
+from logyard.protocol.kv import Bodies, bodies_of, range_of
 
-from . import kv_requests
+from ._async.kv import KVVerbs
 from .kv_lane import KvLane
-from .kv_requests import Command, Steps, T, check_consistency
+from .kv_requests import Command, check_consistency
 from .kv_watch import Flow, Watch, Watcher
 from .log import of_kind, read_call
 from .pending import finished
@@ -60,10 +43,16 @@ class _Round:
         self.error: LogyardError | None = None
         self.deadline = deadline
 
+    def end(self, error: LogyardError | None = None) -> None:
+        """Wake who asked; `error`: what became of those that have no answer."""
+        self.error = error or self.error
+        self.event.set()
 
-class KV:
-    """See the module. `consistency` of reads: linearizable (default), leader (its own view, without asking the others),
-    local (any member's, perhaps old; `node` chooses which)."""
+
+class KV(KVVerbs):
+    """See the module; its verbs are in `_async.kv`."""
+
+    yard: Network
 
     def __init__(self, yard: Network, name: str) -> None:
         self.yard = yard
@@ -79,119 +68,6 @@ class KV:
     def same_leader(self) -> bool:
         """Whether commands go to the node that led when `term` was learned."""
         return self._lane.leader == self._term_of
-
-    # Reads
-
-    async def get(
-        self,
-        key: bytes,
-        *,
-        revision: int = 0,
-        consistency: str = "linearizable",
-        node: int | None = None,
-        timeout: float | None = None,
-    ) -> KeyValue | None:
-        """A key's value, now or as of a revision; None if it is not there. Raises `Compacted`, a `LogyardError`."""
-        timeout = self.yard.timeout if timeout is None else timeout
-        consistency = consistency if node is None else "local"
-        packed, bodies = await self.ask(kv_requests.question_of(key, revision), timeout, consistency, node)
-        return kv_requests.only(packed, bodies)
-
-    async def range(
-        self,
-        key: bytes = b"",
-        end: bytes | None = None,
-        *,
-        prefix: bool = False,
-        revision: int = 0,
-        limit: int = 0,
-        sort: str = "key",
-        descending: bool = False,
-        keys_only: bool = False,
-        bounds: tuple[int, int, int, int] = (0, 0, 0, 0),
-        consistency: str = "linearizable",
-        node: int | None = None,
-        timeout: float | None = None,
-    ) -> GetResult:
-        """Keys from `key` up to, but without, `end`, or all that begin with `key`; all of it as of one revision."""
-        key, end = range_of(key, end, prefix)
-        get = Get(key, end, revision, limit, sort, descending, keys_only, False, bounds)
-        return await self.run(kv_requests.read(get), timeout, consistency, node)
-
-    async def count(self, key: bytes = b"", end: bytes | None = None, *, prefix: bool = False) -> int:
-        """How many keys there are of a range."""
-        key, end = range_of(key, end, prefix)
-        return (await self.run(kv_requests.read(Get(key, end, count_only=True)))).count
-
-    # Writes
-
-    async def put(
-        self,
-        key: bytes,
-        value: bytes | None,
-        *,
-        lease: int = 0,
-        previous: bool = False,
-        keep_lease: bool = False,
-        timeout: float | None = None,
-    ) -> PutResult:
-        """Set a key; None keeps the value that it has (and changes its lease)."""
-        found = await self.run(kv_requests.write(Put(key, value, lease, previous, keep_lease)), timeout)
-        return cast(PutResult, found)
-
-    async def delete(
-        self,
-        key: bytes,
-        end: bytes | None = None,
-        *,
-        prefix: bool = False,
-        previous: bool = False,
-        timeout: float | None = None,
-    ) -> DeleteResult:
-        """Delete a key, or a range of keys, at one revision."""
-        key, end = range_of(key, end, prefix)
-        return cast(DeleteResult, await self.run(kv_requests.write(Delete(key, end, previous)), timeout))
-
-    async def txn(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
-        *,
-        timeout: float | None = None,
-    ) -> TxnResult:
-        """Do `then` if all compares hold, else `otherwise`: all of it or nothing, at one revision."""
-        return cast(TxnResult, await self.run(kv_requests.write(Txn(compares, then, otherwise)), timeout))
-
-    async def compact(self, revision: int) -> int:
-        """Forget the history before `revision`; the revision there is now."""
-        return await self.run(kv_requests.compact(revision))
-
-    # Leases
-
-    async def grant(self, ttl: float, *, lease: int = 0) -> Lease:
-        """A lease of `ttl` seconds; `lease`: its number, by default a new one."""
-        return await self.run(kv_requests.grant(ttl, lease))
-
-    async def keep_alive(self, lease: int) -> float:
-        """Begin a lease's time anew; the seconds that it has."""
-        return await self.run(kv_requests.keep(lease))
-
-    async def revoke(self, lease: int) -> int:
-        """End a lease; how many keys went with it."""
-        return await self.run(kv_requests.revoke(lease))
-
-    async def time_to_live(self, lease: int, *, keys: bool = False) -> Lease:
-        """What is left of a lease, and with `keys` what is attached to it."""
-        return await self.run(kv_requests.time_to_live(lease, keys))
-
-    async def leases(self) -> tuple[int, ...]:
-        """The numbers of all leases."""
-        return await self.run(kv_requests.leases())
-
-    async def status(self) -> Mapping[str, int]:
-        """Revision, compacted revision, keys, leases, history."""
-        return await self.run(kv_requests.status())
 
     # Watches
 
@@ -222,31 +98,10 @@ class KV:
 
     # How it is asked
 
-    async def run(
-        self,
-        steps: Steps[T],
-        timeout: float | None = None,
-        consistency: str = "linearizable",
-        node: int | None = None,
-    ) -> T:
-        """What `kv_requests` wants to ask, step by step; its result."""
-        if node is not None:
-            consistency = "local"
-        timeout = self.yard.timeout if timeout is None else timeout
-        try:
-            step = next(steps)
-            while True:
-                if isinstance(step, Command):
-                    step = steps.send(await self._command(step, timeout))
-                else:
-                    step = steps.send(await self.ask(step.data, timeout, consistency, node))
-        except StopIteration as stop:
-            return cast(T, stop.value)
-
     async def _command(self, command: Command, timeout: float) -> Any:
         yard = self.yard
-        while yard.window.used >= yard.window.limit:
-            await yard.freed()
+        if yard.closed or yard.window.used >= yard.window.limit:
+            await yard.room()
         batch, position = self._lane.add_operation(command.data, command.bodies, timeout)
         if not self._lane.dirty:
             yard.kick(self._lane)
@@ -260,6 +115,8 @@ class KV:
         key = (consistency, node)
         found = self._rounds.get(key)
         if found is None:
+            if self.yard.closed:
+                raise LogyardError("the client is closed")
             check_consistency(consistency)
             found = self._rounds[key] = _Round(self.yard.runtime.event(), inf)
             # By the time it runs, everything that is asked in this turn is there.
@@ -273,8 +130,16 @@ class KV:
             raise found.error.again()
         return found.answers[number], found.bodies
 
+    def fail(self, error: LogyardError) -> None:
+        """Fail the questions of rounds that have not begun, and never will."""
+        rounds, self._rounds = self._rounds, {}
+        for found in rounds.values():
+            found.end(error)
+
     async def _round(self, key: tuple[str, int | None]) -> None:
-        found = self._rounds.pop(key)
+        found = self._rounds.pop(key, None)
+        if found is None:
+            return
         consistency, node = key
         questions, answers = found.questions, found.answers
         found.error = Unknown("the client was closed before the answer")

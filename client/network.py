@@ -14,7 +14,8 @@ from typing import Any
 from logyard.protocol.errors import LogyardError, NotLeader, Unknown, UnknownGroup, WrongKind
 from logyard.protocol.frame import Buffer
 
-from .admin import AsyncVerbs, Call, T
+from ._async.admin import AdminVerbs
+from .admin import Call, T
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
@@ -33,7 +34,7 @@ TICK_S = 0.25
 Found = Callable[[LogyardError | None], None]
 
 
-class Network(AsyncVerbs):
+class Network(AdminVerbs):
     """Links, routes and lanes of one client. `aio.Yard` adds the logs."""
 
     __slots__ = (
@@ -118,6 +119,8 @@ class Network(AsyncVerbs):
         for lane in self._lanes.values():
             lane.retry = False
             lane.fail(gone)
+        for kv in self.kvs.values():
+            kv.fail(gone)
         for link in list(self._links.values()):
             link.fail("the client is closing")
             link.channel.cut(gone)

@@ -17,8 +17,8 @@ from logyard.protocol.errors import BadRequest, Busy, LogyardError
 from logyard.protocol.frame import Buffer
 from logyard.protocol.queue import Message
 
-from .lane import Batch, Lane
-from .log import query_call
+from ._async.queue import QueueVerbs
+from .lane import Lane
 from .messages import Session, open_session
 from .pending import PendingAppend, finished
 
@@ -48,62 +48,18 @@ class QueueLane(Lane):
     kind = "queue"
 
 
-class Queue:
-    """The queue `name`; nothing is asked until it is used. Make one with `yard.create(name, machine="queue", ...)`."""
+class Queue(QueueVerbs):
+    """The queue `name`; nothing is asked until it is used. Make one with `yard.create(name, machine="queue", ...)`. Its
+    verbs are in `_async.queue`; here is how publications leave, in the frames of its lane, and what consumes them."""
 
-    __slots__ = ("yard", "name", "lane")
+    __slots__ = ("lane",)
+
+    yard: Yard
 
     def __init__(self, yard: Yard, name: str) -> None:
         self.yard = yard
         self.name = name
         self.lane: Lane = yard.lane(name, QueueLane)
-
-    async def publish(
-        self,
-        body: Buffer | None,
-        *,
-        metadata: Buffer = b"",
-        priority: str = "normal",
-        ttl: float | None = None,
-        delay: float | None = None,
-        at: float | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        """Publish a message; returns its id once a quorum has it.
-
-        `priority` ``normal`` or ``high``. Times in seconds: `ttl` how long it may wait; `delay`, or `at` (since 1970):
-        when it becomes ready. Raises a `LogyardError`; with code ``queue_full`` where the queue refuses.
-        """
-        command = qw.publish_command(priority, ttl, delay, at)
-        await self._room()
-        batch, position = self.lane.add(metadata, body, self._patience(timeout), 0, command)
-        if not self.lane.dirty:
-            self.yard.kick(self.lane)
-        return await _first(batch) + position
-
-    async def publish_many(
-        self,
-        messages: Iterable[tuple[Buffer, Buffer | None]],
-        *,
-        priority: str = "normal",
-        ttl: float | None = None,
-        delay: float | None = None,
-        at: float | None = None,
-        publisher: int = 0,
-        sequence: int = 0,
-        timeout: float | None = None,
-    ) -> range:
-        """Publish (metadata, body) pairs together or not at all; returns their ids.
-
-        With a `publisher` (its number) and the `sequence` of the first message, what the queue has had of that
-        publisher already is not taken again: the ids are those of the others.
-        """
-        command = qw.publish_command(priority, ttl, delay, at, publisher, sequence)
-        await self._room()
-        batch = self.lane.add_many(messages, self._patience(timeout), 0, command)
-        self.yard.kick(self.lane)
-        first = await _first(batch)
-        return range(first, first + batch.given)
 
     def publish_nowait(
         self,
@@ -121,21 +77,6 @@ class Queue:
         if not lane.dirty:
             yard.kick(lane)
         return PendingAppend(batch, position)
-
-    async def cancel(self, *ids: int, timeout: float | None = None) -> int:
-        """Take delayed messages back; how many of them were not due yet."""
-        return await self._command(qw.cancel_command(ids), timeout)
-
-    async def purge(
-        self, *, ready: bool = True, delayed: bool = False, dead: bool = False, timeout: float | None = None
-    ) -> int:
-        """Drop what waits; how many messages that were. What consumers hold stays."""
-        return await self._command(qw.purge_command(ready, delayed, dead), timeout)
-
-    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Messages and bytes by where they are, and what was counted since the queue's beginning."""
-        call = query_call(self.name, qw.STATS, None, "linearizable", 0, kind="queue")
-        return qw.stats_of(await self.yard.run(call, timeout))
 
     @asynccontextmanager
     async def consume(
@@ -170,27 +111,28 @@ class Queue:
             with self.yard.runtime.scope(shield=True), suppress(LogyardError):
                 await consumer.close()
 
-    async def _command(self, command: bytes, timeout: float | None) -> int:
-        """One command without a payload, exactly once; how many messages it found."""
-        await self._room()
-        batch = self.lane.add_many([(b"", None)], self._patience(timeout), 0, command)
-        self.yard.kick(self.lane)
-        return await _first(batch)
+    async def _send(
+        self, metadata: Buffer, body: Buffer | None, command: bytes, timeout: float | None
+    ) -> int:  # fmt: skip
+        yard, lane = self.yard, self.lane
+        if yard.closed or yard.window.used >= yard.window.limit:
+            await yard.room()
+        batch, position = lane.add(metadata, body, yard.timeout if timeout is None else timeout, 0, command)
+        if not lane.dirty:
+            yard.kick(lane)
+        await finished(batch)
+        return batch.first + position
 
-    def _patience(self, timeout: float | None) -> float:
-        return self.yard.timeout if timeout is None else timeout
-
-    async def _room(self) -> None:
-        yard = self.yard
-        if yard.closed:
-            raise LogyardError("the client is closed")
-        while yard.window.used >= yard.window.limit:
-            await yard.freed()
-
-
-async def _first(batch: Batch) -> int:
-    await finished(batch)
-    return batch.first
+    async def _send_many(
+        self, messages: Iterable[tuple[Buffer, Buffer | None]], command: bytes, timeout: float | None
+    ) -> tuple[int, int]:
+        yard, lane = self.yard, self.lane
+        if yard.closed or yard.window.used >= yard.window.limit:
+            await yard.room()
+        batch = lane.add_many(messages, yard.timeout if timeout is None else timeout, 0, command)
+        yard.kick(lane)
+        await finished(batch)
+        return batch.first, batch.given
 
 
 class Consumer(Session):

@@ -20,7 +20,7 @@ from logyard.protocol.frame import Buffer, Frame, encode_frame
 from logyard.protocol.queue import Message
 from logyard.protocol.wire import REPLY, for_kind
 
-from .log import query_call
+from ._sync.queue import QueueVerbs
 from .sequences import Sequences, final
 
 if TYPE_CHECKING:
@@ -32,61 +32,16 @@ __all__ = ["Consumer", "Message", "Queue"]
 FOR_QUEUE = for_kind("queue")
 
 
-class Queue:
+class Queue(QueueVerbs):
     """The queue `name`; nothing is asked until it is used. Make one with `yard.create(name, machine="queue", ...)`."""
 
-    __slots__ = ("yard", "name")
+    __slots__ = ()
+
+    yard: Yard
 
     def __init__(self, yard: Yard, name: str) -> None:
         self.yard = yard
         self.name = name
-
-    def publish(
-        self,
-        body: Buffer | None,
-        *,
-        metadata: Buffer = b"",
-        priority: str = "normal",
-        ttl: float | None = None,
-        delay: float | None = None,
-        at: float | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        """See `queue.Queue.publish`."""
-        return self._send([(metadata, body)], qw.publish_command(priority, ttl, delay, at), timeout)[0]
-
-    def publish_many(
-        self,
-        messages: Iterable[tuple[Buffer, Buffer | None]],
-        *,
-        priority: str = "normal",
-        ttl: float | None = None,
-        delay: float | None = None,
-        at: float | None = None,
-        publisher: int = 0,
-        sequence: int = 0,
-        timeout: float | None = None,
-    ) -> range:
-        """See `queue.Queue.publish_many`."""
-        command = qw.publish_command(priority, ttl, delay, at, publisher, sequence)
-        first, taken = self._send(messages, command, timeout)
-        return range(first, first + taken)
-
-    def cancel(self, *ids: int, timeout: float | None = None) -> int:
-        """Take delayed messages back; how many of them were not due yet."""
-        return self._send([(b"", None)], qw.cancel_command(ids), timeout)[0]
-
-    def purge(
-        self, *, ready: bool = True, delayed: bool = False, dead: bool = False, timeout: float | None = None
-    ) -> int:
-        """Drop what waits; how many messages that were. What consumers hold stays."""
-        return self._send([(b"", None)], qw.purge_command(ready, delayed, dead), timeout)[0]
-
-    def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Messages and bytes by where they are, and what was counted since the queue's beginning."""
-        return qw.stats_of(
-            self.yard.run(query_call(self.name, qw.STATS, None, "linearizable", 0, kind="queue"), timeout)
-        )
 
     @contextmanager
     def consume(
@@ -114,10 +69,15 @@ class Queue:
             consumer.close()
 
     def _send(
-        self, records: Iterable[tuple[Buffer, Buffer | None]], command: bytes, timeout: float | None
+        self, metadata: Buffer, body: Buffer | None, command: bytes, timeout: float | None
+    ) -> int:  # fmt: skip
+        return self._send_many([(metadata, body)], command, timeout)[0]
+
+    def _send_many(
+        self, messages: Iterable[tuple[Buffer, Buffer | None]], command: bytes, timeout: float | None
     ) -> tuple[int, int]:
         frame = Frame(None, command)
-        frame.put_many(records)
+        frame.put_many(messages)
         reply, _ = self.yard.append(self.name, frame, timeout, FOR_QUEUE)
         if len(reply) != REPLY.size:
             raise LogyardError(f"{self.name}: the machine's answer is not a queue's")

@@ -20,7 +20,8 @@ from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Unknown
 from logyard.protocol.frame import Buffer, Frame
 from logyard.protocol.tls import TlsConfig, client_context
 
-from .admin import Call, SyncVerbs, T, call_node
+from ._sync.admin import AdminVerbs
+from .admin import Call, T, call_node
 from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, open_call
 from .queue_sync import Queue
@@ -65,8 +66,8 @@ def connect_sync(
     return yard
 
 
-class Yard(SyncVerbs):
-    """The cluster as a blocking client sees it; admin verbs are in `admin.SyncVerbs`. Safe to share among threads."""
+class Yard(AdminVerbs):
+    """The cluster as a blocking client sees it; admin verbs are in `_sync.admin`. Safe to share among threads."""
 
     __slots__ = (
         "timeout", "retry", "exactly_once", "_context", "_routes", "_idle", "_lock", "_chance", "_closed", "_client",

@@ -17,7 +17,7 @@ from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup
 from .admin_plan import CHANGE, DONE, REFUSE, TRANSFER, Goal, Step, Targets, View
 
 if TYPE_CHECKING:
-    from logyard.client.admin import AsyncVerbs
+    from logyard.client._async.admin import AdminVerbs
 
 FAILURES_SHOWN = 100
 PAUSE_S = 0.05
@@ -68,7 +68,7 @@ class Report:
 
 
 async def carry_out(
-    yard: AsyncVerbs, goal: Goal, names: Sequence[str], targets: Targets, pace: Pace, tell: Callable[[Report], object]
+    yard: AdminVerbs, goal: Goal, names: Sequence[str], targets: Targets, pace: Pace, tell: Callable[[Report], object]
 ) -> Report:
     """Bring every group to the goal; `tell` is called after each. Failures are in the report, not raised."""
     report = Report(len(names))
@@ -93,7 +93,7 @@ async def carry_out(
     return report
 
 
-async def bring(yard: AsyncVerbs, goal: Goal, name: str, targets: Targets, patience_s: float) -> bool:
+async def bring(yard: AdminVerbs, goal: Goal, name: str, targets: Targets, patience_s: float) -> bool:
     """One group; False when it is there already. Raises `GaveUp`."""
     deadline = trio.current_time() + patience_s
     touched, best, pauses = False, -1, _pauses()
@@ -128,7 +128,7 @@ async def bring(yard: AsyncVerbs, goal: Goal, name: str, targets: Targets, patie
         await trio.sleep(next(pauses))
 
 
-async def _perform(yard: AsyncVerbs, name: str, step: Step) -> None:
+async def _perform(yard: AdminVerbs, name: str, step: Step) -> None:
     if step.kind == TRANSFER:
         await yard.transfer(name, step.node)
     else:

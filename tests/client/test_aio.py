@@ -309,3 +309,16 @@ async def test_another_cluster_is_refused() -> None:
         async with connect(seeds(cluster)[:1], timeout=1) as yard:
             with pytest.raises(errors.WrongIdentity):
                 await yard.status(node=2)
+
+
+async def test_a_closed_client_says_so_whatever_it_is_asked() -> None:
+    async with fake_cluster(1) as found:
+        found.create("log", [1], 1)
+        async with connect(list(found.addresses.values())) as yard:
+            asked = (yard.kv("kv"), yard.queue("queue"), yard.log("log"))
+        kv, queue, log = asked
+        questions = (kv.get(b"a"), kv.put(b"a", b""), queue.publish(b""), log.append(b""), log.append_many([]))
+        with trio.fail_after(10):
+            for question in questions:
+                with pytest.raises(errors.LogyardError, match="closed"):
+                    await question

@@ -223,7 +223,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
             "room",
         )
     ),
-    "KV": frozenset(("ask", "run")),
+    "KV": frozenset(("ask", "fail", "run")),
     "Consumer": frozenset(("command", "listen", "messages", "sent", "settling", "told", "send", "start")),
     "Producer": frozenset(("command",)),
     "Session": frozenset(("listen",)),

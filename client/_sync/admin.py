@@ -1,0 +1,195 @@
+# Made from client/_async/admin.py by `python -m logyard.client._async.generate`: change that file.
+"""The verbs that are not a log's: groups, members, snapshots, status. Mixed into `network.Network` and `sync.Yard`.
+
+A verb that concerns a node rather than a group (snapshot, compact, status, list) asks every node unless told one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from logyard.protocol.errors import LogyardError
+
+from ..admin import (
+    BOARD_ROWS,
+    STATUS_PATIENCE_S,
+    Call,
+    Nodes,
+    Rows,
+    T,
+    board_call,
+    call_leader,
+    call_node,
+    create_calls,
+    group_spec,
+    leaders_view,
+    located,
+    members_call,
+    merge_groups,
+    unreached,
+)
+from ..board import Board, merge_board
+
+
+class AdminVerbs(ABC):
+    """The admin verbs of a yard."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def run(self, call: Call[T], timeout: float | None = None) -> T:
+        """Ask, again where that is allowed, until answered or out of time."""
+
+    @abstractmethod
+    def nodes(self) -> list[int]:
+        """Return the nodes of the cluster."""
+
+    def cluster(self) -> dict[str, Any]:
+        """Return ``{cluster, node, nodes}``: the cluster's id, who answered, and the client address of every node."""
+        found: dict[str, Any] = self.run(call_node("cluster", None))
+        return found
+
+    def create(
+        self, name: str, *, members: Sequence[int] | None = None, machine: str = "log", **arguments: object
+    ) -> None:
+        """Create a group on `members` (all nodes); raises `GroupExists` when it is there with another definition."""
+        self.create_many([name], members=members, machine=machine, **arguments)
+
+    def create_many(
+        self, names: Iterable[str], *, members: Sequence[int] | None = None, machine: str = "log", **arguments: object
+    ) -> None:
+        """Create many groups with the same members and machine; far cheaper than one by one."""
+        chosen = list(members) if members is not None else self.nodes()
+        for call in create_calls(group_spec(name, chosen, machine, arguments) for name in names):
+            self.run(call)
+
+    def delete(self, name: str, force_on: int | None = None) -> None:
+        """Delete a group and its data on all members; without a majority of them: from node `force_on`."""
+        call = call_node("delete", force_on, name=name, force=True) if force_on else call_leader("delete", name)
+        self.run(call)
+
+    def list(self, node: int | None = None) -> list[dict[str, Any]]:
+        """List the groups: of one node, or of all nodes that answer, one row a group."""
+        if node is not None:
+            rows: list[dict[str, Any]] = self.run(call_node("list", node))
+            return rows
+        found = self._each("list", STATUS_PATIENCE_S)
+        return merge_groups(rows for rows in found.values() if not isinstance(rows, LogyardError))
+
+    def describe(self, name: str, node: int | None = None) -> dict[str, Any]:
+        """Describe everything about a group, as its leader (or member `node`) sees it."""
+        if node is None:
+            found: dict[str, Any] = self.run(call_leader("describe", name, idempotent=True))
+        else:
+            found = self.run(call_node("describe", node, name=name))
+        return found
+
+    def locate(self, name: str) -> dict[str, Any]:
+        """Find ``{name, uid, leader, members, kind}`` of a group; leader 0: none known."""
+        return located(self._each("locate", STATUS_PATIENCE_S, names=[name]), name)
+
+    def snapshot(self, names: Sequence[str] | None = None, node: int | None = None) -> dict[int, Any]:
+        """Snapshot groups (all) on one node or on every one; answers by node."""
+        return self._done("snapshot", node, names=None if names is None else list(names))
+
+    def compact(self, node: int | None = None) -> dict[int, Any]:
+        """Seal, migrate and compact the payloads of one node or of every one; answers by node."""
+        return self._done("compact", node)
+
+    def scrub(self, node: int | None = None, *, start: bool = False) -> dict[int, Any]:
+        """Tell what the scrub of one node or of every one does, answers by node; `start`: begin a whole pass first,
+        which has ended when `passes` is at least `wanted`."""
+        return self._done("scrub", node, start=start)
+
+    def add_member(self, name: str, node: int) -> None:
+        """Make `node` a member of the group."""
+        self.run(members_call(name, [("add", node)]))
+
+    def remove_member(self, name: str, node: int) -> None:
+        """Remove `node` from the group."""
+        self.run(members_call(name, [("remove", node)]))
+
+    def change_members(self, name: str, changes: Sequence[tuple[str, int]]) -> None:
+        """Change members: (add, remove, add_learner or promote; node) pairs; several take effect together."""
+        self.run(members_call(name, changes))
+
+    def leader_view(self, name: str) -> dict[str, Any]:
+        """Describe a group, by its leader and by nobody else."""
+        return self.run(Call("describe", {"name": name}, leaders_view, group=name))
+
+    def transfer(self, name: str, to: int) -> None:
+        """Hand the group's leadership to node `to`."""
+        self.run(call_leader("transfer", name, to=to))
+
+    def board(self, node: int) -> Board:
+        """Tell what node `node` knows of all its groups, from its own tables."""
+        found: Board = []
+        while True:
+            page = self.run(board_call(node, found[-1].name if found else ""), STATUS_PATIENCE_S)
+            found += page
+            if len(page) < BOARD_ROWS:
+                return found
+
+    def leaders(self) -> tuple[Board, Nodes]:
+        """Tell every group's standing by the tables of the nodes that answer, and the nodes that do not."""
+        boards, missing = [], []
+        for node in self.nodes():
+            try:
+                boards.append(self.board(node))
+            except LogyardError:
+                missing.append(node)
+        return merge_board(boards), missing
+
+    def campaign(self, name: str, node: int) -> None:
+        """Let the group's member on `node` ask to lead; who hears a live leader denies it."""
+        self.run(call_node("campaign", node, name=name))
+
+    def force_shrink(self, name: str, node: int) -> int:
+        """Make the member on `node` the group's only one: only when its quorum is gone for good. What the others
+        committed and it does not have is lost, and they must never come back. Returns the configuration's index."""
+        found: int = self.run(call_node("force_shrink", node, name=name))
+        return found
+
+    def forget_node(self, lost: int, node: int, force: bool = False) -> bool:
+        """Let `node` believe whoever comes next as node `lost`, whatever its data directory; whether it knew one."""
+        found: bool = self.run(call_node("forget_node", node, lost=lost, force=force))
+        return found
+
+    def skip(self, name: str, index: int, ordinal: int) -> None:
+        """Leave out the command that halted the group's machine, on every member."""
+        self.run(call_leader("skip", name, index=index, ordinal=ordinal))
+
+    def key_metrics(self, names: Sequence[str], node: int) -> Rows:
+        """Return roles, indexes and sizes of groups on node `node`, in whatever state they are there."""
+        found: Rows = self.run(call_node("key_metrics", node, names=list(names)))
+        return found
+
+    def members(self, name: str) -> dict[str, Any]:
+        """Return ``{members, leader, uid}`` of a group."""
+        found = self.locate(name)
+        return {key: found[key] for key in ("members", "leader", "uid")}
+
+    def status(self, node: int | None = None, timeout: float | None = STATUS_PATIENCE_S) -> dict[str, Any]:
+        """Tell what node `node` (any) holds and does."""
+        found: dict[str, Any] = self.run(call_node("status", node), timeout)
+        return found
+
+    def statuses(self) -> dict[int, dict[str, Any]]:
+        """Return the status of every node; one that does not answer has only ``node``, ``error`` and ``message``."""
+        found = self._each("status", STATUS_PATIENCE_S)
+        return {at: unreached(at, row) if isinstance(row, LogyardError) else row for at, row in found.items()}
+
+    def _each(self, method: str, timeout: float, **arguments: object) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        for node in self.nodes():
+            try:
+                found[node] = self.run(call_node(method, node, **arguments), timeout)
+            except LogyardError as error:
+                found[node] = error
+        return found
+
+    def _done(self, method: str, node: int | None, **arguments: object) -> dict[int, Any]:
+        nodes = self.nodes() if node is None else [node]
+        return {at: self.run(call_node(method, at, **arguments)) for at in nodes}
