@@ -107,7 +107,7 @@ def node_status(system: System) -> dict[str, Any]:
         "budget": system.budget.status(),
         "space": system.space.status(),
         "disk": system.slow_disk.status(),
-        "followers": system.sender.status(),
+        "followers": system.outbound.status(),
         "transfers": system.receiving.status(),
         "pieces_served": system.serving.pieces,
         "pins_expired": storage.homes.expired,

@@ -35,9 +35,21 @@ FLOORS: dict[str, tuple[str, ...]] = {
         TOP, "logyard.engine.recovery", "logyard.engine.log", "logyard.engine.snapshot",
         "logyard.engine.raft.configuration", "logyard.engine.raft.raft_log",
     ),
+    # What they still need of the host goes down with its own files.
+    "logyard.engine.transfer": (
+        TOP, "logyard.engine.transfer", "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log",
+        "logyard.engine.snapshot", "logyard.engine.transport.blobs", "logyard.payloads.reference",
+        "logyard.engine.host.reader", "logyard.engine.host.rows",
+    ),
+    "logyard.engine.repair": (
+        TOP, "logyard.engine.repair", "logyard.engine.transfer", "logyard.engine.recovery", "logyard.engine.replica",
+        "logyard.engine.raft", "logyard.engine.log", "logyard.engine.snapshot", "logyard.engine.transport.blobs",
+        "logyard.payloads.reference", "logyard.engine.host.reader", "logyard.engine.host.rows",
+    ),
     "logyard.engine.host": (
-        TOP, "logyard.engine.host", "logyard.engine.recovery", "logyard.engine.replica", "logyard.engine.raft",
-        "logyard.engine.log", "logyard.engine.snapshot", "logyard.engine.transport.blobs", "logyard.payloads.reference",
+        TOP, "logyard.engine.host", "logyard.engine.transfer", "logyard.engine.repair", "logyard.engine.recovery",
+        "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log", "logyard.engine.snapshot",
+        "logyard.engine.transport.blobs", "logyard.payloads.reference",
     ),
     "logyard.payloads": ("logyard.payloads",),
     "logyard.client": ("logyard.client",),

@@ -102,7 +102,7 @@ class Inbound:
                     mark(member)
             window = system.windows.get(node)
             if window is not None and window.waiting and window.bytes < window.limit:
-                system.sender.resume(node)
+                system.outbound.resume(node)
         finally:
             scheduler.release()
         if lie:

@@ -167,7 +167,7 @@ class Migration:
             if member is None:
                 continue
             first = max(share.first, member.liveness.released_before.index)
-            # What has a home in a generation already was mended (`repair`): the file's copy of it is damaged.
+            # What has a home in a generation already was mended (`payload_repair`): the file's copy of it is damaged.
             homed = [(home.first, home.last) for home in self.system.store.homes(uid) if home.last >= first]
             for low, high in subtract([(first, share.last)], homed):
                 spans = member.liveness.live_within((low, 0), (high + 1, 0))

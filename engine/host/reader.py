@@ -4,7 +4,7 @@ An entry's payload has one home at a time: a generation once its WAL file was mi
 cache).
 Locating happens on the loop and pins the home in the same turn (law 4); bytes are then read, and their hashes
 checked, in a
-thread. Called by `applier`, `sender`, snapshots and the service's readers.
+thread. Called by `applier`, `outbound`, snapshots and the service's readers.
 """
 
 from __future__ import annotations

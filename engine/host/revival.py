@@ -14,9 +14,9 @@ from ..log import meta_rows
 from ..log.recovered import Recovered
 from ..raft.membership import Configuration
 from ..recovery.rebuild import log_base, spec_of
+from ..repair import log_repair
 from ..replica.member import Member
 from ..types import Spec
-from . import damage
 from .sleepers import Row, Shape
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def revive(system: System, uid: int, name: str) -> Member:
         spec = stored_spec(system, uid)
     except LogyardError as error:
         member = recovery.fresh_member(system, Spec(uid, name, "log", {}, (), 0))
-        damage.stop(member, str(error))
+        log_repair.stop(member, str(error))
         return member
     try:
         state_key, snapshot_key = meta_rows.state_key(uid), meta_rows.snapshot_key(uid)

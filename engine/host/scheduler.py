@@ -201,7 +201,7 @@ class Scheduler:
             self._role_changed(member)
         for message in ready.messages:
             kind = message.kind
-            if (kind != APPEND and kind != SNAPSHOT) or self.system.sender.prepare(member, message):
+            if (kind != APPEND and kind != SNAPSHOT) or self.system.outbound.prepare(member, message):
                 messages.append(message)
         if ready.hard_state is not None or ready.entries:
             self._persist(member, ready)

@@ -38,18 +38,25 @@ from ..raft.core import LEADER
 from ..raft.messages import Message
 from ..raft.progress import Window
 from ..raft.state import Limits
+from ..repair import log_repair
+from ..repair.log_repair import LogRepair, MendTurns
+from ..repair.payload_repair import PayloadRepair, Refill
 from ..replica import snapshot_sections
 from ..replica.log_clock import Clocks, LogClock
 from ..replica.member import Member
 from ..replica.submit import Submit, check_leader
 from ..snapshot.format import Snapshot
+from ..transfer import snapshot_receiver
+from ..transfer.chunks import Chunks
+from ..transfer.pull import Pulls
+from ..transfer.snapshot_receiver import SnapshotReceiver
+from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
+from ..transfer.snapshot_store import SnapshotStore
 from ..types import Buffer, Spec
-from . import damage, ending, parting, receiving, recovery, revival, sender
+from . import ending, outbound, parting, recovery, revival
 from .applier import Applier
 from .budget import Budget
 from .cache import PayloadCache
-from .chunks import Chunks
-from .damage import Damages
 from .delivery import Delivery
 from .departures import Departures
 from .directory import Directory
@@ -61,19 +68,12 @@ from .heartbeats import Heartbeats
 from .hibernation import Hibernation
 from .inbound import Inbound
 from .leaderboard import Counters, Leaderboard
-from .mend_turns import MendTurns
 from .names import Names
-from .pulling import Pulls
+from .outbound import Outbound
 from .pulse import Pulse
 from .reader import Reader
-from .receiving import Receiving
-from .refill import Refill
-from .repair import Repair
 from .scheduler import Scheduler
 from .scrub import Scrub
-from .sender import Sender
-from .serving import Serving, SnapshotSender
-from .snapshots import Snapshots
 from .space import Space
 from .storage import Storage
 from .ticker import Ticker
@@ -186,19 +186,19 @@ class System:
         self.inbound = Inbound(self)
         self.directory = Directory(self)
         self.departures = Departures(self)
-        self.snapshots = Snapshots(self.storage, self.store.decode_liveness, self._settled, self.stop_member)
+        self.snapshots = SnapshotStore(self.storage, self.store.decode_liveness, self._settled, self.stop_member)
         self.chunks = Chunks(self.config, self.members, self.storage.books, self.storage.compact_log)
         self.pulls = Pulls(self.config, self.node_id, self.live, self.send_blob)
         self.snapshot_sender = SnapshotSender(
             self.config, self.snapshots, self.storage.books, self.chunks, self.send_blob, self.spawn, self.mark
         )
-        self.serving = Serving(
+        self.serving = PullAnswers(
             self.config, self._find_by, self.store, self.reader, self.storage.homes.holds, self.chunks, self.send_blob,
             self.spawn,
         )  # fmt: skip
         self.receiving = self._receiver()
-        self.repair = Repair(self.pulls, self.reader, self.store, self.storage.write_back)
-        self.sender = self._sender()
+        self.repair = PayloadRepair(self.pulls, self.reader, self.store, self.storage.write_back)
+        self.outbound = self._outbound()
         self.damages = self._log_repair()
         books = self.storage.books
         self.refill = Refill(
@@ -221,30 +221,30 @@ class System:
         )
         self.heartbeats = Heartbeats(self.config, self.commands)
 
-    def _receiver(self) -> Receiving:
+    def _receiver(self) -> SnapshotReceiver:
         """Build the receiving end of transfers on what there is by now."""
-        host = receiving.Host(
+        host = snapshot_receiver.Host(
             self.find, self.inbound.ask, self.scheduler.turn, self._restore, self.stop_member, self.mark
         )  # fmt: skip
-        return Receiving(
+        return SnapshotReceiver(
             self.members, self.store, self.storage, self.chunks, self.pulls, host, self.send_blob, self.spawn
         )
 
-    def _log_repair(self) -> Damages:
+    def _log_repair(self) -> LogRepair:
         """Build what has damaged groups mended."""
-        host = damage.Host(
+        host = log_repair.Host(
             partial(recovery.build_member, self), partial(recovery.enliven, self, fresh=False), self.directory.silence,
             self.stop_member, self.spawn,
         )  # fmt: skip
-        return Damages(self.node_id, self.members, self.storage.books, self.storage, self.reader, host)
+        return LogRepair(self.node_id, self.members, self.storage.books, self.storage, self.reader, host)
 
-    def _sender(self) -> Sender:
+    def _outbound(self) -> Outbound:
         """Build what sends messages that are not at hand."""
-        host = sender.Host(
+        host = outbound.Host(
             self._send, self.snapshot_sender.start_transfer, self._let_log_go, self._damaged,
             self.repair.stretch, self.storage.homes.holds, self.spawn,
         )  # fmt: skip
-        return Sender(
+        return Outbound(
             self.config.append_bytes_max, self.members, self.windows, self.reader, host, self.scheduler.mark, self.mark
         )
 

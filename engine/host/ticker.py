@@ -99,7 +99,7 @@ class Ticker:
         if system.timed:
             effects.tick(system)
         system.budget.look()
-        system.sender.resume_all()
+        system.outbound.resume_all()
         now = time.monotonic()
         if now >= self._machines:
             self._machines = now + system.config.machine_tick_ms / 1000

@@ -2,7 +2,7 @@
 with nothing, and the judgement of what a replay met.
 
 Invariant: what a member has promised, (term, vote) and its payload floor, is kept as far as it is known, whatever else
-is given up. Pure; a start stores what it finds and has it mended (`engine.host.damage`), `inspect` says it.
+is given up. Pure; a start stores what it finds and has it mended (`engine.repair.log_repair`), `inspect` says it.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Member:
         self.waiters: list[tuple[Callable[[], bool], Callable[[], None]]] | None = None
         self.reads: dict[int, Callable[[LogyardError | None, int], None]] | None = None
         self.transfers: set[int] | None = None
-        # By node, the messages that wait for the disk (`sender`).
+        # By node, the messages that wait for the disk (`outbound`).
         self.slow_sends: dict[int, list[Message]] | None = None
         # Of what is applied: an entry that was proposed here may be lost, and says nothing then.
         self.log_time = 0

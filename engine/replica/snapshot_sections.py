@@ -1,7 +1,7 @@
 """Replicated engine state beside the machine (sessions ...) as sections of a snapshot.
 
 Invariant: names of these sections begin with "@", a machine's never do, so neither can hide the other; a section that
-is not known is an error, never dropped. Called by `snapshots` at capture and restore.
+is not known is an error, never dropped. Called by `snapshot_store` at capture and restore.
 """
 
 from __future__ import annotations

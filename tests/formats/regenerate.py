@@ -14,7 +14,6 @@ from pyroaring import BitMap
 
 from logyard.engine.disk import Disk
 from logyard.engine.entry import CONFIGURATION, Entry, build_commands, build_plain
-from logyard.engine.host.chunks import Intent
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.segment import write_segment
 from logyard.engine.log.wal import Wal, WalConfig, WalItem
@@ -22,6 +21,7 @@ from logyard.engine.log.wal_files import wal_name
 from logyard.engine.log.wal_replay import ReplayResult
 from logyard.engine.raft.membership import Configuration
 from logyard.engine.snapshot.format import Snapshot, split
+from logyard.engine.transfer.chunks import Intent
 from logyard.payloads import checkpoints
 from logyard.payloads.homes import Home
 from logyard.payloads.ledger import Marks

@@ -8,10 +8,10 @@ import msgpack
 import xxhash
 
 from logyard.engine.disk import Disk
-from logyard.engine.host.chunks import Intent
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.log.wal_files import wal_name
 from logyard.engine.snapshot.format import decode
+from logyard.engine.transfer.chunks import Intent
 from logyard.payloads import checkpoints
 from logyard.payloads.liveness import decode_live_set
 from tests.engine.log.model import recover

@@ -7,10 +7,11 @@ from typing import Any
 
 from logyard.engine import identity
 from logyard.engine.disk import Disk
-from logyard.engine.host import damage, recovery, storage
+from logyard.engine.host import recovery, storage
 from logyard.engine.host.durability import Durability
 from logyard.engine.host.migration import Migration
 from logyard.engine.log import meta, segment_writer, wal, wal_files, wal_scan
+from logyard.engine.repair import log_repair
 from logyard.payloads import layout
 
 from .bugs import Bug, nothing, without
@@ -120,7 +121,7 @@ BUGS = (
         [(storage.Storage, "hard_state_written", nothing)],
     ),
     Bug("damage_taken_for_torn", "a damaged record is mended, not cut", [(recovery, "replay", _ignores_damage)]),
-    Bug("mend_forgotten", "who lost records acknowledges nothing before it is mended", [(damage, "Mend", nothing)]),
+    Bug("mend_forgotten", "who lost records acknowledges nothing before it is mended", [(log_repair, "Mend", nothing)]),
     Bug("recycled_before_migration", "a home goes when it is empty", [(storage.Storage, "_seal", _recycles_early)]),
     Bug(
         "uncommitted_migrated",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.engine.host import effects, snapshots, storage
+from logyard.engine.host import effects, storage
 from logyard.engine.host.migration import Migration
 from logyard.engine.replica import sessions, snapshot_sections
+from logyard.engine.transfer import snapshot_store
 from logyard.machines.log import AppendLog
 from logyard.payloads.liveness import Liveness
 from logyard.payloads.reference import Position
@@ -78,7 +79,9 @@ BUGS = (
     ),
     Bug("sessions_not_restored", "sessions come back with a snapshot", [(snapshot_sections, "sessions_of", nothing)]),
     Bug(
-        "snapshot_without_live_set", "a snapshot knows what lives", [(snapshots.Snapshots, "_head", _forgets_who_lives)]
+        "snapshot_without_live_set",
+        "a snapshot knows what lives",
+        [(snapshot_store.SnapshotStore, "_head", _forgets_who_lives)],
     ),
     Bug("truncation_not_restored", "a snapshot is the whole state", [(AppendLog, "restore", _restores_less)]),
     # The offline check, asking for more than a state needs. (Applying less than a member does: test_check_machines.)

@@ -23,10 +23,11 @@ import lmdb
 import trio
 
 from logyard.engine import jobs
-from logyard.engine.host import budget, cache, disk_pace, durability, pace, pulling
+from logyard.engine.host import budget, cache, disk_pace, durability, pace
 from logyard.engine.log import meta, wal, wal_ahead
 from logyard.engine.replica import member
 from logyard.engine.replica.log_time import LogTime
+from logyard.engine.transfer import pull
 from logyard.payloads import generation as generations
 from logyard.payloads import store as payload_store
 from logyard.protocol.errors import GenerationFailed, GenerationUnfinished
@@ -246,7 +247,7 @@ def installed(loop: Loop, draw: random.Random, clocks: bool = False) -> Iterator
         put(jobs.Jobs, name, _telling(loop, jobs.Jobs.__dict__[name]))
     # Clocks that were taken when their modules were loaded.
     taken: dict[Any, tuple[Any, ...]] = {}
-    for kind in (jobs.Jobs, pulling.Pace, *(CLOCKED if clocks else ())):
+    for kind in (jobs.Jobs, pull.Pace, *(CLOCKED if clocks else ())):
         init: Any = kind.__init__
         taken[init] = init.__defaults__
         init.__defaults__ = (clock.monotonic,)

@@ -303,8 +303,8 @@ async def test_a_group_that_waits_for_room_is_asked_when_another_ones_answer_mad
         for at_an_answer in (True, False):
             system.windows[2].waiting[member.uid] = None
             if at_an_answer:
-                system.sender.resume(2)
+                system.outbound.resume(2)
             else:
-                system.sender.resume_all()
+                system.outbound.resume_all()
             assert not system.windows[2].waiting and member.raft.has_ready
             await until(lambda: not member.dirty)

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from logyard.engine.entry import Entry
-from logyard.engine.host.sender import Sender
+from logyard.engine.host.outbound import Outbound
 from logyard.engine.log.record import BLOCK
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
@@ -280,15 +280,15 @@ async def test_a_snapshot_that_has_to_take_the_logs_place_does_so_before_the_wal
         bodies += await c.fill(1, 4, SIZE)
         await c.applied()
         missing = c.member(1).raft.log.last_index - 2
-        whole = Sender._with_bodies
+        whole = Outbound._with_bodies
 
-        async def gone(self: Sender, member: Member, entry: Entry) -> Entry:
+        async def gone(self: Outbound, member: Member, entry: Entry) -> Entry:
             # As where a released part of an entry is not stored any more.
             if entry.index == missing:
                 raise Gone("a part of it was released")
             return await whole(self, member, entry)
 
-        monkeypatch.setattr(Sender, "_with_bodies", gone)
+        monkeypatch.setattr(Outbound, "_with_bodies", gone)
         assert not c.member(1).flushed
         await c.start(3)
         await c.applied()

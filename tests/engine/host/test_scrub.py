@@ -14,11 +14,11 @@ import trio
 import trio.testing
 
 from logyard.engine.disk import Disk
-from logyard.engine.host import mend_turns
 from logyard.engine.host.scrub import GIVE_WAY_MAX_S, Scrub
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
 from logyard.engine.log.segment import HEAD, HEAD_BYTES, ROW_BYTES
 from logyard.engine.raft.membership import Change
+from logyard.engine.repair import log_repair
 from logyard.payloads import verify
 from logyard.protocol.errors import Corrupt
 
@@ -126,7 +126,7 @@ async def test_two_members_with_different_damages_are_mended_one_after_the_other
     tmp_path: Path, numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has what the other lacks; both at once would leave nobody to say what is committed."""
-    monkeypatch.setattr(mend_turns, "HELD_S", 1.0)
+    monkeypatch.setattr(log_repair, "HELD_S", 1.0)
     async with cluster(tmp_path) as c:
         bodies = await filled(c)
         for number in c.ids:

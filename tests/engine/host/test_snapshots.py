@@ -10,9 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.host.pieces import _rows
 from logyard.engine.raft.core import LEADER
 from logyard.engine.snapshot import format as snapshot_format
+from logyard.engine.transfer.pull import _rows
 from logyard.engine.transport.blobs import SNAPSHOT_PIECE
 from logyard.protocol.errors import Corrupt, LogyardError
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.host import receiving
-from logyard.engine.host.chunks import Intent
-from logyard.engine.host.pulling import Pace
 from logyard.engine.log import meta_rows
+from logyard.engine.transfer import snapshot_receiver
+from logyard.engine.transfer.chunks import Intent
+from logyard.engine.transfer.pull import Pace
 from logyard.engine.transport.blobs import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PIECE, SNAPSHOT_PULL
 from logyard.protocol.errors import Gone, LogyardError
 from logyard.service.check import check_directory
@@ -206,7 +206,7 @@ async def test_a_crash_at_any_step_of_the_receiver(
         bodies = await laggard(c, 12)
         system = (await c.start(3)).system
         reached = trio.Event()
-        owners = {"judge": receiving, "intend": system.chunks, "_install": system.receiving}
+        owners = {"judge": snapshot_receiver, "intend": system.chunks, "_install": system.receiving}
         owner: Any = owners.get(step, system.storage)
         plain = getattr(owner, step)
 

@@ -4,12 +4,19 @@ Invariant: no byte is served that did not verify against the hash in its entry; 
 the hash that is known *here* wherever the entry's metadata is still readable. What came is written back to the current
 generation, as the entry's new home, so that the damage is met once. Without a peer that has it the reader gets the
 typed error it would have got. Called by `reader` for single units, and by the service where a lost home left a gap.
+
+Payloads whose home is gone come back without waiting for a reader (`Refill`): of a generation that was set aside or
+fails (the journal of law 7), or of entries whose place in a sealed file can't be read any more. Invariant: which
+entries are concerned is stored, in the payload store's rows, in the same commit as the rows that know their home no
+more, and stays stored until all that lives of them is here again, or is dead: until then this member does not answer
+for them (`snapshot_sender`), also after a restart. One task, one stretch at a time, at the rate of all pulls (`pull`).
+Called by `homes` and the ticker.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import trio
@@ -17,12 +24,11 @@ import trio
 from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
 from ..entry import units_of
+from ..host.reader import Located, Wanted
 from ..ports import SourceEntry, StorePort
-from ..replica.member import Member
+from ..replica.member import RUNNING, Member
+from ..transfer.pull import Pulls, Sources, live_digest
 from ..types import Buffer
-from .pieces import live_digest
-from .pulling import Pulls, Sources
-from .reader import Located, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +48,7 @@ class Reader(Protocol):
         ...
 
 
-class Repair:
+class PayloadRepair:
     """Counters: entries fetched and written back, and reads that nobody could repair. `write_back` makes whole entries
     durable here, rising, as their only home."""
 
@@ -163,3 +169,77 @@ class Repair:
             log.warning("group %s: what was repaired is not written back: %s", member.spec.name, error)
             return 0
         return len(found)
+
+
+RETRY_SECONDS = 5.0
+
+
+class Refill:
+    """The way back of what the payload store has lost. `refilled`: stretches that are whole again; `at_work`: until
+    all that came back is stored. `find` wakes a group's member, `commit` stores what the payload store has to say,
+    `owe` lets it go with the next commit; `barred` groups wait for their definition."""
+
+    def __init__(
+        self,
+        store: StorePort,
+        repair: PayloadRepair,
+        find: Callable[[int], Member | None],
+        barred: Container[int],
+        commit: Callable[[], Awaitable[None]],
+        owe: Callable[[], None],
+        spawn: Callable[..., None],
+    ) -> None:
+        self._store = store
+        self._repair = repair
+        self._find = find
+        self._barred = barred
+        self._commit = commit
+        self._owe = owe
+        self._spawn = spawn
+        self.refilled = 0
+        self.at_work = False
+        self._not_before = 0.0
+
+    def lose(self, uid: int, first: int, last: int) -> None:
+        """Note that nobody can tell any more where the payloads of these entries are here."""
+        log.error("group %016x: the places of the payloads of entries %d to %d are lost", uid, first, last)
+        self._store.lose(uid, first, last)
+        self._owe()
+
+    def look(self) -> None:
+        """Look, once a second, for something to do."""
+        if not self.at_work and trio.current_time() >= self._not_before and self._store.lost_ranges():
+            self.at_work = True
+            self._spawn(self._run)
+
+    async def _run(self) -> None:
+        store = self._store
+        try:
+            before = store.lost_ranges()
+            for uid, first, last in before:
+                await self._stretch(uid, first, last)
+            if store.lost_ranges() != before:
+                await self._commit()
+        except LogyardError as error:
+            log.warning("payloads that were lost are not back yet: %s", error)
+        finally:
+            self.at_work = False
+            self._not_before = trio.current_time() + RETRY_SECONDS * bool(store.lost_ranges())
+
+    async def _stretch(self, uid: int, first: int, last: int) -> None:
+        store = self._store
+        member = self._find(uid)
+        if member is None:
+            if uid not in self._barred:
+                store.found(uid, first, last)
+        elif self._may_ask(member, last) and store.lost(uid, first, last):
+            await self._repair.stretch(member, first, last)
+            self.refilled += not store.lost(uid, first, last)
+
+    def _may_ask(self, member: Member, last: int) -> bool:
+        raft = member.raft
+        return member.state == RUNNING and raft.mend is None and member.resolves and raft.applied >= last
+
+    def status(self) -> dict[str, int]:
+        """Count stretches of entries that are lost, and those that came back."""
+        return {"lost": len(self._store.lost_ranges()), "refilled": self.refilled}

@@ -5,7 +5,7 @@ ranges of entries), pulls that in pieces from whoever has it, and each piece is 
 says so, before it counts: after a cut or a restart at most the one piece under way is sent again. A newer offer takes
 the intent over with what is there. It is installed only when state and every live payload are durable (invariant 5),
 or released at their source: then the intent knows the release, and the floor rises to it in the very commit that stores
-the snapshot (law 4, argued in `serving`). One task a group, which ends with the transfer.
+the snapshot (law 4, argued in `snapshot_sender`). One task a group, which ends with the transfer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Manifest, Snapshot
 from ..transport.blobs import SNAPSHOT_DONE, SNAPSHOT_PROGRESS, SendBlob
 from .chunks import Chunks, Intent
-from .pieces import INDEX_MAX, RANGES_MAX, Piece, live_digest
-from .pulling import Pulls, Sources
+from .pull import INDEX_MAX, RANGES_MAX, Piece, Pulls, Sources, live_digest
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class Host(NamedTuple):
     """Look at a member in the next turn."""
 
 
-class Receiving:
+class SnapshotReceiver:
     """All transfers to this node. `installed`: snapshots since the start; `resumed`: transfers that went on where an
     earlier one had stopped."""
 

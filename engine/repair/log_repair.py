@@ -5,31 +5,41 @@ A damaged group keeps what it certainly once had: the log in front of the damage
 as a member that is being mended. Invariants: the row that says so is durable before anything that would hide the
 damage is written, and it stays until the WAL has nothing more of the damaged batches, so that a start meets it in the
 same way however often, and wherever it was cut off; a group of which this node has the only copy is stopped, because
-nobody can mend it. Called by `recovery` and `revival` at starts, by `applier` and `sender` while running.
+nobody can mend it. Called by `recovery` and `revival` at starts, by `applier` and `outbound` while running.
+
+Whose turn it is to be mended, when a scrub found damage in records of a group that runs (`MendTurns`): a member that
+lost records does not count until it is mended, and two of three at once would leave nobody to mend them, although each
+has what the other lacks. So who finds damage asks its leader, which lets one go at a time, and only while a quorum goes
+on without it; until then the member serves on as it did before anybody looked. A leader that is damaged itself first
+lets go those who lack nothing that it lacks. This is about availability alone: damage that a read or a start meets is
+mended at once, and what one leader allowed the next does not know. Called by `scrub` and `inbound`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, MutableMapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Set
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
 from logyard.protocol.errors import Corrupt, LogyardError
 
 from ..entry import Entry
+from ..host import rows
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
+from ..raft.core import LEADER
 from ..raft.mending import Mend
+from ..raft.quorum import has_quorum
 from ..recovery.damage import Damaged, blank, configuration_of, judge
-from ..replica.member import STOPPED, Member
+from ..replica.member import RUNNING, STOPPED, Member
 from ..snapshot.format import Snapshot
+from ..transport.blobs import MEND_ASK, MEND_TURN, SendBlob
 from ..types import Spec
-from . import rows
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +122,7 @@ class Host(NamedTuple):
     spawn: Callable[..., None]
 
 
-class Damages:
+class LogRepair:
     """What this node knows of damage, by uid. `barred`: groups whose definition is lost."""
 
     def __init__(
@@ -434,3 +444,67 @@ def stop(member: Member, reason: str) -> None:
     """Let a group whose records are damaged take no part; what is known of it here is never stored."""
     log.error("group %s is stopped: %s", member.spec.name, reason)
     member.quarantine(reason)
+
+
+ANSWER_S = 2.0
+HELD_S = 10.0
+"""So long a turn is kept until its holder says that it is damaged; from then on the leader sees for itself."""
+
+
+class MendTurns:
+    """One node's: what it asks, and what it allows for the groups that it leads. `live`: the nodes that are up, this
+    one among them; `find` wakes a group's member."""
+
+    def __init__(self, node_id: int, live: Set[int], find: Callable[[int], Member | None], send: SendBlob) -> None:
+        self._node_id = node_id
+        self._live = live
+        self._find = find
+        self._send = send
+        self._asked: dict[int, tuple[trio.Event, list[bool]]] = {}
+        self._next = 0
+        # By uid: who may, until when.
+        self._turns: dict[int, tuple[int, float]] = {}
+        # By uid: the highest damaged entry of a member here that waits for its turn.
+        self.waiting: dict[int, int] = {}
+
+    async def may_begin(self, member: Member, first: int) -> bool:
+        """Return whether this node's member, which needs all entries from `first` on, may stop counting now. False,
+        too, while no leader answers."""
+        leader = member.raft.leader
+        if member.raft.role == LEADER:
+            return self._allow(member, self._node_id, first)
+        self._next += 1
+        request, answered, answer = self._next, trio.Event(), [False]
+        self._asked[request] = answered, answer
+        try:
+            if leader and self._send(leader, MEND_ASK, request, {"uid": member.uid, "first": first}):
+                with trio.move_on_after(ANSWER_S):
+                    await answered.wait()
+        finally:
+            del self._asked[request]
+        return answer[0]
+
+    def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
+        """Take the question of another node, or its answer."""
+        if kind == MEND_ASK:
+            member = self._find(header["uid"])
+            ok = member is not None and self._allow(member, node, header["first"])
+            self._send(node, MEND_TURN, request, {"ok": ok})
+        elif request in self._asked:
+            answered, answer = self._asked[request]
+            answer[0] = header["ok"]
+            answered.set()
+
+    def _allow(self, member: Member, node: int, first: int) -> bool:
+        raft, now = member.raft, trio.current_time()
+        if raft.role != LEADER or member.state != RUNNING:
+            return False
+        if node != self._node_id and self.waiting.get(member.uid, -1) >= first:
+            return False
+        if any(progress.round for other, progress in raft.progress.items() if other != node):
+            return False
+        if not has_quorum(raft.configuration, set(self._live) - {node}):
+            return False
+        self._turns = {uid: turn for uid, turn in self._turns.items() if turn[1] > now}
+        holder, _ = self._turns.setdefault(member.uid, (node, now + HELD_S))
+        return holder == node

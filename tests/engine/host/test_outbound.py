@@ -26,7 +26,7 @@ async def test_a_message_whose_entries_a_snapshot_let_go_meanwhile_is_dropped(tm
         await c.nodes[leader].compact()
         await c.nodes[leader].snapshot()
         await until(lambda: member.raft.log.first_index > 5 and not member.segments)
-        assert not system.sender.prepare(member, message)
+        assert not system.outbound.prepare(member, message)
         await until(lambda: not member.slow_sends)
         assert member.raft.mend is None and not system.damages.known
         await c.append(leader, [(b"", b"after")])
@@ -39,7 +39,7 @@ async def test_what_waits_for_the_disk_waits_once(tmp_path: Path) -> None:
         await c.lead(1)
         await c.fill(1, 4, 2000)
         await c.applied()
-        member, sender = c.member(1), c.system(1).sender
+        member, sender = c.member(1), c.system(1).outbound
         disk = trio.Event()
         asked = [0]
         load, prepare = sender._load, sender.prepare

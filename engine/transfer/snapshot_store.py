@@ -1,7 +1,7 @@
 """Taking snapshots (docs/life-of-a-snapshot.md).
 
 A snapshot is metadata: machine sections and the exact live set. A leader offers it to a member that is too far behind
-(`serving`), which pulls what it lacks (`receiving`) from any member.
+(`snapshot_sender`), which pulls what it lacks (`snapshot_receiver`) from any member.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
+from ..host.rows import Captured
 from ..machine import Frozen, PayloadRange, Position
 from ..ports import LivenessPort
 from ..replica import snapshot_sections
@@ -20,7 +21,6 @@ from ..replica.apply import claims_of
 from ..replica.member import RUNNING, Member
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Snapshot
-from .rows import Captured
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Keeper(Protocol):
         ...
 
 
-class Snapshots:
+class SnapshotStore:
     """The taking. `decode` reads a live set, `settle` returns when the batch under way is durable, `stop` stops a
     member for a reason."""
 

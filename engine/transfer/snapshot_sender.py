@@ -9,9 +9,9 @@ brings every unit in it that lives *here* when it is built, and names d, the new
 of what lives here of that stretch. Only a member that has applied all it knows to be missing (`resolves`) answers, and
 d is applied here, hence committed. So whatever lives in the receiver's snapshot (at some index S) and is not in the
 answer died by a release in (S, d]: the answer is its tombstone. The receiver raises its floor to d with the install
-(`receiving`), and until it has applied d it votes and acknowledges, but resolves nothing: exactly what a member does
-that got the tombstone with an entry. Bytes are pinned before the first await, so what lived when the answer was built
-is in it. A stretch of which something was lost here is not answered for: the receiver asks another member.
+(`snapshot_receiver`), and until it has applied d it votes and acknowledges, but resolves nothing: exactly what a member
+does that got the tombstone with an entry. Bytes are pinned before the first await, so what lived when the answer was
+built is in it. A stretch of which something was lost here is not answered for: the receiver asks another member.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
 from ..config import SystemConfig
 from ..entry import Entry, Unit, units_of
+from ..host import rows
+from ..host.reader import Located, Wanted
 from ..log.meta_rows import SnapshotRow
 from ..ports import StorePort
 from ..raft.core import LEADER
@@ -36,12 +38,9 @@ from ..snapshot import format as snapshot_format
 from ..snapshot.format import Manifest
 from ..transport.blobs import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PIECE, SNAPSHOT_PROGRESS, SendBlob
 from ..types import Buffer
-from . import rows
 from .chunks import Chunks
-from .pieces import RANGES_MAX, live_digest
-from .pulling import LATE_PIECES
-from .reader import Located, Wanted
-from .snapshots import Snapshots
+from .pull import LATE_PIECES, RANGES_MAX, live_digest
+from .snapshot_store import SnapshotStore
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ class SnapshotSender:
     def __init__(
         self,
         config: SystemConfig,
-        snapshots: Snapshots,
+        snapshots: SnapshotStore,
         books: Books,
         chunks: Chunks,
         send: SendBlob,
@@ -199,7 +198,7 @@ class Reader(Protocol):
         ...
 
 
-class Serving:
+class PullAnswers:
     """Every member's duty towards the others. `find` wakes a group's member, by the word of a node; `holds` says
     whether an entry's payload is in memory or in a WAL file that is still a home."""
 

@@ -69,7 +69,7 @@ class Host(NamedTuple):
     spawn: Callable[..., None]
 
 
-class Sender:
+class Outbound:
     """Prepares APPENDs for the wire; starts snapshot transfers. `mark` has a member looked at in the next turn, `wake`
     at the next tick as well."""
 

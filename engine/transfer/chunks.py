@@ -5,8 +5,9 @@ first two are rows themselves, so the counts survive a crash: a start drops the 
 pin: a laggard's claim to the snapshot it was offered, and to the log above it, so that it need no other one
 afterwards. It lasts while the transfer makes progress, is bounded in time and bytes, and the first to go when the disk
 is full; a laggard whose lease ended hears that a chunk is gone, and is offered a newer snapshot. Payload bytes need no
-such pin: what is released during a transfer is answered with a tombstone (`serving`). Called by `books` (changes),
-`snapshots` (leases), `receiving` (intents), and `storage` (how far a log may go, and its janitor).
+such pin: what is released during a transfer is answered with a tombstone (`snapshot_sender`). Called by `books`
+(changes), `snapshot_sender` (leases), `snapshot_receiver` (intents), and `storage` (how far a log may go, and its
+janitor).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgpack
 from logyard.protocol.errors import LogyardError
 
 from ..config import SystemConfig
+from ..host import rows
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow
@@ -26,7 +28,6 @@ from ..ranges import Range
 from ..replica.member import Member
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Manifest
-from . import rows
 
 LOG_ENTRIES_MAX = 1_000_000
 """Entries of a log kept for a transfer: about 100 MB of segments. Their payloads go when they are released."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logyard.engine.host.chunks import Intent
-from logyard.engine.host.pulling import Sources
 from logyard.engine.ranges import Range, covered, runs_of, subtract, union
+from logyard.engine.transfer.chunks import Intent
+from logyard.engine.transfer.pull import Sources
 
 indexes = st.sets(st.integers(1, 60))
 
