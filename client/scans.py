@@ -7,16 +7,12 @@ applied: what `pipeline.network` is made of. Sans-IO.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from logyard.protocol.errors import LogyardError, error_of
+from logyard.protocol.verbs import LOG_ROWS, Range
 
 from .admin import Call
-
-LOG_ROWS = 100_000
-"""Rows of one `logs` answer: about 100 bytes each."""
-RANGES_MAX = 1024
-"""Ranges of one scan or seek."""
 
 
 class LogRow(NamedTuple):
@@ -30,10 +26,6 @@ class LogRow(NamedTuple):
     end: int
     bytes: int
     members: tuple[int, ...]
-
-
-Range: TypeAlias = tuple[str, int, int, int]
-"""log, uid (0: whichever), first offset, end: one range of a scan."""
 
 
 class Outcome(NamedTuple):

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from logyard.client.admin import Call, call_node
 from logyard.client.log import body_steps
-from logyard.client.scans import LOG_ROWS, RANGES_MAX, LogRow, Outcome, Scan, logs_call, scan_call, seek_call
+from logyard.client.scans import LogRow, Outcome, Scan, logs_call, scan_call, seek_call
 from logyard.client.session import backoff, parse_address
 from logyard.client.sync import Yard, connect_sync
 from logyard.client.sync_link import Connection
 from logyard.protocol.errors import LogyardError, OutOfRange, UnknownGroup
 from logyard.protocol.tls import client_context
+from logyard.protocol.verbs import LOG_ROWS, RANGES_MAX
 
 from .errors import DataLoss
 from .sources import LogInfo, Reading, Wanted

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import trio
 
-from logyard.client.scans import Range
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import Unit, timestamp_of
 from logyard.engine.host.reader import Located, Wanted
@@ -25,6 +24,7 @@ from logyard.machines.slices import Long, Slice
 from logyard.payloads.reference import Position
 from logyard.protocol.columns import LONG_UNIT, Columns, Extra
 from logyard.protocol.errors import Corrupt, LogyardError, OutOfRange, Refused, UnknownGroup
+from logyard.protocol.verbs import Range
 
 from . import answers
 from .log_reader import Walk, append_log, long_parts, packs_of

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgpack
 
-from logyard.client.scans import Range
 from logyard.engine.config import SystemConfig
 from logyard.engine.host.system import System
 from logyard.engine.replica.member import Member
@@ -21,6 +20,7 @@ from logyard.engine.types import Buffer
 from logyard.machines.command import TRUNCATE_REPLY, retain_command, truncate_command
 from logyard.protocol.errors import BadRequest
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.verbs import Range
 
 from . import log_audit, log_reader, log_scan
 

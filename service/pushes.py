@@ -19,9 +19,9 @@ from logyard.engine.replica.submit import check_leader
 from logyard.protocol import wire
 from logyard.protocol.errors import Refused, SessionExpired, UnknownGroup
 from logyard.protocol.frame import Buffer
+from logyard.protocol.verbs import VERBS
 
-from .kv_calls import serve_watch
-from .rpc_calls import SystemPort, asked_of
+from .rpc_calls import SystemPort, taken
 
 ALIVE_S = 1.0
 """So often a listener is looked after, and told that the node lives: its client takes silence for a hung node."""
@@ -133,18 +133,19 @@ async def listen(system: System, name: str, session: int, sink: SessionSink) -> 
             del delivery.sinks[session]
 
 
-async def serve_listen(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:
-    """Listen to a session. Raises when it is over."""
-    asked, connection = asked_of(system, arguments), pushing.connection
+async def _listen(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:
+    name, session = taken(system, VERBS["session_listen"], arguments)
+    connection = pushing.connection
     listener = Listener(pushing.request, lambda: connection.unsent, connection.queue)
-    return await system.listen(asked.text("name"), asked.number("session", least=1), listener)
+    return await system.listen(name, session, listener)
 
 
 async def _watch(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:
-    return await serve_watch(system, asked_of(system, arguments), Watching(pushing))
+    name, stream, add, local = taken(system, VERBS["kv_watch"], arguments)
+    return await system.kv.listen(name, stream, add, local, Watching(pushing))
 
 
 LISTENING: Mapping[str, Callable[[SystemPort, Mapping[str, Any], Pushing], Awaitable[object]]] = MappingProxyType(
-    {"session_listen": serve_listen, "kv_watch": _watch}
+    {"session_listen": _listen, "kv_watch": _watch}
 )
 """The verbs that have a sink of their own: they last, and push."""

@@ -25,6 +25,7 @@ from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, error_value
 from logyard.protocol.frame import Buffer
 from logyard.protocol.tls import CLIENT
+from logyard.protocol.verbs import ADMINISTRATIVE
 
 from .addresses import listen_address, unix_path
 from .answers import CONNECTION_BYTES, GIVE_BACK, TAKE, Answers
@@ -32,7 +33,7 @@ from .answers import STALL_S as ANSWERS_STALL_S
 from .pushes import LISTENING, Pushing
 from .room import STEP_BYTES, Room
 from .rpc_arguments import decode_call
-from .rpc_calls import ADMINISTRATIVE, Data, SystemPort, serve_call, shown, submit_command
+from .rpc_calls import Data, SystemPort, serve_call, shown, submit_command
 
 if TYPE_CHECKING:
     from logyard.engine.transport.link import Stream, Write

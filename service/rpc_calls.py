@@ -1,30 +1,27 @@
-"""The verbs of a CALL frame: arguments are taken by `Asked`, which checks them, then one call of the system each.
+"""The verbs of a CALL frame: `protocol.verbs` checks the arguments, then one call of the system each.
 
 Called by `rpc`, one task a call; a handler returns a plain value for RESULT, or a `Data` for a DATA frame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from types import CoroutineType, MappingProxyType
+from typing import Any, Protocol
 
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.types import Buffer
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup, error_value
+from logyard.protocol.verbs import LATEST, NAME, VERBS, Verb, text
 
 from .kv_calls import KV_CALLS, HasKv
-from .rpc_arguments import Asked
 from .rpc_scans import SCANS, ScanPort
 from .rpc_scans import Data as Data
 
-BOARD_ROWS = 2000
-"""Rows of one board answer: about 200 bytes each."""
 NAMES_SHOWN = 4
 TEXT_SHOWN = 256
-LATEST = -1
-"""As a poll's offset: behind the last record."""
+KIND = text("kind")
 FIRST_KIND = 1 << wire.KIND_SHIFT
 """The flags of an APPEND from here on name a kind."""
 
@@ -197,26 +194,10 @@ def submit_command(
         sink.reply(request, 1, wire.pack(error_value(error)))
 
 
-async def _create(system: SystemPort, asked: Asked) -> object:
-    return await system.create_groups(asked.specs("specs"))
-
-
-async def _delete(system: SystemPort, asked: Asked) -> object:
-    return await system.delete_group(asked.text("name"), asked.flag("force", False))
-
-
-async def _list(system: SystemPort, asked: Asked) -> object:
-    return system.groups()
-
-
-async def _describe(system: SystemPort, asked: Asked) -> object:
-    return system.describe(asked.text("name"))
-
-
-async def _locate(system: SystemPort, asked: Asked) -> object:
+async def _locate(system: SystemPort, names: Sequence[str]) -> object:
     # Groups that are not here are left out, so that one unknown name does not hide the others.
     rows: list[list[Any]] = []
-    for name in asked.names("names"):
+    for name in names:
         try:
             rows += (list(row) for row in system.locate([name]))
         except UnknownGroup:
@@ -224,189 +205,87 @@ async def _locate(system: SystemPort, asked: Asked) -> object:
     return rows
 
 
-def _freshness(asked: Asked) -> dict[str, Any]:
+def _freshness(staleness_s: float, uid: int) -> dict[str, Any]:
     """What a read says about whose state it wants, and how old: only what was said."""
     found: dict[str, Any] = {}
-    staleness, uid = asked.seconds("staleness_s"), asked.uid("uid")
-    if staleness:
-        found["staleness_s"] = staleness
+    if staleness_s:
+        found["staleness_s"] = staleness_s
     if uid:
         found["uid"] = uid
     return found
 
 
-async def _poll(system: SystemPort, asked: Asked) -> Data:
-    name, consistency = asked.text("name"), asked.text("consistency", "leader")
-    offset, bodies = asked.number("offset", least=LATEST), asked.flag("bodies", True)
-    records, size, wait = asked.number("max_records"), asked.number("max_bytes"), asked.seconds("wait_s")
-    more: dict[str, Any] = _freshness(asked)
-    since = asked.optional_number("since")
+async def _poll(
+    system: SystemPort, name: str, offset: int, records: int, size: int, wait_s: float, bodies: bool, consistency: str,
+    staleness_s: float, since: int | None, uid: int,
+) -> Data:  # fmt: skip
+    more: dict[str, Any] = _freshness(staleness_s, uid)
     if since is not None:
         more["since"] = since
     elif offset == LATEST or not records:
         bounds = await system.bounds(name, consistency, **more)
         offset = bounds["end"]
-        if not records or not wait:
+        if not records or not wait_s:
             return Data(bounds, ())
-    header, blocks = await system.poll(name, offset, records, size, wait, bodies, consistency, **more)
-    return Data(header, blocks)
+    return Data(*await system.poll(name, offset, records, size, wait_s, bodies, consistency, **more))
 
 
-async def _read_body(system: SystemPort, asked: Asked) -> Data:
-    start, stop = asked.number("start", 0), asked.optional_number("stop")
-    more = {"stored": True} if asked.flag("stored", False) else {}
-    body = await system.read_body(asked.text("name"), asked.number("offset"), start, stop, **more)
+async def _read_body(
+    system: SystemPort, name: str, offset: int, start: int, stop: int | None, stored: bool
+) -> Data:  # fmt: skip
+    more = {"stored": True} if stored else {}
+    body = await system.read_body(name, offset, start, stop, **more)
     if isinstance(body, tuple):
-        envelope, stored = body
-        return Data({"node": system.node_id, "envelope": envelope, "stored": stored}, ())
+        envelope, size = body
+        return Data({"node": system.node_id, "envelope": envelope, "stored": size}, ())
     return Data({"node": system.node_id}, (body,))
 
 
-async def _latest(system: SystemPort, asked: Asked) -> object:
-    return await system.bounds(asked.text("name"), asked.text("consistency", "linearizable"), **_freshness(asked))
+async def _latest(system: SystemPort, name: str, consistency: str, staleness_s: float, uid: int) -> object:
+    return await system.bounds(name, consistency, **_freshness(staleness_s, uid))
 
 
-async def _truncate(system: SystemPort, asked: Asked) -> object:
-    return await system.truncate(asked.text("name"), asked.number("before"))
+async def _query(
+    system: SystemPort, name: str, request: bytes, consistency: str, index: int, staleness_s: float
+) -> object:  # fmt: skip
+    return await system.query(name, request, consistency, index, **_freshness(staleness_s, 0))
 
 
-async def _retain(system: SystemPort, asked: Asked) -> object:
-    return await system.retain(
-        asked.text("name"), asked.number("ms", 0), asked.number("bytes", 0), asked.number("records", 0)
-    )
-
-
-async def _producer(system: SystemPort, asked: Asked) -> object:
-    return await system.open_producer(asked.text("name"), asked.number("producer", least=1))
-
-
-async def _session_open(system: SystemPort, asked: Asked) -> object:
-    session, client = asked.number("session", least=1), asked.number("client", least=1)
-    return await system.open_session(asked.text("name"), session, client, asked.number("ttl_ms", least=1))
-
-
-async def _session_close(system: SystemPort, asked: Asked) -> object:
-    return await system.close_session(asked.text("name"), asked.number("session", least=1))
-
-
-async def _heartbeat(system: SystemPort, asked: Asked) -> object:
-    return system.heartbeat(asked.number("client", least=1))
-
-
-async def _session_reply(system: SystemPort, asked: Asked) -> object:
-    session, sequence = asked.number("session", least=1), asked.number("sequence", least=1)
-    return await system.session_reply(asked.text("name"), session, sequence, asked.seconds("wait_s"))
-
-
-async def _wait_applied(system: SystemPort, asked: Asked) -> object:
-    index, term = asked.number("index"), asked.number("term", 0)
-    return await system.wait_applied(asked.text("name"), index, term, asked.seconds("wait_s"))
-
-
-async def _query(system: SystemPort, asked: Asked) -> object:
-    consistency, index = asked.text("consistency", "leader"), asked.number("index", 0)
-    staleness = asked.seconds("staleness_s")
-    more = {"staleness_s": staleness} if staleness else {}
-    return await system.query(asked.text("name"), asked.raw("request"), consistency, index, **more)
-
-
-async def _snapshot(system: SystemPort, asked: Asked) -> object:
-    return await system.snapshot(asked.optional_names("names"))
-
-
-async def _compact(system: SystemPort, asked: Asked) -> object:
-    return await system.compact()
-
-
-async def _scrub(system: SystemPort, asked: Asked) -> object:
-    return system.scrub(asked.flag("start", False))
-
-
-async def _members(system: SystemPort, asked: Asked) -> object:
-    name, changes = asked.text("name"), asked.changes("changes")
+async def _members(
+    system: SystemPort, name: str, changes: Sequence[tuple[str, int]] | None, change: str | None, node: int | None
+) -> object:
     if changes is not None:
         return await system.change_membership(name, changes)
-    return await system.change_members(name, asked.text("change"), asked.number("node", least=1))
+    if change is None or node is None:
+        raise BadRequest("members takes changes, or a change and a node")
+    return await system.change_members(name, change, node)
 
 
-async def _transfer(system: SystemPort, asked: Asked) -> object:
-    return await system.transfer(asked.text("name"), asked.number("to", least=1))
-
-
-async def _status(system: SystemPort, asked: Asked) -> object:
-    return system.status()
-
-
-async def _board(system: SystemPort, asked: Asked) -> object:
-    return system.board(asked.text("after", " "), min(asked.number("limit", BOARD_ROWS, least=1), BOARD_ROWS))
-
-
-async def _key_metrics(system: SystemPort, asked: Asked) -> object:
-    return system.key_metrics(asked.names("names"))
-
-
-async def _campaign(system: SystemPort, asked: Asked) -> object:
-    return system.campaign(asked.text("name"))
-
-
-async def _force_shrink(system: SystemPort, asked: Asked) -> object:
-    return await system.force_shrink(asked.text("name"))
-
-
-async def _forget_node(system: SystemPort, asked: Asked) -> object:
-    return await system.forget_node(asked.number("lost", least=1), asked.flag("force", False))
-
-
-async def _skip(system: SystemPort, asked: Asked) -> object:
-    return await system.skip(asked.text("name"), asked.number("index", least=1), asked.number("ordinal"))
-
-
-Handler: TypeAlias = Callable[[SystemPort, Asked], Awaitable[object]]
-
-HANDLERS: Mapping[str, Handler] = MappingProxyType(
+PLAIN: Mapping[str, str] = MappingProxyType(
     {
-        "create": _create,
-        "delete": _delete,
-        "list": _list,
-        "describe": _describe,
-        "locate": _locate,
-        "poll": _poll,
-        "read_body": _read_body,
-        "latest": _latest,
-        "truncate": _truncate,
-        "retain": _retain,
-        "producer": _producer,
-        "session_open": _session_open,
-        "session_close": _session_close,
-        "heartbeat": _heartbeat,
-        "session_reply": _session_reply,
-        "wait_applied": _wait_applied,
-        "query": _query,
-        "snapshot": _snapshot,
-        "compact": _compact,
-        "scrub": _scrub,
-        "members": _members,
-        "transfer": _transfer,
-        "status": _status,
-        "board": _board,
-        "key_metrics": _key_metrics,
-        "campaign": _campaign,
-        "force_shrink": _force_shrink,
-        "skip": _skip,
-        "forget_node": _forget_node,
-        **SCANS,
-        **KV_CALLS,
-    }
-)
-
-
-ADMINISTRATIVE = frozenset(
-    {
-        "create", "delete", "truncate", "retain", "snapshot", "compact", "scrub", "members", "transfer", "campaign",
-        "force_shrink", "skip", "forget_node",
+        "create": "create_groups", "delete": "delete_group", "list": "groups", "describe": "describe",
+        "truncate": "truncate", "retain": "retain", "producer": "open_producer", "session_open": "open_session",
+        "session_close": "close_session", "heartbeat": "heartbeat", "session_reply": "session_reply",
+        "wait_applied": "wait_applied", "snapshot": "snapshot", "compact": "compact", "scrub": "scrub",
+        "transfer": "transfer", "status": "status", "board": "board", "key_metrics": "key_metrics",
+        "campaign": "campaign", "force_shrink": "force_shrink", "skip": "skip", "forget_node": "forget_node",
+        "logs": "log_rows",
     }
 )  # fmt: skip
-"""Verbs that change what a cluster is: who called each, and what came of it, stands in the node's log."""
+"""Verbs that are one call of the system with the values as they are; a test compares both sides."""
+
+
+def _plain(method: str) -> Callable[..., object]:
+    return lambda system, *values: getattr(system, method)(*values)
+
+
+HANDLERS: Mapping[str, Callable[..., object]] = MappingProxyType(
+    {
+        **{verb: _plain(method) for verb, method in PLAIN.items()},
+        "locate": _locate, "poll": _poll, "read_body": _read_body, "latest": _latest, "query": _query,
+        "members": _members, **SCANS, **KV_CALLS,
+    }
+)  # fmt: skip
 SHOWN = ("name", "change", "node", "to", "lost", "force", "before", "ms", "bytes", "records", "index", "ordinal")
 
 
@@ -425,15 +304,14 @@ async def serve_call(system: SystemPort, method: str, arguments: Mapping[str, An
     handler = HANDLERS.get(method)
     if handler is None:
         raise BadRequest(f"no method {method[:64]!r}; there are {', '.join(sorted((*HANDLERS, 'cluster')))}")
-    asked = asked_of(system, arguments)
+    found = handler(system, *taken(system, VERBS[method], arguments))
     # While the call waits it keeps what its handler took, and not what else there was.
     del arguments
-    return await handler(system, asked)
+    return await found if isinstance(found, CoroutineType) else found
 
 
-def asked_of(system: SystemPort, arguments: Mapping[str, Any]) -> Asked:
-    """The arguments of a call. Raises `WrongKind` for a group that is not of the kind that they name."""
-    asked = Asked(arguments)
+def taken(system: SystemPort, verb: Verb, arguments: Mapping[str, Any]) -> list[Any]:
+    """The checked arguments of a call. Raises `WrongKind` for a group that is not of the kind that they name."""
     if "kind" in arguments:
-        system.require_kind(asked.text("name"), asked.text("kind"))
-    return asked
+        system.require_kind(NAME.check(arguments.get("name")), KIND.check(arguments["kind"]))
+    return verb.take(arguments)

@@ -1,16 +1,13 @@
-"""The verbs of a CALL frame that concern many logs at once (see `client.scans`): arguments checked, one call each."""
+"""The verbs of a CALL frame that concern many logs at once (see `client.scans`): one call each."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
-from logyard.client.scans import LOG_ROWS, Range
 from logyard.engine.types import Buffer
-from logyard.protocol.errors import BadRequest
-
-from .rpc_arguments import Asked
+from logyard.protocol.verbs import Range
 
 
 class Data(NamedTuple):
@@ -40,29 +37,20 @@ class ScanPort(Protocol):
         """Offsets by time."""
 
 
-async def _logs(system: ScanPort, asked: Asked) -> object:
-    limit = min(asked.number("limit", LOG_ROWS, least=1), LOG_ROWS)
-    return await system.log_rows(asked.text("after", " "), asked.optional_names("names"), limit)
+async def _scan(
+    system: ScanPort, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None
+) -> Data:
+    return Data(*await system.scan(ranges, max_bytes, max_records, body_bytes))
 
 
-async def _scan(system: ScanPort, asked: Asked) -> Data:
-    ranges, body_bytes = asked.ranges("ranges"), asked.optional_number("body_bytes")
-    size, records = asked.number("max_bytes", least=1), asked.number("max_records", least=1)
-    header, parts = await system.scan(ranges, size, records, body_bytes)
-    return Data(header, parts)
+async def _seek(system: ScanPort, times: Sequence[Range]) -> object:
+    return await system.seek([(name, uid, stamp) for name, uid, stamp, _ in times])
 
 
-async def _seek(system: ScanPort, asked: Asked) -> object:
-    return await system.seek([(name, uid, stamp) for name, uid, stamp, _ in asked.ranges("times", 3)])
+async def _audit(system: ScanPort, found: Sequence[Range], max_bytes: int) -> object:
+    return await system.audit(*found[0], max_bytes)
 
 
-async def _audit(system: ScanPort, asked: Asked) -> object:
-    found = asked.ranges("range")
-    if len(found) != 1:
-        raise BadRequest("an audit is of one range")
-    return await system.audit(*found[0], asked.number("max_bytes", least=1))
-
-
-ScanHandler: TypeAlias = Callable[[ScanPort, Asked], Awaitable[object]]
-
-SCANS: Mapping[str, ScanHandler] = MappingProxyType({"logs": _logs, "scan": _scan, "seek": _seek, "audit": _audit})
+SCANS: Mapping[str, Callable[..., Awaitable[object]]] = MappingProxyType(
+    {"scan": _scan, "seek": _seek, "audit": _audit}
+)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TypeAlias
 
-from logyard.client.scans import LOG_ROWS, AuditStep, LogRow, audit_call, logs_call
+from logyard.client.scans import AuditStep, LogRow, audit_call, logs_call
 from logyard.client.sync import Yard
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.verbs import LOG_ROWS
 
 from ..network import NODE_PATIENCE_S, NetworkSource
 from ..opening import open_source

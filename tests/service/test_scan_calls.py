@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from logyard.client.scans import LOG_ROWS, RANGES_MAX, logs_call, scan_call, seek_call
+from logyard.client.scans import logs_call, scan_call, seek_call
 from logyard.protocol.errors import BadRequest
+from logyard.protocol.verbs import LOG_ROWS, RANGES_MAX
 from logyard.service.rpc_calls import SystemPort, serve_call
 from logyard.service.rpc_scans import Data
 

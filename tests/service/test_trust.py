@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from logyard import connect_sync
+from logyard.protocol.verbs import ADMINISTRATIVE
 from logyard.service.local_cluster import ClusterFailed, LocalCluster
-from logyard.service.rpc_calls import ADMINISTRATIVE, HANDLERS, shown
+from logyard.service.rpc_calls import HANDLERS, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDINARY = {

@@ -1,0 +1,394 @@
+"""The verbs of a CALL, one table: what each takes, who answers it, whether it may be asked twice, which right it needs.
+
+Arguments come from a stranger: each is checked for its type and its bounds before use, and what does not fit is
+`BadRequest`. `service.rpc_calls` checks and dispatches by this table, `service.rpc_arguments` builds lists and maps
+only where it has one, and `python -m logyard.protocol.verbs` prints docs/verbs.md of it. A verb without a right, or one
+that nobody handles, is an error of the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+from .errors import BadRequest
+
+TEXT_MAX = 256
+NUMBER_MAX = (1 << 63) - 1
+UID_MAX = (1 << 64) - 1
+WAIT_S_MAX = 60.0
+NAMES_MAX = 4096
+CHANGES_MAX = 128
+"""Members of a group, leaving and coming."""
+RANGES_MAX = 1024
+"""Ranges of one scan or seek."""
+REQUESTS_MAX = 4096
+WATCHES_MAX = 65_536
+BOARD_ROWS = 2000
+"""Rows of one board answer: about 200 bytes each."""
+LOG_ROWS = 100_000
+"""Rows of one `logs` answer: about 100 bytes each."""
+LATEST = -1
+"""As a poll's offset: behind the last record."""
+
+Range: TypeAlias = tuple[str, int, int, int]
+"""log, uid (0: whichever), first offset, end: one range of a scan."""
+
+READ, WRITE, CREATE, ADMIN, CLUSTER = "read", "write", "create", "admin", "cluster"
+"""Classes of rights: to read what groups hold, to change it, to make groups, to administer those of a prefix, and to
+administer the cluster."""
+LEADER, READERS, MEMBER, NODE = "leader", "readers", "member", "node"
+"""Who answers: the group's leader, the others refuse with `not_leader`; the leader or any member, as `consistency` (of
+watches: `local`) says; the member of the node that is asked, as far as it is; the node that is asked."""
+
+
+class Field(NamedTuple):
+    """An argument. `check` returns the value to use, or raises `BadRequest`; `takes` says the same in words. What is
+    left out is `default`: None for what must be there, unless `optional`."""
+
+    name: str
+    takes: str
+    check: Callable[[Any], Any]
+    default: object = None
+    optional: bool = False
+    container: bool = False
+
+
+class Verb(NamedTuple):
+    """`idempotent`: asked twice, it does no more than once, so a cut connection is not an unknown outcome."""
+
+    name: str
+    fields: tuple[Field, ...]
+    served: str
+    idempotent: bool
+    right: str
+
+    def take(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """Return the checked values, in the order of the fields. Raises `BadRequest`."""
+        return [field.check(arguments.get(field.name, field.default)) for field in self.fields]
+
+
+def text(name: str, default: str | None = None) -> Field:
+    """Take a text."""
+    takes = f"a text of 1 to {TEXT_MAX} characters"
+
+    def check(value: Any) -> str:
+        if isinstance(value, str) and value and len(value) <= TEXT_MAX:
+            return value
+        raise BadRequest(f"{name} is {takes}")
+
+    return Field(name, takes, check, default)
+
+
+def number(name: str, default: int | None = None, *, least: int = 0, cap: int = NUMBER_MAX) -> Field:
+    """Take a whole number from `least` up; one above `cap` counts as that."""
+
+    def check(value: Any) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= NUMBER_MAX:
+            return value if value <= cap else cap
+        raise BadRequest(f"{name} is a whole number from {least} up")
+
+    takes = f"a whole number from {least} up" + (f", at most {cap:,}" if cap < NUMBER_MAX else "")
+    return Field(name, takes, check, default)
+
+
+def uid(name: str) -> Field:
+    """Take a group's uid; 0: whichever."""
+
+    def check(value: Any) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= UID_MAX:
+            return value
+        raise BadRequest(f"{name} is a group's uid")
+
+    return Field(name, "a group's uid, 0: whichever", check, 0)
+
+
+def seconds(name: str) -> Field:
+    """Take a duration, bounded."""
+
+    def check(value: Any) -> float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+            return min(float(value), WAIT_S_MAX)
+        raise BadRequest(f"{name} is a number of seconds")
+
+    return Field(name, f"seconds, at most {WAIT_S_MAX:g}", check, 0.0)
+
+
+def flag(name: str, default: bool) -> Field:
+    """Take true or false."""
+
+    def check(value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        raise BadRequest(f"{name} is true or false")
+
+    return Field(name, "true or false", check, default)
+
+
+def raw(name: str) -> Field:
+    """Take bytes."""
+
+    def check(value: Any) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        raise BadRequest(f"{name} is bytes")
+
+    return Field(name, "bytes", check)
+
+
+def names(name: str) -> Field:
+    """Take a list of group names."""
+    takes = f"a list of at most {NAMES_MAX} names"
+
+    def check(value: Any) -> list[str]:
+        if isinstance(value, list) and len(value) <= NAMES_MAX and all(isinstance(one, str) for one in value):
+            return value
+        raise BadRequest(f"{name} is {takes}")
+
+    return Field(name, takes, check, container=True)
+
+
+def changes(name: str) -> Field:
+    """Take a list of (kind, node)."""
+    takes = f"a list of at most {CHANGES_MAX} pairs of a kind and a node"
+
+    def check(value: Any) -> list[tuple[str, int]]:
+        if isinstance(value, list) and len(value) <= CHANGES_MAX and all(map(_is_change, value)):
+            return [(kind, node) for kind, node in value]
+        raise BadRequest(f"{name} is {takes}")
+
+    return Field(name, takes, check, container=True)
+
+
+def ranges(name: str, width: int = 4, *, most: int = RANGES_MAX) -> Field:
+    """Take a list of (log, uid, number, number); of `width` 3 the last is 0. `most` 1: exactly one."""
+    count = "one list" if most == 1 else f"a list of at most {most} lists"
+    takes = f"{count}: a log, its uid and {'a number' if width == 3 else '2 numbers'}"
+
+    def check(value: Any) -> list[Range]:
+        enough = isinstance(value, list) and len(value) <= most and (value or most > 1)
+        if enough and all(_is_range(one, width) for one in value):
+            return [(log, owner, first, rest[0] if rest else 0) for log, owner, first, *rest in value]
+        raise BadRequest(f"{name} is {takes}")
+
+    return Field(name, takes, check, container=True)
+
+
+def specs(name: str) -> Field:
+    """Take what groups to create."""
+    takes = f"a list of 1 to {NAMES_MAX} groups"
+
+    def check(value: Any) -> list[dict[str, Any]]:
+        if not isinstance(value, list) or not 0 < len(value) <= NAMES_MAX:
+            raise BadRequest(f"{name} is {takes}")
+        return [_spec(spec) for spec in value]
+
+    return Field(name, takes, check, container=True)
+
+
+def listed(name: str, kind: type, most: int) -> Field:
+    """Take a list of one type; empty unless said. Its handler looks into it."""
+    takes = f"a list of at most {most} of type {kind.__name__}"
+
+    def check(value: Any) -> list[Any]:
+        if type(value) is tuple:
+            return []
+        if type(value) is not list or len(value) > most or not all(type(one) is kind for one in value):
+            raise BadRequest(f"{name} is {takes}")
+        return value
+
+    return Field(name, takes, check, (), container=True)
+
+
+def optional(field: Field) -> Field:
+    """Take the field, or None."""
+    check = field.check
+    return field._replace(check=lambda value: None if value is None else check(value), optional=True)
+
+
+NAME = text("name")
+SESSION = number("session", least=1)
+AS_LEADER = text("consistency", "leader")
+STALENESS = seconds("staleness_s")
+WAIT = seconds("wait_s")
+_SPEC = (NAME, text("machine", "log"))
+
+
+def _spec(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRequest("a group is a map of name, members, machine and arguments")
+    members, arguments = value.get("members"), value.get("arguments", {})
+    if not isinstance(members, list) or not members or not all(type(node) is int and node > 0 for node in members):
+        raise BadRequest("a group's members are node numbers")
+    if not isinstance(arguments, dict):
+        raise BadRequest("a machine's arguments are a map")
+    name, machine = (field.check(value.get(field.name, field.default)) for field in _SPEC)
+    return {"name": name, "members": members, "machine": machine, "arguments": arguments}
+
+
+def _is_change(pair: Any) -> bool:
+    return (
+        isinstance(pair, list)
+        and len(pair) == 2
+        and isinstance(pair[0], str)
+        and type(pair[1]) is int
+        and 0 < pair[1] <= NUMBER_MAX
+    )
+
+
+def _is_range(one: Any, width: int) -> bool:
+    return (
+        isinstance(one, list)
+        and len(one) == width
+        and isinstance(one[0], str)
+        and all(type(part) is int and part >= 0 for part in one[1:])
+        and one[1] <= UID_MAX
+        and max(one[2:]) <= NUMBER_MAX
+    )
+
+
+_TABLE = (
+    Verb("cluster", (), NODE, True, READ),
+    Verb("create", (specs("specs"),), NODE, False, CREATE),
+    Verb("delete", (NAME, flag("force", False)), LEADER, False, ADMIN),
+    Verb("list", (), NODE, True, READ),
+    Verb("describe", (NAME,), MEMBER, True, READ),
+    Verb("locate", (names("names"),), NODE, True, READ),
+    Verb(
+        "poll",
+        (
+            NAME, number("offset", least=LATEST), number("max_records"), number("max_bytes"), WAIT,
+            flag("bodies", True), AS_LEADER, STALENESS, optional(number("since")), uid("uid"),
+        ),
+        READERS, True, READ,
+    ),
+    Verb(
+        "read_body",
+        (NAME, number("offset"), number("start", 0), optional(number("stop")), flag("stored", False)),
+        MEMBER, True, READ,
+    ),
+    Verb("latest", (NAME, text("consistency", "linearizable"), STALENESS, uid("uid")), READERS, True, READ),
+    Verb("truncate", (NAME, number("before")), LEADER, True, ADMIN),
+    Verb("retain", (NAME, number("ms", 0), number("bytes", 0), number("records", 0)), LEADER, True, ADMIN),
+    Verb("producer", (NAME, number("producer", least=1)), LEADER, True, WRITE),
+    Verb(
+        "session_open", (NAME, SESSION, number("client", least=1), number("ttl_ms", least=1)), LEADER, True, WRITE
+    ),
+    Verb("session_close", (NAME, SESSION), LEADER, True, WRITE),
+    Verb("heartbeat", (number("client", least=1),), NODE, True, WRITE),
+    Verb("session_listen", (NAME, SESSION), LEADER, True, WRITE),
+    Verb("session_reply", (NAME, SESSION, number("sequence", least=1), WAIT), MEMBER, True, WRITE),
+    Verb("wait_applied", (NAME, number("index"), number("term", 0), WAIT), MEMBER, True, READ),
+    Verb("query", (NAME, raw("request"), AS_LEADER, number("index", 0), STALENESS), READERS, True, READ),
+    Verb(
+        "fetch",
+        (NAME, listed("requests", bytes, REQUESTS_MAX), text("consistency", "linearizable")),
+        READERS, True, READ,
+    ),
+    Verb(
+        "kv_watch",
+        (NAME, number("stream", least=1), listed("add", list, WATCHES_MAX), flag("local", False)),
+        READERS, True, READ,
+    ),
+    Verb(
+        "kv_change",
+        (
+            number("stream", least=1), listed("add", list, WATCHES_MAX), listed("remove", int, WATCHES_MAX),
+            flag("close", False),
+        ),
+        NODE, True, READ,
+    ),
+    Verb(
+        "kv_events",
+        (NAME, raw("key"), raw("end"), number("flags", 0), number("start", 0), WAIT, AS_LEADER),
+        READERS, True, READ,
+    ),
+    Verb("snapshot", (optional(names("names")),), NODE, True, ADMIN),
+    Verb("compact", (), NODE, True, CLUSTER),
+    Verb("scrub", (flag("start", False),), NODE, True, CLUSTER),
+    Verb(
+        "members",
+        (NAME, optional(changes("changes")), optional(text("change")), optional(number("node", least=1))),
+        LEADER, False, ADMIN,
+    ),
+    Verb("campaign", (NAME,), MEMBER, True, ADMIN),
+    Verb("force_shrink", (NAME,), MEMBER, True, CLUSTER),
+    Verb("skip", (NAME, number("index", least=1), number("ordinal")), LEADER, False, ADMIN),
+    Verb("forget_node", (number("lost", least=1), flag("force", False)), NODE, True, CLUSTER),
+    Verb("transfer", (NAME, number("to", least=1)), LEADER, False, ADMIN),
+    Verb("status", (), NODE, True, READ),
+    Verb("board", (text("after", " "), number("limit", BOARD_ROWS, least=1, cap=BOARD_ROWS)), NODE, True, READ),
+    Verb(
+        "logs",
+        (text("after", " "), optional(names("names")), number("limit", LOG_ROWS, least=1, cap=LOG_ROWS)),
+        NODE, True, READ,
+    ),
+    Verb(
+        "scan",
+        (
+            ranges("ranges"), number("max_bytes", least=1), number("max_records", least=1),
+            optional(number("body_bytes")),
+        ),
+        NODE, True, READ,
+    ),
+    Verb("seek", (ranges("times", 3),), NODE, True, READ),
+    Verb("audit", (ranges("range", most=1), number("max_bytes", least=1)), NODE, True, READ),
+    Verb("key_metrics", (names("names"),), NODE, True, READ),
+)  # fmt: skip
+
+VERBS: Mapping[str, Verb] = MappingProxyType({verb.name: verb for verb in _TABLE})
+ADMINISTRATIVE = frozenset(verb.name for verb in _TABLE if verb.right in (CREATE, ADMIN, CLUSTER))
+"""Verbs that change what a cluster is: who called each, and what came of it, stands in the node's log."""
+CONTAINERS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {verb.name: frozenset(field.name for field in verb.fields if field.container) for verb in _TABLE}
+)
+"""The arguments of a verb that are lists or maps; all others are plain values."""
+
+
+def reference() -> str:
+    """Return docs/verbs.md."""
+    lines = [
+        "# Verbs",
+        "",
+        "<!-- Printed by `python -m logyard.protocol.verbs`; a test compares. Edit the table there. -->",
+        "",
+        "What a [CALL](wire-client.md#calls) may name, and what it must say: an argument that is not of its type or",
+        "beyond its bounds is refused with `bad_request`, one that the verb does not know is left alone. Any verb of a",
+        "group also takes `kind`, a text: `wrong_kind` unless the group is of that kind. `name` is the group's,",
+        f"{NAME.takes}.",
+        "",
+        "*Answered by*: `leader`: the group's, others refuse with `not_leader`; `readers`: the leader or any",
+        "member, as `consistency` (of `kv_watch`: `local`) says; `member`: that of the node asked, as far as it",
+        "is; `node`: the node asked. *Twice*: whether a client may ask again when it lost the answer, and no more",
+        "comes of it. *Right*: the class that rights are given by; `create`, `admin` (of a group) and `cluster`",
+        "leave a line in the node's log.",
+        "",
+        "| verb | arguments | answered by | twice | right |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for verb in _TABLE:
+        said = "; ".join(_argument(field) for field in verb.fields)
+        lines.append(
+            f"| `{verb.name}` | {said} | {verb.served} | {'yes' if verb.idempotent else 'no'} | {verb.right} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _argument(field: Field) -> str:
+    if field is NAME:
+        return f"`{field.name}`"
+    known = field.default not in (None, ())
+    default = f" ({_shown(field.default)} unless said)" if known else " (may be left out)" if field.optional else ""
+    return f"`{field.name}`: {field.takes}{default}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"`{value}`" if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

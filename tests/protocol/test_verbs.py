@@ -1,0 +1,142 @@
+"""The table of verbs: it is whole, its checks are the only ones, and what is printed of it is in the docs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from logyard.client import admin, log, scans
+from logyard.client.admin import Call
+from logyard.protocol.errors import BadRequest
+from logyard.protocol.verbs import (
+    ADMIN,
+    CLUSTER,
+    CONTAINERS,
+    CREATE,
+    LEADER,
+    MEMBER,
+    NODE,
+    NUMBER_MAX,
+    READ,
+    READERS,
+    VERBS,
+    WAIT_S_MAX,
+    WRITE,
+    Field,
+    reference,
+)
+from logyard.service.pushes import LISTENING
+from logyard.service.rpc_calls import HANDLERS, PLAIN, SystemPort
+from tests.source_tree import ROOT
+
+GIVEN: dict[str, object] = {
+    "name": "a", "specs": [{"name": "a", "members": [1]}], "names": ["a"], "offset": 0, "max_records": 1,
+    "max_bytes": 1, "before": 0, "producer": 1, "session": 1, "client": 1, "ttl_ms": 1, "sequence": 1, "index": 1,
+    "request": b"", "stream": 1, "key": b"", "end": b"", "ordinal": 0, "lost": 1, "to": 1,
+    "ranges": [["a", 0, 0, 1]], "times": [["a", 0, 0]], "range": [["a", 0, 0, 0]],
+}  # fmt: skip
+"""A value of each argument that some verb can't do without."""
+LISTS = {
+    "create": {"specs"}, "locate": {"names"}, "snapshot": {"names"}, "members": {"changes"}, "key_metrics": {"names"},
+    "logs": {"names"}, "scan": {"ranges"}, "seek": {"times"}, "audit": {"range"}, "fetch": {"requests"},
+    "kv_change": {"add", "remove"}, "kv_watch": {"add"},
+}  # fmt: skip
+
+
+def required(field: Field) -> bool:
+    return field.default is None and not field.optional
+
+
+def test_every_verb_is_served_and_no_other() -> None:
+    assert set(VERBS) == {"cluster", *HANDLERS, *LISTENING} and not set(HANDLERS) & set(LISTENING)
+    for verb in VERBS.values():
+        assert verb.right in (READ, WRITE, CREATE, ADMIN, CLUSTER) and verb.served in (LEADER, READERS, MEMBER, NODE)
+        assert len({field.name for field in verb.fields}) == len(verb.fields)
+
+
+def test_what_serves_a_verb_takes_what_the_table_has() -> None:
+    for name, verb in VERBS.items():
+        if name == "cluster" or name in LISTENING:
+            continue
+        taker: Any = getattr(SystemPort, PLAIN[name]) if name in PLAIN else HANDLERS[name]
+        parameters = list(inspect.signature(taker).parameters.values())[1:]
+        plain = [one for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+        assert len(plain) == len(verb.fields), name
+
+
+def test_only_lists_that_a_verb_takes_are_built() -> None:
+    assert {verb: set(keys) for verb, keys in CONTAINERS.items() if keys} == LISTS
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_each_argument_is_checked(name: str) -> None:
+    verb = VERBS[name]
+    given = {field.name: GIVEN[field.name] for field in verb.fields if required(field)}
+    values = verb.take(given)
+    assert len(values) == len(verb.fields) and verb.take({**given, "unknown": object()}) == values
+    for field in verb.fields:
+        with pytest.raises(BadRequest, match=f"^{field.name} is "):
+            verb.take({**given, field.name: object()})
+        if required(field):
+            with pytest.raises(BadRequest, match=f"^{field.name} is "):
+                verb.take({key: value for key, value in given.items() if key != field.name})
+
+
+def test_bounds() -> None:
+    poll: dict[str, Any] = {"name": "a", "offset": -1, "max_records": 0, "max_bytes": NUMBER_MAX}
+    assert VERBS["poll"].take({**poll, "wait_s": 1e9})[4] == WAIT_S_MAX
+    assert VERBS["board"].take({"limit": NUMBER_MAX}) == [" ", 2000]
+    for wrong in ({"offset": -2}, {"offset": True}, {"max_bytes": NUMBER_MAX + 1}, {"wait_s": -1}, {"uid": 1 << 64}):
+        with pytest.raises(BadRequest):
+            VERBS["poll"].take({**poll, **wrong})
+    for ranges in ([], [["a", 0, 0, 0]] * 2):
+        with pytest.raises(BadRequest, match=r"^range is one list"):
+            VERBS["audit"].take({"range": ranges, "max_bytes": 1})
+
+
+CALLS: list[Call[Any]] = [
+    *admin.create_calls([admin.group_spec("a", [1], "log", {})]),
+    admin.members_call("a", [("add", 2)]),
+    admin.members_call("a", [("add", 2), ("remove", 1)]),
+    admin.call_leader("transfer", "a", to=2),
+    admin.call_leader("delete", "a"),
+    admin.call_leader("skip", "a", index=1, ordinal=0),
+    admin.call_node("compact", 1),
+    log.poll_call("a", 0, 1, 1, 0.0, None, True, None, None, None),
+    log.latest_call("a", None, None, None),
+    log.truncate_call("a", 1),
+    log.retain_call("a", 1.0, 1, 1),
+    log.producer_call("a", 1),
+    log.query_call("a", b"", None, None, 0, None),
+    log.close_call("a", 1),
+    scans.logs_call(1),
+    scans.scan_call((1,), [("a", 0, 0, 1)], max_bytes=1, max_records=1, body_bytes=None),
+    scans.seek_call((1,), [("a", 0, 0)]),
+    scans.audit_call(1, "a", 0, 0, 0, 1),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.method)
+def test_what_clients_ask_is_in_the_table(call: Call[Any]) -> None:
+    verb = VERBS[call.method]
+    verb.take(call.arguments)
+    assert set(call.arguments) <= {"kind", *(field.name for field in verb.fields)}
+    assert call.idempotent is verb.idempotent and (verb.served != LEADER or call.group == "a")
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    assert (ROOT / "docs" / "verbs.md").read_text() == reference(), (
+        "run: python -m logyard.protocol.verbs > docs/verbs.md"
+    )
+
+
+def test_the_protocols_page_has_every_verb_and_argument() -> None:
+    text = (ROOT / "docs" / "wire-client.md").read_text()
+    rows = dict(re.findall(r"^\| ([a-z_]+) \|([^|]*)\|", text.partition("## Calls")[2], flags=re.M))
+    assert set(VERBS) <= set(rows)
+    for verb in VERBS.values():
+        said = set(re.findall(r"\w+", rows[verb.name]))
+        assert {field.name for field in verb.fields} <= said, verb.name
