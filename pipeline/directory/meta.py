@@ -24,6 +24,7 @@ from logyard.engine.log.meta import (
     fill_environment,
     read_environment,
 )
+from logyard.engine.log.wal_files import wal_epochs
 from logyard.engine.recovery.inspect import Facts
 from logyard.payloads.measuring import check_file
 from logyard.protocol.errors import Corrupt, GenerationFailed, WrongIdentity
@@ -71,7 +72,11 @@ def read_meta(directory: Path, skip: frozenset[str], report: Report) -> Facts:
         if copy is None and readable:
             report.healed("meta", "this copy can't be read; the other one can", path=f"meta/{name}")
     if not readable:
-        report.damage("meta", "neither copy of the meta store can be read: no group is known here", path="meta")
+        if _has_begun(directory):
+            report.damage("meta", "neither copy of the meta store can be read: no group is known here", path="meta")
+        else:
+            # The first commit comes before the first file of the log.
+            report.warning("unborn", "no start came as far as its first commit: the next one is the first", path="meta")
         facts.complete = False
         return facts
     for name in _set_aside(directory / "meta"):
@@ -90,6 +95,12 @@ def read_meta(directory: Path, skip: frozenset[str], report: Report) -> Facts:
         finally:
             store.close()
     return facts
+
+
+def _has_begun(directory: Path) -> bool:
+    """Return whether a start has made files that only a first commit is followed by."""
+    wal, segments = directory / "wal", directory / "segments"
+    return bool(wal.is_dir() and wal_epochs(os.listdir(wal))) or (segments.is_dir() and any(segments.iterdir()))
 
 
 def _set_aside(meta: Path) -> list[str]:

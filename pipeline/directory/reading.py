@@ -81,6 +81,8 @@ class StoppedNode:
         directory, report = self.directory, self.report
         self._stack.enter_context(held(directory))
         self.facts = read_meta(directory, frozenset(), report)
+        if not self.facts.node:
+            raise corrupt("all logs", directory / "meta", "no group is known here")
         self.wal = check_wal(directory, self.facts, report, shapes=False)
         self.segments = Segments(directory, report)
         self._stack.callback(self.segments.close)

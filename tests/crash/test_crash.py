@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from logyard.engine.recovery import inspect
+from logyard.engine.recovery.rebuild import Image
+from logyard.machines.log import AppendLog
+from logyard.service.embedded import open_system
+
+from . import agree
 from . import run as run_module
 from .events import CREATE, RENAME, SIZE, SYNC, SYNC_DIRECTORY, THROUGH, UNLINK, WRITE, Event
 from .run import judge_node, run
@@ -14,7 +22,7 @@ from .states import SECTOR, Model, crash_states
 from .trace import available, read_trace
 from .verify import Expected, judge
 from .wal import Story
-from .workload import body
+from .workload import CONFIG, body
 
 
 def after(*events: Event) -> Model:
@@ -128,6 +136,29 @@ def test_equal_states_are_tried_once() -> None:
     events = [Event(CREATE, "f"), Event(WRITE, "f", 0, b"x"), Event(WRITE, "f", 0, b"x"), Event(SYNC, "f", 3)]
     states = [state for _, state in crash_states(events, 1, 20)]
     assert sorted(states, key=str) == [{"f": b""}, {"f": b"x"}, {}]
+
+
+@pytest.mark.skipif(not available(), reason="no strace that may trace: not run")
+def test_a_start_and_a_reader_of_the_stopped_directory_agree_on_crash_states() -> None:
+    found = run(states=30, wal_states=0, seed=3, steps=6)
+    assert found.node_states == 30 and found.violations == []
+
+
+async def test_where_they_do_not_agree_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_system(tmp_path / "data", CONFIG) as system:
+        log = await system.start_group("log", AppendLog())
+        await log.append(b"", b"body")
+    look = partial(agree.disagreements, tmp_path / "data", tmp_path / "copy", CONFIG)
+    assert await look() == []
+
+    def image_of(*arguments: Any) -> Image:
+        image = inspect.image_of(*arguments)
+        image.log.truncate(image.log.last_index)
+        image.floor += 1
+        return image
+
+    monkeypatch.setattr(agree, "image_of", image_of)
+    assert [one.split(":")[1] for one in await look()] == [" commit", " log", " floor"]
 
 
 @pytest.mark.skipif(not available(), reason="no strace that may trace: not run")

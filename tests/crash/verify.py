@@ -2,7 +2,8 @@
 
 Expected is what the marks before the cut say: what was acknowledged is there, whole and in its place; what is there was
 asked for; nothing is there twice; a group that was deleted stays away, one that was created is there. Then the node
-must go on: a record is appended, the node stopped and started again, and everything holds still.
+must go on: a record is appended, the node stopped and started again, and everything holds still. Before all that, who
+reads the stopped directory must find in it what a start does (`agree`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from logyard.machines.log import AppendLog
 from logyard.protocol.errors import LogyardError
 from logyard.service import embedded
 
+from .agree import disagreements
 from .events import MARK, Event
 from .states import materialise
 from .workload import CONFIG, body
@@ -131,6 +133,8 @@ def verify(state: dict[str, bytes | None], want: Expected, root: Path) -> list[s
     wrong: list[str] = []
     for again in (False, True):
         try:
+            if not again and (root / "meta").is_dir():
+                wrong += trio.run(disagreements, root, root.with_name(f"{root.name}-copy"), CONFIG)
             wrong += trio.run(examine, root, want, again, extra)
         except (LogyardError, ExceptionGroup, OSError, trio.TooSlowError, AssertionError) as error:
             inner = error.exceptions[0] if isinstance(error, ExceptionGroup) else error

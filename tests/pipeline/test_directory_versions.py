@@ -12,6 +12,7 @@ from logyard.machines.log import AppendLog
 from logyard.pipeline.directory.source import DirectorySource
 from logyard.service.check import check_directory
 from logyard.service.embedded import open_system
+from tests.crash.agree import disagreements
 
 from .test_directory import CONFIG, rows, wanted
 
@@ -49,6 +50,7 @@ async def write(path: Path, snapshots: bool) -> tuple[int, int]:
 @pytest.mark.parametrize("snapshots", [False, True])
 async def test_a_stopped_log_of_version_2_is_what_it_was(tmp_path: Path, snapshots: bool) -> None:
     start, end = await write(tmp_path / "data", snapshots)
+    assert await disagreements(tmp_path / "data", tmp_path / "copy", CONFIG) == []
     report = check_directory(tmp_path / "data")
     assert report["ok"] and not report["findings"], report["findings"]
     source = DirectorySource(tmp_path / "data")

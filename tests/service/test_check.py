@@ -48,6 +48,7 @@ from logyard.service.check import check_directory
 from logyard.service.check_process import inspect
 from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
 from logyard.service.local_cluster import LocalCluster
+from tests.crash.agree import disagreements
 
 NAMES = ("alpha", "beta", "gamma")
 CONFIG = SystemConfig(
@@ -188,11 +189,26 @@ def test_a_clean_directory_passes_and_is_not_touched(data: Path) -> None:
     assert {"wal", "segments", "generations", "groups"} <= set(stages)
 
 
+def test_a_first_start_that_was_cut_off_leaves_no_damage(tmp_path: Path) -> None:
+    """A power cut before the first commit: the next start is the first. Where there is more, it is damage."""
+    for name in ("meta/a", "meta/b", "wal", "segments"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "meta/a/data.mdb").touch()
+    report = inspected(tmp_path)
+    assert not named(report, "damage") and not report["complete"]
+    assert [one["kind"] for one in named(report, "warning")][-1] == "unborn"
+    (tmp_path / "segments" / "0000000000000001.seg").touch()
+    expect(inspected(tmp_path), "meta", "", "neither")
+
+
 def test_every_state_of_a_life_passes(tmp_path: Path) -> None:
+    """And a start makes of each the same groups as who reads it stopped."""
+
     async def life() -> None:
         path = tmp_path / "data"
 
-        def look() -> None:
+        async def look() -> None:
+            assert await disagreements(path, tmp_path / "copy", CONFIG) == []
             report = inspected(path)
             # A checkpoint may name a segment that went when the snapshot took its place.
             assert {finding["kind"] for finding in report["findings"]} <= {"stale_run"}, report["findings"]
@@ -200,20 +216,20 @@ def test_every_state_of_a_life_passes(tmp_path: Path) -> None:
 
         async with open_system(path, CONFIG) as system:
             pass
-        look()
+        await look()
         async with open_system(path, CONFIG) as system:
             logs = await start(system)
-        look()
+        await look()
         for round_ in range(3):
             async with open_system(path, CONFIG) as system:
                 logs = await start(system)
                 await fill(logs, 10 * round_, 5)
-            look()
+            await look()
             async with open_system(path, CONFIG) as system:
                 logs = await start(system)
                 await system.compact()
                 await fill(logs, 10 * round_ + 5, 2)
-            look()
+            await look()
             async with open_system(path, CONFIG) as system:
                 logs = await start(system)
                 for log in logs[round_:]:
@@ -221,14 +237,14 @@ def test_every_state_of_a_life_passes(tmp_path: Path) -> None:
                     await log.truncate((low + end) // 2)
                     await log.snapshot()
                 await system.compact()
-            look()
+            await look()
         async with open_system(path, CONFIG) as system:
             logs = await start(system)
             await system.delete_group("beta")
             await logs[0].truncate(logs[0].bounds()[1])
             await logs[0].snapshot()
             await system.compact()
-        look()
+        await look()
 
     trio.run(life)
 
