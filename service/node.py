@@ -17,7 +17,6 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.host import halt
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.forgetting import forget_node
 from logyard.engine.host.system import System
@@ -312,7 +311,7 @@ class Node(LogVerbs):
         """Leave out the command that halted the group's machine, on every member; returns when it is. On the leader
         only; raises `NotLeader`, `Refused`, `Rejected`."""
         sink = Answer()
-        halt.request(self.system, self.system.member(name), index, ordinal, sink)
+        self.system.quarantine.request(self.system.member(name), index, ordinal, sink)
         await sink.wait()
 
     def board(self, after: str, limit: int) -> list[list[Any]]:

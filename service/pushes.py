@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from logyard.engine.host import effects
 from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.system import System
 from logyard.engine.replica.member import Member
@@ -123,7 +122,7 @@ async def listen(system: System, name: str, session: int, sink: SessionSink) -> 
                         )
                     if not told:
                         told = True
-                        effects.on_listening(system, member, session)
+                        system.effects.on_listening(member, session)
             sink.push(uid, session, {"kind": ALIVE, "index": 0}, ())
             await delivery.stirred(uid, ALIVE_S)
             if delivery.sinks.get(session) is not sink:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import trio
 
@@ -22,22 +22,40 @@ from ..replica.apply import context_of, run_again, run_guarded, run_machine
 from ..replica.member import DELETED, RUNNING, Member
 from ..replica.proposals import OK, Pending
 from ..replica.sessions import apply_next
-from . import effects, halt
-
-if TYPE_CHECKING:
-    from .system import System
+from .effects import Effects
+from .halt import Log, Quarantine
 
 log = logging.getLogger(__name__)
 
 APPLY_BYTES = 4 * 1024 * 1024
 
 
+class Host(NamedTuple):
+    """Whom an applier tells: `deleted` a group was deleted by its log, `configured` its members changed, from those
+    given; `damaged`, `stop`: nothing more can be applied; `sessions_began`: it has a first session; `mark`: there is
+    something to do, `stir`: at the next tick; `spawn` runs a task."""
+
+    deleted: Callable[[Any, int], bytes]
+    configured: Callable[[Member, set[int]], None]
+    damaged: Callable[[Member, Corrupt], None]
+    stop: Callable[[Member, str], None]
+    sessions_began: Callable[[Member], None]
+    is_here: Callable[[Member], bool]
+    mark: Callable[[Member], None]
+    stir: Callable[[Member], None]
+    spawn: Callable[..., None]
+
+
 class Applier:
     """Owns the way from a committed entry to replies, and two counters: `entries` applied and the processor time of
     that in `nanoseconds`, replay included."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(self, log: Log, effects: Effects, quarantine: Quarantine, host: Host) -> None:
+        self._log = log
+        self._effects = effects
+        self._quarantine = quarantine
+        self._host = host
+        self._on_delete = host.deleted
         self.entries = 0
         self.nanoseconds = 0
 
@@ -60,47 +78,47 @@ class Applier:
         """Apply what is committed. Entries that left memory (a restart) are read back from segments."""
         raft = member.raft
         try:
-            if member.state != RUNNING and (member.state == DELETED or not halt.resume(self.system, member)):
+            if member.state != RUNNING and (member.state == DELETED or not self._quarantine.resume(self, member)):
                 return
             while raft.applied < raft.commit:
-                for entry in self.system.reader.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES):
+                for entry in self._log.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES):
                     try:
                         self._entry(member, entry)
                     except Corrupt:
                         raise
                     except Exception as error:
-                        if not halt.failed(self.system, member, entry, error):
+                        if not self._quarantine.failed(self, member, entry, error):
                             return
                     if entry.kind == CONFIGURATION:
                         before = raft.base[1].nodes()
                         raft.on_applied(entry.index)
-                        self.system.departures.applied(member, before)
+                        self._host.configured(member, before)
                     else:
                         raft.on_applied(entry.index)
                         if member.state == DELETED:
                             # What was proposed after its deletion is answered when the replica goes.
                             return
         except Corrupt as error:
-            self.system.damages.found(member, error)
+            self._host.damaged(member, error)
             return
         except Busy as error:
             log.warning("group %s: entries are applied later: %s", member.spec.name, error)
-            self.system.nursery.start_soon(self._later, member, error.retry_after)
+            self._host.spawn(self._later, member, error.retry_after)
             return
         except Exception as error:
-            self.system.stop_member(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
+            self._host.stop(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
             return
         member.wake()
         # Whether it is quiet now is asked at the next tick.
-        self.system.active.add(member)
+        self._host.stir(member)
         # Frames of sessions wait until this leader has applied what was there before it.
         if raft.dirty or member.proposals.guarded:
-            self.system.scheduler.mark(member)
+            self._host.mark(member)
 
     async def _later(self, member: Member, seconds: float) -> None:
         """Go on with what could not be read for want of descriptors or memory."""
         await trio.sleep(seconds)
-        if self.system.members.get(member.uid) is member and not member.raft.stopped:
+        if not member.raft.stopped and self._host.is_here(member):
             self.apply_all((member,))
 
     def _entry(self, member: Member, entry: Entry) -> None:
@@ -110,7 +128,7 @@ class Applier:
             if owed is not None:
                 _fail(owed.frames, NotLeader(member.raft.leader))
             if entry.index == member.raft.lead_index:
-                effects.on_leading(self.system, member)
+                self._effects.on_leading(member)
             return
         data = entry.data
         _, flags, _, _, records, _, index, term, stamp, _ = ENTRY.unpack_from(data)
@@ -129,7 +147,7 @@ class Applier:
 
     def _done(self, member: Member, context: Context, entry: Entry, batch: Batch) -> None:
         if batch.effects:
-            effects.perform(self.system, member, context, batch.effects)
+            self._effects.perform(member, context, batch.effects)
         # Only now: who waits for an entry that its machine could not apply is told so when the group stops.
         owed = member.proposals.settle(entry.index)
         if owed is None:
@@ -149,7 +167,7 @@ class Applier:
         context = context_of(member, entry)
         member.log_time = max(member.log_time, context.timestamp)
         began = member.sessions is None
-        batch = run_again(member, context, entry, self.system.directory.on_delete)
+        batch = run_again(member, context, entry, self._on_delete)
         self._table_began(member, began)
         self._done(member, context, entry, batch)
 
@@ -160,13 +178,13 @@ class Applier:
     def _guarded(self, member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
         """An entry with frames of sessions or of the engine's own."""
         began = member.sessions is None
-        batch = run_guarded(member, context, entry, frames, self.system.directory.on_delete)
+        batch = run_guarded(member, context, entry, frames, self._on_delete)
         self._table_began(member, began)
         return batch
 
     def _table_began(self, member: Member, had_none: bool) -> None:
         if had_none and member.sessions is not None:
-            self.system.heartbeats.began(member)
+            self._host.sessions_began(member)
 
 
 def _fail(frames: Sequence[Pending], error: LogyardError) -> None:

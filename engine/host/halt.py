@@ -9,185 +9,220 @@ waits for a newer machine halts in the same way, and nothing but a newer process
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from logyard.protocol.errors import Busy, Corrupt, GroupStopped, NotLeader, Refused
 from logyard.protocol.frame import SYSTEM
 
 from ..entry import COMMANDS, Entry, Frame, frames_of, is_guarded, system_command
+from ..machine import Machine
 from ..raft.core import LEADER
 from ..replica import snapshot_sections
 from ..replica.apply import UnknownVersion
 from ..replica.member import HALTED, RUNNING, Halt, Member
 from ..replica.proposals import Sink
-from ..replica.sessions import CommandFault, batch_of
-
-if TYPE_CHECKING:
-    from .system import System
+from ..replica.sessions import CommandFault
+from ..snapshot.format import Snapshot
 
 log = logging.getLogger(__name__)
 
 SCAN_BYTES = 4 * 1024 * 1024
 
 
-def failed(system: System, member: Member, entry: Entry, error: Exception) -> bool:
-    """The machine raised at `entry`. True when committed skips let the entry be applied without what failed; else the
-    member is halted. Raises `Corrupt` for damage found on the way; `Busy`: it is halted until `resume`."""
-    while True:
-        try:
-            halt = _diagnose(system, member, entry, error)
-            if not _skipped(system, member, halt):
-                log.error("group %s halted: %s", member.spec.name, halt.reason)
-                member.suspend(halt)
-                return False
+class Log(Protocol):
+    """Where entries are read."""
+
+    def log_entries(self, member: Member, first: int, last: int, bytes_max: int) -> list[Entry]:
+        """Return entries from `first`, at least one. Raises `Corrupt`."""
+        ...
+
+
+class Again(Protocol):
+    """Who applies entries, and is asked to do it once more."""
+
+    def apply_again(self, member: Member, entry: Entry) -> None:
+        """Apply an entry of commands anew, without what was skipped; answer who still waits for it."""
+        ...
+
+    def try_frame(self, member: Member, entry: Entry, frame: Frame) -> None:
+        """Let a machine that is thrown away afterwards apply one frame."""
+        ...
+
+
+class QueueOwn(Protocol):
+    """The way to commands of the engine's own, for a leader that is halted."""
+
+    def __call__(self, member: Member, name: str, *arguments: object, sink: Sink = ...) -> None:
+        """Queue one."""
+        ...
+
+
+class Quarantine:
+    """Halts members, and lets them go on. `load_snapshot` reads a group's stored snapshot."""
+
+    def __init__(
+        self,
+        log: Log,
+        create_machine: Callable[[str, dict[str, Any]], Machine],
+        load_snapshot: Callable[[int], Snapshot],
+        queue_own: QueueOwn,
+    ) -> None:
+        self._log = log
+        self._create_machine = create_machine
+        self._load_snapshot = load_snapshot
+        self._queue_own = queue_own
+
+    def failed(self, again: Again, member: Member, entry: Entry, error: Exception) -> bool:
+        """Judge what the machine raised at `entry`. True when committed skips let the entry be applied without what
+        failed; else the member is halted. Raises `Corrupt` for damage found on the way; `Busy`: it is halted until
+        `resume`."""
+        while True:
             try:
-                _retry(system, member, entry)
-                return True
+                halt = self._diagnose(again, member, entry, error)
+                if not self._skipped(member, halt):
+                    log.error("group %s halted: %s", member.spec.name, halt.reason)
+                    member.suspend(halt)
+                    return False
+                try:
+                    self._retry(again, member, entry)
+                    return True
+                except (Busy, Corrupt):
+                    raise
+                except Exception as another:
+                    error = another
+            except Busy as short:
+                # Nothing may be applied to what there is of the machine.
+                halt = Halt(entry.index, 0, 0, -1, f"its machine could not be built anew: {short}")
+                member.suspend(halt)
+                member.stand_still(halt)
+                raise
+
+    def resume(self, again: Again, member: Member) -> bool:
+        """Look for a skip of the command that halted a member in what was committed since; True when it goes on.
+
+        Raises `Corrupt` for damage found on the way; `Busy`: it stays halted until it is asked again.
+        """
+        halt = member.halt
+        assert halt is not None
+        if halt.version or not (halt.half_built or self._skipped(member, halt)):
+            return False
+        try:
+            entry = self._log.log_entries(member, halt.index, halt.index, SCAN_BYTES)[0]
+            member.go_on()
+            try:
+                self._retry(again, member, entry)
             except (Busy, Corrupt):
                 raise
-            except Exception as again:
-                error = again
-        except Busy as short:
-            # Nothing may be applied to what there is of the machine.
-            halt = Halt(entry.index, 0, 0, -1, f"its machine could not be built anew: {short}")
-            member.suspend(halt)
+            except Exception as error:
+                if not self.failed(again, member, entry, error):
+                    return False
+        except Busy:
+            # Who waits for the skip is answered when it has done its work.
             member.stand_still(halt)
             raise
+        member.raft.on_applied(entry.index)
+        return True
 
+    def request(self, member: Member, index: int, ordinal: int, sink: Sink) -> None:
+        """Propose the skip of a failed command; `sink` hears when it was applied. Raises `NotLeader`, `Refused`."""
+        if member.state not in (RUNNING, HALTED):
+            raise GroupStopped(f"group {member.spec.name!r} is {member.state}: {member.reason}")
+        if member.raft.role != LEADER:
+            raise NotLeader(member.raft.leader)
+        halt = member.halt
+        if member.state != HALTED or halt is None:
+            raise Refused(f"group {member.spec.name!r} is not halted at any command: there is nothing to skip")
+        if halt.version:
+            needs = f"machine version {halt.version}"
+            raise Refused(f"group {member.spec.name!r} waits for {needs}: no command is at fault")
+        if halt.half_built:
+            raise Refused(f"group {member.spec.name!r} goes on by itself when its machine is built anew")
+        if not halt.covers(index, ordinal):
+            raise Refused(f"group {member.spec.name!r} is halted at command {halt.place}, not at ({index}, {ordinal})")
+        self._queue_own(member, "skip", index, ordinal, sink=sink)
 
-def resume(system: System, member: Member) -> bool:
-    """A halted member looks for a skip of its command in what was committed since; True when it goes on.
+    def _retry(self, again: Again, member: Member, entry: Entry) -> None:
+        self.rebuild(again, member, entry.index - 1)
+        again.apply_again(member, entry)
+        member.forget_halt()
 
-    Raises `Corrupt` for damage found on the way; `Busy`: it stays halted until it is asked again.
-    """
-    halt = member.halt
-    assert halt is not None
-    if halt.version or not (halt.half_built or _skipped(system, member, halt)):
+    def _skipped(self, member: Member, halt: Halt) -> bool:
+        """Whether a committed skip names what failed; it is then noted in `member.left_out`."""
+        commit = member.raft.commit
+        while halt.scanned < commit:
+            for entry in self._log.log_entries(member, halt.scanned + 1, commit, SCAN_BYTES):
+                halt.scanned = entry.index
+                if entry.kind != COMMANDS or not is_guarded(entry.data):
+                    continue
+                for frame in frames_of(entry.data):
+                    if frame.flags & SYSTEM:
+                        name, *arguments = system_command(frame)
+                        if name == "skip" and halt.covers(*arguments) and not _used(member, *arguments):
+                            member.leave_out(*arguments)
+                            return True
         return False
-    try:
-        entry = system.reader.log_entries(member, halt.index, halt.index, SCAN_BYTES)[0]
-        member.go_on()
+
+    def _diagnose(self, again: Again, member: Member, entry: Entry, error: Exception) -> Halt:
+        """Which command failed, as exactly as the machine lets it be known."""
+        if isinstance(error, CommandFault) and isinstance(error.__cause__, UnknownVersion):
+            error = error.__cause__
+        if isinstance(error, UnknownVersion):
+            return Halt(entry.index, 0, 0, -1, f"entry {entry.index} {error}", error.version)
+        frames = frames_of(entry.data)
+        frame: Frame | None = None
+        ordinal = -1
+        cause: BaseException = error
+        if isinstance(error, CommandFault):
+            ordinal = error.ordinal
+            cause = error.__cause__ or error
+            frame = next(one for one in frames if one.first <= ordinal < one.first + one.records)
+        elif len(frames) == 1:
+            frame, ordinal = frames[0], frames[0].first
+        else:
+            frame = self._probe(again, member, entry, frames)
+            ordinal = frame.first if frame is not None else -1
+        first, records = (frame.first, frame.records) if frame is not None else (0, 0)
+        place = f"({entry.index}, {ordinal})" if frame is not None else f"{entry.index} (its place is not known)"
+        reason = f"{type(cause).__name__} while applying command {place}: {cause}"
+        return Halt(entry.index, first, records, ordinal, reason)
+
+    def _probe(self, again: Again, member: Member, entry: Entry, frames: list[Frame]) -> Frame | None:
+        """The first frame of a batch that fails alone, tried one by one on a machine that is thrown away afterwards."""
+        self.rebuild(again, member, entry.index - 1)
+        for frame in frames:
+            try:
+                again.try_frame(member, entry, frame)
+            except (Busy, Corrupt):
+                raise
+            except Exception:
+                return frame
+        return None
+
+    def rebuild(self, again: Again, member: Member, through: int) -> None:
+        """A fresh machine, and what is kept beside it, from the snapshot and the log up to `through`.
+
+        Liveness stays: releases only add up, and those of what is replayed were made already. Nothing leaves the node.
+        """
+        member.begin_anew(self._create_machine(member.spec.machine, member.spec.arguments))
+        if member.snapshot_index:
+            snapshot_sections.restore(member, self._load_snapshot(member.uid))
+        leading = member.leading
+        member.lead_no_more()
         try:
-            _retry(system, member, entry)
-        except (Busy, Corrupt):
-            raise
-        except Exception as error:
-            if not failed(system, member, entry, error):
-                return False
-    except Busy:
-        # Who waits for the skip is answered when it has done its work.
-        member.stand_still(halt)
-        raise
-    member.raft.on_applied(entry.index)
-    return True
-
-
-def request(system: System, member: Member, index: int, ordinal: int, sink: Sink) -> None:
-    """Propose the skip of a failed command; `sink` hears when it was applied. Raises `NotLeader`, `Refused`."""
-    if member.state not in (RUNNING, HALTED):
-        raise GroupStopped(f"group {member.spec.name!r} is {member.state}: {member.reason}")
-    if member.raft.role != LEADER:
-        raise NotLeader(member.raft.leader)
-    halt = member.halt
-    if member.state != HALTED or halt is None:
-        raise Refused(f"group {member.spec.name!r} is not halted at any command: there is nothing to skip")
-    if halt.version:
-        raise Refused(f"group {member.spec.name!r} waits for machine version {halt.version}: no command is at fault")
-    if halt.half_built:
-        raise Refused(f"group {member.spec.name!r} goes on by itself when its machine is built anew")
-    if not halt.covers(index, ordinal):
-        raise Refused(f"group {member.spec.name!r} is halted at command {halt.place}, not at ({index}, {ordinal})")
-    system.queue_own(member, "skip", index, ordinal, sink=sink)
-
-
-def _retry(system: System, member: Member, entry: Entry) -> None:
-    rebuild(system, member, entry.index - 1)
-    system.applier.apply_again(member, entry)
-    member.halt = None
-
-
-def _skipped(system: System, member: Member, halt: Halt) -> bool:
-    """Whether a committed skip names what failed; it is then noted in `member.left_out`."""
-    commit = member.raft.commit
-    while halt.scanned < commit:
-        for entry in system.reader.log_entries(member, halt.scanned + 1, commit, SCAN_BYTES):
-            halt.scanned = entry.index
-            if entry.kind != COMMANDS or not is_guarded(entry.data):
-                continue
-            for frame in frames_of(entry.data):
-                if frame.flags & SYSTEM:
-                    name, *arguments = system_command(frame)
-                    if name == "skip" and halt.covers(*arguments) and not _used(member, *arguments):
-                        member.leave_out(*arguments)
-                        return True
-    return False
+            index = member.snapshot_index + 1
+            while index <= through:
+                for entry in self._log.log_entries(member, index, through, SCAN_BYTES):
+                    if entry.kind == COMMANDS:
+                        again.apply_again(member, entry)
+                    index = entry.index + 1
+        finally:
+            if leading:
+                member.lead()
+        if leading and member.kept is not None:
+            member.kept.lead()
 
 
 def _used(member: Member, index: int, ordinal: int) -> bool:
     """Each skip does its work once: one that did not help must not be tried for ever."""
     return ordinal in (member.left_out or {}).get(index, ())
-
-
-def _diagnose(system: System, member: Member, entry: Entry, error: Exception) -> Halt:
-    """Which command failed, as exactly as the machine lets it be known."""
-    if isinstance(error, CommandFault) and isinstance(error.__cause__, UnknownVersion):
-        error = error.__cause__
-    if isinstance(error, UnknownVersion):
-        return Halt(entry.index, 0, 0, -1, f"entry {entry.index} {error}", error.version)
-    frames = frames_of(entry.data)
-    frame: Frame | None = None
-    ordinal = -1
-    cause: BaseException = error
-    if isinstance(error, CommandFault):
-        ordinal = error.ordinal
-        cause = error.__cause__ or error
-        frame = next(one for one in frames if one.first <= ordinal < one.first + one.records)
-    elif len(frames) == 1:
-        frame, ordinal = frames[0], frames[0].first
-    else:
-        frame = _probe(system, member, entry, frames)
-        ordinal = frame.first if frame is not None else -1
-    first, records = (frame.first, frame.records) if frame is not None else (0, 0)
-    place = f"({entry.index}, {ordinal})" if frame is not None else f"{entry.index} (its place is not known)"
-    reason = f"{type(cause).__name__} while applying command {place}: {cause}"
-    return Halt(entry.index, first, records, ordinal, reason)
-
-
-def _probe(system: System, member: Member, entry: Entry, frames: list[Frame]) -> Frame | None:
-    """The first frame of a batch that fails alone, tried one by one on a machine that is thrown away afterwards."""
-    rebuild(system, member, entry.index - 1)
-    for frame in frames:
-        try:
-            system.applier.try_frame(member, entry, frame)
-        except (Busy, Corrupt):
-            raise
-        except Exception:
-            return frame
-    return None
-
-
-def rebuild(system: System, member: Member, through: int) -> None:
-    """A fresh machine, and what is kept beside it, from the snapshot and the log up to `through`.
-
-    Liveness stays: releases only add up, and those of what is replayed were made already. Nothing leaves the node.
-    """
-    machine = system.create_machine(member.spec.machine, member.spec.arguments)
-    member.machine = machine
-    member.apply_batch = batch_of(machine)
-    member.version = 1
-    member.sessions = member.uploads = None
-    member.kept = None
-    if member.snapshot_index:
-        snapshot_sections.restore(member, system.storage.books.load_snapshot(system.storage.books.snapshot(member.uid)))
-    leading, member.leading = member.leading, False
-    try:
-        index = member.snapshot_index + 1
-        while index <= through:
-            for entry in system.reader.log_entries(member, index, through, SCAN_BYTES):
-                if entry.kind == COMMANDS:
-                    system.applier.apply_again(member, entry)
-                index = entry.index + 1
-    finally:
-        member.leading = leading
-    if leading and member.kept is not None:
-        member.kept.lead()

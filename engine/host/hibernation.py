@@ -23,7 +23,7 @@ from ..raft import quiescence
 from ..raft.core import LEADER
 from ..replica.member import ASLEEP, RUNNING, STOPPED, Member
 from ..transport.blobs import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
-from . import effects, leftovers, revival, rows
+from . import leftovers, revival, rows
 from .accord import Accord
 from .alarms import Alarms
 from .guests import Guests
@@ -145,7 +145,7 @@ class Hibernation:
             return False
         if member.raft.role == LEADER and self.guests.is_silent(member):
             return False
-        if member in self.system.ticking or (kept is not None and (kept.todo or kept.appends)):
+        if member in self.system.effects.ticking or (kept is not None and (kept.todo or kept.appends)):
             return False
         return member.resolves and member.raft.log.last_index > 0 and quiescence.may_hibernate(member.raft)
 
@@ -253,7 +253,7 @@ class Hibernation:
         member.state = ASLEEP
         del system.members[member.uid]
         system.active.discard(member)
-        system.timed.discard(member)
+        system.effects.timed.discard(member)
         self._resting.pop(member, None)
         self._patient.pop(member, None)
         system.storage.slept(member)
@@ -335,7 +335,7 @@ class Hibernation:
             quiescence.resume_leader(raft, row.shape.asleep)
             if clock is not None:
                 member.begin_clock(clock)
-            effects.on_leading(system, member)
+            system.effects.on_leading(member)
             for node in row.shape.asleep:
                 if node != by:
                     self._notices.setdefault(node, []).append(uid)

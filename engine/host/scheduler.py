@@ -26,7 +26,6 @@ from ..raft.ready import Ready
 from ..raft.replication import NOTED, UNTOLD
 from ..replica.member import Member
 from ..replica.proposals import Shape
-from . import effects
 
 if TYPE_CHECKING:
     from .system import System
@@ -257,7 +256,7 @@ class Scheduler:
         if member.uid in self.system.damages.known and member.raft.mend is None:
             self.system.damages.sound(member)
         if member.leading and (member.raft.role != LEADER or member.raft.applied < member.raft.lead_index):
-            effects.on_following(self.system, member)
+            self.system.effects.on_following(member)
         if member.raft.role == LEADER:
             if member.raft.applied < member.raft.lead_index:
                 self.system.heartbeats.leads(member)

@@ -53,7 +53,7 @@ from ..transfer.snapshot_receiver import SnapshotReceiver
 from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
 from ..transfer.snapshot_store import SnapshotStore
 from ..types import Buffer, Spec
-from . import ending, outbound, parting, recovery, revival
+from . import applier, ending, outbound, parting, recovery, revival
 from .applier import Applier
 from .budget import Budget
 from .cache import PayloadCache
@@ -62,8 +62,10 @@ from .departures import Departures
 from .directory import Directory
 from .disk_pace import SlowDisk
 from .durability import Durability
+from .effects import Effects
 from .follower_reads import FollowerReads
 from .forks import Forks
+from .halt import Quarantine
 from .heartbeats import Heartbeats
 from .hibernation import Hibernation
 from .inbound import Inbound
@@ -129,9 +131,6 @@ class System:
         self.counters = Counters()
         self.meta = MetaStore(self.disk, str(path / "meta"))
         self.wal = Wal(self.disk, str(path / "wal"), WalConfig.of(config))
-        # Members that lead and have timers or follow-ups pending, and those whose machine wants ticks.
-        self.timed: set[Member] = set()
-        self.ticking: set[Member] = set()
         # The clocks that log time is made from.
         self.clocks = Clocks()
         self.peers: PeersPort
@@ -178,7 +177,6 @@ class System:
         self.propose = self.commands.propose
         self.queue_own = self.commands.queue_own
         self.commit = self.commands.commit
-        self.applier = Applier(self)
         homes = self.storage.homes
         self.reader = Reader(
             self.store, self.storage.segments, homes, self.wal.read_payload, lambda *asked: self.repair.unit(*asked)
@@ -220,6 +218,24 @@ class System:
             self.reader, homes, self.repair.stretch, self.spawn, self.config.delivery_queue_bytes
         )
         self.heartbeats = Heartbeats(self.config, self.commands)
+        self.effects = Effects(
+            self.delivery, homes.released, self.commands, self.log_clock.now,
+            lambda member, keep_log: self.snapshots.take([member], keep_log), self.spawn,
+        )  # fmt: skip
+        books = self.storage.books
+        self.quarantine = Quarantine(
+            self.reader, self.create_machine, lambda uid: books.load_snapshot(books.snapshot(uid)), self.queue_own
+        )
+        self.applier = self._applier()
+
+    def _applier(self) -> Applier:
+        """Build what applies entries on top of what it tells."""
+        host = applier.Host(
+            self.directory.on_delete, self.departures.applied, self.damages.found, self.stop_member,
+            self.heartbeats.began, lambda member: self.members.get(member.uid) is member, self.scheduler.mark,
+            self.active.add, self.spawn,
+        )  # fmt: skip
+        return Applier(self.reader, self.effects, self.quarantine, host)
 
     def _receiver(self) -> SnapshotReceiver:
         """Build the receiving end of transfers on what there is by now."""

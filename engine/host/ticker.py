@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..raft import quiescence
-from . import effects
 
 if TYPE_CHECKING:
     from ..replica.member import Member
@@ -77,7 +76,7 @@ class Ticker:
         """Until when nothing has to be done, by the loop's clock; 0.0 while a tick may change anything."""
         system = self.system
         if (
-            system.active or system.timed or system.ticking or system.budget.full or system.space.full
+            system.active or system.effects.timed or system.effects.ticking or system.budget.full or system.space.full
             or not self._healthy or not system.durability.sealed or system.hibernation.is_busy
             or any(window.waiting for window in system.windows.values())
         ):  # fmt: skip
@@ -96,14 +95,14 @@ class Ticker:
         elif self._healthy:
             self._healthy = False
             _abdicate(system)
-        if system.timed:
-            effects.tick(system)
+        if system.effects.timed:
+            system.effects.tick()
         system.budget.look()
         system.outbound.resume_all()
         now = time.monotonic()
         if now >= self._machines:
             self._machines = now + system.config.machine_tick_ms / 1000
-            effects.tick_machines(system)
+            system.effects.tick_machines()
         if not system.durability.sealed and now - system.durability.last_write >= system.config.wal_seal_idle_ms / 1000:
             system.durability.seal()
         if now - self._sessions >= SESSIONS_SECONDS:
@@ -123,7 +122,7 @@ def _keep_house(system: System) -> None:
     system.hibernation.look()
     system.leaderboard.prune(system.members, len(system.members))
     system.versions.look()
-    system.log_clock.catch_up(system.timed)
+    system.log_clock.catch_up(system.effects.timed)
     system.refill.look()
     system.storage.books.look()
 

@@ -14,7 +14,7 @@ from logyard.protocol.errors import GroupStopped, LogyardError, NotLeader, Unkno
 
 from ..entry import Entry, records_in
 from ..log.meta_rows import SegmentRun, cut_runs
-from ..machine import Machine
+from ..machine import Machine, PayloadRange, Position
 from ..ports import LivenessPort
 from ..raft.core import Raft
 from ..replica.proposals import Books, ProposalQueue
@@ -25,7 +25,7 @@ from .sessions import Sessions, batch_of
 from .uploads import Uploads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..raft.messages import Message
 
@@ -164,6 +164,22 @@ class Member:
         self.proposals.fail(NotLeader(self.raft.leader))
         self.slow_sends = None
 
+    def lead(self) -> None:
+        """Perform effects from now on: all of earlier leaders is applied."""
+        self.leading = True
+
+    def lead_no_more(self) -> None:
+        """Perform no effects any more."""
+        self.leading = False
+
+    def release(self, index: int, first: Position, end: Position) -> Sequence[PayloadRange]:
+        """Let what lives of a range be dead from `index` on; return it."""
+        died = self.liveness.live_within(first, end)
+        if died:
+            self.liveness.release(first, end)
+            self.last_release = index
+        return died
+
     def leads_since(self, moment: float) -> None:
         """Note when this member began to lead, by the clock of the heartbeats."""
         self.lead_since = moment
@@ -258,6 +274,14 @@ class Member:
             self.slow_sends = {}
         return self.slow_sends.setdefault(node, [])
 
+    def begin_anew(self, machine: Machine) -> None:
+        """Take a fresh machine, with nothing beside it."""
+        self.machine = machine
+        self.apply_batch = batch_of(machine)
+        self.version = 1
+        self.sessions = self.uploads = None
+        self.kept = None
+
     def go_on(self) -> None:
         """Apply again what is committed."""
         self.state, self.reason = RUNNING, ""
@@ -266,6 +290,10 @@ class Member:
         """Wait at a halt until the machine could be built anew; a skip that was found is not looked for once more."""
         halt.half_built = True
         self.halt, self.state, self.reason = halt, HALTED, halt.reason
+
+    def forget_halt(self) -> None:
+        """Forget what halted the member: it was applied."""
+        self.halt = None
 
     def leave_out(self, index: int, ordinal: int) -> None:
         """A committed skip names this command."""

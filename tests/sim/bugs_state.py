@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.engine.host import effects, storage
+from logyard.engine.host import storage
 from logyard.engine.host.migration import Migration
 from logyard.engine.replica import sessions, snapshot_sections
+from logyard.engine.replica.member import Member
 from logyard.engine.transfer import snapshot_store
 from logyard.machines.log import AppendLog
 from logyard.payloads.liveness import Liveness
@@ -20,8 +21,8 @@ KEPT = 8
 
 
 def _releases_too_far(old: Any) -> Any:
-    def release(system: Any, member: Any, index: int, first: Any, end: Any) -> None:
-        old(system, member, index, first, Position(end[0] + 1, 0))
+    def release(member: Any, index: int, first: Any, end: Any) -> Any:
+        return old(member, index, first, Position(end[0] + 1, 0))
 
     return release
 
@@ -69,7 +70,7 @@ def _stores_nothing(old: Any) -> Any:
 
 
 BUGS = (
-    Bug("released_too_far", "what lives is kept", [(effects, "release", _releases_too_far)]),
+    Bug("released_too_far", "what lives is kept", [(Member, "release", _releases_too_far)]),
     Bug("sequence_taken_twice", "a session's frame is applied once", [(sessions.Sessions, "known", nothing)]),
     Bug("window_cut_short", "replies are kept for a whole window", [(sessions.Sessions, "take", _cuts_the_window)]),
     Bug(

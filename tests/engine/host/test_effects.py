@@ -92,7 +92,7 @@ async def test_a_new_leader_issues_the_follow_ups_that_the_old_one_did_not(tmp_p
         await c.create("s", machine="scribe")
         await c.lead(1, "s")
         # The old leader's proposals get lost, as in a crash between the two entries.
-        c.system(1).propose = lambda *_, **__: None
+        c.system(1).commands.propose = lambda *_, **__: None  # type: ignore[method-assign]
         await tell(c, "s", "append", "one", "two")
         await c.applied("s")
         assert scribe(c, 2).written("note") == [] and len(c.member(2, "s").kept.appends) == 2  # type: ignore[union-attr]
@@ -123,7 +123,7 @@ async def test_pending_follow_ups_and_timers_are_in_the_snapshot(tmp_path: Path)
     async with cluster(tmp_path, 1, group="", machines=machines) as c:
         await c.create("s", machine="scribe")
         clocks = Clocks(c)
-        c.system(1).propose = lambda *_, **__: None
+        c.system(1).commands.propose = lambda *_, **__: None  # type: ignore[method-assign]
         await tell(c, "s", "append", "late")
         await tell(c, "s", "in", "bell", 10_000)
         await tell(c, "s", "monitor", 7)
@@ -374,7 +374,7 @@ async def test_ticks_go_to_leading_machines_that_want_them(tmp_path: Path) -> No
             leads = member.raft.role == LEADER
             machine = member.machine
             assert isinstance(machine, TickingScribe)
-            assert (member in system.ticking) == leads and c.member(number, "s") not in system.ticking
+            assert (member in system.effects.ticking) == leads and c.member(number, "s") not in system.effects.ticking
             assert leads or not [one for one in machine.heard if isinstance(one, int)]
             # A timer is state: what is not replicated can't set one.
             assert member.kept is None or not member.kept.timers

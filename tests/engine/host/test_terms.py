@@ -13,7 +13,6 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-from logyard.engine.host import effects
 from logyard.engine.replica.log_clock import none_runs
 from logyard.machines import kv_command as kv
 from logyard.machines import queue_command as queue
@@ -90,7 +89,7 @@ class Rig:
         number = await self.leader()
         member, system = self.c.member(number, self.kind), self.c.system(number)
         await until(lambda: member.leading, "it leads")
-        effects.propose_due(system, member)
+        system.effects.propose_due(member)
         # A timer that is not there: an entry that changes nothing.
         await system.commit(member, "timer", "", 0)
 
@@ -316,7 +315,7 @@ async def jumps(rig: Rig) -> None:
     member, system = rig.c.member(await rig.leader(), rig.kind), rig.c.system(await rig.leader())
 
     def caught_up() -> bool:
-        system.log_clock.catch_up(system.timed)
+        system.log_clock.catch_up(system.effects.timed)
         return member.log_time >= rig.clocks.wall // 1_000_000 - 1
 
     await until(caught_up, "log time catches up")
@@ -360,7 +359,7 @@ async def test_a_queue_does_not_jump_while_a_node_has_the_program_before(tmp_pat
         system.versions.nodes[1 + number % 3] = {"queue": 1}
         rig.clocks.move(1, 3601)
         for _ in range(3):
-            system.log_clock.catch_up(system.timed)
+            system.log_clock.catch_up(system.effects.timed)
             await rig.look()
         assert member.version == 1 and member.log_time < rig.clocks.wall // 1_000_000 - 3_000_000
 
@@ -412,7 +411,7 @@ async def test_a_jump_that_nobody_else_heard_of_ends_nothing(tmp_path: Path) -> 
         member, last = c.member(old, "queue"), c.member(old, "queue").raft.log.last_index
         c.network.partition([old], [number for number in c.ids if number != old])
         rig.clocks.move(1, 3601)
-        c.system(old).log_clock.catch_up(c.system(old).timed)
+        c.system(old).log_clock.catch_up(c.system(old).effects.timed)
         await until(lambda: member.raft.log.last_index > last, "it is in one log")
         stamp = c.system(old).reader.newest_time(member)
         assert stamp >= rig.clocks.wall // 1_000_000 - 1 and (await rig.machine).state.delayed
