@@ -11,73 +11,19 @@ from logyard.engine.entry import Entry, encode_system, frames_of
 from logyard.engine.machine import Reject
 from logyard.engine.replica.proposals import LOW_BATCH, LOW_TURNS, OK, PLACE, ProposalQueue, Shape, Sink
 from logyard.engine.replica.sessions import Sessions
-from logyard.protocol.errors import Busy, LogyardError, NotLeader, decode_error
+from logyard.protocol.errors import Busy, NotLeader
 from logyard.protocol.frame import encode_frame
+
+from .doubles import Books, Client, Core
 
 SESSION = 4242
 CLIENT = 77
 
 
-class Log:
-    """The end of a log, and how far it is on disk."""
-
-    def __init__(self) -> None:
-        self.last_index = self.stable = 0
-        self.terms: dict[int, int] = {}
-
-    def term(self, index: int) -> int | None:
-        return self.terms.get(index)
-
-
-class Core:
-    """A leader's core that takes every proposal, unless `refusal` says why not."""
-
-    def __init__(self) -> None:
-        self.uid, self.term, self.applied, self.lead_index = 9, 3, 1, 1
-        self.log = Log()
-        self.refusal: LogyardError | None = None
-        self.proposed: list[tuple[Entry, bool]] = []
-
-    def propose(self, entry: Entry, reserved: bool) -> None:
-        if self.refusal is not None:
-            raise self.refusal
-        self.log.last_index = entry.index
-        self.log.terms[entry.index] = self.term
-        self.proposed.append((entry, reserved))
-
-
-class Books:
-    def __init__(self) -> None:
-        self.queued = self.inflight = 0
-        self.full = False
-
-    def admit(self, holder: ProposalQueue, size: int, reserved: bool) -> None:
-        if self.full and not reserved:
-            raise Busy("full", 0.1)
-        self.queued += size
-        self.inflight += size
-
-    def drop(self, size: int) -> None:
-        self.queued -= size
-        self.settle(size)
-
-    def settle(self, size: int) -> None:
-        self.inflight -= size
-
-
-class Client:
-    """A connection that keeps what it is told, by request."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[int, bytes | str]] = []
-
-    def reply(self, request: int, status: int, data: bytes) -> None:
-        self.told.append((request, decode_error(data).code if status else data))
-
-
 class Rig:
     def __init__(self) -> None:
         self.core, self.books, self.client = Core(), Books(), Client()
+        self.core.applied = self.core.lead_index
         self.queue = ProposalQueue(cast(Any, self.core), self.books)
         self.kept: list[Entry] = []
         self.refused: list[str] = []
@@ -113,9 +59,7 @@ class Rig:
 
 
 def told(rig: Rig) -> dict[int, bytes | str]:
-    found = dict(rig.client.told)
-    assert len(found) == len(rig.client.told), "each is answered once"
-    return found
+    return rig.client.once()
 
 
 def test_frames_that_wait_share_an_entry_up_to_its_limits() -> None:

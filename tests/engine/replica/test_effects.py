@@ -1,0 +1,189 @@
+"""Effects, performed with doubles for what they leave the node by: who does what, and what is done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from logyard.engine.host.effects import Effects
+from logyard.engine.machine import (
+    Append,
+    Applied,
+    Aux,
+    Checkpoint,
+    Context,
+    Deliver,
+    Effect,
+    End,
+    Monitor,
+    Position,
+    Release,
+    Send,
+    Timer,
+)
+from logyard.engine.replica.member import HALTED, Member
+from logyard.engine.replica.proposals import DROP, FAILED, Sink
+from logyard.engine.replica.uploads import Uploads
+from logyard.payloads.reference import PayloadRef
+
+from .doubles import TERM, UID, Living, Recorder, member_of
+
+
+class Sessions:
+    def __init__(self) -> None:
+        self.sent: list[Effect] = []
+        self.stirred: list[int] = []
+
+    def send(self, member: Member, index: int, effect: Send) -> None:
+        self.sent.append(effect)
+
+    def deliver(self, member: Member, index: int, effect: Deliver) -> None:
+        self.sent.append(effect)
+
+    def stir(self, uid: int) -> None:
+        self.stirred.append(uid)
+
+
+class Commands:
+    def __init__(self) -> None:
+        self.queued: list[tuple[Any, ...]] = []
+        self.sinks: list[Any] = []
+
+    def propose(self, member: Member, name: str, *arguments: object, sink: Sink = DROP) -> None:
+        self.queued.append((name, *arguments))
+        self.sinks.append(sink)
+
+
+class Outside(Recorder):
+    """A machine with all that is asked of a leader's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[Any] = []
+        self.said: Sequence[Effect] = ()
+
+    def on_role(self, role: str) -> Sequence[Effect]:
+        self.heard.append(role)
+        return self.said
+
+    def on_tick(self, context: Context) -> Sequence[Effect]:
+        self.heard.append(context.timestamp)
+        return self.said
+
+    def on_listen(self, session: int) -> Sequence[Effect]:
+        raise RuntimeError("a fault that is no part of the log")
+
+    def on_aux(self, data: bytes) -> None:
+        self.heard.append(data)
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.machine, self.sessions, self.commands = Outside(), Sessions(), Commands()
+        self.member, self.core = member_of(self.machine)
+        self.died: list[tuple[Position, Position]] = []
+        self.tasks: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self.now = 100
+        self.effects = Effects(
+            self.sessions, lambda member, first, end: self.died.append((first, end)), self.commands,
+            lambda member: self.now, cast(Any, None), lambda task, *given: self.tasks.append((task, given)),
+        )  # fmt: skip
+
+    def perform(self, *effects: Effect, index: int = 10, term: int = TERM) -> None:
+        self.effects.perform(self.member, Context(UID, index, term, 5, 1, 1), effects)
+
+    def lead(self) -> None:
+        self.effects.on_leading(self.member)
+
+
+def test_what_leaves_the_node_is_the_leaders_of_its_own_term_above_the_floor() -> None:
+    rig = Rig()
+    rig.perform(Send(1, b"follower"))
+    rig.lead()
+    rig.perform(Send(1, b"older"), term=TERM - 1)
+    rig.member.floor = 10
+    rig.perform(Send(1, b"below"), index=10)
+    rig.perform(Send(1, b"now"), Deliver(2, []), Aux(b"aux"), End(), Checkpoint(True), index=11)
+    assert rig.sessions.sent == [Send(1, b"now"), Deliver(2, [])]
+    assert rig.machine.heard == ["leader", b"aux"] and rig.commands.queued == [("delete",)]
+    assert [given for _, given in rig.tasks] == [(rig.member, True)]
+    rig.effects.on_following(rig.member)
+    rig.perform(Send(1, b"no more"), index=12)
+    assert len(rig.sessions.sent) == 2 and rig.sessions.stirred == [UID] and rig.machine.heard[-1] == "follower"
+
+
+def test_a_release_books_exactly_what_lived_and_spares_pieces_that_no_record_owns() -> None:
+    rig = Rig()
+    cast(Living, rig.member.liveness).places = {(2, 0), (2, 1), (4, 0), (5, 0)}
+    everything = Release(Position(1, 0), Position(9, 0))
+    uploads = rig.member.uploads = Uploads()
+    assert uploads.add((7, 1), 0, PayloadRef(UID, 4, 0, TERM, 100, b"")) is None
+    rig.perform(everything)
+    assert rig.died == [((2, 0), (2, 1)), ((2, 1), (2, 2)), ((5, 0), (5, 1))] and rig.member.last_release == 10
+    rig.perform(everything, index=11)
+    assert len(rig.died) == 3 and rig.member.last_release == 10, "nothing dies twice"
+
+
+def test_a_new_leader_asks_again_for_all_that_is_not_applied() -> None:
+    rig = Rig()
+    rig.perform(Append(b"one"), Append(b"two"), Timer("t", 150), Monitor(3))
+    assert rig.commands.queued == [] and not rig.effects.timed
+    rig.lead()
+    assert rig.commands.queued == [("append", 10, 0, b"one"), ("append", 10, 1, b"two")]
+    assert rig.effects.timed == rig.effects.ticking == {rig.member}
+    rig.effects.tick()
+    assert len(rig.commands.queued) == 2, "each once, and the timer is not due"
+    rig.now = 150
+    rig.effects.tick()
+    assert rig.commands.queued[2:] == [("timer", "t", 150)]
+    rig.effects.on_following(rig.member)
+    assert not rig.effects.timed and not rig.effects.ticking
+    rig.lead()
+    assert len(rig.commands.queued) == 6
+
+
+def test_what_could_not_be_proposed_stays_due() -> None:
+    rig = Rig()
+    rig.lead()
+    rig.perform(Append(b"one"), Timer("t", 90))
+    rig.effects.tick()
+    assert rig.commands.queued == [("append", 10, 0, b"one"), ("timer", "t", 90)]
+    for sink in rig.commands.sinks:
+        sink.reply(0, FAILED, b"")
+    rig.effects.tick()
+    assert rig.commands.queued[2:] == rig.commands.queued[:2]
+
+
+def test_a_timer_that_was_moved_or_cancelled_does_not_ring() -> None:
+    rig = Rig()
+    rig.lead()
+    rig.perform(Timer("moved", 90), Timer("gone", 90))
+    rig.perform(Timer("moved", 200), Timer("gone", None), index=11)
+    rig.effects.tick()
+    assert rig.commands.queued == []
+
+
+def test_machines_are_ticked_while_they_lead_and_may_not_change_the_log_but_by_commands() -> None:
+    rig = Rig()
+    rig.lead()
+    rig.machine.said = [Append(b"by a tick"), Send(1, b"hello"), Monitor(3), Timer("t", 1)]
+    rig.effects.tick_machines()
+    assert rig.machine.heard == ["leader", 100] and rig.sessions.sent == [Send(1, b"hello")]
+    assert rig.commands.queued == [("append", 0, 0, b"by a tick")] and rig.member.kept is None
+    rig.member.state = HALTED
+    rig.effects.tick_machines()
+    assert rig.machine.heard == ["leader", 100] and not rig.effects.ticking
+
+
+def test_what_a_machine_raises_outside_the_log_stops_nobody() -> None:
+    rig = Rig()
+    rig.lead()
+    rig.effects.on_listening(rig.member, 3)
+    assert rig.sessions.sent == []
+
+
+def test_what_is_no_effect_is_an_error() -> None:
+    with pytest.raises(TypeError):
+        Rig().perform(cast(Any, Applied(b"")))
