@@ -236,7 +236,7 @@ class Node(LogVerbs):
 
     async def transfer(self, name: str, to: int) -> None:
         """Move leadership."""
-        await self.system.transfer(name, to)
+        await self.system.leadership.transfer(name, to)
 
     async def change_members(self, name: str, change: str, node: int, target: int = 0) -> dict[str, Any]:
         """One change; see `change_membership`."""
@@ -297,11 +297,12 @@ class Node(LogVerbs):
 
     def campaign(self, name: str) -> None:
         """Let this node's member ask to lead."""
-        self.system.campaign(name)
+        self.system.leadership.campaign(name)
 
     async def force_shrink(self, name: str) -> int:
-        """Make this node's member the only one of a group that lost its quorum for good; see `System.force_shrink`."""
-        return await self.system.force_shrink(name)
+        """Make this node's member the only one of a group that lost its quorum for good; see
+        `Leadership.force_shrink`."""
+        return await self.system.leadership.force_shrink(name)
 
     async def forget_node(self, node: int, force: bool = False) -> bool:
         """Believe whoever comes next as `node`, whatever its directory; see `engine.host.forgetting`."""

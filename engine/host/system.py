@@ -20,9 +20,7 @@ import trio
 from logyard.protocol.errors import (
     Corrupt,
     LogyardError,
-    NotLeader,
     Outdated,
-    Refused,
     UnknownGroup,
     WalFailed,
 )
@@ -34,7 +32,6 @@ from ..log.meta import MetaStore
 from ..log.wal import Wal, WalConfig
 from ..machine import Machine
 from ..ports import PeersPort, StorePort, WriterPort
-from ..raft.core import LEADER
 from ..raft.messages import Message
 from ..raft.progress import Window
 from ..raft.state import Limits
@@ -42,9 +39,10 @@ from ..repair import log_repair
 from ..repair.log_repair import LogRepair, MendTurns
 from ..repair.payload_repair import PayloadRepair, Refill
 from ..replica import snapshot_sections
+from ..replica.leadership import Leadership, wait
 from ..replica.log_clock import Clocks, LogClock
 from ..replica.member import Member
-from ..replica.submit import Submit, check_leader
+from ..replica.submit import Submit
 from ..snapshot.format import Snapshot
 from ..transfer import snapshot_receiver
 from ..transfer.chunks import Chunks
@@ -85,8 +83,6 @@ from .walks import Walks
 log = logging.getLogger(__name__)
 
 
-TRANSFER_SECONDS = 10.0
-"""A leader gives a transfer up after an election timeout; so long its caller waits to hear who leads then."""
 
 
 class System:
@@ -141,7 +137,6 @@ class System:
         # Called when many objects came that live long, and when many went: the daemon looks after its memory then.
         self.grown: Callable[[], None] = _nothing
         self.shrunk: Callable[[], None] = _nothing
-        self._contexts = 0
         self._compose_storage()
         self._compose_groups()
 
@@ -177,6 +172,12 @@ class System:
         self.propose = self.commands.propose
         self.queue_own = self.commands.queue_own
         self.commit = self.commands.commit
+        self.leadership = Leadership(
+            self.node_id, self.config.election_ticks * self.config.tick_ms / 1000, self.member, self.mark
+        )
+        self.wait = wait
+        self.read_index = self.leadership.read_index
+        self.led = self.leadership.led
         homes = self.storage.homes
         self.reader = Reader(
             self.store, self.storage.segments, homes, self.wal.read_payload, lambda *asked: self.repair.unit(*asked)
@@ -398,107 +399,6 @@ class System:
         if member is not None:
             return member.spec
         return revival.stored_spec(self, uid) if uid in self.hibernation.sleepers else None
-
-    async def wait(self, member: Member, condition: Callable[[], bool]) -> None:
-        """Until `condition` holds after some apply of `member`. Raises `GroupStopped`."""
-        if condition():
-            return
-        # Nothing is applied any more that could wake it.
-        member.check_running()
-        event = trio.Event()
-        pair = (condition, event.set)
-        member.waiters = [*(member.waiters or ()), pair]
-        try:
-            await event.wait()
-        finally:
-            if member.waiters:
-                member.waiters = [one for one in member.waiters if one is not pair] or None
-        member.check_running()
-
-    async def read_index(self, member: Member) -> int:
-        """A linearizable read's index: applied when this returns (ReadIndex, Raft thesis 6.4). Raises `NotLeader`."""
-        member.check_running()
-        self._contexts += 1
-        context = self._contexts
-        event = trio.Event()
-        outcome: list[tuple[LogyardError | None, int]] = []
-
-        def done(error: LogyardError | None, index: int) -> None:
-            outcome.append((error, index))
-            event.set()
-
-        if member.reads is None:
-            member.reads = {}
-        member.raft.read(context)
-        member.reads[context] = done
-        self.active.add(member)
-        self.scheduler.mark(member)
-        try:
-            await event.wait()
-        finally:
-            if member.reads:
-                member.reads.pop(context, None)
-        error, index = outcome[0]
-        if error is not None:
-            raise error
-        await self.wait(member, lambda: member.raft.applied >= index)
-        return index
-
-    async def led(self, member: Member) -> None:
-        """Until this node, which leads the group, has applied what was committed before its term: what it says then is
-        never behind what earlier leaders acknowledged. Raises `NotLeader`, also when that takes longer than an
-        election."""
-        check_leader(member)
-        raft, config = member.raft, self.config
-        if raft.applied >= raft.lead_index:
-            return
-        term = raft.term
-        with trio.move_on_after(config.election_ticks * config.tick_ms / 1000):
-            await self.wait(member, lambda: raft.applied >= raft.lead_index or raft.term != term)
-        check_leader(member)
-        if raft.applied < raft.lead_index or raft.term != term:
-            raise NotLeader(0)
-
-    async def transfer(self, name: str, node: int) -> None:
-        """Move a group's leadership to `node`; returns when this member follows it. Raises `Refused`, `NotLeader`."""
-        member = self.member(name)
-        if member.raft.role != LEADER:
-            raise NotLeader(member.raft.leader)
-        member.raft.transfer(node)
-        self.active.add(member)
-        self.scheduler.mark(member)
-        raft = member.raft
-        # Between stepping down and hearing of the new leader nobody is known to lead: that is not yet an outcome.
-        # There may never be one: the others may have died meanwhile.
-        with trio.move_on_after(TRANSFER_SECONDS):
-            await self.wait(
-                member, lambda: raft.leader not in (0, self.node_id) or (raft.role == LEADER and not raft.transferring)
-            )
-        if raft.leader != node:
-            raise Refused(f"group {name!r}: node {node} did not take over in time; node {raft.leader} leads")
-
-    def campaign(self, name: str) -> None:
-        """Let this node's member ask to lead, now. Who knows a live leader denies it (see `transfer`). Raises
-        `UnknownGroup`, `GroupStopped`."""
-        member = self.member(name)
-        member.check_running()
-        member.raft.campaign()
-        self.active.add(member)
-        self.scheduler.mark(member)
-
-    async def force_shrink(self, name: str) -> int:
-        """Make this node's member the only voter of a group whose quorum is gone for good; returns the index of the
-        configuration when it is committed. What is lost: see `engine.raft.election.force`. Raises `Refused`."""
-        member = self.member(name)
-        member.check_running()
-        if not member.resolves:
-            raise Refused(f"group {name!r}: this member lacks payloads that the others were to bring")
-        index = member.raft.force_shrink()
-        log.warning("group %s: node %d made itself the only voter, entry %d", name, self.node_id, index)
-        self.active.add(member)
-        self.scheduler.mark(member)
-        await self.wait(member, lambda: member.raft.applied >= index)
-        return index
 
 
 def _nothing() -> None:

@@ -301,6 +301,26 @@ class Member:
             self.left_out = {}
         self.left_out[index] = (*self.left_out.get(index, ()), ordinal)
 
+    def add_waiter(self, pair: tuple[Callable[[], bool], Callable[[], None]]) -> None:
+        """Call the second of a pair at the first `wake` at which the other one says so."""
+        self.waiters = [*(self.waiters or ()), pair]
+
+    def drop_waiter(self, pair: tuple[Callable[[], bool], Callable[[], None]]) -> None:
+        """Forget a pair, called or not."""
+        if self.waiters:
+            self.waiters = [one for one in self.waiters if one is not pair] or None
+
+    def add_read(self, context: int, done: Callable[[LogyardError | None, int], None]) -> None:
+        """Call `done` when the core has answered the read `context`."""
+        if self.reads is None:
+            self.reads = {}
+        self.reads[context] = done
+
+    def drop_read(self, context: int) -> None:
+        """Forget a read, answered or not."""
+        if self.reads:
+            self.reads.pop(context, None)
+
     def wake(self) -> None:
         """Call the waiters whose condition holds now (all of them, once the member stopped)."""
         if not self.waiters:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from logyard.engine.host.inbound import Inbound
-from logyard.engine.host.system import System
 from logyard.engine.raft import core, election, quorum, raft_log, reads, replication
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.leadership import Leadership
 from logyard.protocol.errors import NotLeader
 
 from .bugs import Bug, edited
@@ -190,13 +190,13 @@ BUGS = (
         [(replication, "_reconcile", _cuts_without_conflict)],
     ),
     Bug("stable_after_truncation", "stable falls with the log", [(raft_log.RaftLog, "truncate", _stays_stable)]),
-    Bug("read_without_round", "a read is confirmed by a quorum", [(System, "read_index", _reads_at_once)]),
+    Bug("read_without_round", "a read is confirmed by a quorum", [(Leadership, "read_index", _reads_at_once)]),
     Bug("read_before_own_entry", "a new leader knows what is committed", [(reads, "read", _reads_without_own_term)]),
     Bug("entry_lost_on_the_way", "a log has no holes", [(Inbound, "on_messages", _sends_less)]),
     Bug(
         "reads_before_own_entry_is_applied",
         "who leads answers with all that was acknowledged",
-        [(System, "led", _reads_at_once)],
+        [(Leadership, "led", _reads_at_once)],
         featured=frozenset({"reads"}),
     ),
     Bug(
