@@ -3,7 +3,8 @@
 A machine is deterministic: it sees metadata and names of payloads, never payload bytes (law 5), no clock but
 `context.timestamp`, and no randomness. It returns replies and effects; what leaves the node only the leader does, and
 none of it is needed for safety.
-Called by `engine.host.applier` and `engine.host.effects`, always from one thread, in index order, one call an entry.
+Called by `engine.replica.applier` and `engine.replica.effects`, always from one thread, in index order, one call an
+entry.
 """
 
 from __future__ import annotations

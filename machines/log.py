@@ -4,7 +4,7 @@ State is `start`, `end` and sparse anchors (offset, index): one at least every 1
 small for any log; and the few frames that a session's guard kept from it. From version 2 on also what is kept and for
 how long (`retention`), and producers (`producers`); a log is brought to it when somebody asks for either.
 A record's head and body are payload: apply sees only how many records a frame carries. A lookup starts at an anchor and
-counts the records of append frames from there (`machines.log.locate`). Applied by `engine.host.applier`.
+counts the records of append frames from there (`machines.log.locate`). Applied by `engine.replica.applier`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logyard.engine.entry import Unit
-from logyard.engine.host.reader import Located, Wanted
+from logyard.engine.replica.reader import Located, Wanted
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import BadRequest, Corrupt, Gone, LogyardError
 from logyard.protocol.frame import ABSENT, LARGE, table_of

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import trio
 
 from logyard.engine.entry import Unit, frames_of, timestamp_of, units_of
-from logyard.engine.host.reader import Located, Wanted
 from logyard.engine.host.system import System
 from logyard.engine.replica.member import Member
+from logyard.engine.replica.reader import Located, Wanted
 from logyard.engine.replica.uploads import TABLE_BYTES
 from logyard.engine.types import Buffer
 from logyard.machines.keyed import Keys

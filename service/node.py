@@ -17,13 +17,13 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.host.delivery import SessionSink
 from logyard.engine.host.forgetting import forget_node
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine, Reject
 from logyard.engine.ports import NoPeers, PeersPort
 from logyard.engine.raft.configuration import KINDS, Change
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.delivery import SessionSink
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.proposals import CommandRejected, Sink
 from logyard.engine.replica.sessions import EXPIRE

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType, MappingProxyType
 from typing import Any, Protocol
 
-from logyard.engine.host.delivery import SessionSink
+from logyard.engine.replica.delivery import SessionSink
 from logyard.engine.types import Buffer
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup, error_value

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from logyard.engine.host import effects
 from logyard.engine.host.sleepers import Row
 from logyard.engine.host.system import System
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.state import FOLLOWER, ROLE_NAMES
+from logyard.engine.replica import effects
 from logyard.engine.replica.member import ASLEEP, HALTED, RUNNING, Member
 from logyard.machines.log import AppendLog
 

@@ -29,6 +29,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.engine.transport": (TOP, "logyard.engine.transport", "logyard.engine.raft.messages"),
     "logyard.engine.replica": (
         TOP, "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.snapshot", "logyard.engine.log.meta_rows",
+        "logyard.engine.log.segment", "logyard.engine.transport.blobs",
         "logyard.payloads.reference",
     ),
     "logyard.engine.recovery": (
@@ -39,12 +40,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.engine.transfer": (
         TOP, "logyard.engine.transfer", "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log",
         "logyard.engine.snapshot", "logyard.engine.transport.blobs", "logyard.payloads.reference",
-        "logyard.engine.host.reader", "logyard.engine.host.rows",
+        "logyard.engine.host.rows",
     ),
     "logyard.engine.repair": (
         TOP, "logyard.engine.repair", "logyard.engine.transfer", "logyard.engine.recovery", "logyard.engine.replica",
         "logyard.engine.raft", "logyard.engine.log", "logyard.engine.snapshot", "logyard.engine.transport.blobs",
-        "logyard.payloads.reference", "logyard.engine.host.reader", "logyard.engine.host.rows",
+        "logyard.payloads.reference", "logyard.engine.host.rows",
     ),
     "logyard.engine.host": (
         TOP, "logyard.engine.host", "logyard.engine.transfer", "logyard.engine.repair", "logyard.engine.recovery",

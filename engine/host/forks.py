@@ -28,8 +28,8 @@ from ..disk import Disk
 from ..entry import Entry, units_of
 from ..raft.election import FORCED_TERMS
 from ..replica.member import Member
+from ..replica.reader import Located, Wanted
 from ..types import Buffer
-from .reader import Located, Wanted
 
 log = logging.getLogger(__name__)
 

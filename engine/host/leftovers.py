@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..entry import units_of
 from ..ports import SourceEntry
 from ..replica.member import Member
-from .reader import Located
+from ..replica.reader import Located
 
 if TYPE_CHECKING:
     from .system import System

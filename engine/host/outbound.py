@@ -26,8 +26,8 @@ from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
 from ..raft.progress import Window
 from ..replica.member import Member
+from ..replica.reader import Located
 from ..types import Buffer
-from .reader import Located
 
 log = logging.getLogger(__name__)
 

@@ -38,11 +38,18 @@ from ..raft.state import Limits
 from ..repair import log_repair
 from ..repair.log_repair import LogRepair, MendTurns
 from ..repair.payload_repair import PayloadRepair, Refill
-from ..replica import snapshot_sections
+from ..replica import applier, snapshot_sections
+from ..replica.applier import Applier
+from ..replica.delivery import Delivery
+from ..replica.effects import Effects
+from ..replica.heartbeats import Heartbeats
 from ..replica.leadership import Leadership, wait
 from ..replica.log_clock import Clocks, LogClock
 from ..replica.member import Member
+from ..replica.quarantine import Quarantine
+from ..replica.reader import Reader
 from ..replica.submit import Submit
+from ..replica.versions import Versions
 from ..snapshot.format import Snapshot
 from ..transfer import snapshot_receiver
 from ..transfer.chunks import Chunks
@@ -51,33 +58,26 @@ from ..transfer.snapshot_receiver import SnapshotReceiver
 from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
 from ..transfer.snapshot_store import SnapshotStore
 from ..types import Buffer, Spec
-from . import applier, ending, outbound, parting, recovery, revival
-from .applier import Applier
+from . import ending, outbound, parting, recovery, revival
 from .budget import Budget
 from .cache import PayloadCache
-from .delivery import Delivery
 from .departures import Departures
 from .directory import Directory
 from .disk_pace import SlowDisk
 from .durability import Durability
-from .effects import Effects
 from .follower_reads import FollowerReads
 from .forks import Forks
-from .halt import Quarantine
-from .heartbeats import Heartbeats
 from .hibernation import Hibernation
 from .inbound import Inbound
 from .leaderboard import Counters, Leaderboard
 from .names import Names
 from .outbound import Outbound
 from .pulse import Pulse
-from .reader import Reader
 from .scheduler import Scheduler
 from .scrub import Scrub
 from .space import Space
 from .storage import Storage
 from .ticker import Ticker
-from .versions import Versions
 from .walks import Walks
 
 log = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ import trio
 from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
 from ..entry import units_of
-from ..host.reader import Located, Wanted
 from ..ports import SourceEntry, StorePort
 from ..replica.member import RUNNING, Member
+from ..replica.reader import Located, Wanted
 from ..transfer.pull import Pulls, Sources, live_digest
 from ..types import Buffer
 

@@ -254,7 +254,7 @@ def _on_upgrade(state: Replicated, to: int) -> bytes:
 
 
 def _on_skip(state: Replicated, index: int, ordinal: int) -> bytes | Reject:
-    """The skip itself did its work when its command failed (`halt`); here it is only answered."""
+    """The skip itself did its work when its command failed (`quarantine`); here it is only answered."""
     if ordinal in (state.left_out or {}).get(index, ()):
         return b""
     return Reject("not_failed", f"command ({index}, {ordinal}) did not fail here; nothing was skipped")

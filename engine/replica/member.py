@@ -17,10 +17,10 @@ from ..log.meta_rows import SegmentRun, cut_runs
 from ..machine import Machine, PayloadRange, Position
 from ..ports import LivenessPort
 from ..raft.core import Raft
-from ..replica.proposals import Books, ProposalQueue
 from ..types import Spec
 from .log_time import LogTime
 from .machine_state import MachineState
+from .proposals import Books, ProposalQueue
 from .sessions import Sessions, batch_of
 from .uploads import Uploads
 

@@ -28,12 +28,12 @@ from logyard.protocol.errors import Corrupt, Gone, LogyardError
 from ..config import SystemConfig
 from ..entry import Entry, Unit, units_of
 from ..host import rows
-from ..host.reader import Located, Wanted
 from ..log.meta_rows import SnapshotRow
 from ..ports import StorePort
 from ..raft.core import LEADER
 from ..ranges import Range, covered
 from ..replica.member import RUNNING, Member
+from ..replica.reader import Located, Wanted
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Manifest
 from ..transport.blobs import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PIECE, SNAPSHOT_PROGRESS, SendBlob

@@ -13,7 +13,7 @@ import xxhash
 
 from logyard.client.scans import Outcome, Scan
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.reader import Wanted
+from logyard.engine.replica.reader import Wanted
 from logyard.machines.log import AppendLog
 from logyard.pipeline.frames import Damaged, decode, gap_batch
 from logyard.pipeline.schema import arrow_schema

@@ -15,8 +15,8 @@ import trio
 from logyard.client import errors
 from logyard.client.aio import Yard, connect
 from logyard.client.scans import audit_call
-from logyard.engine.host.reader import Located, Reader
 from logyard.engine.replica.member import Member
+from logyard.engine.replica.reader import Located, Reader
 from logyard.machines import kv_command
 from logyard.machines.kv import KV
 from logyard.machines.kv_digest import digest

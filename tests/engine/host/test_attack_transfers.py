@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from logyard.engine.entry import units_of
-from logyard.engine.host.reader import Wanted
+from logyard.engine.replica.reader import Wanted
 from logyard.protocol.errors import Gone, LogyardError
 from logyard.protocol.frame import encode_frame
 from logyard.service.check import check_directory

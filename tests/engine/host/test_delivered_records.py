@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logyard.engine.entry import build_commands, frames_of, units_of
-from logyard.engine.host.delivery import records_of
+from logyard.engine.replica.delivery import records_of
 from logyard.protocol.frame import LARGE, MARK, encode_frame
 
 BODIES = st.one_of(st.none(), st.binary(max_size=20), st.integers(LARGE, LARGE + 3).map(bytes))

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from logyard.engine.host.reader import Located, Reader
 from logyard.engine.machine import Append, Release, Send
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.log_time import LogTime
 from logyard.engine.replica.machine_state import STALE_MAX, MachineState
 from logyard.engine.replica.member import Member
+from logyard.engine.replica.reader import Located, Reader
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import LARGE, encode_frame

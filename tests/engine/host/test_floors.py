@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.engine.host.reader import Wanted
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.reader import Wanted
 from logyard.protocol.errors import Gone, OutOfRange
 
 from .cluster import KIB, Cluster, cluster, plain, until

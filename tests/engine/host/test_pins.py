@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from logyard.engine.entry import units_of
-from logyard.engine.host.reader import Located, Wanted
+from logyard.engine.replica.reader import Located, Wanted
 from logyard.protocol.errors import Gone, LogyardError, NoSpace
 
 from .cluster import KIB, Cluster, cluster, until

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from logyard.engine.entry import units_of
-from logyard.engine.host.reader import Wanted
+from logyard.engine.replica.reader import Wanted
 from logyard.engine.transport.blobs import SNAPSHOT_PIECE
 from logyard.protocol.errors import Corrupt, Gone, LogyardError
 

@@ -282,7 +282,7 @@ async def test_a_session_is_not_early_by_when_its_leader_looks(tmp_path: Path, m
     async with cluster(tmp_path, 1, tick_ms=1000) as c:
         beats = c.system(1).heartbeats
         now = beats._looked
-        monkeypatch.setattr("logyard.engine.host.heartbeats.time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr("logyard.engine.replica.heartbeats.time", SimpleNamespace(monotonic=lambda: now))
         await c.nodes[1].open_session("log", SESSION, SESSION, 2000)
         member = c.member(1)
         now += 0.9

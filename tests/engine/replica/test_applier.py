@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 
 from logyard.engine.entry import CONFIGURATION, NOOP, encode_system
-from logyard.engine.host.applier import Applier, Host
-from logyard.engine.host.effects import Effects
-from logyard.engine.host.halt import Quarantine
 from logyard.engine.machine import Applied, Context, Effect, Machine, Position, Reject, Release
+from logyard.engine.replica.applier import Applier, Host
+from logyard.engine.replica.effects import Effects
 from logyard.engine.replica.member import DELETED, HALTED, Member
 from logyard.engine.replica.proposals import Owed, Pending
+from logyard.engine.replica.quarantine import Quarantine
 from logyard.protocol.errors import Busy, Corrupt
 
 from .doubles import TERM, Client, Entries, Recorder, frame, member_of

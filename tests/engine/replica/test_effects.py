@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from logyard.engine.host.effects import Effects
 from logyard.engine.machine import (
     Append,
     Applied,
@@ -23,6 +22,7 @@ from logyard.engine.machine import (
     Send,
     Timer,
 )
+from logyard.engine.replica.effects import Effects
 from logyard.engine.replica.member import HALTED, Member
 from logyard.engine.replica.proposals import DROP, FAILED, Sink
 from logyard.engine.replica.uploads import Uploads

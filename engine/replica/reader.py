@@ -20,8 +20,8 @@ from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError
 from ..entry import Entry, Unit, timestamp_of, unit_hash, units_of
 from ..log.segment import SegmentReader
 from ..ports import HomePort, StorePort
-from ..replica.member import Member
 from ..types import Buffer
+from .member import Member
 
 log = logging.getLogger(__name__)
 

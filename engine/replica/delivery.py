@@ -18,8 +18,8 @@ from logyard.protocol.frame import LARGE, MARK, table_of
 
 from ..entry import Unit, units_of
 from ..machine import Deliver, PayloadRange, PayloadRef, Send
-from ..replica.member import Member
 from ..types import Buffer
+from .member import Member
 from .reader import Located, Pins, Wanted
 
 log = logging.getLogger(__name__)

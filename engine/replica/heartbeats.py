@@ -14,9 +14,9 @@ from logyard.protocol.errors import BadRequest, Busy, NotLeader
 
 from ..config import SystemConfig
 from ..raft.core import LEADER
-from ..replica.member import RUNNING, Member
-from ..replica.sessions import EXPIRE, REGISTER
-from ..replica.submit import check_leader
+from .member import RUNNING, Member
+from .sessions import EXPIRE, REGISTER
+from .submit import check_leader
 
 LOOK_SECONDS_MAX = 2.0
 """What one look adds to the clock at most: more means that the process was not running."""

@@ -1,6 +1,6 @@
 """Applies committed entries: metadata only, in index order, one call an entry (law 5).
 
-A `Reject` is a reply. Any other exception of a machine halts that group (`halt`), and no other (law 7). What belongs
+A `Reject` is a reply. Any other exception of a machine halts that group (`quarantine`), and no other. What belongs
 to a session or is the engine's own goes through `sessions` first; effects go to `effects`. Called in the turn by
 `scheduler`.
 """
@@ -18,12 +18,12 @@ from logyard.protocol.errors import Busy, Corrupt, LogyardError, NotLeader
 
 from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of, timestamp_of
 from ..machine import Batch, Context, Frame, Reject
-from ..replica.apply import context_of, run_again, run_guarded, run_machine
-from ..replica.member import DELETED, RUNNING, Member
-from ..replica.proposals import OK, Pending
-from ..replica.sessions import apply_next
+from .apply import context_of, run_again, run_guarded, run_machine
 from .effects import Effects
-from .halt import Log, Quarantine
+from .member import DELETED, RUNNING, Member
+from .proposals import OK, Pending
+from .quarantine import Log, Quarantine
+from .sessions import apply_next
 
 log = logging.getLogger(__name__)
 

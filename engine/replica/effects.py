@@ -29,9 +29,9 @@ from ..machine import (
     Send,
 )
 from ..raft.core import LEADER
-from ..replica.apply import REPLICATED, keep
-from ..replica.member import RUNNING, Member
-from ..replica.proposals import FAILED, Sink
+from .apply import REPLICATED, keep
+from .member import RUNNING, Member
+from .proposals import FAILED, Sink
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
 """Machine versions and rolling upgrade: which version of a machine is in force is replicated state.
 
 Invariant: it starts at 1 and rises by a committed ["upgrade", to] only, which a leader proposes when enough voters'
-nodes have said that they know it. A member whose machine does not know a version waits at that entry (`halt`): it never
-skips it. Called by `inbound` (what nodes say), `ticker`, and `effects` at apply. Ra: `ra_machine` versions.
+nodes have said that they know it. A member whose machine does not know a version waits at that entry
+(`quarantine`): it never skips it. Called by `inbound` (what nodes say), `ticker`, and `effects` at apply. Ra:
+`ra_machine` versions.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 from logyard.protocol.errors import Busy, LogyardError, Refused
 
 from ..raft.core import LEADER
-from ..replica.member import HALTED, RUNNING, Member
-from ..replica.submit import check_leader
 from ..transport.blobs import MACHINE_VERSIONS, SendBlob
 from .heartbeats import Commands
+from .member import HALTED, RUNNING, Member
+from .submit import check_leader
 
 log = logging.getLogger(__name__)
 

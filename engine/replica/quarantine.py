@@ -18,12 +18,12 @@ from logyard.protocol.frame import SYSTEM
 from ..entry import COMMANDS, Entry, Frame, frames_of, is_guarded, system_command
 from ..machine import Machine
 from ..raft.core import LEADER
-from ..replica import snapshot_sections
-from ..replica.apply import UnknownVersion
-from ..replica.member import HALTED, RUNNING, Halt, Member
-from ..replica.proposals import Sink
-from ..replica.sessions import CommandFault
 from ..snapshot.format import Snapshot
+from . import snapshot_sections
+from .apply import UnknownVersion
+from .member import HALTED, RUNNING, Halt, Member
+from .proposals import Sink
+from .sessions import CommandFault
 
 log = logging.getLogger(__name__)
 
