@@ -174,12 +174,11 @@ async def test_a_stalled_writer_stalls_no_group(tmp_path: Path) -> None:
             nursery.start_soon(c.nodes[1].compact)
             await until(lambda: (plan / "stalled").exists())
             assert c.nodes[1].status()["writer"]["job"] == "migration of WAL file 1"
-            began = time.monotonic()
             bodies += await c.fill(1, 40, 4 * KIB)
             assert [body for _, body in await c.read(1)] == bodies
             # What dies meanwhile is dead in the copy.
             await c.nodes[1].truncate("log", 3)
-            assert time.monotonic() - began < 10
+            assert c.nodes[1].status()["writer"]["job"] == "migration of WAL file 1"
             (plan / "stall").unlink()
         assert sum(one.live for one in c.system(1).store.generations()) < 3 * 41 * KIB
         await check_books(c, tmp_path)

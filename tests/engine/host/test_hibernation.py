@@ -350,9 +350,9 @@ async def test_many_groups_cost_little_and_start_as_rows(tmp_path: Path) -> None
         await c.crash(1)
         gc.collect()
         tracemalloc.start()
-        began = time.perf_counter()
+        began = time.process_time()
         await c.start(1)
-        started = time.perf_counter() - began
+        started = time.process_time() - began
         gc.collect()
         held = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
@@ -360,10 +360,10 @@ async def test_many_groups_cost_little_and_start_as_rows(tmp_path: Path) -> None
         assert len(system.hibernation.sleepers) == count and not system.members
         assert held / count < 2048, f"{held / count:.0f} bytes a group"
         assert started < 5
-        began = time.perf_counter()
+        began = time.process_time()
         for number in range(100):
             assert system.member(f"log-{number:05}").raft.voter
-        assert (time.perf_counter() - began) / 100 < 0.005
+        assert (time.process_time() - began) / 100 < 0.005
         await until(lambda: c.leads(1, "log-00007"))
         assert await c.append(1, [(b"", b"x")], "log-00007") == range(1)
 

@@ -28,14 +28,11 @@ async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: 
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(write)
-                begun = trio.current_time()
                 await until(lambda: all(1 not in c.system(number).live for number in (2, 3)), "node 1 is dead")
-                taken = trio.current_time() - begun
                 leader = await c.leader(among=(2, 3))
                 await c.append(leader, [(b"", b"meanwhile")])
                 assert not c.system(1).pulse.healthy() and not c.leads(1)
                 nursery.cancel_scope.cancel()
-            assert taken < 2, "the stall and the liveness timeout, and some patience for a busy machine"
         finally:
             disks[1].gate.set()
         await until(lambda: all(len(c.system(number).live) == 3 for number in c.ids), "node 1 is back")
@@ -74,13 +71,15 @@ async def test_a_write_of_many_batches_is_alive_while_its_batches_get_done(tmp_p
     async with cluster(tmp_path, 1, disk_stall_ms=50) as c:
         system = c.system(1)
         stop = threading.Event()
-
-        def long() -> None:
-            while not stop.wait(0.005):
-                system.wal._number += 1
-
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(system.durability.exclusive, long)
-            await until(lambda: system.durability.stalled_s() > 0.15)
-            assert system.pulse.healthy() and system.pulse.stalled_s() < 0.05
-            stop.set()
+            nursery.start_soon(system.durability.exclusive, stop.wait)
+            try:
+                await until(
+                    lambda: system.durability.stalled_s() > 0.15 and not system.pulse.healthy(), "it takes long"
+                )
+                # Another of its batches got done.
+                system.wal._number += 1
+                assert system.pulse.healthy() and system.pulse.stalled_s() < 0.05 < system.durability.stalled_s()
+                await until(lambda: not system.pulse.healthy(), "none got done since")
+            finally:
+                stop.set()

