@@ -15,6 +15,8 @@ from logyard.protocol.kv import Compare, Get, Put
 
 MANY = 4096
 """Records of one frame."""
+ANSWER_S = 2.0
+"""Of what a caller waits, for an answer on its way: all faces ask at once."""
 SEEDED = 3
 """Records that each log has."""
 
@@ -44,7 +46,7 @@ class Arguments:
         self.stop: int = one(4, 4, 0)
         self.since: int = one(0, 1 << 62, 0)
         self.index: int = one(1, 1 << 62, 0)
-        self.patience: float = 5.0 if usual else 0.2
+        self.patience: float = 5.0 if usual else ANSWER_S + 0.2
         self.seconds: float = one(60.0, 9e9, 0.0)
         self.revision: int = one(1, 1 << 62, 0)
         self.lease: int = one(5, (1 << 63) - 1, 0)

@@ -4,13 +4,15 @@ does what a row of the table says and tells what came of it.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import inspect
 import json
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack, suppress
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 from click.testing import CliRunner
@@ -34,6 +36,7 @@ HELD = 12
 """Messages that a consumer has before anything happens."""
 CLIENT_S = 20.0
 LOOK_S = 0.2
+Job: TypeAlias = tuple[Coroutine[Any, Any, Any], concurrent.futures.Future[Any]]
 TRIO: Mapping[str, type] = {
     "Log": aio.Log, "Producer": producer.Producer, "KV": kv.KV, "Watch": kv_watch.Watch, "Queue": queue.Queue,
     "Consumer": queue.Consumer, "Session": messages.Session, "Yard": aio.Yard,
@@ -66,6 +69,8 @@ class Face(Arguments):
     """Of one cluster and situation; `rotate`: its names are of groups of another kind."""
 
     face = ""
+    told_as = property(lambda self: self.face)
+    """The name under which the table has what is its own."""
     first_revision = 1
     classes: Mapping[str, type] = {}
 
@@ -167,7 +172,7 @@ class TrioFace(Face):
                 consuming = self.queue.consume(prefetch=HELD)
                 consumer = await consuming.__aenter__()
                 self.stack.push_async_callback(self._leave, consuming)
-                with trio.fail_after(CLIENT_S):
+                with self.within(CLIENT_S):
                     while len(self.held) < HELD - 1:
                         self.held.append(await consumer.__anext__())
                 self.parts[name] = consumer
@@ -177,12 +182,20 @@ class TrioFace(Face):
                 watching = self.kv.watch(b"", prefix=True)
                 self.parts[name] = await watching.__aenter__()
                 self.stack.push_async_callback(self._leave, watching)
-                with trio.fail_after(CLIENT_S):
+                with self.within(CLIENT_S):
                     await self.parts[name].created()
             else:
                 self.parts[name] = await self.log.producer(f"warm-{self.name}")
         except LogyardError as error:
             self.parts[name] = error
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Under either library."""
+        runtime = self.yard.runtime
+        with runtime.scope(runtime.now() + seconds) as scope:
+            yield
+        assert not scope.cancelled_caught, f"not within {seconds} s"
 
     async def _leave(self, context: Any) -> None:
         with suppress(LogyardError):
@@ -196,8 +209,8 @@ class TrioFace(Face):
 
     async def first_message(self) -> None:
         """Whether a session can be listened to: nothing is sent to it."""
-        session = self.session
-        with trio.move_on_after(LOOK_S):
+        session, runtime = self.session, self.yard.runtime
+        with runtime.scope(runtime.now() + LOOK_S):
             async for _ in session.messages():
                 pass
 
@@ -205,7 +218,7 @@ class TrioFace(Face):
         """What comes of it."""
         await self.prepare(verb.partition(".")[0])
         try:
-            with trio.fail_after(2 * CLIENT_S):
+            with self.within(2 * CLIENT_S):
                 await finished(self.row(verb).call(self))
         except Exception as error:
             return outcome_of(error)
@@ -214,6 +227,48 @@ class TrioFace(Face):
     def close(self) -> None:
         """As the last thing."""
         self.yard.close()
+
+
+class AsyncioFace(TrioFace):
+    """The same client under asyncio: one task of a loop in a thread of its own does all that it is asked."""
+
+    face = "asyncio"
+    told_as = "trio"
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Connect."""
+        self.loop = asyncio.new_event_loop()
+        self.jobs: asyncio.Queue[Job | None] = asyncio.Queue()
+        thread = threading.Thread(target=self.loop.run_until_complete, args=(self._work(),))
+        thread.start()
+        stack.callback(self.loop.close)
+        stack.push_async_callback(partial(trio.to_thread.run_sync, thread.join))
+        stack.callback(self.loop.call_soon_threadsafe, self.jobs.put_nowait, None)
+        inner = AsyncExitStack()
+        await self._there(super().open(inner))
+        stack.push_async_callback(self._there, inner.aclose())
+
+    async def _work(self) -> None:
+        while (job := await self.jobs.get()) is not None:
+            task, done = job
+            try:
+                done.set_result(await task)
+            except Exception as error:
+                done.set_exception(error)
+
+    async def _there(self, task: Coroutine[Any, Any, Any]) -> Any:
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.loop.call_soon_threadsafe(self.jobs.put_nowait, (task, done))
+        return await trio.to_thread.run_sync(done.result)
+
+    async def warm(self, unwatched: bool = False) -> None:
+        """See `TrioFace`."""
+        await self._there(super().warm(unwatched))
+
+    async def outcome(self, verb: str) -> str:
+        """What comes of it."""
+        found: str = await self._there(super().outcome(verb))
+        return found
 
 
 async def finished(value: Any) -> None:
@@ -481,4 +536,4 @@ class EmbeddedFace(Face):
         return OK
 
 
-FACES: tuple[Callable[..., Face], ...] = (TrioFace, SyncFace, StoreFace, CliFace, GatewayFace)
+FACES: tuple[Callable[..., Face], ...] = (TrioFace, AsyncioFace, SyncFace, StoreFace, CliFace, GatewayFace)

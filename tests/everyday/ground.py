@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from logyard.client import log
 from logyard.client.aio import Yard, connect
 from logyard.client.lane import Batch, Lane
 from logyard.engine.config import SystemConfig
@@ -24,7 +25,7 @@ from tests.chaos.register import Registers
 from tests.engine.host.cluster import SMALL, Cluster, cluster, until
 from tests.service.test_exactly_once import Doors
 
-from .arguments import SEEDED
+from .arguments import ANSWER_S, SEEDED
 from .faces import FACES, HELD, EmbeddedFace, Face
 
 KINDS = ("log", "kv", "queue")
@@ -185,6 +186,7 @@ async def ground(path: Path, situation: str, names: frozenset[str]) -> AsyncIter
                 if face.face in names:
                     faces[face.face] = face
             found = Ground(run, doors, admin, faces, stack.enter_context(pytest.MonkeyPatch.context()))
+            found.patch.setattr(log, "ANSWER_S", ANSWER_S)
             await found.create()
             async with AsyncExitStack() as opened:
                 for one in faces.values():

@@ -16,7 +16,7 @@ from .faces import EMBEDDED, STORE, SYNC, TRIO, Face, verbs
 from .ground import EMBEDDED_SITUATIONS, Ground, embedded_face, ground
 from .table import ROWS, SITUATIONS
 
-CLIENTS = frozenset(("trio", "sync", "store", "gateway"))
+CLIENTS = frozenset(("trio", "asyncio", "sync", "store", "gateway"))
 CLI = frozenset(("cli",))
 
 
@@ -41,7 +41,7 @@ async def differences(face: Face, situation: str) -> list[str]:
     """The cells of a face that are not what the table says."""
     found = []
     for verb in face.rows():
-        outcome, expected = await face.outcome(verb), face.row(verb).expected(face.face, situation)
+        outcome, expected = await face.outcome(verb), face.row(verb).expected(face.told_as, situation)
         if outcome != expected:
             found.append(f"{face.face}: {verb}, {SITUATIONS[situation]}: {outcome}, expected {expected}")
     return found
