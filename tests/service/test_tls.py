@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import socket
@@ -61,7 +62,14 @@ async def test_a_client_with_a_certificate_is_served(yard: Yard) -> None:
                 assert [bytes(log.read(n).payload or b"") for n in range(5)] == bodies
                 assert client.nodes() == [1, 2, 3]
 
+        async def under_asyncio() -> None:
+            async with connect([cluster.addresses[2]], tls=yard.client(), timeout=20) as client:
+                log = client.log("a")
+                assert await log.append(b"m", bodies[3]) == 3006
+                assert [bytes((await log.read(n)).payload or b"") for n in range(5)] == bodies
+
         await trio.to_thread.run_sync(blocking)
+        await trio.to_thread.run_sync(asyncio.run, under_asyncio())
 
 
 BAD: list[tuple[Callable[[Yard], TlsConfig | None], str]] = [
@@ -88,8 +96,14 @@ async def test_who_is_refused_and_told_why(yard: Yard, files: Callable[[Yard], T
             with pytest.raises(LogyardError, match=words):
                 connect_sync([address], tls=files(yard))
 
+        async def under_asyncio() -> None:
+            with pytest.raises(LogyardError, match=words):
+                async with connect([address], tls=files(yard)):
+                    pass
+
         with trio.fail_after(5):
             await trio.to_thread.run_sync(blocking)
+            await trio.to_thread.run_sync(asyncio.run, under_asyncio())
         assert await good.log("a").append(b"m", b"still here") == 0
 
 
