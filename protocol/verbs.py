@@ -44,6 +44,9 @@ LEADER, READERS, MEMBER, NODE = "leader", "readers", "member", "node"
 watches: `local`) says; the member of the node that is asked, as far as it is; the node that is asked."""
 
 
+_ALWAYS = object()
+
+
 class Field(NamedTuple):
     """An argument. `check` returns the value to use, or raises `BadRequest`; `takes` says the same in words. What is
     left out is `default`: None for what must be there, unless `optional`."""
@@ -56,18 +59,35 @@ class Field(NamedTuple):
     container: bool = False
 
 
-class Verb(NamedTuple):
-    """`idempotent`: asked twice, it does no more than once, so a cut connection is not an unknown outcome."""
+def required(field: Field) -> bool:
+    """Return whether a call must name it."""
+    return field.default is None and not field.optional
 
-    name: str
-    fields: tuple[Field, ...]
-    served: str
-    idempotent: bool
-    right: str
+
+class Verb:
+    """One verb. `idempotent`: asked twice, it does no more than once, so a cut connection is not an unknown outcome."""
+
+    __slots__ = ("name", "fields", "served", "idempotent", "right", "_steps")
+
+    def __init__(self, name: str, fields: tuple[Field, ...], served: str, idempotent: bool, right: str) -> None:
+        self.name = name
+        self.fields = fields
+        self.served = served
+        self.idempotent = idempotent
+        self.right = right
+        # With what needs no check: a default, which is most of what a call leaves out. A list is made anew each time.
+        self._steps = tuple(
+            (one.name, one.check, one.default, _ALWAYS if required(one) or one.default == () else one.default)
+            for one in fields
+        )
 
     def take(self, arguments: Mapping[str, Any]) -> list[Any]:
         """Return the checked values, in the order of the fields. Raises `BadRequest`."""
-        return [field.check(arguments.get(field.name, field.default)) for field in self.fields]
+        found = []
+        for name, check, default, sound in self._steps:
+            value = arguments.get(name, default)
+            found.append(value if value is sound else check(value))
+        return found
 
 
 def text(name: str, default: str | None = None) -> Field:
@@ -204,8 +224,7 @@ def listed(name: str, kind: type, most: int) -> Field:
 
 def optional(field: Field) -> Field:
     """Take the field, or None."""
-    check = field.check
-    return field._replace(check=lambda value: None if value is None else check(value), optional=True)
+    return field._replace(optional=True)
 
 
 NAME = text("name")

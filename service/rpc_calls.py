@@ -5,7 +5,7 @@ Called by `rpc`, one task a call; a handler returns a plain value for RESULT, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import CoroutineType, MappingProxyType
 from typing import Any, Protocol
 
@@ -275,13 +275,9 @@ PLAIN: Mapping[str, str] = MappingProxyType(
 """Verbs that are one call of the system with the values as they are; a test compares both sides."""
 
 
-def _plain(method: str) -> Callable[..., object]:
-    return lambda system, *values: getattr(system, method)(*values)
-
-
-HANDLERS: Mapping[str, Callable[..., object]] = MappingProxyType(
+HANDLERS: Mapping[str, str | Callable[..., Awaitable[object]]] = MappingProxyType(
     {
-        **{verb: _plain(method) for verb, method in PLAIN.items()},
+        **PLAIN,
         "locate": _locate, "poll": _poll, "read_body": _read_body, "latest": _latest, "query": _query,
         "members": _members, **SCANS, **KV_CALLS,
     }
@@ -304,9 +300,10 @@ async def serve_call(system: SystemPort, method: str, arguments: Mapping[str, An
     handler = HANDLERS.get(method)
     if handler is None:
         raise BadRequest(f"no method {method[:64]!r}; there are {', '.join(sorted((*HANDLERS, 'cluster')))}")
-    found = handler(system, *taken(system, VERBS[method], arguments))
+    values = taken(system, VERBS[method], arguments)
+    found = handler(system, *values) if callable(handler) else getattr(system, handler)(*values)
     # While the call waits it keeps what its handler took, and not what else there was.
-    del arguments
+    del arguments, values
     return await found if isinstance(found, CoroutineType) else found
 
 

@@ -25,8 +25,8 @@ from logyard.protocol.verbs import (
     VERBS,
     WAIT_S_MAX,
     WRITE,
-    Field,
     reference,
+    required,
 )
 from logyard.service.pushes import LISTENING
 from logyard.service.rpc_calls import HANDLERS, PLAIN, SystemPort
@@ -44,10 +44,6 @@ LISTS = {
     "logs": {"names"}, "scan": {"ranges"}, "seek": {"times"}, "audit": {"range"}, "fetch": {"requests"},
     "kv_change": {"add", "remove"}, "kv_watch": {"add"},
 }  # fmt: skip
-
-
-def required(field: Field) -> bool:
-    return field.default is None and not field.optional
 
 
 def test_every_verb_is_served_and_no_other() -> None:
@@ -78,11 +74,19 @@ def test_each_argument_is_checked(name: str) -> None:
     values = verb.take(given)
     assert len(values) == len(verb.fields) and verb.take({**given, "unknown": object()}) == values
     for field in verb.fields:
+        # A default is used as it is, so it must be what the check would make of it.
+        assert field.default in (None, ()) or field.check(field.default) == field.default
+    for field in verb.fields:
         with pytest.raises(BadRequest, match=f"^{field.name} is "):
             verb.take({**given, field.name: object()})
         if required(field):
             with pytest.raises(BadRequest, match=f"^{field.name} is "):
                 verb.take({key: value for key, value in given.items() if key != field.name})
+
+
+def test_a_list_that_was_left_out_is_the_calls_own() -> None:
+    one, other = (VERBS["fetch"].take({"name": "a"})[1] for _ in range(2))
+    assert one == other == [] and one is not other
 
 
 def test_bounds() -> None:
