@@ -175,12 +175,12 @@ class Audit:
         storage = self.system.storage
         homes = {home for located, _ in batch if (home := _home(located)) is not None}
         for home in homes:
-            storage.homes.pin(home)
+            storage.location.pin(home)
         try:
             found = await trio.to_thread.run_sync(self._hash_all, batch)
         finally:
             for home in homes:
-                storage.homes.unpin(home)
+                storage.location.unpin(home)
         for (located, unit), problem in zip(batch, found, strict=True):
             if problem is not None and not self._lives(located, unit):
                 continue  # Released in the meantime.

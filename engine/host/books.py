@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 import trio
 
 from logyard.protocol.errors import LogyardError, WalFailed
 
+from ..identity import Acquaintances
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow, snapshot_key
+from ..ports import StorePort
 from ..replica.member import Member
 from ..snapshot import format as snapshot_format
-from ..snapshot.format import Snapshot
+from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
 from . import rows
-from .homes import SealedFile
-
-if TYPE_CHECKING:
-    from .system import System
-
+from .location import SealedFile
+from .space import Space
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +35,30 @@ PEERS_SECONDS = 60.0
 
 
 class Books:
-    """One commit at a time."""
+    """One commit at a time. `failed(error)` hears of a disk that fails, `spawn` starts a task of the node. What a
+    snapshot needs beside its row, `beside(member, index, encoded, anew)` gives."""
 
-    def __init__(self, system: System, meta: MetaStore) -> None:
-        self.system = system
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        meta: MetaStore,
+        store: StorePort,
+        space: Space,
+        acquaintances: Acquaintances,
+        failed: Callable[[LogyardError], None],
+        spawn: Callable[[Callable[[], Awaitable[None]]], None],
+        beside: Callable[[Member, int, Encoded, bool], Iterable[rows.Put]],
+    ) -> None:
         self.meta = meta
+        self._members = members
+        self._store = store
+        self._space = space
+        self._acquaintances = acquaintances
+        self._failed = failed
+        self._spawn = spawn
+        self._beside = beside
         # Members whose floor was raised and is not stored yet: the next commit brings their rows along.
-        self.floors: set[Member] = set()
+        self._floors: set[Member] = set()
         self._owed: dict[bytes, bytes | None] = {}
         # The store lost something that a state row may name no more: its rows go with whatever is next.
         self.store_due = False
@@ -71,27 +86,27 @@ class Books:
         async with self._lock:
             store, self.store_due = store or self.store_due, False
             if store:
-                self._owed.update(rows.store_rows(self.system.store.changes()))
+                self._owed.update(rows.store_rows(self._store.changes()))
                 # What they say is dead has no home after a restart: the floor has to say so with them (law 4).
-                self.system.storage.raise_floors(int.from_bytes(key[-8:], "big") for key in self._owed)
-            floors, self.floors = self.floors, set()
+                self.raise_floors(int.from_bytes(key[-8:], "big") for key in self._owed)
+            floors, self._floors = self._floors, set()
             puts = [rows.state(member) for member in floors if not member.is_gone and not member.damaged]
             puts += build()
             if store:
                 puts += self._owed.items()
-            met = self.system.acquaintances.take()
+            met = self._acquaintances.take()
             puts += [rows.peer(node, origin) for node, origin in met]
             try:
                 if puts:
-                    await self.system.space.out_of_reserve(
+                    await self._space.out_of_reserve(
                         "the meta store", lambda: trio.to_thread.run_sync(self.meta.commit, puts)
                     )
             except BaseException as error:
-                self.floors |= floors
+                self._floors |= floors
                 self.store_due = self.store_due or store
-                self.system.acquaintances.fresh.update(node for node, _ in met)
+                self._acquaintances.fresh.update(node for node, _ in met)
                 if isinstance(error, WalFailed):
-                    self.system.fail(error)
+                    self._failed(error)
                 raise
             self._peers_at = time.monotonic()
             if store:
@@ -99,13 +114,29 @@ class Books:
             if then is not None:
                 then()
 
+    def raise_floors(self, uids: Iterable[int]) -> None:
+        """Let floors cover every release that made payload bytes of these groups dead, before they are destroyed
+        (law 4).
+
+        The next commit stores it: make one before the bytes go. A floor at or below the snapshot means nothing any
+        more.
+        """
+        for uid in uids:
+            member = self._members.get(uid)
+            if member is not None and member.cover_releases():
+                self._floors.add(member)
+
+    def forget(self, member: Member) -> None:
+        """Store no floor of a member that is gone."""
+        self._floors.discard(member)
+
     def look(self) -> None:
         """Once a second: what is new of the other nodes is stored."""
-        known = self.system.acquaintances
+        known = self._acquaintances
         late = known.stale and time.monotonic() - self._peers_at >= PEERS_SECONDS
         if (known.fresh or late) and not self._looking:
             self._looking = True
-            self.system.nursery.start_soon(self._store_peers)
+            self._spawn(self._store_peers)
 
     async def _store_peers(self) -> None:
         try:
@@ -144,12 +175,11 @@ class Books:
                     stored.append(one)
                     yield rows.snapshot(member.uid, snapshot.index, snapshot.term, encoded.manifest)
                     yield rows.state(member, snapshot, keep_log=keep_log)
-                    yield from self.system.chunks.changed(member, snapshot.index, encoded, anew)
+                    yield from self._beside(member, snapshot.index, encoded, anew)
 
         def then() -> None:
             for member, snapshot, encoded, *_ in stored:
-                member.snapshot_stored = snapshot.index
-                member.chunks = encoded.names
+                member.stored(snapshot.index, encoded.names)
 
         # With the store's rows: what is dead below the snapshot is not marked again by a restart that begins at it.
         await self.commit(build, store=True, then=then)

@@ -217,7 +217,7 @@ class Departures:
         system = self.system
         rolled = await system.durability.exclusive(lambda: system.wal.write([WalItem(uid, truncate=1) for uid in back]))
         if rolled is not None:
-            system.storage.rolled(rolled)
+            system.rolled(rolled)
         for uid in back:
             self.departed[uid] = self.departed[uid]._replace(admitted=admitted[uid])
         return [rows.departed_row(uid, self.departed[uid]) for uid in back]

@@ -217,7 +217,7 @@ class Directory:
             if spec.uid in system.damages.barred:
                 recovery.enliven(system, system.damages.admit(spec), fresh=False)
             else:
-                system.storage.start_member(spec)
+                system.start_member(spec)
             if number % GROWN == GROWN - 1:
                 system.grown()
                 await trio.lowlevel.checkpoint()

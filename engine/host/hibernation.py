@@ -220,14 +220,15 @@ class Hibernation:
         async with self._preparing:
             full = [member for member in members if not self._has_moved_out(member)]
             if full:
-                await leftovers.move_out(system, full, system.config.hibernate_move_bytes)
+                found_payloads = leftovers.Leftovers(system.store, system.wal, system.storage.location, system.reader)
+                await leftovers.move_out(found_payloads, system.storage, full, system.config.hibernate_move_bytes)
             await system.snapshots.take([one for one in members if one.snapshot_index < one.raft.log.last_index])
 
             def build() -> list[rows.Put]:
                 for member in members:
                     stands = member.raft.log.last_index == member.snapshot_index == member.snapshot_stored
                     if stands and self._may_sleep(member) and self._has_moved_out(member):
-                        system.storage.move_out(member)
+                        system.checkpoints.move_out(member)
                         found[member] = self._row_put(member, leader)
                 return list(found.values())
 

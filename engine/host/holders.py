@@ -9,14 +9,13 @@ for one. Reading costs the oldest files' groups only. Called by `storage` and fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..replica.member import RUNNING, Member
-
-if TYPE_CHECKING:
-    from .system import System
+from .location import Location, Unflushed
+from .segments import Segments
 
 NAMED_MAX = 8
 ASKED_MAX = 500
@@ -24,35 +23,48 @@ ASKED_MAX = 500
 
 
 class Holders:
-    """One node's. `asked` counts snapshots that were taken for the sake of an old segment."""
+    """One node's. `asked` counts snapshots that were taken for the sake of an old segment; `take` takes them."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        unflushed: Unflushed,
+        location: Location,
+        segments: Segments,
+        segments_max: int,
+        take: Callable[[Sequence[Member]], Awaitable[Mapping[str, int]]],
+    ) -> None:
         self.asked = 0
+        self._members = members
+        self._unflushed = unflushed
+        self._files = location.files
+        self._segments = segments
+        self._segments_max = segments_max
+        self._take = take
 
     def status(self) -> dict[str, Any]:
         """For `logyard status`: the oldest WAL file without or with a segment and the oldest segment (0: none), with
         how many groups hold each and the first few as (name, reason)."""
-        storage = self.system.storage
-        wal_file, segment = min(storage.files, default=0), min(storage.segments.users, default=0)
+        users = self._segments.users
+        wal_file, segment = min(self._files, default=0), min(users, default=0)
         wal = list(islice(self._of_file(wal_file), NAMED_MAX))
         logs = list(islice(self._of_segment(segment), NAMED_MAX))
         return {
-            "unflushed_files": storage.backlog_files,
+            "unflushed_files": self._unflushed.backlog_files,
             "wal_file": wal_file,
-            "wal_groups": len(storage.files[wal_file].shares) if wal_file else 0,
+            "wal_groups": len(self._files[wal_file].shares) if wal_file else 0,
             "wal_names": [[member.spec.name, reason] for member, reason in wal],
             "segment": segment,
-            "segment_groups": len(storage.segments.users.get(segment, ())),
+            "segment_groups": len(users.get(segment, ())),
             "segment_names": [[member.spec.name, reason] for member, reason in logs],
             "asked": self.asked,
         }
 
     def _of_file(self, number: int) -> Iterator[tuple[Member, str]]:
         """Those that hold it against migration come first."""
-        file = self.system.storage.files.get(number)
+        file = self._files.get(number)
         shares = () if file is None else file.shares.items()
-        holding = [(member, share) for uid, share in shares if (member := self.system.members.get(uid)) is not None]
+        holding = [(member, share) for uid, share in shares if (member := self._members.get(uid)) is not None]
         for member, share in holding:
             if member.damaged:
                 yield member, "its records are damaged"
@@ -63,8 +75,8 @@ class Holders:
                 yield member, f"{share.live} bytes of payload"
 
     def _of_segment(self, number: int) -> Iterator[tuple[Member, str]]:
-        for uid in self.system.storage.segments.users.get(number, ()):
-            member = self.system.members.get(uid)
+        for uid in self._segments.users.get(number, ()):
+            member = self._members.get(uid)
             if member is None:
                 continue
             last = max((run.last for run in member.segments if run.segment == number), default=0)
@@ -75,14 +87,13 @@ class Holders:
 
     async def ask(self) -> None:
         """With more than `segments_max` segments: a snapshot of the groups that need the oldest, so that it can go."""
-        system = self.system
-        users = system.storage.segments.users
-        for number in sorted(users)[: max(0, len(users) - system.config.segments_max)]:
+        users = self._segments.users
+        for number in sorted(users)[: max(0, len(users) - self._segments_max)]:
             asked = list(islice((one for one, _ in self._of_segment(number) if one.state == RUNNING), ASKED_MAX))
             if asked:
-                taken = await system.snapshots.take(asked)
+                taken = await self._take(asked)
                 self.asked += taken["taken"]
                 # As the stored row says now, their logs need nothing of it.
-                system.storage.segments.release(number)
+                self._segments.release(number)
             if len(asked) == ASKED_MAX:
                 return

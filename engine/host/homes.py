@@ -1,237 +1,125 @@
-"""Which file is the home of which payloads, how much in it still lives, and who is reading it.
+"""How much of each group lives in which sealed WAL file: counters that are exact per (file, group).
 
-A sealed WAL file stays the home of its payloads until they are dead or migrated. Counters are exact per
-(file, group): a
-release that covers a group's whole run costs nothing per entry; one that ends inside it reads the sizes of that part
-from the
-segment. A home that is given up waits for its last pin. All calls on the loop.
+A release that covers a group's whole run costs nothing per entry; one that ends inside it reads the sizes of that part
+from the segment. What dies in a file is marked dead in the payload store's copies as well. All calls on the loop.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 import trio
 
 from logyard.protocol.errors import Busy, Corrupt, LogyardError
 
 from ..disk import is_short
-from ..entry import Entry, records_in, units_of
+from ..entry import records_in, units_of
 from ..log.meta_rows import SegmentRun
 from ..machine import Position
-from ..ports import HomePort, LivenessPort
+from ..ports import HomePort, LivenessPort, StorePort
 from ..replica.member import Member
-
-if TYPE_CHECKING:
-    from .system import System
+from .location import Location, SealedFile, Share
+from .segments import Segments
 
 log = logging.getLogger(__name__)
 
-Home = tuple[str, int]
 SCAN_BYTES = 1 << 30
 
 
-class Share:
-    """What one group has in one sealed WAL file: entries first..last, `live` payload bytes."""
-
-    __slots__ = ("first", "last", "live")
-
-    def __init__(self, first: int, last: int, live: int) -> None:
-        self.first = first
-        self.last = last
-        self.live = live
-
-
-class SealedFile:
-    """A sealed WAL file that is the home of payloads. The segment of the same number holds its entries' metadata."""
-
-    __slots__ = ("file", "length", "sealed_at", "died_at", "shares", "live", "total", "failed", "kept")
-
-    def __init__(self, file: int, length: int) -> None:
-        self.file = file
-        self.length = length
-        # When something of it died last; what is sealed with a part dead may go on dying.
-        self.sealed_at = self.died_at = time.monotonic()
-        self.shares: dict[int, Share] = {}
-        self.live = 0
-        # Payload bytes, dead ones included; and whether they could not be migrated.
-        self.total = 0
-        self.failed = False
-        # A group that nobody can mend has something here: it is for people to judge.
-        self.kept = False
+class Found(Protocol):
+    """An entry with payload, wherever that is."""
 
     @property
-    def dead_ratio(self) -> float:
-        """The share of the file's payload bytes that is dead; 1 when it has none."""
-        return 1 - self.live / self.total if self.total else 1.0
+    def index(self) -> int:
+        """Its place in the log."""
+        ...
 
-    def add(self, uid: int, share: Share, total: int) -> None:
-        """Book a group's share of `total` bytes, unless all of it is dead."""
-        self.total += total
-        if share.live:
-            self.shares[uid] = share
-            self.live += share.live
-
-    def reduce(self, uid: int, size: int) -> None:
-        """`size` bytes of a group died here."""
-        share = self.shares[uid]
-        assert 0 <= size <= share.live, "more bytes died than lived"
-        share.live -= size
-        self.live -= size
-        self.died_at = time.monotonic()
-        if not share.live:
-            del self.shares[uid]
-
-    def remove(self, uid: int) -> None:
-        """The group is gone, or all it had here is dead."""
-        share = self.shares.pop(uid, None)
-        if share is not None:
-            self.live -= share.live
-            self.died_at = time.monotonic()
+    @property
+    def data(self) -> bytes:
+        """It, without its payload."""
+        ...
 
 
-class Pin:
-    """How many read a home, and until when it waits for the last of them (monotonic seconds)."""
+class Present(NamedTuple):
+    """What of a new segment is the content of a log: a run, the share of it that lives, and the run's bytes."""
 
-    __slots__ = ("count", "until")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.until = 0.0
+    member: Member
+    run: SegmentRun
+    share: Share
+    size: int
 
 
 class Homes:
-    """Counters and pins of every home on this node."""
+    """The counters of every sealed file on this node. `payload_entries(member, first, last)` finds entries wherever
+    they are; `lose(uid, first, last)`: nobody can tell any more where their payloads are; `uncounted(member, seconds)`:
+    for want of descriptors its files count as fuller than they are, until `recount`."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
-        self.files: dict[int, SealedFile] = {}
-        self.expired = 0
-        self._pins: dict[Home, Pin] = {}
-        # Of pins that ended by themselves: how many will still be taken off.
-        self._late: dict[Home, int] = {}
-        self._doomed: dict[Home, Callable[[], None]] = {}
-        # Groups whose shares are to be counted anew, for want of descriptors just now.
-        self._uncounted: set[int] = set()
-
-    def pin(self, home: Home) -> None:
-        """Promise not to destroy a home until `unpin`, or for `pin_ms` at most. A slower reader hears `Gone`, and never
-        gets other bytes: each single read holds the file or environment itself."""
-        pin = self._pins.get(home)
-        if pin is None:
-            pin = self._pins[home] = Pin()
-            if home[0] == "generation":
-                self.system.store.pin(home[1])
-        pin.count += 1
-        pin.until = time.monotonic() + self.system.config.pin_ms / 1000
-
-    def unpin(self, home: Home) -> None:
-        """End of the promise; what waited for it happens now."""
-        late = self._late.get(home, 0)
-        if late:
-            self._late[home] = late - 1
-            if late == 1:
-                del self._late[home]
-            return
-        pin = self._pins[home]
-        pin.count -= 1
-        if not pin.count:
-            self._let_go(home)
-
-    def expire(self, now: float) -> None:
-        """End the promises that were not kept in time: nobody waits for a stuck reader."""
-        for home, pin in list(self._pins.items()):
-            if pin.until <= now:
-                self._late[home] = self._late.get(home, 0) + pin.count
-                self.expired += 1
-                self._let_go(home)
-
-    def _let_go(self, home: Home) -> None:
-        del self._pins[home]
-        if home[0] == "generation":
-            self.system.store.unpin(home[1])
-        give_up = self._doomed.pop(home, None)
-        if give_up is not None:
-            give_up()
-
-    def give_up(self, home: Home, act: Callable[[], None]) -> None:
-        """Do `act` (recycle, unlink) when nobody reads the home."""
-        if home in self._pins:
-            self._doomed[home] = act
-        else:
-            act()
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        store: StorePort,
+        location: Location,
+        segments: Segments,
+        payload_entries: Callable[[Member, int, int], Iterator[Found]],
+        lose: Callable[[int, int, int], None],
+        uncounted: Callable[[Member, float], None],
+    ) -> None:
+        self._members = members
+        self._store = store
+        self._location = location
+        self._files = location.files
+        self._segments = segments
+        self._payload_entries = payload_entries
+        self._lose = lose
+        self._uncounted = uncounted
 
     def book(self, member: Member, file: SealedFile, run: SegmentRun) -> None:
         """Count a run anew. Where the places of payloads that the snapshot covers can't be read, those are lost, and
         the run is the rest. Raises `Corrupt` for damage above that."""
+        counted = self._book(member, run)
+        if counted is not None:
+            file.add(member.uid, *counted)
+
+    def _book(self, member: Member, run: SegmentRun) -> tuple[Share, int] | None:
         base = member.snapshot_index
         try:
-            share, total = self._count(member, run)
+            return self._count(member, run)
         except (LogyardError, OSError) as error:
             if run.first > base or isinstance(error, Busy) or is_short(error):
                 raise
-            self.system.refill.lose(member.uid, run.first, min(run.last, base))
+            self._lose(member.uid, run.first, min(run.last, base))
             if member.raft.log.snapshot_index < base:
                 member.raft.log.compact(base, member.snapshot_term)
-            self.system.storage.segments.drop_below(member, run, base)
-            if run.last <= base:
-                return
-            share, total = self._count(member, run._replace(first=base + 1))
-        file.add(member.uid, share, total)
-
-    def _count_later(self, member: Member, seconds: float) -> None:
-        """Have a member's shares counted anew when the segment that tells what died can be opened: until then its file
-        counts as fuller than it is, and nobody's command is at fault."""
-        if member.uid not in self._uncounted:
-            self._uncounted.add(member.uid)
-            self.system.nursery.start_soon(self._count_again, member, seconds)
-
-    async def _count_again(self, member: Member, seconds: float) -> None:
-        """Count a member's shares anew, as soon as the segments can be opened."""
-        uid, storage = member.uid, self.system.storage
-        while uid in self._uncounted:
-            await trio.sleep(seconds)
-            # Who stores payloads elsewhere counts what that takes from here when it is stored: not twice.
-            async with storage.janitor_lock:
-                try:
-                    if self.system.members.get(uid) is member and not member.raft.stopped:
-                        self.recount(member)
-                    self._uncounted.discard(uid)
-                except Busy as error:
-                    seconds = error.retry_after
-                except Corrupt as error:
-                    self._uncounted.discard(uid)
-                    self.system.damages.found(member, error)
-        storage.look()
+            self._segments.drop_below(member, run, base)
+            return self._count(member, run._replace(first=base + 1)) if run.last > base else None
 
     def recount(self, member: Member) -> None:
         """Book the shares of a member that was made anew, or that are not known. Raises `Corrupt`; with `Busy` nothing
         changed."""
         for run in member.segments:
-            if run.segment in self.files:
+            if run.segment in self._files:
                 with suppress(Corrupt):
-                    self.system.storage.segments.reader(run.segment)
-        for file in self.files.values():
+                    self._segments.reader(run.segment)
+        for file in self._files.values():
             file.remove(member.uid)
         for run in list(member.segments):
-            found = self.files.get(run.segment)
+            found = self._files.get(run.segment)
             if found is not None:
-                total = found.total
-                self.book(member, found, run)
-                found.total = total
+                counted = self._book(member, run)
+                if counted is not None:
+                    found.put(member.uid, counted[0])
 
     def _count(self, member: Member, run: SegmentRun) -> tuple[Share, int]:
         """What a group still has in a sealed WAL file: entries not dead here and not migrated; and the bytes of all of
         its entries."""
         size = total = 0
         position = run.first
-        reader = self.system.storage.segments.reader(run.segment)
-        home = self.system.store.home
+        reader = self._segments.reader(run.segment)
+        home = self._store.home
         while position <= run.last:
             entries = reader.entries(member.uid, position, run.last, 1 << 24)
             if not entries:
@@ -254,20 +142,20 @@ class Homes:
         ends = [index for index, cut in ((first.index, first.ordinal), (end.index, end.ordinal)) if cut]
         try:
             for run in member.segments:
-                file = self.files.get(run.segment)
+                file = self._files.get(run.segment)
                 share = file.shares.get(uid) if file is not None else None
                 if file is None or share is None or end <= (share.first, 0) or first.index > share.last:
                     continue
                 if end.index > share.last and first <= (share.first, 0):
                     file.remove(uid)
                     continue
-                size = self._bytes(member, file, max(low, share.first), min(high, share.last))
+                size = self._bytes(member, file.file, max(low, share.first), min(high, share.last))
                 for index in dict.fromkeys(ends):
                     if share.first <= index <= share.last:
                         size += self._died(member, file, index, first, end)
                 file.reduce(uid, min(share.live, size))
         except Busy as error:
-            self._count_later(member, error.retry_after)
+            self._uncounted(member, error.retry_after)
         # Also before anything of the group was migrated: what is being copied just now has no home yet, and must be
         # dead in its copy.
         self._mark(member, first, end)
@@ -276,7 +164,7 @@ class Homes:
         """Dead in every copy: whole entries, and of those at the ends the units of which nothing lives."""
         low, high = first.index + (first.ordinal > 0), end.index - 1
         if low <= high:
-            self.system.store.mark_dead(member.uid, (low, 0), (high + 1, 0))
+            self._store.mark_dead(member.uid, (low, 0), (high + 1, 0))
         for index in {at.index for at in (first, end) if at.ordinal}:
             self._part(member, index)
 
@@ -296,7 +184,7 @@ class Homes:
     def look_for_lost(self, member: Member) -> None:
         """After a start: what is dead is not lost."""
         last = member.raft.log.last_index
-        if not member.damaged and self.system.store.lost(member.uid, 1, last):
+        if not member.damaged and self._store.lost(member.uid, 1, last):
             self.settle(member, 1, last)
 
     def settle(self, member: Member, first: int, last: int) -> None:
@@ -324,7 +212,7 @@ class Homes:
     def cut(self, member: Member, last: int) -> None:
         """Above `last`, a group's payloads have no home in sealed files any more: overwritten, or stored anew with a
         snapshot."""
-        for file in self.files.values():
+        for file in self._files.values():
             share = file.shares.get(member.uid)
             if share is None or share.last <= last:
                 continue
@@ -332,16 +220,15 @@ class Homes:
                 file.remove(member.uid)
                 continue
             try:
-                gone = self._bytes(member, file, last + 1, share.last, living=True)
+                gone = self._bytes(member, file.file, last + 1, share.last, living=True)
             except Busy as error:
                 gone = 0
-                self._count_later(member, error.retry_after)
-            share.last = last
-            file.reduce(member.uid, min(share.live, gone))
+                self._uncounted(member, error.retry_after)
+            file.shorten(member.uid, last, gone)
 
     def _shares(self, member: Member, first: int, last: int) -> list[tuple[SealedFile, Share]]:
         """A member's shares in which entries of first..last are."""
-        found = [(file, file.shares.get(member.uid)) for file in self.files.values()]
+        found = [(file, file.shares.get(member.uid)) for file in self._files.values()]
         return [(file, share) for file, share in found if share and share.last >= first and share.first <= last]
 
     def open_segments(self, member: Member, runs: Sequence[tuple[int, int]]) -> None:
@@ -349,13 +236,13 @@ class Homes:
         anything."""
         for first, last in runs:
             for file, _ in self._shares(member, first, last):
-                self.system.storage.segments.reader(file.file)
+                self._segments.reader(file.file)
 
     def rehomed(self, member: Member, first: int, last: int, before: Sequence[HomePort]) -> None:
         """Entries first..last were stored in a generation: those that had no home in one (`before`) lived in sealed
         files until now."""
         for file, share in self._shares(member, first, last):
-            reader = self.system.storage.segments.reader(file.file)
+            reader = self._segments.reader(file.file)
             gone = sum(
                 entry.body_bytes
                 for entry in reader.entries(member.uid, max(first, share.first), min(last, share.last))
@@ -368,10 +255,10 @@ class Homes:
     def _part(self, member: Member, index: int) -> None:
         """Some records of an entry died: units whose records are all dead die with them."""
         if not member.liveness.live_within((index, 0), (index + 1, 0)):
-            self.system.store.mark_dead(member.uid, (index, 0), (index + 1, 0))
+            self._store.mark_dead(member.uid, (index, 0), (index + 1, 0))
             return
         try:
-            found = next(self.system.reader.payload_entries(member, index, index), None)
+            found = next(self._payload_entries(member, index, index), None)
         except LogyardError as error:
             # A copy that is damaged: its unit dies with the whole entry.
             log.warning("group %s: entry %d, of which a part died: %s", member.spec.name, index, error)
@@ -382,27 +269,27 @@ class Homes:
         live = member.liveness.live_units(index, [(unit.number, unit.first_ordinal, unit.records) for unit in units])
         for unit in units:
             if unit.number not in live:
-                self.system.store.mark_dead(member.uid, (index, unit.number), (index, unit.number + 1))
+                self._store.mark_dead(member.uid, (index, unit.number), (index, unit.number + 1))
 
     def _died(self, member: Member, file: SealedFile, index: int, first: Position, end: Position) -> int:
         """Payload bytes of an entry at an end of a release: an entry counts as dead when its last living record dies.
         Positions behind its last record never existed, so nothing died with them."""
-        entries = self.system.storage.segments.reader(file.file).entries(member.uid, index, index, SCAN_BYTES)
-        if not entries or entries[0].tombstone or self.system.store.home(member.uid, index) is not None:
+        entries = self._segments.reader(file.file).entries(member.uid, index, index, SCAN_BYTES)
+        if not entries or entries[0].tombstone or self._store.home(member.uid, index) is not None:
             return 0
         entry = entries[0]
         begin = first.ordinal if first.index == index else 0
         stop = end.ordinal if end.index == index else records_in(entry.data)
         return entry.body_bytes if begin < min(stop, records_in(entry.data)) and member.is_dead(entry) else 0
 
-    def _bytes(self, member: Member, file: SealedFile, low: int, high: int, living: bool = False) -> int:
+    def _bytes(self, member: Member, number: int, low: int, high: int, living: bool = False) -> int:
         """Payload bytes of a group's entries low..high in a sealed file, but for those at home in a generation; of
         the `living` ones only."""
         if high < low:
             return 0
         size = 0
-        reader = self.system.storage.segments.reader(file.file)
-        home = self.system.store.home
+        reader = self._segments.reader(number)
+        home = self._store.home
         while low <= high:
             entries = reader.entries(member.uid, low, high, SCAN_BYTES)
             if not entries:
@@ -417,37 +304,111 @@ class Homes:
             low = entries[-1].index + 1
         return size
 
-    def share_of(self, member: Member, file: SealedFile, first: int, last: int, size: int) -> Share:
+    def present(self, number: int, found: Mapping[int, tuple[int, int, int, int]]) -> list[Present]:
+        """What of a new segment is the content of logs; `found` says of each group (first, last, term of the last,
+        payload bytes). Reads the segment where it must, and so may fail: it changes nothing."""
+        present = []
+        for uid, (first, last, last_term, size) in found.items():
+            member = self._members.get(uid)
+            if member is None or member.damaged:
+                continue
+            low = max(first, member.raft.log.snapshot_index + 1)
+            # The log may have been overwritten, or replaced by a snapshot: only what is its present content counts.
+            moved = self._store.homes(uid)
+            if low != first or member.raft.log.term(last) != last_term or (moved and moved[-1].last >= low):
+                last, size = self._current_part(member, number, low, last)
+            if last >= low:
+                share = self._share_of(member, number, low, last, size)
+                present.append(Present(member, SegmentRun(low, last, number), share, size))
+        return present
+
+    def _current_part(self, member: Member, segment: int, first: int, last: int) -> tuple[int, int]:
+        """The longest prefix of a segment's run that is still the log's content: its last index and its payload bytes
+        at home here."""
+        size = 0
+        good = first - 1
+        home = self._store.home
+        while good < last:
+            entries = self._segments.reader(segment).entries(member.uid, good + 1, last, 1 << 22)
+            if not entries:
+                break
+            for entry in entries:
+                if member.raft.log.term(entry.index) != entry.term:
+                    return good, size
+                good = entry.index
+                if not entry.tombstone and home(member.uid, good) is None:
+                    size += entry.body_bytes
+        return good, size
+
+    def _share_of(self, member: Member, number: int, first: int, last: int, size: int) -> Share:
         """A freshly sealed run's share: `size` payload bytes, less what was released, or stored in a generation, before
         it was booked."""
         lives = member.liveness.live_within((first, 0), (last + 1, 0))
         if not lives:
             size = 0
         elif lives != [((first, 0), (last + 1, 0))] or any(
-            home.first <= last and home.last >= first for home in self.system.store.homes(member.uid)
+            home.first <= last and home.last >= first for home in self._store.homes(member.uid)
         ):
-            size = self._bytes(member, file, first, last, living=True)
+            size = self._bytes(member, number, first, last, living=True)
         return Share(first, last, size)
-
-    def holds(self, entry: Entry | None) -> bool:
-        """Whether an entry's bytes are in memory or in a WAL file that is still a home."""
-        if entry is None or entry.tombstone:
-            return False
-        return bool(entry.bodies) or entry.file in self.files or self.system.storage.is_open_file(entry.file)
 
     def live_bytes(self) -> int:
         """Live or pending payload bytes whose home is the WAL: sealed files by counter, unsealed ones by looking."""
-        size = sum(file.live for file in self.files.values())
-        members = self.system.members
-        for uid, entry in self.system.storage.unsealed():
-            member = members.get(uid)
+        size = sum(file.live for file in self._files.values())
+        for uid, entry in self._location.unsealed():
+            member = self._members.get(uid)
             if member is None or not entry.body_bytes or entry.tombstone:
                 continue
-            if member.raft.log.term(entry.index) != entry.term or self.system.store.home(uid, entry.index) is not None:
+            if member.raft.log.term(entry.index) != entry.term or self._store.home(uid, entry.index) is not None:
                 continue
             if not member.is_dead(entry):
                 size += entry.body_bytes
         return size
+
+
+class Recount:
+    """Has shares counted anew when the segments that tell what died can be opened: until then a file counts as fuller
+    than it is, and nobody's command is at fault. `damaged(member, error)`: they never can."""
+
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        homes: Homes,
+        lock: trio.Lock,
+        spawn: Callable[[Callable[[Member, float], Awaitable[None]], Member, float], None],
+        look: Callable[[], None],
+        damaged: Callable[[Member, Corrupt], None],
+    ) -> None:
+        self._members = members
+        self._homes = homes
+        self._lock = lock
+        self._spawn = spawn
+        self._look = look
+        self._damaged = damaged
+        self._uncounted: set[int] = set()
+
+    def later(self, member: Member, seconds: float) -> None:
+        """Count a member's shares anew, not before so many seconds."""
+        if member.uid not in self._uncounted:
+            self._uncounted.add(member.uid)
+            self._spawn(self._run, member, seconds)
+
+    async def _run(self, member: Member, seconds: float) -> None:
+        uid = member.uid
+        while uid in self._uncounted:
+            await trio.sleep(seconds)
+            # Who stores payloads elsewhere counts what that takes from here when it is stored: not twice.
+            async with self._lock:
+                try:
+                    if self._members.get(uid) is member and not member.raft.stopped:
+                        self._homes.recount(member)
+                    self._uncounted.discard(uid)
+                except Busy as error:
+                    seconds = error.retry_after
+                except Corrupt as error:
+                    self._uncounted.discard(uid)
+                    self._damaged(member, error)
+        self._look()
 
 
 def _first(home: HomePort) -> int:

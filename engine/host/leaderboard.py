@@ -72,13 +72,11 @@ class Counters:
     `replay_nanoseconds` is the processor time of the start's replay of the write-ahead log and of building the members.
     """
 
-    __slots__ = ("busy", "forks", "migrated_bytes", "migrated_files", "replay_nanoseconds")
+    __slots__ = ("busy", "forks", "replay_nanoseconds")
 
     def __init__(self) -> None:
         self.busy: dict[str, int] = {}
         self.forks = 0
-        self.migrated_files = 0
-        self.migrated_bytes = 0
         self.replay_nanoseconds = 0
 
     def refused(self, cause: str) -> None:

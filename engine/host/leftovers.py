@@ -8,35 +8,36 @@ stays where it is until its file is migrated, and its group stays awake. Called 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from ..entry import units_of
-from ..ports import SourceEntry
+from ..log.wal import Wal
+from ..ports import SourceEntry, StorePort
 from ..replica.member import Member
-from ..replica.reader import Located
-
-if TYPE_CHECKING:
-    from .system import System
+from ..replica.reader import Located, Reader
+from .location import Location
+from .storage import Storage
 
 
 class Leftovers:
     """The live payloads of some members at home in WAL files, found and pinned."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(self, store: StorePort, wal: Wal, location: Location, reader: Reader) -> None:
+        self._store = store
+        self._wal = wal
+        self._location = location
+        self._reader = reader
         self.sources: dict[Member, list[SourceEntry]] = {}
         self._pins: list[tuple[str, int]] = []
 
     def find(self, member: Member, bytes_max: int) -> bool:
         """Take a member's along, unless they are more than `bytes_max` or lie among what was migrated."""
-        system = self.system
-        homes = system.store.homes(member.uid)
+        homes = self._store.homes(member.uid)
         above = homes[-1].last if homes else 0
         first = max(member.liveness.released_before.index, 1)
         found: list[SourceEntry] = []
         files: set[int] = set()
         size = 0
-        for located in system.reader.payload_entries(member, first, member.raft.log.last_index):
+        for located in self._reader.payload_entries(member, first, member.raft.log.last_index):
             entry = located.entry
             if entry is None or entry.tombstone or not entry.body_bytes:
                 continue
@@ -49,7 +50,7 @@ class Leftovers:
                 files.add(entry.file)
                 found.append(self._source(member.uid, located, live))
         for file in files:
-            system.storage.homes.pin(("wal", file))
+            self._location.pin(("wal", file))
             self._pins.append(("wal", file))
         if found:
             self.sources[member] = found
@@ -61,7 +62,7 @@ class Leftovers:
         file, base = entry.file, entry.offset
 
         def read(offset: int, length: int) -> bytes:
-            return self.system.wal.read_payload(file, base + offset, length)
+            return self._wal.read_payload(file, base + offset, length)
 
         return SourceEntry(uid, entry.index, entry.term, entry.data, live, read)
 
@@ -77,18 +78,17 @@ class Leftovers:
     def close(self) -> None:
         """End the pins."""
         for home in self._pins:
-            self.system.storage.homes.unpin(home)
+            self._location.unpin(home)
         self._pins.clear()
 
 
-async def move_out(system: System, members: Sequence[Member], bytes_max: int) -> None:
+async def move_out(leftovers: Leftovers, storage: Storage, members: Sequence[Member], bytes_max: int) -> None:
     """Give what lives of these members in WAL files a home in the current generation, where it is at most `bytes_max`
     a group. Raises `NoSpace`, `Corrupt`."""
-    leftovers = Leftovers(system)
     try:
         for member in members:
             leftovers.find(member, bytes_max)
         if leftovers.sources:
-            await system.storage.move(list(leftovers.sources), leftovers.ranges(), leftovers.read)
+            await storage.move(list(leftovers.sources), leftovers.ranges(), leftovers.read)
     finally:
         leftovers.close()

@@ -100,5 +100,5 @@ def recovered(system: System, damaged: bool) -> None:
         ]
     )
     if not damaged:
-        system.origin = system.origin._replace(written=system.storage.wal.position[0])
+        system.origin = system.origin._replace(written=system.wal.position[0])
     system.disk.unlink(str(system.path / MARK))

@@ -8,20 +8,21 @@ twice. Called by the janitor of `storage`; the copying itself runs in a thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import trio
 
 from logyard.protocol.errors import Corrupt, JobPoisoned, LogyardError, NoSpace
 
+from ..config import SystemConfig
 from ..log.payload_source import FileSource, LiveGroup
+from ..ports import StorePort
 from ..ranges import subtract
-from .homes import SealedFile
-from .pace import Pace
-
-if TYPE_CHECKING:
-    from .system import System
+from ..replica.member import Member
+from .books import Books
+from .location import Location, SealedFile
+from .segments import Segments
+from .space import Space
 
 DYING_S = 10.0
 """A file in which something died more recently is not copied for its dead: the rest would follow, and was in vain."""
@@ -51,52 +52,70 @@ def name_of(file: SealedFile) -> str:
 
 
 class Migration:
-    """Decides what moves, and moves it."""
+    """Decides what moves, and moves it. `limit(debt)`: how many bytes a second may be copied beside the clients'
+    writes, 0 for any. `files` and `bytes` count what was emptied, and what of it lived."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
-        self.pace = Pace(system.config)
+    def __init__(
+        self,
+        config: SystemConfig,
+        members: Mapping[int, Member],
+        store: StorePort,
+        space: Space,
+        books: Books,
+        location: Location,
+        segments: Segments,
+        limit: Callable[[int], int],
+    ) -> None:
+        self.files = self.bytes = 0
+        self._config = config
+        self._members = members
+        self._store = store
+        self._space = space
+        self._books = books
+        self._location = location
+        self._segments = segments
+        self._limit = limit
+        self._jobs = store.jobs
         # Bytes of sealed files above the budget that could move and have not: clients wait while they are too many.
         self.debt = 0
 
     def victims(self) -> list[SealedFile]:
         """Sealed files to migrate now, by this node's limits. One that failed waits until nothing in it lives, for
         a repair, a start, or `compact`."""
-        config = self.system.config
-        jobs = self.system.storage.jobs
+        config, jobs = self._config, self._jobs
         if jobs.frozen:
             return []
         files = [
             one
-            for one in self.system.storage.files.values()
+            for one in self._location.files.values()
             if not one.kept and not (one.failed and one.live) and jobs.is_due(name_of(one))
         ]
         found = choose_victims(
             files, time.monotonic(), config.migrate_budget_bytes, config.migrate_age_s, config.migrate_dead_ratio
         )
-        space = self.system.space
+        space = self._space
         # Dropping whole files is always possible; what is copied needs room.
         return [file for file in found if self._may_go(file) and (not file.live or space.may_copy(file.live))]
 
     def book(self) -> None:
         """Add up the debt: what is above the budget, as far as it can move."""
         movable = sum(file.length for file in self.victims())
-        held = sum(file.length for file in self.system.storage.files.values() if not file.failed)
-        self.debt = max(0, min(held - self.system.config.migrate_budget_bytes, movable))
+        held = sum(file.length for file in self._location.files.values() if not file.failed)
+        self.debt = max(0, min(held - self._config.migrate_budget_bytes, movable))
 
     def _may_go(self, file: SealedFile) -> bool:
         """Whether the books have its segment (a commit may have failed after the switch), and all in it is committed: a
         generation never holds what another leader may overwrite."""
-        if file.kept or self.system.storage.is_open_file(file.file):
+        if file.kept or self._location.is_open(file.file):
             return False
-        members = self.system.members
+        members = self._members
         shares = [(members.get(uid), share) for uid, share in file.shares.items()]
         return all(member is None or member.damaged or member.raft.commit >= share.last for member, share in shares)
 
     async def migrate(self, file: SealedFile, paced: bool = True) -> None:
         """Copy what lives in one sealed file to the current generation, then let the file go. Raises `Corrupt` for
         damaged bytes, `JobPoisoned`, and `JobFailed` for a defect."""
-        jobs, what = self.system.storage.jobs, name_of(file)
+        jobs, what = self._jobs, name_of(file)
         jobs.check()
         try:
             await self._migrate(file, paced)
@@ -104,13 +123,11 @@ class Migration:
             raise
         except Exception as error:
             failed = jobs.fail(what, error)
-            file.failed = jobs.is_hopeless(what)
+            file.fail(jobs.is_hopeless(what))
             raise failed from error
         jobs.done(what)
 
     async def _migrate(self, file: SealedFile, paced: bool) -> None:
-        system = self.system
-        storage = system.storage
         live = file.live
         if live:
             try:
@@ -123,97 +140,96 @@ class Migration:
                         some += sorted(file.shares)[:GROUPS_PER_JOB]
                         return self._source(file, some)
 
-                    await system.store.migrate(build, self._limit() if paced else 0)
-                    with storage.jobs.switching(name_of(file)):
+                    await self._store.migrate(build, self._limit(self.debt) if paced else 0)
+                    with self._jobs.switching(name_of(file)):
                         for uid in some:
                             file.remove(uid)
             except (Corrupt, JobPoisoned):
                 # Trying again would fill a generation with half copies each time; the file stays the home of what is
                 # good in it.
-                file.failed = True
+                file.fail()
                 raise
             except NoSpace:
-                system.space.defer_copies()
+                self._space.defer_copies()
                 raise
         # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
-        storage.raise_floors(storage.segments.users.get(file.file, ()))
-        storage.files.pop(file.file, None)
+        self._books.raise_floors(self._segments.users.get(file.file, ()))
+        self._location.files.pop(file.file, None)
         try:
-            await storage.books.commit_members((), gone_files=[file.file])
+            await self._books.commit_members((), gone_files=[file.file])
         except BaseException:
             # A home by what is stored, so it is one still: the next look lets it go.
-            storage.files[file.file] = file
+            self._location.add(file)
             raise
-        with storage.jobs.switching(name_of(file)):
+        with self._jobs.switching(name_of(file)):
             self.debt = max(0, self.debt - file.length)
-            system.counters.migrated_files += 1
-            system.counters.migrated_bytes += live
-            storage.homes.give_up(("wal", file.file), lambda: storage.recycle(file.file))
-            storage.segments.release(file.file)
+            self.files += 1
+            self.bytes += live
+            self._location.recycle(file.file)
+            self._segments.release(file.file)
 
-    def _limit(self) -> int:
-        """Bytes a second for the next job; 0: as fast as it can."""
-        storage = self.system.storage
-        self.pace.sample(self.system.durability.batch_bytes)
-        return self.pace.limit(self.debt, storage.backlog_files)
+    async def flushed(self, file: SealedFile) -> None:
+        """A file got its segment: one in which nothing lives goes at once."""
+        if not file.live and not file.kept:
+            await self.migrate(file)
+        self.book()
 
     def _source(self, file: SealedFile, uids: Sequence[int]) -> FileSource:
         """What to copy of these groups: each one's share, without its dead prefix, and what of it lives now."""
-        storage = self.system.storage
         groups = []
         for uid in uids:
             share = file.shares[uid]
-            member = self.system.members.get(uid)
+            member = self._members.get(uid)
             if member is None:
                 continue
             first = max(share.first, member.liveness.released_before.index)
             # What has a home in a generation already was mended (`payload_repair`): the file's copy of it is damaged.
-            homed = [(home.first, home.last) for home in self.system.store.homes(uid) if home.last >= first]
+            homed = [(home.first, home.last) for home in self._store.homes(uid) if home.last >= first]
             for low, high in subtract([(first, share.last)], homed):
                 spans = member.liveness.live_within((low, 0), (high + 1, 0))
                 live = tuple((start.index, start.ordinal, end.index, end.ordinal) for start, end in spans)
                 groups.append(LiveGroup(uid, low, high, live))
-        segment = str(storage.segments.path(file.file))
-        return FileSource(segment, str(self.system.path / "wal"), file.file, tuple(groups))
+        return self._segments.source(file.file, groups)
 
-    async def collect(self, live_ratio: float, paced: bool = True) -> None:
+    async def collect(self, live_ratio: float | None = None, paced: bool = True) -> None:
         """Rewrite generations below a live ratio, unlink those with nothing live. These go also where there is no room
         for a copy of those, and where one of those is damaged; raises `NoSpace`, `Corrupt`, `JobPoisoned` then."""
-        system = self.system
-        system.storage.jobs.check()
+        self._jobs.check()
+        live_ratio = self._config.rewrite_live_ratio if live_ratio is None else live_ratio
         trouble: LogyardError | None = None
         rewritten = 0
         try:
-            if live_ratio and system.space.may_copy(0):
-                rewritten = await system.store.rewrite_sparse(live_ratio, self._limit() if paced else 0)
+            if live_ratio and self._space.may_copy(0):
+                rewritten = await self._store.rewrite_sparse(live_ratio, self._limit(self.debt) if paced else 0)
         except LogyardError as error:
             trouble = error
             if isinstance(error, NoSpace):
-                system.space.defer_copies()
+                self._space.defer_copies()
         # Those that die from here on are not covered by the floors stored here (law 4): they go another time.
-        dead = system.store.dead_generations()
+        dead = self._store.dead_generations()
         if rewritten or dead:
-            system.storage.raise_floors(system.members)
-            await system.storage.books.commit_members(())
-            await trio.to_thread.run_sync(system.store.unlink_dead, dead)
+            self._books.raise_floors(self._members)
+            await self._books.commit_members(())
+            await trio.to_thread.run_sync(self._store.unlink_dead, dead)
         if trouble is not None:
             raise trouble
 
-    async def compact(self) -> dict[str, Any]:
-        """Everything at once: every live payload into generations, sparse generations rewritten, dead space given
-        back. On a full disk what can be dropped goes first. Raises at the end for what could not be copied (`NoSpace`)
-        or is damaged (`Corrupt`): that holds up nothing else."""
-        system = self.system
-        storage = system.storage
-        storage.jobs.check()
+    async def compact(
+        self, roll: Callable[[], Awaitable[None]], flush: Callable[[], Awaitable[None]]
+    ) -> tuple[int, LogyardError | None]:
+        """Move every live payload into generations, rewrite sparse ones, give dead space back; return how many files
+        that were, and the last of what could not be copied (`NoSpace`) or is damaged (`Corrupt`): it held up nothing
+        else. `roll` seals the current file, `flush` makes segments of those that are sealed. On a full disk what can
+        be dropped goes first."""
+        self._jobs.check()
         trouble: LogyardError | None = None
-        system.space.allow_copies()
+        self._space.allow_copies()
         try:
-            await self._roll()
+            await self._roll(roll, flush)
         except NoSpace as error:
             trouble = error
         files = sorted(
-            (file for file in storage.files.values() if self._may_go(file)),
+            (file for file in self._location.files.values() if self._may_go(file)),
             key=lambda file: (file.live > 0, file.file),
         )
         for file in files:
@@ -223,32 +239,22 @@ class Migration:
                 trouble = error
         try:
             if trouble is None:
-                await trio.to_thread.run_sync(system.store.seal_current)
+                await trio.to_thread.run_sync(self._store.seal_current)
             # Asked for by hand, so every dead byte is worth the copying.
             await self.collect(1.0, paced=False)
         except LogyardError as error:
             trouble = error
-        storage.look()
-        if trouble is not None:
-            raise trouble
-        return {
-            "files": len(files),
-            "live_bytes_in_wal": storage.wal_live_bytes(),
-            "live_bytes_in_generations": sum(one.live for one in system.store.generations()),
-            "disk_bytes": storage.disk_bytes(),
-        }
+        return len(files), trouble
 
-    async def _roll(self) -> None:
+    async def _roll(self, roll: Callable[[], Awaitable[None]], flush: Callable[[], Awaitable[None]]) -> None:
         """Seal the current file. Without room for the next one what is dead already is dropped first."""
-        system = self.system
-        storage = system.storage
         # A file of the reserve is not put aside for another one of it.
-        if system.wal.stock.short or (system.space.full and system.space.is_low()):
+        if self._space.is_short or (self._space.full and self._space.is_low()):
             return
         try:
-            await storage.roll()
+            await roll()
         except NoSpace:
-            await storage.seal_all()
-            for file in [file for file in storage.files.values() if not file.live and self._may_go(file)]:
+            await flush()
+            for file in [file for file in self._location.files.values() if not file.live and self._may_go(file)]:
                 await self.migrate(file)
-            await storage.roll()
+            await roll()

@@ -20,7 +20,7 @@ from ..entry import Entry, build_plain
 from ..log import meta_rows
 from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
-from ..log.wal import WalItem
+from ..log.wal import Wal, WalItem
 from ..log.wal_files import wal_epochs
 from ..raft.core import LEADER, Raft
 from ..raft.mending import Mend
@@ -33,10 +33,10 @@ from ..replica.member import STOPPED, Halt, Member
 from ..snapshot import format as snapshot_format
 from ..types import Spec
 from . import life, revival
-from .homes import SealedFile
+from .location import SealedFile
+from .segments import Segments
 
 if TYPE_CHECKING:
-    from .storage import Storage
     from .system import System
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def open_directory(system: System) -> None:
     try:
         _open(system)
     except BaseException:
-        system.storage.close()
+        system.close_directory()
         raise
 
 
@@ -72,19 +72,19 @@ def _open(system: System) -> None:
     path = system.path
     disk.make_directory(str(path))
     disk.hold()
-    storage.closing.append(disk.let_go)
-    storage.lock_fd = lock_fd = disk.lock_directory(str(path))
-    storage.closing.append(lambda: disk.close(lock_fd))
+    system.closing.append(disk.let_go)
+    system.lock_fd = lock_fd = disk.lock_directory(str(path))
+    system.closing.append(lambda: disk.close(lock_fd))
     life.revalidate(system)
     system.space.open()
     for name in ("wal", "segments"):
         disk.make_directory(str(path / name))
     meta = storage.books.meta
-    storage.closing.append(meta.close)
+    system.closing.append(meta.close)
     # The log's first file is made after the first commit.
     meta.open(system.cluster_id, system.node_id, bool(wal_epochs(disk.list_directory(str(path / "wal")))))
     lived = life.begin(system, meta)
-    storage.closing.append(system.store.close)
+    system.closing.append(system.store.close)
     system.store.open()
     system.store.restore((key[1:], value) for key, value in meta.scan(meta_rows.STORE))
     system.directory.deleted = {int.from_bytes(key[1:], "big") for key, _ in meta.scan(meta_rows.DELETED)}
@@ -93,23 +93,23 @@ def _open(system: System) -> None:
     began = time.thread_time_ns()
     system.damages.load(system.epoch)
     said, result = replay_wal(disk, str(path / "wal"), flushed, system.damages.known, lived)
-    storage.wal.adopt(result)
-    storage.closing.append(storage.wal.close)
-    storage.segments.spoiled = result.spoiled
+    system.wal.adopt(result)
+    system.closing.append(system.wal.close)
+    storage.segments.spoil(result.spoiled)
     restarted = _build_members(system, said, result)
-    _leave_out(storage, result, system.damages.blank)
+    _leave_out(system.wal, storage.segments, result, system.damages.blank)
     system.counters.replay_nanoseconds = time.thread_time_ns() - began
-    storage.wal.open()
-    storage.adopt_recovered(result.sealed)
+    system.wal.open()
+    storage.janitor.adopt(result.sealed)
     if restarted:
         # A crash came between an installed snapshot and the marks of its log's new start (see `Storage.installed`).
-        rolled = storage.wal.write([WalItem(uid, truncate=index) for uid, at in restarted for index in (at, at + 1)])
-        storage.adopt_recovered(rolled.sealed if rolled is not None else ())
+        rolled = system.wal.write([WalItem(uid, truncate=index) for uid, at in restarted for index in (at, at + 1)])
+        storage.janitor.adopt(rolled.sealed if rolled is not None else ())
     for uid in {*said, *(uid for uid, _ in restarted)}:
         # What the WAL says of terms, votes, floors and new starts has no other place yet: when its files get their
         # segments, the checkpoint has to say it, as it would have in the life that wrote it.
         if uid in system.members:
-            storage.hard_state_written(system.members[uid])
+            storage.flush.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
     system.chunks.recover(system.has, system.directory.deleted)
     life.recovered(system, bool(result.damage))
@@ -162,7 +162,7 @@ def _build_members(system: System, said: Mapping[int, Recovered], result: Replay
     return restarted
 
 
-def _leave_out(storage: Storage, result: ReplayResult, blank: set[int]) -> None:
+def _leave_out(wal: Wal, segments: Segments, result: ReplayResult, blank: set[int]) -> None:
     """Groups that begin with nothing have no entries in WAL files either."""
     if not blank:
         return
@@ -171,10 +171,10 @@ def _leave_out(storage: Storage, result: ReplayResult, blank: set[int]) -> None:
     for entries in lists:
         entries[:] = [pair for pair in entries if pair[0] not in blank]
     for uid in blank:
-        storage.wal.restart(uid)
-    storage.segments.spoiled |= {sealed.file for sealed in result.sealed}
+        wal.restart(uid)
+    segments.spoil([sealed.file for sealed in result.sealed])
     if result.current is not None:
-        storage.segments.spoiled.add(result.current.head.epoch)
+        segments.spoil([result.current.head.epoch])
 
 
 def _limits(system: System) -> Limits:
@@ -260,14 +260,16 @@ def _adopt_files(system: System, flushed: int) -> None:
         for run in member.segments:
             users.setdefault(run.segment, set()).add(uid)
     kept = _kept(system, users)
-    storage.segments.users = users
-    present = dict(storage.wal.files)
+    storage.segments.recovered(users)
+    present = dict(system.wal.files)
     if storage.books.meta.lost:
         # Which files are homes is not known for certain: nothing is given away, and what is there is kept as a home.
         homes |= {number for number in present if number <= flushed and storage.segments.path(number).exists()}
     for number in sorted(homes & present.keys()):
-        storage.files[number] = file = SealedFile(number, present[number])
-        file.kept = number in kept
+        file = SealedFile(number, present[number])
+        storage.location.add(file)
+        if number in kept:
+            file.keep()
         for uid in list(users.get(number, ())):
             member = system.members[uid]
             for run in [run for run in member.segments if run.segment == number]:
@@ -281,7 +283,7 @@ def _adopt_files(system: System, flushed: int) -> None:
         storage.homes.look_for_lost(member)
     for number in sorted(present):
         if number <= flushed and number not in homes:
-            storage.wal.recycle(number)
+            system.wal.recycle(number)
     for name in os.listdir(system.path / "segments"):
         number = _segment_number(name)
         if name.endswith(".tmp") or (0 < number <= flushed and number not in users and number not in homes):

@@ -195,7 +195,7 @@ class Scheduler:
             return
         if ready.truncated:
             member.overwritten(ready.truncated)
-            self.system.storage.overwritten(member, ready.truncated)
+            self.system.storage.homes.cut(member, ready.truncated - 1)
         if ready.role_changed:
             self._role_changed(member)
         for message in ready.messages:
@@ -228,7 +228,7 @@ class Scheduler:
         item = WalItem(raft.uid)
         if ready.hard_state is not None:
             item.hard_state = (*ready.hard_state, raft.commit)
-            self.system.storage.hard_state_written(member)
+            self.system.storage.flush.hard_state_written(member)
         item.entries = entries
         item.truncate = ready.truncated
         floor = 0

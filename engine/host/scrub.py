@@ -193,7 +193,7 @@ class Scrub:
 
     def _under_load(self) -> bool:
         system = self.system
-        return bool(system.slow_disk.slow or system.budget.full or system.storage.backlog_files > 1)
+        return bool(system.slow_disk.slow or system.budget.full or system.storage.flush.unflushed.backlog_files > 1)
 
     def found(self, kind: str, group: str, text: str, is_repaired: Callable[[], bool]) -> None:
         """Damage, which is on its way to be repaired; `never` where nobody can."""

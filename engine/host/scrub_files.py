@@ -23,7 +23,7 @@ from ..replica.member import Member
 from .scrub import always, is_alone, never
 
 if TYPE_CHECKING:
-    from .homes import SealedFile
+    from .location import SealedFile
     from .scrub import Scrub
     from .system import System
 

@@ -176,7 +176,7 @@ def _fail(scrub: Scrub, number: int, reason: str) -> None:
         scrub.found("generation", "", f"{what}; no other node has {', '.join(alone[:8])}", never)
         return
     system.store.fail(number, reason)
-    system.storage.books.store_due = True
+    system.storage.books.owe_store()
 
     def whole() -> bool:
         return not any(system.store.lost(*home) for home in homes)

@@ -7,36 +7,65 @@ Called by `storage` and readers.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
-from ..disk import unreadable
+from ..disk import Disk, unreadable
 from ..log.meta_rows import SegmentRun
+from ..log.payload_source import FileSource, LiveGroup
 from ..log.segment import SegmentReader
 from ..log.segment_writer import SegmentJob, SegmentRunner, SegmentWritten, build_segment_job, run_segment_job
 from ..log.wal import Sealed
 from ..replica.member import Member
 
-if TYPE_CHECKING:
-    from .system import System
-
 
 class Segments:
-    """Readers and users of every segment. `users` is set by recovery."""
+    """Readers and users of every segment. `is_home(number)`: the WAL file of that number is one still;
+    `is_left(member)`: nobody can mend it, so what it has stays for people; `look` asks the janitor to come by;
+    `elsewhere` writes segments instead of a thread of this process."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(
+        self,
+        directory: Path,
+        disk: Disk,
+        members: Mapping[int, Member],
+        is_home: Callable[[int], bool],
+        is_left: Callable[[Member], bool],
+        look: Callable[[], None],
+        elsewhere: SegmentRunner | None,
+    ) -> None:
+        self.is_left = is_left
         self.users: dict[int, set[int]] = {}
+        self._directory = directory
+        self._disk = disk
+        self._members = members
+        self._is_home = is_home
+        self._look = look
+        self._elsewhere = elsewhere
         self._readers: dict[int, SegmentReader] = {}
         # Segments that nobody needs any more, and the members whose stored rows may still refer to them.
         self._unused: list[int] = []
         self._unreferring: set[Member] = set()
-        # Who writes segments instead of a thread of this process.
         # WAL files without segment of which something is left out: nobody else reads them as this process does.
         self.spoiled: set[int] = set()
-        self._elsewhere: SegmentRunner | None = None if system.writer is None else system.writer.write_segment
+
+    def adopt(self, number: int, users: set[int]) -> None:
+        """Take in a segment that is durable, and the groups that need it."""
+        self.users[number] = users
+
+    def recovered(self, users: dict[int, set[int]]) -> None:
+        """Take over what a start found in the rows of the groups."""
+        self.users = users
+
+    def spoil(self, files: Collection[int]) -> None:
+        """Something is left out of these WAL files: their segments are written here."""
+        self.spoiled |= set(files)
+
+    def source(self, file: int, groups: Sequence[LiveGroup]) -> FileSource:
+        """What to copy of a sealed WAL file, as whoever does it finds it."""
+        return FileSource(str(self.path(file)), str(self._directory / "wal"), file, tuple(groups))
 
     def status(self) -> dict[str, int]:
         """How many there are, and their bytes."""
@@ -45,7 +74,7 @@ class Segments:
 
     def path(self, number: int) -> Path:
         """Where a segment lies."""
-        return self.system.path / "segments" / f"{number:016x}.seg"
+        return self._directory / "segments" / f"{number:016x}.seg"
 
     def reader(self, number: int) -> SegmentReader:
         """An open segment. Raises `Corrupt`."""
@@ -53,7 +82,7 @@ class Segments:
         if reader is None:
             path = str(self.path(number))
             try:
-                reader = self._readers[number] = SegmentReader(self.system.disk, path, number)
+                reader = self._readers[number] = SegmentReader(self._disk, path, number)
             except OSError as error:
                 raise unreadable(path, 0, "a segment", error) from error
         return reader
@@ -82,31 +111,13 @@ class Segments:
 
     def _write_in_thread(self, sealed: Sealed) -> SegmentWritten | SegmentJob:
         """The segment, or the job for who else runs such jobs."""
-        members = self.system.members
+        members = self._members
         job = build_segment_job(
             sealed, lambda uid, index, term: uid in members, segment=sealed.file,
-            path=str(self.path(sealed.file)), directory=str(self.system.path / "wal"),
+            path=str(self.path(sealed.file)), directory=str(self._directory / "wal"),
         )  # fmt: skip
         here = self._elsewhere is None or sealed.file in self.spoiled
-        return run_segment_job(self.system.disk, job, sealed.entries) if here else job
-
-    def current_part(self, member: Member, segment: int, first: int, last: int) -> tuple[int, int]:
-        """The longest prefix of a segment's run that is still the log's content: its last index and its payload bytes
-        at home here."""
-        size = 0
-        good = first - 1
-        home = self.system.store.home
-        while good < last:
-            entries = self.reader(segment).entries(member.uid, good + 1, last, 1 << 22)
-            if not entries:
-                break
-            for entry in entries:
-                if member.raft.log.term(entry.index) != entry.term:
-                    return good, size
-                good = entry.index
-                if not entry.tombstone and home(member.uid, good) is None:
-                    size += entry.body_bytes
-        return good, size
+        return run_segment_job(self._disk, job, sealed.entries) if here else job
 
     def leave(self, member: Member, number: int) -> None:
         """A group needs nothing of a segment any more, and its runs do not name it."""
@@ -128,17 +139,17 @@ class Segments:
     def shed(self, member: Member) -> None:
         """Runs that lie below the log say where payloads are, or nothing, where the segment's WAL file is no home:
         those go. Called wherever a log gets a new start."""
-        base, files = member.raft.log.snapshot_index, self.system.storage.files
-        gone = [run for run in member.segments if run.last <= base and run.segment not in files]
+        base = member.raft.log.snapshot_index
+        gone = [run for run in member.segments if run.last <= base and not self._is_home(run.segment)]
         if gone:
-            member.segments = [run for run in member.segments if run not in gone]
+            member.keep_runs([run for run in member.segments if run not in gone])
             for run in gone:
                 self.leave(member, run.segment)
 
     def drop_below(self, member: Member, run: SegmentRun, base: int) -> None:
         """Nothing up to `base` is of use in a run any more."""
         rest = [run._replace(first=base + 1)] if run.last > base else []
-        member.segments = [part for one in member.segments for part in (rest if one == run else [one])]
+        member.keep_runs([part for one in member.segments for part in (rest if one == run else [one])])
         if not rest:
             self.leave(member, run.segment)
 
@@ -148,33 +159,33 @@ class Segments:
 
     def release(self, number: int) -> None:
         """Unless its WAL file is a home still, a segment goes as soon as no log needs its entries."""
-        if number in self.system.storage.files:
+        if self._is_home(number):
             return
         users = self.users.get(number, set())
         for uid in list(users):
-            member = self.system.members.get(uid)
-            if member is not None and self.system.damages.is_left(member):
+            member = self._members.get(uid)
+            if member is not None and self.is_left(member):
                 continue
             runs = [run for run in member.segments if run.segment == number] if member is not None else []
             if member is None or not runs:
                 users.discard(uid)
             elif all(run.last <= member.raft.log.snapshot_index for run in runs):
-                member.segments = [run for run in member.segments if run.segment != number]
+                member.keep_runs([run for run in member.segments if run.segment != number])
                 self._unreferring.add(member)
                 users.discard(uid)
         if not users:
             self.users.pop(number, None)
             self._unused.append(number)
-            self.system.storage.look()
+            self._look()
 
-    async def remove_unused(self) -> None:
-        """Unlink what nobody needs, after the rows that referred to it say so no more."""
-        if not self._unused or self.system.storage.jobs.frozen:
+    async def remove_unused(self, commit: Callable[[Collection[Member]], Awaitable[None]]) -> None:
+        """Unlink what nobody needs, after the rows that referred to it, which `commit` stores, say so no more."""
+        if not self._unused:
             return
         changed, self._unreferring = self._unreferring, set()
         unused, self._unused = self._unused, []
         try:
-            await self.system.storage.books.commit_members(changed)
+            await commit(changed)
         except BaseException:
             self._unreferring |= changed
             self._unused += unused
@@ -183,7 +194,7 @@ class Segments:
             reader = self._readers.pop(number, None)
             if reader is not None:
                 reader.close()
-            self.system.disk.unlink(str(self.path(number)))
+            self._disk.unlink(str(self.path(number)))
 
     def close(self) -> None:
         """Close every reader."""

@@ -38,8 +38,6 @@ MARGIN_BYTES: Final = 64 * 1024
 """Of the last file: heads, directories and alignment of what is on its way there."""
 LOW_BYTES: Final = 1 << 20
 """Enough for a start, a segment, some commits of the meta store."""
-SNAPSHOT_ENTRIES: Final = 64
-"""While the disk is full a snapshot is due after so many entries: with it the segments below can go."""
 SMALL_BODY: Final = 256
 """A truncation has some bytes of payload: its argument."""
 ENTRY_BYTES: Final = 128
@@ -103,6 +101,11 @@ class Space:
     def is_low(self) -> bool:
         """Whether there is next to nothing left."""
         return self._disk.free_bytes(self._directory) < LOW_BYTES
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the reserve of the WAL is in use."""
+        return self._durability.wal.stock.short
 
     # Asked in turns
 

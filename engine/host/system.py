@@ -9,7 +9,9 @@ payload store and the transport come in through `engine.ports`, wired by `servic
 from __future__ import annotations
 
 import logging
+import math
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +31,7 @@ from ..config import SystemConfig
 from ..disk import Disk
 from ..identity import Acquaintances, Origin, Vitals
 from ..log.meta import MetaStore
-from ..log.wal import Wal, WalConfig
+from ..log.wal import Rolled, Sealed, Wal, WalConfig
 from ..machine import Machine
 from ..ports import PeersPort, StorePort, WriterPort
 from ..raft.messages import Message
@@ -59,8 +61,10 @@ from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
 from ..transfer.snapshot_store import SnapshotStore
 from ..types import Buffer, Spec
 from . import ending, outbound, parting, recovery, revival
+from .books import Books
 from .budget import Budget
 from .cache import PayloadCache
+from .checkpoints import Checkpoints, DueSnapshots
 from .departures import Departures
 from .directory import Directory
 from .disk_pace import SlowDisk
@@ -68,21 +72,27 @@ from .durability import Durability
 from .follower_reads import FollowerReads
 from .forks import Forks
 from .hibernation import Hibernation
+from .holders import Holders
+from .homes import Homes, Recount
 from .inbound import Inbound
+from .janitor import Janitor
 from .leaderboard import Counters, Leaderboard
+from .location import Location, SealedFile, Unflushed
+from .migration import Migration
 from .names import Names
 from .outbound import Outbound
+from .pace import Pace
 from .pulse import Pulse
 from .scheduler import Scheduler
 from .scrub import Scrub
+from .segment_flush import SegmentFlush
+from .segments import Segments
 from .space import Space
 from .storage import Storage
 from .ticker import Ticker
 from .walks import Walks
 
 log = logging.getLogger(__name__)
-
-
 
 
 class System:
@@ -137,6 +147,9 @@ class System:
         # Called when many objects came that live long, and when many went: the daemon looks after its memory then.
         self.grown: Callable[[], None] = _nothing
         self.shrunk: Callable[[], None] = _nothing
+        # The directory's lock, which the writer process inherits; and what `close` does, the last first.
+        self.lock_fd = -1
+        self.closing: list[Callable[[], None]] = []
         self._compose_storage()
         self._compose_groups()
 
@@ -146,15 +159,61 @@ class System:
         self.scheduler = Scheduler(self)
         self.ticker = Ticker(self)
         self.durability = Durability(
-            self.wal, self.scheduler.persisted, lambda rolled: self.storage.rolled(rolled), self.fail,
-            lambda reason: self.space.note(reason), config.wal_batch_bytes,
+            self.wal, self.scheduler.persisted, self.rolled, self.fail, lambda reason: self.space.note(reason),
+            config.wal_batch_bytes,
         )  # fmt: skip
         self.space = Space(path, self.disk, config, self.durability, lambda: self.budget.queued, self.counters.refused)
-        self.storage = Storage(self)
-        self.budget = Budget(
-            config, self.durability, self.space, self.storage, self.storage.migration, self.cache, self.windows,
-            self.counters.refused,
+        unflushed = Unflushed(self.wal)
+        location = Location(self.store, unflushed, config.pin_ms / 1000)
+        books = Books(
+            self.members, self.meta, self.store, self.space, self.acquaintances, self.fail, self.spawn,
+            lambda *snapshot: self.chunks.changed(*snapshot),
         )  # fmt: skip
+        segments = Segments(
+            path, self.disk, self.members, location.files.__contains__, lambda member: self.damages.is_left(member),
+            lambda: self.storage.look(), None if self.writer is None else self.writer.write_segment,
+        )  # fmt: skip
+        homes = Homes(
+            self.members, self.store, location, segments, lambda *range_: self.reader.payload_entries(*range_),
+            lambda *lost: self.refill.lose(*lost), lambda member, seconds: self.recount.later(member, seconds),
+        )  # fmt: skip
+        pace = Pace(config)
+
+        def limit(debt: int) -> int:
+            pace.sample(self.durability.batch_bytes)
+            return pace.limit(debt, unflushed.backlog_files)
+
+        compactor = Migration(
+            config, self.members, self.store, self.space, books, location, segments, limit
+        )  # fmt: skip
+        jobs = self.store.jobs
+        flush = SegmentFlush(
+            self.members, unflushed, self.space, books, location, segments, homes, jobs, self._flushed
+        )  # fmt: skip
+        self.checkpoints = Checkpoints(
+            books, segments, homes, flush, lambda member: self.chunks.log_kept_above(member),
+            self.scheduler.persist_alone,
+        )  # fmt: skip
+        take: Callable[[Sequence[Member]], Awaitable[dict[str, int]]] = lambda due: self.snapshots.take(due)  # noqa: E731
+        due = DueSnapshots(self.members, config.snapshot_entries, lambda: self.space.full, take)
+        holders = Holders(self.members, unflushed, location, segments, config.segments_max, take)
+        janitor = Janitor(
+            self.durability, self.space, books, segments, flush, compactor, jobs,
+            [
+                ("removal of what transfers left", self._collect_transfers),
+                ("snapshots", due.run),
+                ("snapshots for old segments", holders.ask),
+            ],
+            self._no_room,
+        )  # fmt: skip
+        self.recount = Recount(self.members, homes, janitor.lock, self.spawn, janitor.look, self._damaged)
+        self.storage = Storage(
+            self.members, self.store, self.durability, books, location, segments, homes, flush, compactor, holders,
+            janitor, lambda uid: self.chunks.forget(uid), self.space.found,
+        )  # fmt: skip
+        self.budget = Budget(
+            config, self.durability, self.space, unflushed, compactor, self.cache, self.windows, self.counters.refused
+        )
         self.scrub = Scrub(self)
         self.pulse = Pulse(self.disk, path, config, self.durability, self.ticker.is_resting, self.spawn)
         self.slow_disk = SlowDisk(
@@ -178,22 +237,22 @@ class System:
         self.wait = wait
         self.read_index = self.leadership.read_index
         self.led = self.leadership.led
-        homes = self.storage.homes
+        pins = self.storage.location
         self.reader = Reader(
-            self.store, self.storage.segments, homes, self.wal.read_payload, lambda *asked: self.repair.unit(*asked)
+            self.store, self.storage.segments, pins, self.wal.read_payload, lambda *asked: self.repair.unit(*asked)
         )
         self.inbound = Inbound(self)
         self.directory = Directory(self)
         self.departures = Departures(self)
-        self.snapshots = SnapshotStore(self.storage, self.store.decode_liveness, self._settled, self.stop_member)
-        self.chunks = Chunks(self.config, self.members, self.storage.books, self.storage.compact_log)
+        self.snapshots = SnapshotStore(self.checkpoints, self.store.decode_liveness, self._settled, self.stop_member)
+        self.chunks = Chunks(self.config, self.members, self.storage.books, self.checkpoints.compact_log)
         self.pulls = Pulls(self.config, self.node_id, self.live, self.send_blob)
         self.snapshot_sender = SnapshotSender(
             self.config, self.snapshots, self.storage.books, self.chunks, self.send_blob, self.spawn, self.mark
         )
         self.serving = PullAnswers(
-            self.config, self._find_by, self.store, self.reader, self.storage.homes.holds, self.chunks, self.send_blob,
-            self.spawn,
+            self.config, self._find_by, self.store, self.reader, self.storage.location.holds, self.chunks,
+            self.send_blob, self.spawn,
         )  # fmt: skip
         self.receiving = self._receiver()
         self.repair = PayloadRepair(self.pulls, self.reader, self.store, self.storage.write_back)
@@ -215,12 +274,10 @@ class System:
         self.log_clock = LogClock(
             self.clocks, self.reader.newest_time, self.versions.knows, self.propose, self.scheduler.mark
         )
-        self.delivery = Delivery(
-            self.reader, homes, self.repair.stretch, self.spawn, self.config.delivery_queue_bytes
-        )
+        self.delivery = Delivery(self.reader, pins, self.repair.stretch, self.spawn, self.config.delivery_queue_bytes)
         self.heartbeats = Heartbeats(self.config, self.commands)
         self.effects = Effects(
-            self.delivery, homes.released, self.commands, self.log_clock.now,
+            self.delivery, self.storage.homes.released, self.commands, self.log_clock.now,
             lambda member, keep_log: self.snapshots.take([member], keep_log), self.spawn,
         )  # fmt: skip
         books = self.storage.books
@@ -241,10 +298,11 @@ class System:
     def _receiver(self) -> SnapshotReceiver:
         """Build the receiving end of transfers on what there is by now."""
         host = snapshot_receiver.Host(
-            self.find, self.inbound.ask, self.scheduler.turn, self._restore, self.stop_member, self.mark
+            self.find, self.inbound.ask, self.scheduler.turn, self._restore, self.stop_member, self.mark,
+            self.storage.store_payloads,
         )  # fmt: skip
         return SnapshotReceiver(
-            self.members, self.store, self.storage, self.chunks, self.pulls, host, self.send_blob, self.spawn
+            self.members, self.store, self.checkpoints, self.chunks, self.pulls, host, self.send_blob, self.spawn
         )
 
     def _log_repair(self) -> LogRepair:
@@ -259,7 +317,7 @@ class System:
         """Build what sends messages that are not at hand."""
         host = outbound.Host(
             self._send, self.snapshot_sender.start_transfer, self._let_log_go, self._damaged,
-            self.repair.stretch, self.storage.homes.holds, self.spawn,
+            self.repair.stretch, self.storage.location.holds, self.spawn,
         )  # fmt: skip
         return Outbound(
             self.config.append_bytes_max, self.members, self.windows, self.reader, host, self.scheduler.mark, self.mark
@@ -281,13 +339,13 @@ class System:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
                 if self.writer is not None:
-                    await nursery.start(self.writer.run, self.storage.lock_fd)
+                    await nursery.start(self.writer.run, self.lock_fd)
                 nursery.start_soon(self.scheduler.run)
                 nursery.start_soon(self.scheduler.tell)
                 nursery.start_soon(self.ticker.run)
                 if self.config.hibernate_after_ms:
                     nursery.start_soon(self.hibernation.run)
-                nursery.start_soon(self.storage.run)
+                nursery.start_soon(self.storage.janitor.run)
                 nursery.start_soon(self.scrub.run)
                 recovery.start_groups(self)
                 task_status.started()
@@ -297,6 +355,38 @@ class System:
                 raise self.failure
         finally:
             self.durability.stop()
+
+    def start_member(self, spec: Spec) -> Member:
+        """Let a group that was just registered come alive."""
+        member = recovery.fresh_member(self, spec)
+        recovery.enliven(self, member, fresh=True)
+        return member
+
+    def rolled(self, rolled: Rolled) -> None:
+        """Have files that the WAL sealed flushed, and stop whose entries it could not take."""
+        self.storage.janitor.rolled(rolled.sealed)
+        for gap in rolled.gaps:
+            member = self.members.get(gap.uid)
+            if member is not None:
+                self.stop_member(member, f"the write-ahead log expected entry {gap.expected} of this group next")
+
+    async def _flushed(self, sealed: Sealed, file: SealedFile, members: set[Member]) -> None:
+        """Let go of what a new segment has: of the logs, of the file if nothing in it lives, of memory."""
+        self.checkpoints.flushed(members)
+        await self.storage.migration.flushed(file)
+        self.durability.let_go(sealed.entries)
+
+    async def _collect_transfers(self) -> None:
+        """Give back what was kept for other members' transfers, or for one that came to nothing."""
+        self.storage.location.expire(time.monotonic())
+        self.chunks.expire(trio.current_time())
+        await self.receiving.collect(self.has)
+        await self.chunks.collect()
+
+    def _no_room(self) -> None:
+        """Let no promise hold up the space that a full disk needs."""
+        self.chunks.give_up()
+        self.storage.location.expire(math.inf)
 
     def _others(self) -> Iterator[tuple[int, Vitals]]:
         """Live nodes, and what they say of themselves."""
@@ -315,8 +405,14 @@ class System:
     def close(self) -> None:
         """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""
         self.pulse.close()
-        self.storage.close()
+        self.close_directory()
         self.hibernation.sleepers.close()
+
+    def close_directory(self) -> None:
+        """Close what is open, the lock last; nothing is pending."""
+        self.storage.segments.close()
+        while self.closing:
+            self.closing.pop()()
 
     def fail(self, error: LogyardError) -> None:
         """This node can't go on: `run` ends soon, by this error."""

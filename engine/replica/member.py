@@ -336,6 +336,39 @@ class Member:
     def add_segment(self, run: SegmentRun) -> None:
         """A newer segment overrides what older ones say from its first index on."""
         self.segments = [*cut_runs(self.segments, run.first), run]
+        self.flush_through(run.last)
+
+    def keep_runs(self, runs: list[SegmentRun]) -> None:
+        """Say anew which segments have what of the log."""
+        self.segments = runs
+
+    def flush_through(self, index: int) -> None:
+        """Entries up to `index` need no WAL file, nor memory."""
+        self.flushed = max(self.flushed, index)
+
+    def restart_flush(self) -> None:
+        """The log starts over above the snapshot."""
+        self.flushed = self.snapshot_index
+
+    def stored(self, index: int, chunks: tuple[bytes, ...]) -> None:
+        """A snapshot at `index` is durable, and so are its chunks."""
+        self.snapshot_stored = index
+        self.chunks = chunks
+
+    def covered(self, index: int, term: int, size: int) -> None:
+        """From now on a snapshot of `size` bytes says what the log up to `index` says."""
+        self.snapshot_index, self.snapshot_term, self.snapshot_bytes = index, term, size
+
+    def need_no_log(self) -> None:
+        """The log up to the snapshot may go."""
+        self.compactable = self.snapshot_index
+
+    def cover_releases(self) -> bool:
+        """Raise the floor to the newest release that is applied (law 4); False when it says so, or needs not."""
+        if self.last_release <= max(self.floor, self.snapshot_index):
+            return False
+        self.floor = self.last_release
+        return True
 
     def is_dead(self, entry: Entry) -> bool:
         """Whether every payload of an entry was released."""

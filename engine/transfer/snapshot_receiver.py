@@ -11,7 +11,7 @@ the snapshot (law 4, argued in `snapshot_sender`). One task a group, which ends 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import trio
@@ -48,12 +48,8 @@ class Offer:
         self.askers = {node: request}
 
 
-class Storage(Protocol):
-    """What the receiver needs of what stores."""
-
-    async def store_payloads(self, member: Member, entries: Sequence[SourceEntry]) -> None:
-        """Make payloads that came from a peer durable, and their homes."""
-        ...
+class Checkpoints(Protocol):
+    """What the receiver needs of what stores snapshots."""
 
     async def store_installed(self, member: Member, snapshot: Snapshot, encoded: Encoded) -> None:
         """Store a snapshot from another member, with the homes of the payloads that came with it."""
@@ -79,6 +75,8 @@ class Host(NamedTuple):
     """Stop a member, for this reason."""
     mark: Callable[[Member], None]
     """Look at a member in the next turn."""
+    store_payloads: Callable[[Member, Sequence[SourceEntry]], Awaitable[None]]
+    """Make payloads that came from a peer durable, and their homes."""
 
 
 class SnapshotReceiver:
@@ -89,7 +87,7 @@ class SnapshotReceiver:
         self,
         members: Mapping[int, Member],
         store: StorePort,
-        storage: Storage,
+        checkpoints: Checkpoints,
         chunks: Chunks,
         pulls: Pulls,
         host: Host,
@@ -100,7 +98,7 @@ class SnapshotReceiver:
         self.resumed = 0
         self._members = members
         self._store = store
-        self._storage = storage
+        self._checkpoints = checkpoints
         self._chunks = chunks
         self._pulls = pulls
         self._host = host
@@ -217,7 +215,7 @@ class SnapshotReceiver:
         # With the snapshot, in one commit: the releases that explain what did not come (law 4).
         member.raise_floor(intent.release)
         encoded = Encoded(offer.data, {}, manifest.chunks, len(offer.data) + manifest.chunk_bytes)
-        await self._storage.store_installed(member, snapshot, encoded)
+        await self._checkpoints.store_installed(member, snapshot, encoded)
         # Its row went in the same commit.
         self._chunks.installed(uid)
         # What the core has to hand out comes first: entries of before and after must not meet in one `Ready`.
@@ -285,7 +283,7 @@ class SnapshotReceiver:
                 sources.fail(node)
                 continue
             if kept:
-                await self._storage.store_payloads(member, kept)
+                await self._host.store_payloads(member, kept)
             through = min(piece.through, ranges[-1][1])
             sources.came()
             # With the gaps between the ranges: nothing in them lives, or it was here before.
@@ -311,7 +309,7 @@ class SnapshotReceiver:
             self._host.stop(member, f"{type(error).__name__} while installing a snapshot: {error}")
             return
         member.recover()
-        self._storage.installed(member, before, snapshot, size, have)
+        self._checkpoints.installed(member, before, snapshot, size, have)
         self.installed += 1
         lost = Unknown("a snapshot replaced this member's log; the command's outcome is unknown")
         member.proposals.fail_proposed(lost)

@@ -138,7 +138,7 @@ async def test_only_the_largest_groups_have_a_label(tmp_path: Path) -> None:
         for number, name in enumerate(names):
             await c.create(name, by=1)
             await c.fill(1, number + 1, 10 * KIB, name)
-        await c.system(1).storage.roll()
+        await c.roll(1)
         found = largest_groups(c.system(1), 2)
         assert list(found) == ["g4", "g3"]
         assert found["g4"]["wal"] >= 50 * KIB > found["g3"]["wal"] >= 40 * KIB

@@ -295,7 +295,7 @@ async def test_no_writer_can_be_started(tmp_path: Path) -> None:
         assert c.member(1).segments
         c.system(1).storage.files[1].sealed_at -= 1e9
         c.system(1).storage.look()
-        await until(lambda: not c.system(1).storage._wake.is_set())
+        await until(lambda: not c.system(1).storage.janitor._wake.is_set())
         assert [body for _, body in await c.read(1)] == bodies
         status = c.nodes[1].status()["writer"]
         assert status["pid"] == 0 and "could not be started" in status["last_end"]
@@ -352,7 +352,7 @@ async def test_what_waits_to_be_migrated_makes_clients_wait(tmp_path: Path) -> N
             with pytest.raises(Busy) as busy:
                 for _ in range(100):
                     await c.append(1, [(b"", bytes(100 * KIB))])
-                    await storage.seal_all()
+                    await storage.flush.run()
             assert busy.value.cause == budget.MIGRATION
             # What frees space is let in.
             assert await c.nodes[1].truncate("log", 1) == 1

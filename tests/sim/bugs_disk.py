@@ -7,9 +7,10 @@ from typing import Any
 
 from logyard.engine import identity
 from logyard.engine.disk import Disk
-from logyard.engine.host import recovery, storage
+from logyard.engine.host import recovery
 from logyard.engine.host.durability import Durability
 from logyard.engine.host.migration import Migration
+from logyard.engine.host.segment_flush import SegmentFlush
 from logyard.engine.log import meta, segment_writer, wal, wal_files, wal_scan
 from logyard.engine.repair import log_repair
 from logyard.payloads import layout
@@ -69,9 +70,8 @@ def _ignores_damage(old: Any) -> Any:
 def _recycles_early(old: Any) -> Any:
     async def seal(self: Any, sealed: Any) -> None:
         await old(self, sealed)
-        file = self.homes.files.get(sealed.file)
-        if file is not None:
-            self.recycle(sealed.file)
+        if sealed.file in self._location.files:
+            self._location.recycle(sealed.file)
 
     return seal
 
@@ -118,11 +118,11 @@ BUGS = (
     Bug(
         "hard_state_not_checkpointed",
         "a file goes when the store has what it says",
-        [(storage.Storage, "hard_state_written", nothing)],
+        [(SegmentFlush, "hard_state_written", nothing)],
     ),
     Bug("damage_taken_for_torn", "a damaged record is mended, not cut", [(recovery, "replay", _ignores_damage)]),
     Bug("mend_forgotten", "who lost records acknowledges nothing before it is mended", [(log_repair, "Mend", nothing)]),
-    Bug("recycled_before_migration", "a home goes when it is empty", [(storage.Storage, "_seal", _recycles_early)]),
+    Bug("recycled_before_migration", "a home goes when it is empty", [(SegmentFlush, "_flush", _recycles_early)]),
     Bug(
         "uncommitted_migrated",
         "a generation holds only what is committed",

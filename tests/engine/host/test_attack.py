@@ -136,14 +136,14 @@ async def test_law_3_files_are_sealed_in_their_order(tmp_path: Path, monkeypatch
         def full_at_once() -> None:
             # What queued up behind the roll is written in place, and fills the next file.
             monkeypatch.setattr(durability, "_freed", freed)
-            storage.rolled(Rolled([Sealed(first + 1, first + 1, 0, [])]))
+            c.system(1).rolled(Rolled([Sealed(first + 1, first + 1, 0, [])]))
             freed()
 
         async def seal(sealed: Sealed) -> None:
             order.append(sealed.file)
 
         monkeypatch.setattr(durability, "_freed", full_at_once)
-        monkeypatch.setattr(storage, "_seal", seal)
+        monkeypatch.setattr(storage.flush, "_flush", seal)
         await c.roll(1)
         # The later file's row says that all up to it are flushed.
         assert order == [first, first + 1]

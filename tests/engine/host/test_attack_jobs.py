@@ -45,7 +45,8 @@ async def test_what_dies_while_leftovers_wait_for_their_turn_is_dead_in_the_copy
 
         await system.storage.janitor_lock.acquire()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(leftovers.move_out, system, [member], 1 << 20)
+            found = leftovers.Leftovers(system.store, system.wal, system.storage.location, system.reader)
+            nursery.start_soon(leftovers.move_out, found, system.storage, [member], 1 << 20)
             await until(lambda: system.storage.janitor_lock.statistics().tasks_waiting)
             await c.nodes[1].truncate("log", 3)
             system.storage.janitor_lock.release()
@@ -92,7 +93,7 @@ async def test_a_file_without_a_segment_in_the_books_is_never_given_away(tmp_pat
         file = system.wal.current
         sealed = await system.durability.exclusive(system.wal.roll)
         assert sealed is not None
-        storage._sealed.append(sealed)
+        storage.flush.unflushed.add([sealed])
         for _ in range(2):
             before = state["refused"]
             storage.look()

@@ -121,11 +121,11 @@ async def test_too_much_wal_without_segments_names_itself_and_is_left_behind(tmp
             with pytest.raises(Busy) as busy:
                 for _ in range(100):
                     await c.append(1, [(b"", bytes(100 * KIB))])
-            assert busy.value.cause == budget.WAL_UNFLUSHED and storage.backlog_files == 4
+            assert busy.value.cause == budget.WAL_UNFLUSHED and storage.flush.unflushed.backlog_files == 4
             assert await c.nodes[1].truncate("log", 2) == 2
             metadata = books.memory()
             assert metadata > 4 * 256
-        await until(lambda: not storage.backlog_files, "segments are made")
+        await until(lambda: not storage.flush.unflushed.backlog_files, "segments are made")
         await c.append(1, [(b"", bytes(100 * KIB))])
         await until(lambda: c.system(1).durability.metadata_bytes < 20 * KIB, "memtables are given back")
 

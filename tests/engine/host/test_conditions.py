@@ -113,6 +113,8 @@ def test_what_a_new_home_would_hide(
     if released:
         liveness.release((1, 0), (released, 0))
     member: Any = SimpleNamespace(raft=SimpleNamespace(log=SimpleNamespace(last_index=end)), liveness=liveness)
-    system: Any = SimpleNamespace()
+    nothing: Any = None
+    location: Any = SimpleNamespace(files={})
+    counters = Homes({}, nothing, location, nothing, nothing, nothing, nothing)
     before = [Home(first, last, 1, 1) for first, last in homes]
-    assert Homes(system).hidden_by(member, before, dense)(*gap) is hides
+    assert counters.hidden_by(member, before, dense)(*gap) is hides

@@ -303,7 +303,7 @@ async def test_a_record_whose_place_is_lost_is_delivered_from_a_peers_copy(
         await tell(c, "s", "deliver", 5)
         await until(lambda: len(ear.pushed) == 1)
         assert ear.pushed[0][2] == b"lost herefound here"
-        assert not c.system(leader).storage.homes._pins, "nothing stays behind"
+        assert not c.system(leader).storage.location._pins, "nothing stays behind"
 
 
 async def test_what_waits_for_a_session_is_bounded(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ async def test_what_waits_for_a_session_is_bounded(tmp_path: Path) -> None:
             system.delivery.deliver(member, 1, scribe(c, 1).effects_of(None, "deliver", [5], ())[0])  # type: ignore[arg-type]
         assert system.delivery.dropped == ear.lost == 9, "who listens is told"
         await until(lambda: len(ear.pushed) == 1)
-        assert not system.delivery._queues and not system.storage.homes._pins, "nothing stays behind"
+        assert not system.delivery._queues and not system.storage.location._pins, "nothing stays behind"
 
 
 async def test_effects_at_or_below_the_floor_are_dropped_for_good(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.host.homes import SealedFile
+from logyard.engine.host.location import SealedFile
 from logyard.engine.log.wal import Wal
 from logyard.payloads.store import PayloadStore
 from logyard.protocol.errors import JobFailed
@@ -104,7 +104,7 @@ async def test_a_defect_in_what_a_migration_builds_is_counted_and_tried_again(
         monkeypatch.setattr(storage.migration, "_source", breaks(2, storage.migration._source))
         await c.fill(1, 6, 40 * KIB)
         await c.roll(1)
-        await until(lambda: system.counters.migrated_files, "the janitor migrates it at the third try")
+        await until(lambda: system.storage.migration.files, "the janitor migrates it at the third try")
         jobs = node_status(c.system(1))["jobs"]
         assert jobs["failed"] == 2 and not jobs["waiting"] and not jobs["frozen"]
         assert "migration of WAL file" in jobs["last"] and "KeyError: 'a defect'" in jobs["last"]
@@ -164,19 +164,19 @@ async def test_a_defect_in_a_switch_destroys_nothing_until_a_restart(
             elif where == "recycling":
                 broken.setattr(Wal, "recycle", defect)
             else:
-                broken.setattr(storage, "_adopt_segment", defect)
+                broken.setattr(storage.flush, "_adopt", defect)
             with pytest.raises(JobFailed, match="until this node is restarted"):
                 await c.nodes[1].compact()
         frozen = node_status(system)["jobs"]["frozen"]
         assert "a defect" in frozen
         assert any("restart it" in line for line in troubles({1: node_status(system)}))
-        files = set(storage.wal.files)
+        files = set(c.system(1).wal.files)
         await c.fill(1, 6, 40 * KIB)
         with pytest.raises(JobFailed, match="a defect"):
             await c.nodes[1].compact()
         storage.look()
         await c.nodes[1].truncate("log", 9)
-        assert files <= set(storage.wal.files), "nothing is given back"
+        assert files <= set(c.system(1).wal.files), "nothing is given back"
         assert [len(body or b"") for _, body in await c.read(1, 9)] == [40 * KIB] * 3, "and it serves"
         await c.restart(1)
         await c.leader()

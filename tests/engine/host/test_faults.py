@@ -223,7 +223,7 @@ async def test_a_failing_segment_job_is_done_again_and_forgets_no_vote(tmp_path:
         async with system.storage.janitor_lock:
             sealed = await system.durability.exclusive(system.wal.roll)
             assert sealed is not None
-            system.storage._sealed.append(sealed)
+            system.storage.flush.unflushed.add([sealed])
             disk.fail(call, 1, errno.EIO)
         system.storage.look()
         await until(lambda: call not in disk._plans)
@@ -271,7 +271,7 @@ async def test_a_vote_alone_in_a_file_outlives_a_failed_segment_job(tmp_path: Pa
         async with system.storage.janitor_lock:
             sealed = await system.durability.exclusive(system.wal.roll)
             assert sealed is not None and not sealed.entries
-            system.storage._sealed.append(sealed)
+            system.storage.flush.unflushed.add([sealed])
             disk.fail("sync_file", 1, errno.EIO)
         system.storage.look()
         await until(lambda: "sync_file" not in disk._plans)

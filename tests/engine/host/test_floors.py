@@ -69,13 +69,13 @@ async def test_bytes_of_a_wal_file_under_a_pin_outlive_their_release(tmp_path: P
         await c.roll(1)
         wanted = located(c, 10)
         (file,) = system.storage.files
-        system.storage.homes.pin(("wal", file))
+        system.storage.location.pin(("wal", file))
         await node.truncate("log", 10)
         await node.compact()
         # Released, its file given up, the floor durable: whoever located it before still reads it.
         assert member.floor == member.last_release > 0 and not system.storage.files
         assert [plain(one) for one in system.reader._load_all(member.uid, wanted, [None] * 10)] == bodies
-        system.storage.homes.unpin(("wal", file))
+        system.storage.location.unpin(("wal", file))
         assert all(isinstance(one, Gone) for one in system.reader._load_all(member.uid, wanted, [None] * 10))
 
 
@@ -87,14 +87,14 @@ async def test_a_generation_under_a_pin_stays_and_what_is_released_in_it_is_gone
         wanted = located(c, 10)
         (generation,) = system.store.generations()
         path = tmp_path / "node-1" / "payloads" / f"gen-{generation.id:010d}"
-        system.storage.homes.pin(("generation", generation.id))
+        system.storage.location.pin(("generation", generation.id))
         await node.truncate("log", 10)
         await node.compact()
         assert member.floor == member.last_release > 0
         assert path.exists(), "its map is not torn from under a reader"
         with pytest.raises(Gone):
             await system.reader.read(member, wanted)
-        system.storage.homes.unpin(("generation", generation.id))
+        system.storage.location.unpin(("generation", generation.id))
         await node.compact()
         assert not path.exists()
 
@@ -112,10 +112,10 @@ async def test_a_read_under_way_ends_well_although_its_payloads_are_destroyed(tm
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
-            await until(lambda: system.storage.homes._pins or found)
+            await until(lambda: system.storage.location._pins or found)
             await node.truncate("log", 10)
             await node.compact()
-        assert found == bodies and not system.storage.homes._pins
+        assert found == bodies and not system.storage.location._pins
         assert not system.storage.files
 
 

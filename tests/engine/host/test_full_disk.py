@@ -149,7 +149,7 @@ async def test_a_segment_without_room_is_made_of_the_reserve(tmp_path: Path) -> 
         async with storage.janitor_lock:
             sealed = await c.system(1).durability.exclusive(c.system(1).wal.roll)
             assert sealed is not None
-            storage._sealed.append(sealed)
+            storage.flush.unflushed.add([sealed])
             disk.fill()
         await full(c, 1)
 

@@ -17,13 +17,13 @@ async def test_a_slow_log_is_asked_for_a_snapshot_and_its_segment_goes(tmp_path:
         await c.fill(1, 1, 100, name="slow")
         storage = c.system(1).storage
         await c.fill(1, 30, 40 * KIB)
-        await storage.roll()
+        await c.roll(1)
         oldest = storage.holders.status()["segment"]
         assert oldest == 1
         assert ["slow", "no snapshot at 2"] in storage.holders.status()["segment_names"]
         assert c.member(1, "slow").snapshot_index == 0
         await c.fill(1, 30, 40 * KIB)
-        await storage.roll()
+        await c.roll(1)
         storage.look()
         await until(lambda: storage.holders.asked > 0, "the groups of the oldest segment are asked")
         assert c.member(1, "slow").snapshot_index == 2
@@ -35,7 +35,7 @@ async def test_few_segments_are_no_reason_to_ask(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1) as c:
         await c.fill(1, 3, 100)
         storage = c.system(1).storage
-        await storage.roll()
+        await c.roll(1)
         await storage.holders.ask()
         assert storage.holders.asked == 0 and c.member(1).snapshot_index == 0
 
@@ -53,7 +53,7 @@ async def test_what_is_not_committed_holds_a_wal_file_and_is_named(tmp_path: Pat
         last = member.raft.log.last_index + 1
         await until(lambda: member.raft.log.stable == last, "the leader has it on its disk")
         storage = c.system(1).storage
-        await storage.roll()
+        await c.roll(1)
         status = storage.holders.status()
         assert (status["wal_file"], status["wal_groups"]) == (1, 1)
         assert status["wal_names"] == [["log", f"entry {last} is not committed"]]

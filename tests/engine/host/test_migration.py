@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logyard.engine.host.homes import SealedFile, Share
+from logyard.engine.host.location import SealedFile, Share
 from logyard.engine.host.migration import DYING_S, choose_victims
 
 NOW = 1000.0

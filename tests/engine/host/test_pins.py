@@ -35,8 +35,8 @@ async def test_a_pin_keeps_a_home_and_ends_by_itself(tmp_path: Path, place: str)
         found = located(c, 4)
         number = found.home.generation if found.home is not None else found.entry.file  # type: ignore[union-attr]
         home, storage = (place, number), system.storage
-        storage.homes.pin(home)
-        storage.homes.pin(home)
+        storage.location.pin(home)
+        storage.location.pin(home)
         await c.nodes[1].truncate("log", 10)
         await c.nodes[1].compact()
 
@@ -46,18 +46,18 @@ async def test_a_pin_keeps_a_home_and_ends_by_itself(tmp_path: Path, place: str)
             return number in [one for one, _ in system.wal.files]
 
         assert there()
-        storage.homes.expire(time.monotonic())
+        storage.location.expire(time.monotonic())
         assert there(), "not yet"
-        storage.homes.expire(time.monotonic() + 61)
+        storage.location.expire(time.monotonic() + 61)
         await c.nodes[1].compact()
-        assert not there() and storage.homes.expired == 1
+        assert not there() and storage.location.expired == 1
         # The reader comes too late, and its own end of the promise is no other one's.
         with pytest.raises((Gone, LogyardError)):
             await system.reader.read(member, all_of(found))
         await c.fill(1, 1, 40 * KIB)
         for _ in range(2):
-            storage.homes.unpin(home)
-        assert not storage.homes._pins and not storage.homes._late
+            storage.location.unpin(home)
+        assert not storage.location._pins and not storage.location._late
 
 
 async def test_a_slow_reader_of_what_lives_gets_it_from_its_new_home(tmp_path: Path) -> None:
@@ -67,13 +67,13 @@ async def test_a_slow_reader_of_what_lives_gets_it_from_its_new_home(tmp_path: P
         found = located(c, 4)
         home = ("wal", found.entry.file)  # type: ignore[union-attr]
         storage = c.system(1).storage
-        storage.homes.pin(home)
+        storage.location.pin(home)
         await c.nodes[1].compact()
-        storage.homes.expire(math.inf)
+        storage.location.expire(math.inf)
         assert home[1] not in [one for one, _ in c.system(1).wal.files]
         data = await c.system(1).reader.read(c.member(1), all_of(found))
         assert any(bodies[at][:12] in bytes(part) for part in data for at in range(6))
-        storage.homes.unpin(home)
+        storage.location.unpin(home)
 
 
 async def test_a_full_disk_ends_every_pin(tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ async def test_a_full_disk_ends_every_pin(tmp_path: Path) -> None:
         await c.roll(1)
         storage = c.system(1).storage
         (file,) = storage.files
-        storage.homes.pin(("wal", file))
+        storage.location.pin(("wal", file))
 
         async def full() -> None:
             raise NoSpace("the disk is full")
 
-        await storage._try("a job", full)
-        assert storage.homes.expired == 1
-        await until(lambda: not storage.homes._pins)
-        storage.homes.unpin(("wal", file))
+        await storage.janitor._try("a job", full)
+        assert storage.location.expired == 1
+        await until(lambda: not storage.location._pins)
+        storage.location.unpin(("wal", file))

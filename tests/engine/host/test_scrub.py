@@ -491,9 +491,10 @@ async def test_it_is_off_and_can_be_asked(tmp_path: Path) -> None:
 
 async def test_the_rate_and_giving_way(autojump_clock: trio.testing.MockClock) -> None:
     """A second for each second's bytes; longer while the node is busy, and not for ever."""
+    flush = SimpleNamespace(unflushed=SimpleNamespace(backlog_files=0))
     system: Any = SimpleNamespace(
         config=SimpleNamespace(scrub_bytes_per_s=1000), slow_disk=SimpleNamespace(slow=False),
-        budget=SimpleNamespace(full=False), storage=SimpleNamespace(backlog_files=0),
+        budget=SimpleNamespace(full=False), storage=SimpleNamespace(flush=flush),
     )  # fmt: skip
     scrub = Scrub(system)
     began = trio.current_time()

@@ -99,7 +99,7 @@ async def test_sections_have_versions_of_their_own(tmp_path: Path) -> None:
         await put(c, 1, "old", 1, 10)
         await put(c, 1, "new", 1, 100 * KIB)
         found = c.system(1).snapshots._capture(c.member(1))
-        await c.system(1).storage.store_snapshots([found])
+        await c.system(1).checkpoints.store_snapshots([found])
         books = c.system(1).storage.books
         assert books.load_snapshot(books.snapshot(c.member(1).uid)).versions == {"old": 7}
 
@@ -316,7 +316,7 @@ async def test_the_check_reads_sections_beside_the_manifest(tmp_path: Path) -> N
         await c.fill(1, 3, 100)
         member = c.member(1)
         captured = c.system(1).snapshots._capture(member)
-        await c.system(1).storage.store_snapshots([captured._replace(encoded=split(captured.snapshot, 8))])
+        await c.system(1).checkpoints.store_snapshots([captured._replace(encoded=split(captured.snapshot, 8))])
         assert len(stored(c, 1)) == len(member.chunks) == 1
         await c.crash(1)
         assert check_directory(tmp_path / "node-1")["ok"]

@@ -230,7 +230,7 @@ async def test_a_switch_to_a_segment_needs_no_descriptor(tmp_path: Path) -> None
         assert disk.met and not storage.jobs.frozen and not storage.jobs.failed
         disk.short = ""
         async with storage.janitor_lock:
-            await storage.seal_all()
+            await storage.flush.run()
         assert [file.live // (40 * KIB) for file in storage.files.values()] == [3]
         await storage.compact()
         assert not storage.files and len(await c.read(1, 3)) == 3

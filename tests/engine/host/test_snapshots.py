@@ -105,14 +105,14 @@ async def test_a_crash_between_the_stored_snapshot_and_the_switch(tmp_path: Path
         await compacted(c, 1)
         system = (await c.start(3)).system
         stored = trio.Event()
-        store_installed = system.storage.store_installed
+        store_installed = system.checkpoints.store_installed
 
         async def stop_after(*arguments: Any) -> None:
             await store_installed(*arguments)
             stored.set()
             await trio.sleep_forever()
 
-        system.storage.store_installed = stop_after  # type: ignore[assignment, method-assign]
+        system.checkpoints.store_installed = stop_after  # type: ignore[assignment, method-assign]
         with trio.fail_after(10):
             await stored.wait()
         await c.crash(3)
@@ -165,15 +165,15 @@ async def test_an_install_is_checkpointed_when_the_file_with_its_marks_is_sealed
         await c.crash(3)
         bodies = await c.fill(1, 10, 40 * KIB)
         await compacted(c, 1)
-        storage = (await c.start(3)).system.storage
-        store_installed = storage.store_installed
+        checkpoints = (await c.start(3)).system.checkpoints
+        store_installed = checkpoints.store_installed
 
         async def after_a_roll(*arguments: Any) -> None:
             # The marks are then all that the next file has of this group.
             await c.roll(3)
             await store_installed(*arguments)
 
-        storage.store_installed = after_a_roll  # type: ignore[assignment, method-assign]
+        checkpoints.store_installed = after_a_roll  # type: ignore[assignment, method-assign]
         await c.applied()
         member = c.member(3)
         await until(lambda: not member.unpersisted and not c.system(3).durability.busy)
@@ -242,9 +242,9 @@ async def test_an_older_snapshot_never_overwrites_a_newer_one(tmp_path: Path) ->
         new = system.snapshots._capture(member)
         # Both want the meta store while it is taken; the newer one gets it first.
         async with trio.open_nursery() as nursery, system.storage.books._lock:
-            nursery.start_soon(system.storage.store_snapshots, [new])
+            nursery.start_soon(system.checkpoints.store_snapshots, [new])
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(system.storage.store_snapshots, [old])
+            nursery.start_soon(system.checkpoints.store_snapshots, [old])
             await trio.testing.wait_all_tasks_blocked()
         found = snapshot_format.decode(system.storage.books.snapshot(member.uid).data, member.uid)
         assert found.index == new[1].index == member.snapshot_index
@@ -330,7 +330,7 @@ async def test_the_books_are_exact_after_an_install_that_was_not_needed(tmp_path
         await c.roll(3)
         index = member.raft.applied
         captured = c.system(1).snapshots._capture(c.member(1))
-        await c.system(1).storage.store_snapshots([captured])
+        await c.system(1).checkpoints.store_snapshots([captured])
         # The transfer itself, as the leader starts it for a member that is behind.
         await c.system(1).snapshot_sender._send(c.member(1), 3)
         applier.apply = apply  # type: ignore[method-assign]

@@ -126,12 +126,12 @@ async def test_a_pinned_wal_file_outlives_its_migration(tmp_path: Path) -> None:
         (file,) = system.storage.files
         entry = next(iter(system.reader.payload_entries(c.member(1), 2, 5))).entry
         assert entry is not None and entry.file == file
-        system.storage.homes.pin(("wal", file))
+        system.storage.location.pin(("wal", file))
         await c.nodes[1].compact()
         assert file not in system.storage.files
         unit = units_of(entry.data)[-1]
         assert system.wal.read_payload(file, entry.offset + unit.offset, unit.length) in bodies
-        system.storage.homes.unpin(("wal", file))
+        system.storage.location.unpin(("wal", file))
         with pytest.raises(Gone):
             system.wal.read_payload(file, entry.offset, 1)
 

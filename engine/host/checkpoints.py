@@ -1,0 +1,143 @@
+"""Snapshots first, then the logs below them may go (invariant 3).
+
+Invariant: a log entry is forgotten only when a durable snapshot covers it, a segment has it (memory still locates its
+payloads until then), and no transfer needs it. Called by `snapshots`, `receiving`, `hibernation` and the janitor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..log.meta_rows import cut_runs
+from ..log.wal import WalItem
+from ..ports import LivenessPort
+from ..replica.member import RUNNING, Member
+from ..snapshot.format import Encoded, Snapshot
+from . import rows
+from .books import Books
+from .homes import Homes
+from .segment_flush import SegmentFlush
+from .segments import Segments
+
+FULL_ENTRIES = 64
+"""While the disk is full a snapshot is due after so many entries: with it the segments below can go."""
+
+
+class Checkpoints:
+    """One node's. `kept_above(member)`: the log may go up to here; `persist(member, item)` queues a record of its own
+    for the WAL."""
+
+    def __init__(
+        self,
+        books: Books,
+        segments: Segments,
+        homes: Homes,
+        flush: SegmentFlush,
+        kept_above: Callable[[Member], int],
+        persist: Callable[[Member, WalItem], None],
+    ) -> None:
+        self._books = books
+        self._segments = segments
+        self._homes = homes
+        self._flush = flush
+        self._kept_above = kept_above
+        self._persist = persist
+
+    async def store_snapshots(self, captured: Sequence[rows.Captured]) -> None:
+        """Store snapshots of this node's own, and let the logs below them go."""
+        stored = await self._books.commit_snapshots(captured)
+        for member, snapshot, encoded, keep_log, _ in stored:
+            if not member.raft.stopped and snapshot.index > member.snapshot_index:
+                member.covered(snapshot.index, snapshot.term, encoded.size)
+                if not keep_log:
+                    self.let_log_go(member)
+
+    async def store_installed(self, member: Member, snapshot: Snapshot, encoded: Encoded) -> None:
+        """Commit a snapshot from another member with the homes of the payloads that came with it."""
+        await self._books.commit_snapshots([rows.Captured(member, snapshot, encoded)])
+
+    def installed(self, member: Member, before: LivenessPort, snapshot: Snapshot, size: int, keep: int) -> None:
+        """Switch to what `store_installed` stored. Payloads up to `keep` are where they were, of what lived `before`;
+        those above came with the snapshot."""
+        self._homes.replaced(member, before, snapshot.index)
+        member.covered(snapshot.index, snapshot.term, size)
+        member.need_no_log()
+        if member.raft.log.snapshot_index != snapshot.index:
+            # The log has the snapshot's last entry and goes on as it is.
+            return
+        self._homes.cut(member, keep)
+        member.keep_runs(cut_runs(member.segments, keep + 1))
+        self._segments.shed(member)
+        member.restart_flush()
+        # Two marks, the first one void by itself: so that replay knows a log that starts over from one that was
+        # overwritten.
+        for index in (snapshot.index, snapshot.index + 1):
+            self._persist(member, WalItem(member.uid, truncate=index))
+        # When the file with the marks is sealed, the checkpoint has to say what they say.
+        self._flush.hard_state_written(member)
+
+    def let_log_go(self, member: Member) -> None:
+        """Keep the log up to the snapshot, which may have been a checkpoint until now, no longer."""
+        member.need_no_log()
+        self.compact_log(member)
+
+    def flushed(self, members: Iterable[Member]) -> None:
+        """Let go of what a new segment has of these logs."""
+        for member in members:
+            if member.flushed and not member.raft.stopped:
+                member.raft.log.release_memory(member.flushed)
+                self.compact_log(member)
+
+    def compact_log(self, member: Member) -> None:
+        """Forget log entries that the snapshot covers, once they are in a segment."""
+        raft_log = member.raft.log
+        index = min(member.compactable, member.flushed)
+        if index <= raft_log.snapshot_index:
+            return
+        index = min(index, self._kept_above(member))
+        if index <= raft_log.snapshot_index:
+            return
+        term = raft_log.term(index)
+        if term is None:
+            return
+        raft_log.compact(index, term)
+        self._segments.shed(member)
+
+    def move_out(self, member: Member) -> None:
+        """Let a group of which nothing lives in WAL files hibernate: its snapshot at the last entry is all it needs, so
+        its log starts there and it leaves its segments."""
+        assert member.snapshot_index == member.raft.log.last_index
+        member.flush_through(member.snapshot_index)
+        self.let_log_go(member)
+        runs = member.segments
+        member.keep_runs([])
+        for run in runs:
+            self._segments.leave(member, run.segment)
+
+
+class DueSnapshots:
+    """Whose snapshot is due: `entries` after the last one, or sooner while the disk `is_full()`."""
+
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        entries: int,
+        is_full: Callable[[], bool],
+        take: Callable[[Sequence[Member]], Awaitable[Any]],
+    ) -> None:
+        self._members = members
+        self._entries = entries
+        self._is_full = is_full
+        self._take = take
+
+    async def run(self) -> None:
+        """Take them."""
+        entries = min(self._entries, FULL_ENTRIES) if self._is_full() else self._entries
+        due = [
+            member
+            for member in self._members.values()
+            if member.state == RUNNING and member.raft.applied - member.compactable >= entries
+        ]
+        if due:
+            await self._take(due)

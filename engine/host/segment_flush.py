@@ -1,0 +1,104 @@
+"""A sealed WAL file's metadata becomes a segment; the file stays as the home of its payloads.
+
+Order (storage.md): the segment durable -> the switch in memory -> one meta commit. A flush that failed is done again;
+what a switch left half adopted is not adopted once more: a restart reads it anew from the file. Driven by `janitor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+from ..jobs import Jobs
+from ..log.wal import Sealed
+from ..replica.member import Member
+from .books import Books
+from .homes import Homes, Present
+from .location import Location, SealedFile, Unflushed
+from .segments import Segments
+from .space import Space
+
+
+class SegmentFlush:
+    """One node's. `adopted(sealed, file, members)` hears of each flushed file and of the members it speaks of."""
+
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        unflushed: Unflushed,
+        space: Space,
+        books: Books,
+        location: Location,
+        segments: Segments,
+        homes: Homes,
+        jobs: Jobs,
+        adopted: Callable[[Sealed, SealedFile, set[Member]], Awaitable[None]],
+    ) -> None:
+        self._members = members
+        self.unflushed = unflushed
+        self._space = space
+        self._books = books
+        self._location = location
+        self._segments = segments
+        self._homes = homes
+        self._jobs = jobs
+        self._adopted = adopted
+        self._half_adopted = False
+        # Members whose hard state is in a file without a segment: before that goes, the meta store must have it.
+        self._hard_states: set[Member] = set()
+
+    def hard_state_written(self, member: Member) -> None:
+        """This member's hard state is in the current WAL file."""
+        self._hard_states.add(member)
+
+    def forget(self, member: Member) -> None:
+        """Nothing more is to be stored of a member."""
+        self._hard_states.discard(member)
+
+    async def run(self) -> None:
+        """Write segments for all files that have none."""
+        while self.unflushed.backlog_files and not self._half_adopted:
+            sealed = self.unflushed.begin()
+            flushed = False
+            try:
+                await self._flush(sealed)
+                flushed = True
+            finally:
+                self.unflushed.end(flushed)
+
+    async def _flush(self, sealed: Sealed) -> None:
+        hard_states, self._hard_states = self._hard_states, set()
+        try:
+            found = await self._space.out_of_reserve("a segment", lambda: self._segments.write(sealed))
+            file = SealedFile(sealed.file, sealed.length)
+            touched = {member for member in hard_states if self._members.get(member.uid) is member}
+            present = self._homes.present(file.file, found)
+            self._half_adopted = True
+            with self._jobs.switching(f"the segment of WAL file {file.file}"):
+                self._adopt(file, found, present, touched)
+            self._half_adopted = False
+            await self._books.commit_members(touched, sealed_files=[file])
+        except BaseException:
+            # The file is sealed again later, and what it says of terms and votes must be stored then.
+            self._hard_states |= hard_states
+            raise
+        await self._adopted(sealed, file, touched)
+
+    def _adopt(
+        self, file: SealedFile, found: Collection[int], present: Sequence[Present], touched: set[Member]
+    ) -> None:
+        """Switch to a segment that is durable, of the groups in `found`; the members it speaks of go to `touched`."""
+        users: set[int] = set()
+        for uid in found:
+            member = self._members.get(uid)
+            if member is not None and self._segments.is_left(member):
+                users.add(uid)
+                file.keep()
+            if member is not None and not member.damaged:
+                # Its floor and its truncations are in the file as well.
+                touched.add(member)
+        for member, run, share, size in present:
+            users.add(member.uid)
+            member.add_segment(run)
+            file.add(member.uid, share, size)
+        self._segments.adopt(file.file, users)
+        self._location.add(file)
