@@ -62,7 +62,7 @@ def inspect(directory: Path, skip: frozenset[str], tell: Tell, make: MachineFact
     generations = Generations(directory, facts, skip, report)
     groups: list[dict[str, Any]] = []
     try:
-        segments.verify(users_of(facts), facts)
+        segments.verify(users_of(facts, wal), facts)
         generations.verify(facts)
         for position, uid in enumerate(sorted(facts.groups)):
             report.progress("groups", position, len(facts.groups))

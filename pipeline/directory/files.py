@@ -17,7 +17,7 @@ from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
 from logyard.engine.log.segment import HEAD_BYTES, SegmentReader
 from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_name
 from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
-from logyard.engine.recovery.inspect import Facts, Wal
+from logyard.engine.recovery.inspect import Facts, Wal, image_of
 from logyard.protocol.errors import Corrupt, LogyardError
 
 from .report import Report, some
@@ -243,10 +243,12 @@ class Segments:
             return []
 
 
-def users_of(facts: Facts) -> dict[int, dict[int, list[tuple[int, int]]]]:
-    """segment -> uid -> (first, last) of each run that a checkpoint names."""
+def users_of(facts: Facts, wal: Wal) -> dict[int, dict[int, list[tuple[int, int]]]]:
+    """Return segment -> uid -> (first, last) of each run that a log needs, as a start would have it: what the WAL
+    overwrote, or what lies before an installed snapshot, is needed of no checkpoint that still names it."""
     users: dict[int, dict[int, list[tuple[int, int]]]] = {}
     for uid, state in facts.states.items():
-        for first, last, segment in state.runs:
+        runs = image_of(uid, facts, wal).runs if uid in facts.groups else state.runs
+        for first, last, segment in runs:
             users.setdefault(segment, {}).setdefault(uid, []).append((first, last))
     return users

@@ -107,10 +107,10 @@ def _row(task: DirectoryTask, report: Report, first: int, **more: object) -> Res
 
 def _files(task: DirectoryTask, facts: Facts, report: Report) -> Result:
     """Meta store, WAL and segments as bytes."""
-    check_wal(task.directory, facts, report)
+    wal = check_wal(task.directory, facts, report)
     segments = Segments(task.directory, report)
     try:
-        segments.verify(users_of(facts), facts)
+        segments.verify(users_of(facts, wal), facts)
     finally:
         segments.close()
     return _row(task, report, 0)
