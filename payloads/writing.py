@@ -167,7 +167,9 @@ class Writing:
             unwritten = self._rows
             if current is not None and (not unwritten or unwritten[-1] is not current):
                 unwritten.append(current)
-            return self._full(unwritten)
+            if unwritten:
+                return self._full(unwritten)
+            # All rows were seen, and what was to be committed is what was taken back of damaged ones.
         finally:
             self._abort()
         return WriteReport(self._entries, self._bytes, self._damaged, False, [])

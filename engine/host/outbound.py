@@ -232,7 +232,13 @@ class Outbound:
     async def _with_bodies(self, member: Member, entry: Entry) -> Entry:
         """Return a copy of `entry` that carries its payload, or a tombstone where that is released here (law 4)."""
         copy = _held(entry)
-        located = await self._locate(member, entry.index)
+        try:
+            located = await self._locate(member, entry.index)
+        except Corrupt:
+            # A damaged row of what is released is in nobody's way, and no peer has a better one.
+            if not member.is_dead(entry):
+                raise
+            located = None
         if (
             located is not None
             and located.index == entry.index

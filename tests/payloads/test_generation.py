@@ -480,3 +480,19 @@ def test_a_map_that_is_full_between_two_entries_gives_back_the_one_in_hand(
     again = generation.write_entries(1, rows_of(entries[report.entries : indexes[-1]]), 1)
     assert again.entries == len(indexes)
     check(generation, 1, entries[indexes[-1] - 1])
+
+
+def test_a_map_that_is_full_when_only_damage_is_taken_back_leaves_nothing_unwritten(generation: Generation) -> None:
+    """There was no entry to give back, and none to blame: the job ended with an IndexError, and its file stayed."""
+    rotten = made(1, 1, [1_500_000]).row(read=lambda offset, size: bytes(size))
+
+    def full(step: str, size: int) -> None:
+        if step == "before commit":
+            raise lmdb.MapFullError("as LMDB says it")
+
+    report = generation.write_entries(1, [rotten], 1, step=full)
+    assert [index for _, index, _ in report.damaged] == [1]
+    assert (report.entries, report.full, report.unwritten) == (0, False, [])
+    entry = made(1, 2, [200_000])
+    assert generation.write_entries(1, rows_of([entry]), 1).entries == 1
+    check(generation, 1, entry)

@@ -110,6 +110,10 @@ class RotFaults(Ground):
         both = [self._rows(host, f"meta/{name}") for name in names]
         if all(rows is not None for rows in both):
             keys = [key for key in both[0].keys if key.startswith(prefix) and key[:1] > b"\0"]  # type: ignore[union-attr]
+            if len(names) == 1:
+                # A node that could not start since has not mended what was spoilt of the twin.
+                twin = self._rows(host, "meta/b" if names == ("a",) else "meta/a")
+                keys = [key for key in keys if twin is None or twin.values.get(key) == both[0].values[key]]  # type: ignore[union-attr]
             if keys:
                 key = self.draw.choice(keys)
                 for rows in both:

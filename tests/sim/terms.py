@@ -202,6 +202,8 @@ class DelayGroup(TermGroup):
         self.made: dict[int, float] = {}
         self.held: dict[tuple[tuple[int, int], int], float] = {}
         self.sessions: set[int] = set()
+        # What was published before came back with a session that ended, perhaps, though its answer came later.
+        self.known_from = 0.0
 
     def rebase(self) -> None:
         super().rebase()
@@ -222,6 +224,7 @@ class DelayGroup(TermGroup):
         if self.sessions - sessions:
             # What one held came back with it: nothing is known of messages from before.
             self.made.clear()
+            self.known_from = now
         self.sessions = sessions
         for run in state.runs():
             made = self.made.get(run.id)
@@ -281,7 +284,7 @@ class DelayClient(Client):
         group = self.group
         if count and delay_s:
             group.terms[number] = Term(delay_s, made, group.good_s)
-        if count:
+        if count and made >= group.known_from:
             group.made[number] = made + delay_s / group.paces[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import trio
@@ -9,6 +10,8 @@ import trio
 from logyard.engine.entry import Entry
 from logyard.engine.raft.messages import APPEND, Message
 from logyard.engine.replica.member import Member
+from logyard.engine.replica.reader import Located
+from logyard.protocol.errors import Corrupt
 
 from .cluster import cluster, until
 
@@ -67,3 +70,29 @@ async def test_what_waits_for_the_disk_waits_once(tmp_path: Path) -> None:
         disk.set()
         await c.applied()
         assert [body for _, body in await c.read(3)][-len(bodies) :] == bodies
+
+
+async def test_what_is_released_travels_as_a_tombstone_though_its_row_is_damaged(tmp_path: Path) -> None:
+    """No peer gives what is released: the leader asked for it without end, and the follower stayed behind for good."""
+    async with cluster(tmp_path, 3, payload_cache_bytes=0) as c:
+        await c.create()
+        await c.lead(1)
+        c.partition(3)
+        await c.fill(1, 6, 2000)
+        await c.nodes[1].truncate("log", 3)
+        await until(lambda: c.member(1).raft.applied == c.member(1).raft.commit, "the truncation is applied")
+        member, reader = c.member(1), c.system(1).reader
+        real = reader.payload_entries
+        met: list[int] = []
+
+        def damaged(of: Member, first: int, last: int) -> Iterator[Located]:
+            for located in real(of, first, last):
+                if of is member and not member.liveness.live_within((located.index, 0), (located.index + 1, 0)):
+                    met.append(located.index)
+                    raise Corrupt("a generation", 0, f"entry {located.index}", "others")
+                yield located
+
+        reader.payload_entries = damaged  # type: ignore[assignment,method-assign]
+        c.network.heal()
+        await c.applied()
+        assert met and member.state == "running" and len(await c.read(3, 3)) == 3
