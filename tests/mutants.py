@@ -34,8 +34,8 @@ from .prove import RESULTS, ROOT, commit
 from .source_tree import PACKAGES
 
 WHERE = (
-    "engine/raft", "engine/log", "engine/host", "engine/disk.py", "payloads", "client/session.py",
-    "client/session_keeper.py", "client/sync_session.py", "client/sequences.py",
+    "engine", "payloads", "client/session.py", "client/session_keeper.py", "client/sync_session.py",
+    "client/sequences.py",
 )  # fmt: skip
 """What is drawn from, unless --only says otherwise."""
 SYNCS = frozenset({"datasync", "sync_file", "sync_directory", "sync", "fsync", "fdatasync", "rename", "replace"})

@@ -1,0 +1,30 @@
+"""The directory of generations: what is taken out of use stays so after a power cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from logyard.payloads.generation import Generation
+from logyard.payloads.shelf import Shelf
+
+from .support import SMALL, Door
+
+
+def test_the_names_of_what_was_taken_out_of_use_are_durable(tmp_path: Path) -> None:
+    door, directory = Door(), str(tmp_path)
+    shelf = Shelf(directory, SMALL, door, writer=False)
+    for number, take in ((1, shelf.retire), (2, shelf.set_aside)):
+        made = Generation(str(tmp_path / f"gen-{number:010x}"), number, SMALL)
+        made.create(0, door.sync_directory)
+        made.seal(door.sync_directory)
+        made.close()
+        door.synced.clear()
+        take(number)
+        assert not os.path.exists(made.path) and door.synced == [directory]
+    door.synced.clear()
+    assert shelf.sweep() > 0 and door.synced == [directory]
+    door.synced.clear()
+    assert shelf.sweep() == 0 and not door.synced, "what was set aside stays, and nothing changed"
+    assert len(os.listdir(directory)) == 1
+    shelf.close()
