@@ -1,4 +1,4 @@
-"""Frames: bytes equal to the engine's, every cut and flip refused, nothing allocated for a length above its limit."""
+"""Frames of a connection: every cut and flip refused, nothing allocated for a length above its limit."""
 
 from __future__ import annotations
 
