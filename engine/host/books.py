@@ -19,6 +19,7 @@ from ..identity import Acquaintances
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow, snapshot_key
+from ..log.space import Space
 from ..ports import StorePort
 from ..replica.member import Member
 from ..snapshot import format as snapshot_format
@@ -26,7 +27,6 @@ from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
 from . import rows
 from .location import SealedFile
-from .space import Space
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from logyard.protocol.errors import Refused
 
 from ..config import SystemConfig
 from ..identity import Vitals
+from ..log.group_commit import GroupCommit
 from ..raft.core import LEADER
 from ..raft.election import heirs
 from ..replica.member import RUNNING, Member
-from .durability import Durability
 from .pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class SlowDisk:
     def __init__(
         self,
         config: SystemConfig,
-        durability: Durability,
+        durability: GroupCommit,
         pulse: Pulse,
         members: Mapping[int, Member],
         others: Callable[[], Iterable[tuple[int, Vitals]]],

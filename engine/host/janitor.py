@@ -16,13 +16,13 @@ import trio
 from logyard.protocol.errors import LogyardError
 
 from ..jobs import Jobs
+from ..log.group_commit import GroupCommit
+from ..log.space import Space
 from ..log.wal import Sealed
 from .books import Books
-from .durability import Durability
 from .migration import Migration, name_of
 from .segment_flush import SegmentFlush
 from .segments import Segments
-from .space import Space
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Janitor:
 
     def __init__(
         self,
-        durability: Durability,
+        durability: GroupCommit,
         space: Space,
         books: Books,
         segments: Segments,

@@ -16,7 +16,7 @@ import trio
 
 from ..config import SystemConfig
 from ..disk import Disk, is_full, is_short
-from .durability import Durability
+from ..log.group_commit import GroupCommit
 
 REST_PROBES = 2
 """So many times the usual pause between probes while no group here needs a tick."""
@@ -37,7 +37,7 @@ class Pulse:
         disk: Disk,
         directory: Path,
         config: SystemConfig,
-        durability: Durability,
+        durability: GroupCommit,
         is_resting: Callable[[], bool],
         spawn: Callable[[Callable[[], Awaitable[None]]], None],
     ) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from ..jobs import Jobs
+from ..log.space import Space
 from ..log.wal import Sealed
 from ..replica.member import Member
 from .books import Books
 from .homes import Homes, Present
 from .location import Location, SealedFile, Unflushed
 from .segments import Segments
-from .space import Space
 
 
 class SegmentFlush:

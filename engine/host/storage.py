@@ -15,12 +15,13 @@ import trio
 from logyard.protocol.errors import LogyardError, NoSpace
 
 from ..entry import Entry
+from ..log.group_commit import GroupCommit
+from ..log.space import RETRY_S
 from ..ports import SourceEntry, StorePort
 from ..ranges import runs_of
 from ..replica.member import Member
 from . import rows
 from .books import Books
-from .durability import Durability
 from .holders import Holders
 from .homes import Homes
 from .janitor import Janitor
@@ -28,7 +29,6 @@ from .location import Location, SealedFile
 from .migration import Migration
 from .segment_flush import SegmentFlush
 from .segments import Segments
-from .space import RETRY_S
 
 
 class Storage:
@@ -39,7 +39,7 @@ class Storage:
         self,
         members: Mapping[int, Member],
         store: StorePort,
-        durability: Durability,
+        durability: GroupCommit,
         books: Books,
         location: Location,
         segments: Segments,

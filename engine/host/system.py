@@ -30,7 +30,9 @@ from logyard.protocol.errors import (
 from ..config import SystemConfig
 from ..disk import Disk
 from ..identity import Acquaintances, Origin, Vitals
+from ..log.group_commit import GroupCommit
 from ..log.meta import MetaStore
+from ..log.space import Space
 from ..log.wal import Rolled, Sealed, Wal, WalConfig
 from ..machine import Machine
 from ..ports import PeersPort, StorePort, WriterPort
@@ -68,7 +70,6 @@ from .checkpoints import Checkpoints, DueSnapshots
 from .departures import Departures
 from .directory import Directory
 from .disk_pace import SlowDisk
-from .durability import Durability
 from .follower_reads import FollowerReads
 from .forks import Forks
 from .hibernation import Hibernation
@@ -87,7 +88,6 @@ from .scheduler import Scheduler
 from .scrub import Scrub
 from .segment_flush import SegmentFlush
 from .segments import Segments
-from .space import Space
 from .storage import Storage
 from .ticker import Ticker
 from .walks import Walks
@@ -158,7 +158,7 @@ class System:
         path, config = self.path, self.config
         self.scheduler = Scheduler(self)
         self.ticker = Ticker(self)
-        self.durability = Durability(
+        self.durability = GroupCommit(
             self.wal, self.scheduler.persisted, self.rolled, self.fail, lambda reason: self.space.note(reason),
             config.wal_batch_bytes,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Invariant: batch n+1 is not written before the sync of batch n returned, and `write` returns after the sync of what it
 was given, or raises. After a failed write or sync nothing is ever written again (law 7): the descriptor may lie about
-what it holds. Batches of one Wal have rising numbers over all files. Called by `host.durability`, from one thread at a
+what it holds. Batches of one Wal have rising numbers over all files. Called by `group_commit`, from one thread at a
 time; reads, pins, `recycle` and `prepare_next` may come from any other.
 """
 

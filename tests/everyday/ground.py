@@ -14,8 +14,8 @@ from logyard.client import log
 from logyard.client.aio import Yard, connect
 from logyard.client.lane import Batch, Lane
 from logyard.engine.config import SystemConfig
-from logyard.engine.host import space
-from logyard.engine.host.space import Space
+from logyard.engine.log import space
+from logyard.engine.log.space import Space
 from logyard.engine.replica.delivery import Delivery
 from logyard.engine.replica.sessions import EXPIRE
 from logyard.machines.log import AppendLog

@@ -8,10 +8,10 @@ from typing import Any
 from logyard.engine import identity
 from logyard.engine.disk import Disk
 from logyard.engine.host import recovery
-from logyard.engine.host.durability import Durability
 from logyard.engine.host.migration import Migration
 from logyard.engine.host.segment_flush import SegmentFlush
 from logyard.engine.log import meta, segment_writer, wal, wal_files, wal_scan
+from logyard.engine.log.group_commit import GroupCommit
 from logyard.engine.repair import log_repair
 from logyard.payloads import layout
 
@@ -114,7 +114,7 @@ BUGS = (
         "only a torn batch is cut",
         [(wal_scan.FileScan, "whole", lambda old: lambda self, frame: False)],
     ),
-    Bug("hard_state_dropped", "term and vote are durable", [(Durability, "add", _drops_hard_states)]),
+    Bug("hard_state_dropped", "term and vote are durable", [(GroupCommit, "add", _drops_hard_states)]),
     Bug(
         "hard_state_not_checkpointed",
         "a file goes when the store has what it says",

@@ -23,8 +23,8 @@ import lmdb
 import trio
 
 from logyard.engine import jobs
-from logyard.engine.host import budget, cache, disk_pace, durability, pace
-from logyard.engine.log import meta, wal, wal_ahead
+from logyard.engine.host import budget, cache, disk_pace, pace
+from logyard.engine.log import group_commit, meta, wal, wal_ahead
 from logyard.engine.replica import member
 from logyard.engine.replica.log_time import LogTime
 from logyard.engine.transfer import pull
@@ -234,7 +234,7 @@ def installed(loop: Loop, draw: random.Random, clocks: bool = False) -> Iterator
                 found = places.get(id(one.__dict__.get(attribute)))
                 if found is not None:
                     put(one, attribute, found)
-    put(durability, "queue", SimpleNamespace(SimpleQueue=lambda: JobLine(loop)))
+    put(group_commit, "queue", SimpleNamespace(SimpleQueue=lambda: JobLine(loop)))
     put(meta, "open", open_twin(loop))
     put(payload_store, "Journal", SimJournal)
     put(payload_store, "take_suspects", lambda path: [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 
 from logyard.engine.disk import Disk
-from logyard.engine.host.durability import Durability
+from logyard.engine.log.group_commit import GroupCommit
 
 
 class SlowDisk(Disk):
@@ -31,7 +31,7 @@ class SlowDisk(Disk):
         self.gate.wait()
         super().datasync(fd)
 
-    def hang(self, durability: Durability) -> None:
+    def hang(self, durability: GroupCommit) -> None:
         """Close the gate for a node of this process. A node that believes its disk slow leaves every sync to its
         thread: its loop, which is the test's and that of all other nodes, must not hang with the disk."""
         durability.pace_seconds = 1.0

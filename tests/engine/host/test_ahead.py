@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from logyard.engine.entry import COMMANDS, Entry
-from logyard.engine.host.durability import Durability
+from logyard.engine.log.group_commit import GroupCommit
 from logyard.engine.log.wal import WalItem
 from logyard.protocol.errors import LogyardError, NoSpace, WalFailed
 
@@ -53,7 +53,7 @@ class Bench:
         self.failures: list[LogyardError] = []
         self.full = 0
         wal: Any = self.wal
-        self.one = Durability(wal, self._persisted, lambda rolled: None, self.failures.append, self._no_space, MIB)
+        self.one = GroupCommit(wal, self._persisted, lambda rolled: None, self.failures.append, self._no_space, MIB)
 
     def _persisted(self, items: Sequence[WalItem]) -> None:
         self.told += [(item.uid, item.entries[0].index) for item in items]

@@ -13,8 +13,8 @@ import trio
 import trio.testing
 
 from logyard.engine.entry import COMMANDS, build_plain
-from logyard.engine.host import durability as durability_module
 from logyard.engine.host import system as system_module
+from logyard.engine.log import group_commit as durability_module
 from logyard.engine.log.meta_rows import Departed
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import LEADER

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.host.space import MARGIN_BYTES
 from logyard.engine.log.meta_rows import file_key
+from logyard.engine.log.space import MARGIN_BYTES
 from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
 
 from .cluster import KIB, Cluster, cluster, until

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from logyard.engine.entry import COMMANDS, Entry
-from logyard.engine.host.durability import MIXED_BYTES, SMALL_BYTES, Durability
+from logyard.engine.log.group_commit import MIXED_BYTES, SMALL_BYTES, GroupCommit
 from logyard.engine.log.wal import Wal, WalItem
 
 MIB = 1 << 20
@@ -19,9 +19,9 @@ class Idle:
     """A log that is never written: batches are only taken."""
 
 
-def durability() -> Durability:
+def durability() -> GroupCommit:
     unused: Any = Idle()
-    return Durability(unused, unused, unused, unused, unused, MIB)
+    return GroupCommit(unused, unused, unused, unused, unused, MIB)
 
 
 def item(uid: int, index: int, size: int) -> WalItem:
@@ -30,7 +30,7 @@ def item(uid: int, index: int, size: int) -> WalItem:
     return found
 
 
-def take(one: Durability) -> list[tuple[int, int]]:
+def take(one: GroupCommit) -> list[tuple[int, int]]:
     items, size = one._take()
     one.bytes -= size
     return [(found.uid, found.entries[0].index) for found in items]
@@ -105,7 +105,7 @@ class Timed:
 
 def test_one_slow_sync_moves_no_small_batch_to_the_thread_and_several_do(monkeypatch: pytest.MonkeyPatch) -> None:
     wal, one = Timed(), durability()
-    monkeypatch.setattr("logyard.engine.host.durability.time.monotonic", wal.monotonic)
+    monkeypatch.setattr("logyard.engine.log.group_commit.time.monotonic", wal.monotonic)
     one.wal, one.persisted = cast(Wal, wal), lambda items: None
 
     def by_thread(seconds: float) -> bool:

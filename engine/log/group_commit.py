@@ -23,7 +23,7 @@ import trio
 from logyard.protocol.errors import LogyardError, NoSpace, WalFailed
 
 from ..entry import Entry
-from ..log.wal import Rolled, Wal, WalItem
+from .wal import Rolled, Wal, WalItem
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def metadata_bytes(entries: Iterable[Entry]) -> int:
     return sum(len(entry.data) + ENTRY_OVERHEAD for entry in entries)
 
 
-class Durability:
+class GroupCommit:
     """Owns the WAL's writing side. `persisted(items)`, `rolled(rolled)`, `failed(error)`, `no_space(reason)` are called
     on the loop. With an `error` nothing more is written."""
 

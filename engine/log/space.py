@@ -23,8 +23,8 @@ from logyard.protocol.errors import NoSpace
 from ..config import SystemConfig
 from ..disk import Disk, is_full
 from ..entry import Entry
-from ..log.wal_files import SPARE
-from .durability import Durability
+from .group_commit import GroupCommit
+from .wal_files import SPARE
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Space:
         directory: Path,
         disk: Disk,
         config: SystemConfig,
-        durability: Durability,
+        durability: GroupCommit,
         waiting: Callable[[], int],
         counted: Callable[[str], None],
     ) -> None:

@@ -12,8 +12,8 @@ import pytest
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
 from logyard.engine.entry import NOOP, build_plain
-from logyard.engine.host.durability import Durability
-from logyard.engine.host.space import DISK, MARGIN_BYTES, Space
+from logyard.engine.log.group_commit import GroupCommit
+from logyard.engine.log.space import DISK, MARGIN_BYTES, Space
 from logyard.protocol.errors import NoSpace
 
 MIB = 1 << 20
@@ -56,7 +56,7 @@ class Bench:
     def __init__(self, path: Path) -> None:
         self.disk, self.log, self.waiting = Small(), Log(), 0
         self.counted: list[str] = []
-        log = cast("Durability", self.log)
+        log = cast("GroupCommit", self.log)
         self.space = Space(path, self.disk, CONFIG, log, lambda: self.waiting, self.counted.append)
 
 
