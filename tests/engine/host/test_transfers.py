@@ -290,18 +290,6 @@ async def test_chunks_that_a_crash_left_to_nobody_go_at_the_start(tmp_path: Path
 # From any member
 
 
-async def test_pieces_come_from_all_members_in_turn(tmp_path: Path) -> None:
-    async with cluster(tmp_path, **LIMITS) as c:
-        bodies = await laggard(c)
-        await c.start(3)
-        wire = Wire(c, 3)
-        await c.applied()
-        assert wire.sources() == {1, 2}
-        by_node = [sum(size for node, size in wire.pieces if node == number) for number in (1, 2)]
-        assert min(by_node) > max(by_node) / 3, "the leader does about half of it"
-        await served(c, 3, bodies)
-
-
 @pytest.mark.parametrize("fault", ["refuses", "silent", "crashes"])
 async def test_a_member_that_does_not_answer_is_passed_over(tmp_path: Path, fault: str) -> None:
     async with cluster(tmp_path, **{**LIMITS, "snapshot_stall_ms": 200}) as c:
@@ -509,32 +497,6 @@ async def test_a_lying_source_is_passed_over(tmp_path: Path, kind: str) -> None:
         leader = await c.leader("other")
         await c.append(leader, [(b"", b"goes on")], "other")
         await c.applied("other")
-
-
-async def test_without_an_honest_source_the_transfer_ends_and_nothing_is_installed(tmp_path: Path) -> None:
-    async with cluster(tmp_path, **LIMITS) as c:
-        bodies = await laggard(c, 10)
-        honest = {}
-        for number in (1, 2):
-            peers = c.network.nodes[number]
-            honest[number] = send_blob = peers.send_blob
-
-            def lying(
-                node: int, what: int, request: int, header: Any, body: Any = (), send: Any = send_blob, **options: Any
-            ) -> bool:
-                if what == SNAPSHOT_PIECE and header["entries"]:
-                    body = [b"".join(bytes(part) for part in body)[:-1] + b"!"]
-                result: bool = send(node, what, request, header, body, **options)
-                return result
-
-            peers.send_blob = lying  # type: ignore[method-assign, assignment]
-        await c.start(3)
-        await until(lambda: c.system(3).pulls.failed >= 4)
-        assert c.member(3).snapshot_index == 0 and c.system(3).receiving.installed == 0
-        for number, send_blob in honest.items():
-            c.network.nodes[number].send_blob = send_blob  # type: ignore[method-assign]
-        await c.applied()
-        await served(c, 3, bodies)
 
 
 async def test_offers_of_nonsense_leave_nothing(tmp_path: Path) -> None:
