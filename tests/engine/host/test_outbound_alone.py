@@ -1,0 +1,168 @@
+"""What leaves a leader and is not at hand, alone: what waits for the disk waits once, in order, and may be void by
+then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from logyard.engine.entry import Entry, build_commands
+from logyard.engine.host.outbound import Host, Outbound
+from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.messages import APPEND, SNAPSHOT, Message
+from logyard.engine.raft.progress import Window
+from logyard.engine.replica.reader import Located
+from logyard.protocol.errors import Corrupt, Gone, LogyardError
+from logyard.protocol.frame import encode_frame
+
+UID = 7
+
+
+def entry(index: int, bodies: bool = True) -> Entry:
+    frame = memoryview(b"".join(encode_frame([(b"", b"payload of %d" % index)], command=b"")))
+    made = build_commands(UID, index, 2, 0, [frame])
+    return made if bodies else Entry(index, 2, made.kind, made.data, None, made.body_bytes)
+
+
+class Rig:
+    """What a leader sends; its disk answers when `disk` is set, with `error` if there is one."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int, int]] = []
+        self.events: list[Any] = []
+        self.disk = trio.Event()
+        self.error: LogyardError | None = None
+        self.released: set[int] = set()
+        log = SimpleNamespace(first_index=1, term=lambda index: 2)
+        self.slow: dict[int, list[Message]] = {}
+        self.member = cast(
+            Any,
+            SimpleNamespace(
+                uid=UID, spec=SimpleNamespace(name="log"), slow_sends=self.slow, last_release=9, resolves=True,
+                slow_messages=lambda node: self.slow.setdefault(node, []),
+                is_dead=lambda one: one.index in self.released,
+                liveness=SimpleNamespace(live_units=lambda index, units: {number for number, _, _ in units}),
+                raft=SimpleNamespace(
+                    role=LEADER, stopped=False, term=2, log=log, progress={}, commit=100, dirty=False
+                ),
+            ),
+        )  # fmt: skip
+        host = Host(
+            lambda messages: self.sent.extend((one.to, one.first, one.last) for one in messages),
+            lambda member, node: self.events.append(("transfer", node)), self.let_log_go,
+            lambda member, error: self.events.append("damaged"), self.fetch, lambda one: True, self.spawn,
+        )  # fmt: skip
+        self.windows = {2: Window(1000)}
+        self.outbound = Outbound(
+            1 << 20, {UID: self.member}, self.windows, cast(Any, self), host,
+            lambda member: self.events.append("marked"), lambda member: self.events.append("woken"),
+        )  # fmt: skip
+        self.nursery: trio.Nursery
+
+    def spawn(self, task: Callable[..., Any], *arguments: Any) -> None:
+        self.nursery.start_soon(task, *arguments)
+
+    async def let_log_go(self, member: Any) -> None:
+        self.events.append("log goes")
+
+    async def fetch(self, member: Any, first: int, last: int) -> int:
+        return 0
+
+    def message(self, first: int, last: int, term: int = 2, bodies: bool = False) -> Message:
+        entries = [entry(index, bodies) for index in range(first, last + 1)]
+        return Message(APPEND, UID, 2, 1, term, first - 1, 2, entries=entries, first=first, last=last)
+
+    # The reader
+
+    def log_entries(self, member: Any, first: int, last: int, bytes_max: int) -> list[Entry]:
+        return [entry(index, bodies=False) for index in range(first, last + 1)]
+
+    def payload_entries(self, member: Any, first: int, last: int) -> Iterator[Located]:
+        found = entry(first)
+        yield Located(first, 2, found.data, found, None)
+
+    async def whole(self, member: Any, located: Sequence[Located]) -> list[tuple[Any, ...]]:
+        await self.disk.wait()
+        if self.error is not None:
+            raise self.error
+        return [tuple(one.entry.bodies or ()) for one in located if one.entry is not None]
+
+
+async def test_what_is_in_memory_goes_at_once() -> None:
+    rig = Rig()
+    assert rig.outbound.prepare(rig.member, rig.message(1, 3, bodies=True))
+    assert rig.outbound.prepare(rig.member, Message(APPEND, UID, 2, 1, 2, first=4, last=3))
+    assert not rig.outbound.prepare(rig.member, Message(SNAPSHOT, UID, 2, 1, 2))
+    assert rig.events == [("transfer", 2)] and not rig.sent
+
+
+async def test_what_waits_for_the_disk_waits_once_and_keeps_its_order() -> None:
+    rig = Rig()
+    async with trio.open_nursery() as rig.nursery:
+        for first, last in [(1, 3), (1, 3), (1, 5), (1, 5)]:
+            assert not rig.outbound.prepare(rig.member, rig.message(first, last))
+        # Behind what waits, though it is at hand.
+        assert not rig.outbound.prepare(rig.member, rig.message(6, 6, bodies=True))
+        await trio.testing.wait_all_tasks_blocked()
+        (row,) = rig.outbound.status()
+        assert row["waiting_messages"] == 2 and not rig.sent
+        rig.disk.set()
+    assert rig.sent == [(2, 1, 3), (2, 4, 5), (2, 6, 6)] and not rig.slow
+
+
+@pytest.mark.parametrize("what", ["term", "log", "stopped"])
+async def test_what_is_void_by_then_is_not_sent(what: str) -> None:
+    rig = Rig()
+    async with trio.open_nursery() as rig.nursery:
+        assert not rig.outbound.prepare(rig.member, rig.message(1, 3))
+        rig.disk.set()
+        if what == "term":
+            rig.member.raft.term = 3
+        elif what == "log":
+            rig.member.raft.log.first_index = 2
+        else:
+            rig.member.raft.stopped = True
+    assert not rig.sent and not rig.events and not rig.slow
+
+
+@pytest.mark.parametrize("released", [True, False])
+async def test_a_released_payload_is_a_tombstone_and_a_damaged_one_is_not_sent(released: bool) -> None:
+    rig = Rig()
+    rig.error = Corrupt("generation", 0, "it", "rot")
+    rig.released = {2} if released else set()
+    rig.disk.set()
+    message = rig.message(2, 2)
+    async with trio.open_nursery() as rig.nursery:
+        assert not rig.outbound.prepare(rig.member, message)
+    assert rig.sent == ([(2, 2, 2)] if released else []) and not rig.slow
+    if released:
+        assert message.entries is not None and message.entries[0].tombstone == 9
+
+
+async def test_where_no_tombstone_says_it_the_log_goes_and_a_snapshot_comes() -> None:
+    rig = Rig()
+    rig.error = Corrupt("generation", 0, "it", "rot")
+    # One of its units is released, the other one lives.
+    rig.member.liveness.live_units = lambda index, units: set()
+    rig.disk.set()
+    async with trio.open_nursery() as rig.nursery:
+        assert not rig.outbound.prepare(rig.member, rig.message(2, 2))
+    assert rig.events == ["log goes"] and not rig.sent
+    rig.error = Gone("it is")
+
+
+def test_room_wakes_those_that_waited_longest_until_it_is_full_again() -> None:
+    rig = Rig()
+    window = rig.windows[2]
+    window.waiting[UID] = None
+    window.bytes = window.limit
+    rig.outbound.resume(2)
+    assert not rig.events and UID in window.waiting
+    window.bytes = 0
+    rig.outbound.resume_all()
+    assert rig.events == ["marked"] and not window.waiting and rig.member.raft.dirty
