@@ -87,7 +87,7 @@ class Rig:
         host = Host(
             members.get, lambda node, uid: self.events.append(("ask", node)), lambda: self._note("turn"),
             lambda member, found: self._note("restore", found.sections), lambda member, reason: self._note("stop"),
-            lambda member: self._note("mark"),
+            lambda member: self._note("mark"), self.store_payloads,
         )  # fmt: skip
         self.receiver = SnapshotReceiver(
             members, cast(Any, store), cast(Any, self), self.chunks, cast(Any, self), host, self.send, self.spawn
