@@ -18,7 +18,7 @@ from logyard.protocol.errors import Busy, Corrupt, LogyardError, NotLeader
 
 from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of, timestamp_of
 from ..machine import Batch, Context, Frame, Reject
-from .apply import context_of, run_again, run_guarded, run_machine
+from .apply import context_of, run_machine
 from .effects import Effects
 from .member import DELETED, RUNNING, Member
 from .proposals import OK, Pending
@@ -167,7 +167,7 @@ class Applier:
         context = context_of(member, entry)
         member.log_time = max(member.log_time, context.timestamp)
         began = member.sessions is None
-        batch = run_again(member, context, entry, self._on_delete)
+        batch = member.run_again(context, entry, self._on_delete)
         self._table_began(member, began)
         self._done(member, context, entry, batch)
 
@@ -178,7 +178,7 @@ class Applier:
     def _guarded(self, member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
         """An entry with frames of sessions or of the engine's own."""
         began = member.sessions is None
-        batch = run_guarded(member, context, entry, frames, self._on_delete)
+        batch = member.run_guarded(context, entry, frames, self._on_delete)
         self._table_began(member, began)
         return batch
 

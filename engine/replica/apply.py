@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from logyard.protocol.frame import SYSTEM
 
@@ -31,27 +31,12 @@ from ..machine import (
 )
 from ..types import Spec
 from .machine_state import MachineState
-from .sessions import ApplyBatch, CommandFault, OnEnd, Sessions, apply_guarded, run_batch
+from .sessions import CommandFault, OnEnd, Sessions, apply_guarded, batch_of, run_batch
 from .uploads import Uploads
 
 log = logging.getLogger(__name__)
 
 REPLICATED = (Timer, Append, Monitor)
-
-
-class Replicated(Protocol):
-    """The replicated state of one group: its machine and what the engine keeps beside it. `leading`: who has it leads,
-    and queues what it is to propose. `left_out`: ordinals that an operator had skipped, by index."""
-
-    spec: Spec
-    machine: Machine
-    apply_batch: ApplyBatch | None
-    version: int
-    sessions: Sessions | None
-    uploads: Uploads | None
-    kept: MachineState | None
-    leading: bool
-    left_out: dict[int, tuple[int, ...]] | None
 
 
 class UnknownVersion(Exception):
@@ -66,6 +51,111 @@ OnDelete: TypeAlias = Callable[[Any, int], bytes]
 """Apply the deletion of a group, (state, index); its reply."""
 
 
+class Replicated:
+    """The replicated state of one group: its machine and what the engine keeps beside it. `leading`: who has it leads,
+    and queues what it is to propose. `left_out`: ordinals that an operator had skipped, by index: left out again
+    whenever their entry is applied anew."""
+
+    __slots__ = (
+        "spec", "machine", "apply_batch", "version", "sessions", "uploads", "kept", "leading", "left_out",
+    )  # fmt: skip
+
+    def __init__(self, spec: Spec, machine: Machine) -> None:
+        self.spec = spec
+        self.leading = False
+        self.left_out: dict[int, tuple[int, ...]] | None = None
+        self.begin_anew(machine)
+
+    def begin_anew(self, machine: Machine) -> None:
+        """Take a fresh machine, with nothing beside it."""
+        self.machine = machine
+        # Asked once: a protocol's instance check costs more than applying a batch.
+        self.apply_batch = batch_of(machine)
+        # The machine version in force (`versions`).
+        self.version = 1
+        self.sessions: Sessions | None = None
+        # Large payloads whose pieces no record owns yet.
+        self.uploads: Uploads | None = None
+        # What the machine asked the engine to keep: timers, follow-ups, monitored sessions.
+        self.kept: MachineState | None = None
+
+    def restore(
+        self, version: int, sessions: Sessions | None, uploads: Uploads | None, kept: MachineState | None
+    ) -> None:
+        """Take what a snapshot has beside the machine."""
+        self.version, self.sessions, self.uploads, self.kept = version, sessions, uploads, kept
+
+    def forget_uploads(self, before: Position) -> None:
+        """Drop what only a machine that claims dead payloads could ask for."""
+        if self.uploads is not None and self.uploads.forget(before):
+            self.uploads = None
+
+    def leave_out(self, index: int, ordinal: int) -> None:
+        """Skip a command: a committed skip names it."""
+        if self.left_out is None:
+            self.left_out = {}
+        self.left_out[index] = (*self.left_out.get(index, ()), ordinal)
+
+    def run_guarded(
+        self,
+        context: Context,
+        entry: Entry,
+        frames: list[Frame],
+        on_delete: OnDelete,
+        left_out: Sequence[int] = (),
+    ) -> Batch:
+        """An entry with frames of sessions or of the engine's own: the machine sees what it shall apply."""
+        own: list[Effect] = []
+        guarded = apply_guarded(
+            self.sessions,
+            context,
+            frames,
+            lambda context, shown: run_machine(self, context, entry, shown),
+            lambda context, command: _on_system(self, context, command, own, on_delete),
+            _session_end_of(self),
+            left_out,
+            self.uploads,
+            entry.data,
+        )
+        self.sessions, self.uploads = guarded.sessions, guarded.uploads
+        return Batch(guarded.batch.replies, [*own, *guarded.batch.effects]) if own else guarded.batch
+
+    def run_again(self, context: Context, entry: Entry, on_delete: OnDelete) -> Batch:
+        """Any entry of commands, without what an operator had skipped."""
+        left_out = (self.left_out or {}).get(entry.index, ())
+        frames = frames_of(entry.data)
+        for frame in frames if left_out else ():
+            if frame.flags & SYSTEM and frame.first in left_out:
+                _on_left_out(self, system_command(frame))
+        return self.run_guarded(context, entry, frames, on_delete, left_out)
+
+    def keep(self, context: Context, effect: Effect) -> MachineState:
+        """Change the replicated state beside the machine by one of the effects `REPLICATED`."""
+        kept = self.kept
+        if kept is None:
+            kept = self.kept = MachineState()
+        if isinstance(effect, Timer):
+            kept.set_timer(effect.name, effect.due_ms, self.leading)
+        elif isinstance(effect, Append):
+            kept.add_append(context.index, effect.command, self.leading)
+        elif isinstance(effect, Monitor):
+            kept.monitors.add(effect.session)
+        return kept
+
+    def upgrade(self, to: int) -> bytes:
+        """Apply ["upgrade", to]. Raises `UnknownVersion` where the machine is too old."""
+        if to <= self.version:
+            return b""
+        if to > self.machine.version:
+            raise UnknownVersion(to, self.machine.version)
+        upgrade = getattr(self.machine, "upgrade", None)
+        if upgrade is not None:
+            upgrade(self.version, to)
+        self.version = to
+        log.info("group %s: machine version %d is in force", self.spec.name, to)
+        return b""
+
+
 def context_of(state: Replicated, entry: Entry) -> Context:
     """Where an entry of commands stands."""
     data = entry.data
@@ -77,55 +167,6 @@ def run_machine(state: Replicated, context: Context, entry: Entry, frames: list[
     if state.apply_batch is None:
         return _apply_each(state.machine, context, entry, frames)
     return run_batch(state.apply_batch, context, frames)
-
-
-def run_guarded(
-    state: Replicated,
-    context: Context,
-    entry: Entry,
-    frames: list[Frame],
-    on_delete: OnDelete,
-    left_out: Sequence[int] = (),
-) -> Batch:
-    """An entry with frames of sessions or of the engine's own: the machine sees what it shall apply."""
-    own: list[Effect] = []
-    guarded = apply_guarded(
-        state.sessions,
-        context,
-        frames,
-        lambda context, shown: run_machine(state, context, entry, shown),
-        lambda context, command: _on_system(state, context, command, own, on_delete),
-        _session_end_of(state),
-        left_out,
-        state.uploads,
-        entry.data,
-    )
-    state.sessions, state.uploads = guarded.sessions, guarded.uploads
-    return Batch(guarded.batch.replies, [*own, *guarded.batch.effects]) if own else guarded.batch
-
-
-def run_again(state: Replicated, context: Context, entry: Entry, on_delete: OnDelete) -> Batch:
-    """Any entry of commands, without what an operator had skipped."""
-    left_out = (state.left_out or {}).get(entry.index, ())
-    frames = frames_of(entry.data)
-    for frame in frames if left_out else ():
-        if frame.flags & SYSTEM and frame.first in left_out:
-            _on_left_out(state, system_command(frame))
-    return run_guarded(state, context, entry, frames, on_delete, left_out)
-
-
-def keep(state: Replicated, context: Context, effect: Effect) -> MachineState:
-    """Change the replicated state beside the machine by one of the effects `REPLICATED`."""
-    kept = state.kept
-    if kept is None:
-        kept = state.kept = MachineState()
-    if isinstance(effect, Timer):
-        kept.set_timer(effect.name, effect.due_ms, state.leading)
-    elif isinstance(effect, Append):
-        kept.add_append(context.index, effect.command, state.leading)
-    elif isinstance(effect, Monitor):
-        kept.monitors.add(effect.session)
-    return kept
 
 
 def claims_of(state: Replicated) -> Iterator[PayloadRange]:
@@ -205,7 +246,7 @@ def _on_system(
         if name == "append":
             return _on_append(state, context, effects, *arguments)
         if name == "upgrade":
-            return _on_upgrade(state, *arguments)
+            return state.upgrade(*arguments)
         if name == "skip":
             return _on_skip(state, *arguments)
         if name == "delete":
@@ -237,20 +278,6 @@ def _on_append(
 def _took(effects: list[Effect], applied: Applied) -> bytes:
     effects += applied.effects
     return applied.reply
-
-
-def _on_upgrade(state: Replicated, to: int) -> bytes:
-    """Apply ["upgrade", to]. Raises `UnknownVersion` where the machine is too old."""
-    if to <= state.version:
-        return b""
-    if to > state.machine.version:
-        raise UnknownVersion(to, state.machine.version)
-    upgrade = getattr(state.machine, "upgrade", None)
-    if upgrade is not None:
-        upgrade(state.version, to)
-    state.version = to
-    log.info("group %s: machine version %d is in force", state.spec.name, to)
-    return b""
 
 
 def _on_skip(state: Replicated, index: int, ordinal: int) -> bytes | Reject:

@@ -29,7 +29,7 @@ from ..machine import (
     Send,
 )
 from ..raft.core import LEADER
-from .apply import REPLICATED, keep
+from .apply import REPLICATED
 from .member import RUNNING, Member
 from .proposals import FAILED, Sink
 
@@ -137,7 +137,7 @@ class Effects:
 
     def _keep(self, member: Member, context: Context, effect: Effect) -> None:
         """Change the replicated state beside the machine; a leader sees to what is to be proposed of it."""
-        state = keep(member, context, effect)
+        state = member.keep(context, effect)
         if member.leading and state.waits:
             self.timed.add(member)
             if state.todo:

@@ -18,11 +18,9 @@ from ..machine import Machine, PayloadRange, Position
 from ..ports import LivenessPort
 from ..raft.core import Raft
 from ..types import Spec
+from .apply import Replicated
 from .log_time import LogTime
-from .machine_state import MachineState
 from .proposals import Books, ProposalQueue
-from .sessions import Sessions, batch_of
-from .uploads import Uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,22 +66,21 @@ class Halt:
         return index == self.index and (not self.records or self.first <= ordinal < self.first + self.records)
 
 
-class Member:
-    """One replica."""
+class Member(Replicated):
+    """One replica: the replicated state of its group, and this node's part of it."""
 
     __slots__ = (
-        "spec", "raft", "machine", "liveness", "state", "reason", "dirty", "proposals", "unpersisted", "segments",
-        "floor", "last_release", "snapshot_index", "snapshot_term", "snapshot_bytes", "flushed", "waiters", "reads",
-        "transfers", "slow_sends", "log_time", "apply_batch", "damaged", "snapshot_stored", "sessions", "kept",
-        "version", "clock", "leading", "halt", "uploads", "left_out", "lead_since", "chunks", "compactable", "heard_ns",
+        "raft", "liveness", "state", "reason", "dirty", "proposals", "unpersisted", "segments", "floor", "last_release",
+        "snapshot_index", "snapshot_term", "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends",
+        "log_time", "damaged", "snapshot_stored", "clock", "halt", "lead_since", "chunks", "compactable", "heard_ns",
         "wall_time",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, budget: Books) -> None:
-        self.spec = spec
+        # Its `leading`: has applied everything of earlier leaders, and from then on performs effects.
+        super().__init__(spec, machine)
         self.raft = raft
         self.proposals = ProposalQueue(raft, budget)
-        self.machine = machine
         self.liveness = liveness
         self.state = RUNNING
         self.reason = ""
@@ -113,25 +110,13 @@ class Member:
         # When the newest entry, or a snapshot, came to this process, by its monotonic clock: log time had come as far
         # as that entry's then (`log_time`).
         self.heard_ns = 0
-        self.sessions: Sessions | None = None
         # When this member began to lead, by the clock of `heartbeats`.
         self.lead_since = 0.0
-        # Large payloads whose pieces no record owns yet.
-        self.uploads: Uploads | None = None
-        # What the machine asked the engine to keep: timers, follow-ups, monitored sessions.
-        self.kept: MachineState | None = None
-        # The machine version in force (`versions`), and the clock of this member's leadership.
-        self.version = 1
+        # The clock of this member's leadership.
         self.clock: LogTime | None = None
-        # Leads and has applied everything of earlier leaders: from then on it performs effects.
-        self.leading = False
         self.halt: Halt | None = None
-        # Ordinals of skipped commands by index: left out again whenever their entry is applied anew.
-        self.left_out: dict[int, tuple[int, ...]] | None = None
         # Nothing that its machine grants is a length of time: log time is the wall clock's at any moment.
         self.wall_time: bool = getattr(machine, "wall_time", False)
-        # Asked once: a protocol's instance check costs more than applying a batch.
-        self.apply_batch = batch_of(machine)
 
     @property
     def uid(self) -> int:
@@ -274,14 +259,6 @@ class Member:
             self.slow_sends = {}
         return self.slow_sends.setdefault(node, [])
 
-    def begin_anew(self, machine: Machine) -> None:
-        """Take a fresh machine, with nothing beside it."""
-        self.machine = machine
-        self.apply_batch = batch_of(machine)
-        self.version = 1
-        self.sessions = self.uploads = None
-        self.kept = None
-
     def go_on(self) -> None:
         """Apply again what is committed."""
         self.state, self.reason = RUNNING, ""
@@ -294,12 +271,6 @@ class Member:
     def forget_halt(self) -> None:
         """Forget what halted the member: it was applied."""
         self.halt = None
-
-    def leave_out(self, index: int, ordinal: int) -> None:
-        """A committed skip names this command."""
-        if self.left_out is None:
-            self.left_out = {}
-        self.left_out[index] = (*self.left_out.get(index, ()), ordinal)
 
     def add_waiter(self, pair: tuple[Callable[[], bool], Callable[[], None]]) -> None:
         """Call the second of a pair at the first `wake` at which the other one says so."""

@@ -32,8 +32,10 @@ def restore(member: Replicated, snapshot: Snapshot) -> None:
         raise UnknownVersion(snapshot.version, member.machine.version)
     machine, engine = split(snapshot.sections)
     member.machine.restore(machine)
-    member.version = snapshot.version
-    restore_sections(member, engine)
+    # What has no section is empty.
+    member.restore(
+        snapshot.version, sessions_of(engine), uploads_of(member.spec.uid, engine), MachineState.of_sections(engine)
+    )
 
 
 def restore_member(member: Member, snapshot: Snapshot, liveness: LivenessPort, now_ns: int) -> None:
@@ -47,21 +49,12 @@ def sections(member: Member) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     if member.sessions is not None:
         found[SESSIONS] = member.sessions.encode()
+    member.forget_uploads(member.liveness.released_before)
     if member.uploads is not None:
-        if member.uploads.forget(member.liveness.released_before):
-            member.uploads = None
-        else:
-            found[UPLOADS] = member.uploads.encode()
+        found[UPLOADS] = member.uploads.encode()
     if member.kept is not None:
         found |= member.kept.sections()
     return found
-
-
-def restore_sections(member: Replicated, sections: Mapping[str, bytes]) -> None:
-    """Replace the engine's state by a snapshot's; what has no section is empty."""
-    member.sessions = sessions_of(sections)
-    member.uploads = uploads_of(member.spec.uid, sections)
-    member.kept = MachineState.of_sections(sections)
 
 
 def sessions_of(sections: Mapping[str, bytes]) -> Sessions | None:

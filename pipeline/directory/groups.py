@@ -15,10 +15,7 @@ from logyard.engine.machine import Machine, Release
 from logyard.engine.recovery.inspect import Facts, Wal, image_of
 from logyard.engine.recovery.rebuild import Image, log_base
 from logyard.engine.replica import snapshot_sections
-from logyard.engine.replica.apply import REPLICATED, UnknownVersion, claims_of, context_of, keep, run_again
-from logyard.engine.replica.machine_state import MachineState
-from logyard.engine.replica.sessions import Sessions, batch_of
-from logyard.engine.replica.uploads import Uploads
+from logyard.engine.replica.apply import REPLICATED, Replicated, UnknownVersion, claims_of, context_of
 from logyard.engine.snapshot.format import Snapshot
 from logyard.engine.types import Spec
 from logyard.machines.kv import KV
@@ -267,26 +264,17 @@ class CannotApply(LogyardError):
     """A group stands still at an entry: its machine failed there, or is too old or not at hand."""
 
 
-class Replay:
+class Replay(Replicated):
     """A group's replicated state (`engine.replica.apply`): as of its snapshot, then moved on entry by entry, as on a
     member. `deleted`: by an entry of its own log."""
 
-    leading = False
-
     def __init__(self, group: GroupLog, make: MachineFactory = create_machine) -> None:
-        self.spec = group.spec
-        self.left_out: dict[int, tuple[int, ...]] | None = None
+        super().__init__(group.spec, make(group.spec.machine, group.spec.arguments))
         self._group = group
         self._make = make
         self._begin()
 
     def _begin(self) -> None:
-        self.machine = self._make(self.spec.machine, self.spec.arguments)
-        self.apply_batch = batch_of(self.machine)
-        self.version = 1
-        self.sessions: Sessions | None = None
-        self.uploads: Uploads | None = None
-        self.kept: MachineState | None = None
         self.deleted = False
         if self._group.snapshot is not None:
             snapshot_sections.restore(self, self._group.snapshot)
@@ -332,11 +320,11 @@ class Replay:
     def _effects(self, entry: Entry) -> list[Release]:
         context = context_of(self, entry)
         released = []
-        for effect in run_again(self, context, entry, self._delete).effects:
+        for effect in self.run_again(context, entry, self._delete).effects:
             if isinstance(effect, Release):
                 released.append(effect)
             elif isinstance(effect, REPLICATED):
-                keep(self, context, effect)
+                self.keep(context, effect)
         return released
 
     def _delete(self, _: object, index: int) -> bytes:
@@ -352,6 +340,7 @@ class Replay:
                     name, *arguments = system_command(frame) if frame.flags & SYSTEM else ("",)
                     if name == "skip" and arguments[0] == entry.index and arguments[1] not in used:
                         self.left_out = {**(self.left_out or {}), entry.index: (*used, arguments[1])}
+                        self.begin_anew(self._make(self.spec.machine, self.spec.arguments))
                         self._begin()
                         for earlier in log():
                             if earlier.index < entry.index and earlier.kind == COMMANDS:

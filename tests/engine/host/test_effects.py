@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from logyard.engine.machine import Append, Release, Send
-from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.log_time import LogTime
 from logyard.engine.replica.machine_state import STALE_MAX, MachineState
 from logyard.engine.replica.member import Member
@@ -20,7 +19,7 @@ from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import LARGE, encode_frame
 
 from .cluster import Cluster, cluster, until
-from .scribe import Ear, Scribe, TickingScribe, command, machines
+from .scribe import Ear, Scribe, command, machines
 
 HOUR = 3600 * 1_000_000_000
 SECOND = 1_000_000_000
@@ -316,7 +315,7 @@ async def test_what_waits_for_a_session_is_bounded(tmp_path: Path) -> None:
             system.delivery.deliver(member, 1, scribe(c, 1).effects_of(None, "deliver", [5], ())[0])  # type: ignore[arg-type]
         assert system.delivery.dropped == ear.lost == 9, "who listens is told"
         await until(lambda: len(ear.pushed) == 1)
-        assert not system.delivery._queues and not system.storage.location._pins, "nothing stays behind"
+        await until(lambda: not system.delivery._queues and not system.storage.location._pins, "nothing stays behind")
 
 
 async def test_effects_at_or_below_the_floor_are_dropped_for_good(tmp_path: Path) -> None:
@@ -361,23 +360,6 @@ async def test_aux_and_roles_are_the_leaders_own(tmp_path: Path) -> None:
         await until(lambda: scribe(c, 1).heard[-1] == "follower")
         await until(lambda: scribe(c, 1).written("note")[-1:] == ["by on_role"])
         assert scribe(c, 2).heard == ["leader"] and [body for *_, body in ear.pushed] == [b"who leads now"]
-
-
-async def test_ticks_go_to_leading_machines_that_want_them(tmp_path: Path) -> None:
-    async with cluster(tmp_path, group="", machines=machines, machine_tick_ms=10) as c:
-        await c.create("t", machine="ticking")
-        await c.create("s", machine="scribe")
-        leader = await c.leader("t")
-        await until(lambda: len(scribe(c, leader, "t").written("note")) >= 3)
-        for number in c.ids:
-            system, member = c.system(number), c.member(number, "t")
-            leads = member.raft.role == LEADER
-            machine = member.machine
-            assert isinstance(machine, TickingScribe)
-            assert (member in system.effects.ticking) == leads and c.member(number, "s") not in system.effects.ticking
-            assert leads or not [one for one in machine.heard if isinstance(one, int)]
-            # A timer is state: what is not replicated can't set one.
-            assert member.kept is None or not member.kept.timers
 
 
 async def test_the_end_of_a_monitored_session_is_told_once(tmp_path: Path) -> None:
