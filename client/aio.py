@@ -27,6 +27,7 @@ from .kv import KvYard
 from .lane import Batch, Lane
 from .link import Stream
 from .log import SESSION_TTL_S, flags_of
+from .machine import Machine
 from .messages import Session, open_session
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
 from .pending import PendingAppend, finished
@@ -131,6 +132,12 @@ class Yard(QueueYard, KvYard, Network):
                 raise BadRequest("a log has a name")
             log = self._logs[name] = Log(self, name)
         return log
+
+    def machine(self, name: str) -> Machine:
+        """Return the group `name`, whatever its machine, one's own too; nothing is asked until it is used."""
+        if not name:
+            raise BadRequest("a group has a name")
+        return Machine(self, name)
 
     async def open_session(self, name: str, *, kind: str = "") -> Session:
         """A session of the group `name`, for any machine: exactly-once commands, and what the machine sends to it. It

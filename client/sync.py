@@ -24,6 +24,7 @@ from ._sync.admin import AdminVerbs
 from .admin import Call, T, call_node
 from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, open_call
+from .machine_sync import Machine
 from .queue_sync import Queue
 from .sequences import RENEW, STRUCK, expired, final, new_number
 from .session import ATTEMPT_S, Pushed, Retry, Routes, outcome
@@ -134,6 +135,12 @@ class Yard(AdminVerbs):
         if not name:
             raise BadRequest("a queue has a name")
         return Queue(self, name)
+
+    def machine(self, name: str) -> Machine:
+        """Return the group `name`, whatever its machine, one's own too; nothing is asked until it is used."""
+        if not name:
+            raise BadRequest("a group has a name")
+        return Machine(self, name)
 
     def kv(self, name: str) -> KV:
         """The KV group `name`; nothing is asked until it is used."""

@@ -17,7 +17,20 @@ from typing import Any, TypeAlias
 import trio
 from click.testing import CliRunner
 
-from logyard.client import aio, kv, kv_sync, kv_watch, messages, producer, queue, queue_sync, sync, sync_log
+from logyard.client import (
+    aio,
+    kv,
+    kv_sync,
+    kv_watch,
+    machine,
+    machine_sync,
+    messages,
+    producer,
+    queue,
+    queue_sync,
+    sync,
+    sync_log,
+)
 from logyard.client.kvstore import KVStore
 from logyard.client.pending import PendingAppend
 from logyard.machines.command import APPEND
@@ -40,10 +53,11 @@ Job: TypeAlias = tuple[Coroutine[Any, Any, Any], concurrent.futures.Future[Any]]
 TRIO: Mapping[str, type] = {
     "Log": aio.Log, "Producer": producer.Producer, "KV": kv.KV, "Watch": kv_watch.Watch, "Queue": queue.Queue,
     "Consumer": queue.Consumer, "Session": messages.Session, "Yard": aio.Yard,
+    "Machine": machine.Machine,
 }  # fmt: skip
 SYNC: Mapping[str, type] = {
     "Log": sync_log.Log, "Producer": producer.SyncProducer, "KV": kv_sync.KV, "Queue": queue_sync.Queue,
-    "Consumer": queue_sync.Consumer, "Yard": sync.Yard,
+    "Consumer": queue_sync.Consumer, "Yard": sync.Yard, "Machine": machine_sync.Machine,
 }  # fmt: skip
 EMBEDDED: Mapping[str, type] = {
     "Log": embedded.EmbeddedLog, "Producer": producer.Producer, "System": embedded.EmbeddedSystem
@@ -131,6 +145,7 @@ class Face(Arguments):
     log = property(lambda self: self.yard.log(self.name_of("log")))
     kv = property(lambda self: self.yard.kv(self.name_of("kv")))
     queue = property(lambda self: self.yard.queue(self.name_of("queue")))
+    any_group = property(lambda self: self.yard.machine(self.name_of("log")))
     yard: Any
     system: Any
     store: Any

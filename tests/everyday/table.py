@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from logyard.machines.command import APPEND
+
 OK = "ok"
 SITUATIONS: Mapping[str, str] = {
     "first": "the first thing that a client does",
@@ -151,6 +153,11 @@ ROWS: Mapping[str, Row] = {
     "Yard.log": either(lambda f: f.yard.log(f.name_of("log"))),
     "Yard.kv": either(lambda f: f.yard.kv(f.name_of("kv"))),
     "Yard.queue": either(lambda f: f.yard.queue(f.name_of("queue"))),
+    "Yard.machine": either(lambda f: f.yard.machine(f.name_of("log"))),
+    "Machine.command": either(lambda f: f.any_group.command(APPEND, f.small, metadata=f.metadata), writes=True),
+    "Machine.query": either(lambda f: f.any_group.query(f.question)),
+    "Machine.describe": either(lambda f: f.any_group.describe()),
+    "Machine.open_session": either(lambda f: f.any_group.open_session(), writes=False),
     "Yard.nodes": either(lambda f: f.yard.nodes()),
     "Yard.cluster": either(lambda f: f.yard.cluster()),
     "Yard.create": either(lambda f: f.yard.create(f.fresh(), **f.options)),

@@ -1,0 +1,53 @@
+# Made from client/_async/machine.py by `python -m logyard.client._async.generate`: change that file.
+"""A group of any machine, one's own too: commands and queries. Commands go the way of their face (`_send`).
+
+Filled in by `machine.Machine` and `machine_sync.Machine`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from logyard.protocol.frame import Buffer
+
+from ..log import query_call
+from .caller import Caller
+
+
+class MachineVerbs(ABC):
+    """A group of any machine, of either face."""
+
+    __slots__ = ("yard", "name")
+
+    yard: Caller
+    name: str
+
+    @abstractmethod
+    def _send(self, command: bytes, metadata: Buffer, payload: Buffer | None, timeout: float | None) -> bytes:
+        """Have a command applied; its reply."""
+
+    def command(
+        self, command: bytes, payload: Buffer | None = None, *, metadata: Buffer = b"", timeout: float | None = None
+    ) -> bytes:
+        """Have a command with one record applied, exactly once (at least once where the client is not `exactly_once`);
+        returns the machine's reply. Raises what the machine refused it with."""
+        return self._send(command, metadata, payload, timeout)
+
+    def query(
+        self,
+        request: bytes,
+        *,
+        node: int | None = None,
+        consistency: str | None = None,
+        staleness: float | None = None,
+        index: int = 0,
+        timeout: float | None = None,
+    ) -> bytes:
+        """Ask the machine's `query`. `node`, `consistency` and `staleness` as in `Log.poll`; `index`: not before it is
+        applied there."""
+        return self.yard.run(query_call(self.name, request, node, consistency, index, staleness), timeout)
+
+    def describe(self, node: int | None = None) -> dict[str, Any]:
+        """Describe everything about the group, as its leader (or member `node`) sees it."""
+        return self.yard.describe(self.name, node)

@@ -1,0 +1,101 @@
+"""Commands and queries of a machine of one's own, in every face of the client: exactly once, refusals as errors."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import msgpack
+import pytest
+import trio
+
+from logyard.client.aio import connect
+from logyard.client.sync import connect_sync
+from logyard.engine.machine import Applied, Context, PayloadRef
+from logyard.protocol.errors import LogyardError
+from tests.chaos.register import CAS, DIFFERENT, OK, WRITE, Registers, encode
+from tests.engine.host.cluster import Cluster, cluster, until
+
+from .test_exactly_once import Doors
+
+ODD = (b"", b"\x01", b"\x10\x00\x01")
+"""Commands that mean something else to machines of ours."""
+
+
+class Echo(Registers):
+    """Answers with the command."""
+
+    def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
+        return Applied(bytes(command), [])
+
+
+async def by_tasks(servers: list[str], key: str) -> None:
+    async with connect(servers) as yard:
+        group = yard.machine("registers")
+        assert await group.command(encode(WRITE, key, 1), b"payload") == OK
+        assert await group.command(encode(CAS, key, 1, 2), metadata=b"m") == OK
+        assert await group.command(encode(CAS, key, 1, 3)) == DIFFERENT
+        assert await group.query(key.encode()) == msgpack.packb(2)
+        with pytest.raises(LogyardError) as found:
+            await group.command(b"", b"body")
+        assert found.value.code == "bad_request"
+        assert [await yard.machine("echo").command(odd) for odd in ODD] == list(ODD)
+        session = await group.open_session()
+        assert await session.command(encode(CAS, key, 2, 4)) == OK
+        await session.close()
+
+
+def by_threads(servers: list[str], key: str) -> None:
+    with connect_sync(servers) as yard:
+        group = yard.machine("registers")
+        assert group.command(encode(WRITE, key, 1), b"payload") == OK
+        assert group.command(encode(CAS, key, 1, 2), metadata=b"m") == OK
+        assert group.command(encode(CAS, key, 1, 3)) == DIFFERENT
+        assert group.query(key.encode()) == msgpack.packb(2)
+        with pytest.raises(LogyardError) as found:
+            group.command(b"", b"body")
+        assert found.value.code == "bad_request"
+        assert [yard.machine("echo").command(odd) for odd in ODD] == list(ODD)
+
+
+async def counted(run: Cluster, doors: Doors, servers: list[str], count: int) -> None:
+    """Compare and set, one after the other, through connections that are cut: twice would be seen."""
+    async with connect(servers) as yard, trio.open_nursery() as nursery:
+        group = yard.machine("registers")
+        assert await group.command(encode(WRITE, "counted", 0)) == OK
+        done = 0
+
+        def more(before: int) -> bool:
+            return done >= before + 5
+
+        async def cut() -> None:
+            while True:
+                await until(partial(more, done), "some more are done")
+                for number in run.ids:
+                    await doors.cut(number)
+
+        nursery.start_soon(cut)
+        for number in range(count):
+            assert await group.command(encode(CAS, "counted", number, number + 1)) == OK
+            done += 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_every_face_has_commands_and_queries(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, 3, group="", machines=lambda name, _: (Echo if name == "echo" else Registers)()) as run,
+        trio.open_nursery() as nursery,
+    ):
+        await until(lambda: all(len(one.system.live) == 3 for one in run.nodes.values()), "all are live")
+        for name in ("registers", "echo"):
+            await run.create(name, machine=name)
+        doors = Doors(run, nursery)
+        for number in run.ids:
+            await doors.open(number)
+        servers = list(doors.addresses.values())
+        await by_tasks(servers, "a")
+        await trio.to_thread.run_sync(asyncio.run, by_tasks(servers, "b"))
+        await trio.to_thread.run_sync(by_threads, servers, "c")
+        await counted(run, doors, servers, 30)
+        nursery.cancel_scope.cancel()
