@@ -123,7 +123,8 @@ def unreached(node: int, error: LogyardError) -> dict[str, Any]:
 
 
 def located(found: Mapping[int, Any], name: str) -> dict[str, Any]:
-    """Where one group is, from the locate answers of several nodes; raises `UnknownGroup` when none has it."""
+    """Where one group is, from the locate answers of several nodes. Raises `UnknownGroup` when none has it; what stood
+    in the way of an answer, when those that gave one do not: the others may have it."""
     rows = [
         (row[2] == node, bool(row[2]), row)
         for node, answer in found.items()
@@ -131,7 +132,10 @@ def located(found: Mapping[int, Any], name: str) -> dict[str, Any]:
         for row in answer
     ]
     if not rows:
-        raise UnknownGroup(f"no group {name!r} on any node that answers", name=name)
+        for answer in found.values():
+            if isinstance(answer, LogyardError):
+                raise answer
+        raise UnknownGroup(f"no group {name!r} on any node", name=name)
     # The leader itself knows best; a member that knows no leader, or was removed, knows least.
     _, _, row = max(rows, key=lambda found: found[:2])
     more = {"kind": row[5]} if len(row) > 5 else {}

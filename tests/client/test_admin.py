@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logyard.client.admin import located
-from logyard.protocol.errors import UnknownGroup
+from logyard.protocol.errors import Busy, UnknownGroup
 
 
 def test_the_leader_itself_is_believed_before_a_removed_member() -> None:
@@ -21,3 +21,8 @@ def test_a_member_that_knows_a_leader_is_believed_before_one_that_knows_none() -
 def test_a_group_that_nobody_has_is_unknown() -> None:
     with pytest.raises(UnknownGroup):
         located({1: [], 2: []}, "orders")
+
+
+def test_a_group_is_not_unknown_while_a_node_that_may_have_it_does_not_answer() -> None:
+    with pytest.raises(Busy):
+        located({1: Busy("the node", 1.0), 2: [], 3: []}, "orders")
