@@ -289,7 +289,7 @@ class Network(AdminVerbs):
     async def _locate_round(self) -> None:
         """Ask node after node until every wanted group has a leader that can be reached."""
         names = list(self._wanted)[:LOCATE_NAMES]
-        denied: dict[str, LogyardError] = {}
+        unknown = set(names)
         all_answered = True
         for address in self._candidates():
             if not names:
@@ -300,17 +300,15 @@ class Network(AdminVerbs):
                 continue
             self.routes.located(rows)
             named = {row[0] for row in rows}
+            # Whoever else does not have it: a group that one node names is there, with a leader or before it has one.
+            unknown -= named
             for name in names:
-                if name not in named:
-                    denied.setdefault(name, UnknownGroup(f"no group {name!r} on any node that answers"))
-                elif self._link(self.routes.leader(name)) is not None:
+                if name in named and self._link(self.routes.leader(name)) is not None:
                     self._tell(name, None)
             names = [name for name in names if name in self._wanted]
-            for name in named:
-                denied.pop(name, None)
-        for name, error in denied.items():
-            if name in self._wanted and all_answered:
-                self._tell(name, error)
+        for name in names:
+            if name in unknown and all_answered:
+                self._tell(name, UnknownGroup(f"no group {name!r} on any node"))
 
     def _tell(self, name: str, error: LogyardError | None) -> None:
         for found in self._wanted.pop(name, ()):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from typing import Any
 
 import pytest
 import trio
@@ -10,7 +12,10 @@ import trio.testing
 
 from logyard.client import errors
 from logyard.client.aio import connect
+from logyard.client.network import Network
+from logyard.client.session import Routes
 from logyard.engine.config import SystemConfig
+from logyard.protocol.errors import LogyardError
 
 from .fake_system import FakeCluster, fake_cluster, start_node
 
@@ -322,3 +327,31 @@ async def test_a_closed_client_says_so_whatever_it_is_asked() -> None:
             for question in questions:
                 with pytest.raises(errors.LogyardError, match="closed"):
                     await question
+
+
+class Asked(Network):
+    """A client that asks no servers: `rows` are their answers."""
+
+    __slots__ = ("rows",)
+    rows: dict[tuple[str, int], list[Any]]
+
+    def _candidates(self) -> list[tuple[str, int]]:
+        return list(self.rows)
+
+    async def _locate(self, address: tuple[str, int], names: list[str]) -> list[Any] | None:
+        return self.rows[address]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
+async def test_a_group_without_a_leader_is_not_unknown_whoever_is_asked_last(order: tuple[int, ...]) -> None:
+    network = object.__new__(Asked)
+    network.routes = Routes(["a:1"])
+    row = ["log", 7, 0, [1, 2], False, "log"]
+    network.rows = {("a", node): [] if node == 3 else [row] for node in order}
+    told: list[LogyardError | None] = []
+    network._wanted = {"log": [told.append]}
+    await network._locate_round()
+    assert not told and network._wanted, "it is asked for again"
+    network.rows = {address: [] for address in network.rows}
+    await network._locate_round()
+    assert [type(error) for error in told] == [errors.UnknownGroup]
