@@ -13,12 +13,12 @@ import trio
 import trio.testing
 
 from logyard.engine.entry import COMMANDS, build_plain
-from logyard.engine.host import system as system_module
 from logyard.engine.log import group_commit as durability_module
 from logyard.engine.log.meta_rows import Departed
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
+from logyard.engine.replica import leadership
 from logyard.engine.transport.blobs import DELETE_GROUPS, UNKNOWN_GROUPS
 from logyard.protocol.errors import GroupExists, LogyardError, NotLeader, Refused
 
@@ -171,7 +171,7 @@ async def test_a_change_that_was_overwritten_is_not_reported_as_done(tmp_path: P
 async def test_a_transfer_whose_target_dies_as_it_takes_over_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system_module, "TRANSFER_SECONDS", 0.3)
+    monkeypatch.setattr(leadership, "TRANSFER_SECONDS", 0.3)
     async with cluster(tmp_path) as c:
         await c.lead(1)
         await c.applied()
