@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import fnmatch
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from logyard.client.sync import connect_sync
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
 
+ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "logyard.service.cli"]
 
 
@@ -267,6 +270,21 @@ def test_looking_after_the_cluster(ask: Callable[..., dict[str, Any]]) -> None:
 def test_errors_are_typed_and_leave_one_line(ask: Callable[..., dict[str, Any]]) -> None:
     assert ask("describe", "absent", code=1)["error"]["code"] == "unknown_group"
     assert ask("truncate", "absent", "--before", "1", code=1)["error"]["code"] == "unknown_group"
+
+
+def test_every_file_of_a_data_directory_is_on_its_page(ask: Callable[..., dict[str, Any]], cluster: LocalCluster) -> None:
+    ask("create", "filed")
+    ask("append", "filed", text="one\ntwo\n")
+    ask("compact")
+    ask("snapshot", "filed")
+    page = (ROOT / "docs" / "data-directory.md").read_text("utf-8")
+    known = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(known) > 15
+    for node in cluster.nodes.values():
+        files = [str(path.relative_to(node.data)) for path in node.data.rglob("*") if not path.is_dir()]
+        assert len(files) > 8
+        assert [name for name in files if not any(fnmatch.fnmatchcase(name, pattern) for pattern in known)] == []
+    ask("delete", "filed", "--yes")
 
 
 def test_a_second_process_on_the_directory_is_refused(cluster: LocalCluster) -> None:
