@@ -272,7 +272,9 @@ def test_errors_are_typed_and_leave_one_line(ask: Callable[..., dict[str, Any]])
     assert ask("truncate", "absent", "--before", "1", code=1)["error"]["code"] == "unknown_group"
 
 
-def test_every_file_of_a_data_directory_is_on_its_page(ask: Callable[..., dict[str, Any]], cluster: LocalCluster) -> None:
+def test_every_file_of_a_data_directory_is_on_its_page(
+    ask: Callable[..., dict[str, Any]], cluster: LocalCluster
+) -> None:
     ask("create", "filed")
     ask("append", "filed", text="one\ntwo\n")
     ask("compact")
