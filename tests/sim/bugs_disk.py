@@ -7,11 +7,11 @@ from typing import Any
 
 from logyard.engine import identity
 from logyard.engine.disk import Disk
-from logyard.engine.host import recovery
 from logyard.engine.host.migration import Migration
 from logyard.engine.host.segment_flush import SegmentFlush
 from logyard.engine.log import meta, segment_writer, wal, wal_files, wal_scan
 from logyard.engine.log.group_commit import GroupCommit
+from logyard.engine.recovery import inspect
 from logyard.engine.repair import log_repair
 from logyard.payloads import layout
 
@@ -120,7 +120,7 @@ BUGS = (
         "a file goes when the store has what it says",
         [(SegmentFlush, "hard_state_written", nothing)],
     ),
-    Bug("damage_taken_for_torn", "a damaged record is mended, not cut", [(recovery, "replay", _ignores_damage)]),
+    Bug("damage_taken_for_torn", "a damaged record is mended, not cut", [(inspect, "replay", _ignores_damage)]),
     Bug("mend_forgotten", "who lost records acknowledges nothing before it is mended", [(log_repair, "Mend", nothing)]),
     Bug("recycled_before_migration", "a home goes when it is empty", [(SegmentFlush, "_flush", _recycles_early)]),
     Bug(
