@@ -296,7 +296,7 @@ async def test_an_hour_of_requeuing_grows_nothing(tmp_path: Path) -> None:
         wall, monotonic = system.clocks.wall_ns, system.clocks.monotonic_ns
         monkey = {"wall_ns": lambda: wall() + ahead, "monotonic_ns": lambda: monotonic() + ahead}
         for name, clock in monkey.items():
-            setattr(system, name, clock)
+            setattr(system.clocks, name, clock)
         await queue.publish_many([(b"", bytes([number]) * 50_000) for number in range(3)])
         sizes: list[int] = []
         began = member.log_time
