@@ -25,6 +25,7 @@ from ..log.wal_files import wal_epochs
 from ..raft.core import LEADER, Raft
 from ..raft.mending import Mend
 from ..raft.state import Limits
+from ..ranges import subtract, union
 from ..recovery.inspect import replay_wal
 from ..recovery.rebuild import log_base, rebuild, slept_on, spec_of
 from ..replica import snapshot_sections
@@ -96,7 +97,8 @@ def _open(system: System) -> None:
     system.wal.adopt(result)
     system.closing.append(system.wal.close)
     storage.segments.spoil(result.spoiled)
-    restarted = _build_members(system, said, result)
+    flushed_before: dict[int, int] = {}
+    restarted = _build_members(system, said, result, flushed_before)
     _leave_out(system.wal, storage.segments, result, system.damages.blank)
     system.counters.replay_nanoseconds = time.thread_time_ns() - began
     system.wal.open()
@@ -111,12 +113,17 @@ def _open(system: System) -> None:
         if uid in system.members:
             storage.flush.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
+    for uid, through in flushed_before.items():
+        _lose_unplaced(system, system.members[uid], through + 1)
     system.chunks.recover(system.has, system.directory.deleted)
     life.recovered(system, bool(result.damage))
 
 
-def _build_members(system: System, said: Mapping[int, Recovered], result: ReplayResult) -> list[tuple[int, int]]:
-    """Returns (uid, snapshot index) of logs that start over above a snapshot without the WAL saying so."""
+def _build_members(
+    system: System, said: Mapping[int, Recovered], result: ReplayResult, flushed_before: dict[int, int]
+) -> list[tuple[int, int]]:
+    """Returns (uid, snapshot index) of logs that start over above a snapshot without the WAL saying so. Fills in the
+    last entry in a segment, of groups whose records are damaged."""
     meta = system.storage.books.meta
     states, snapshots = _Beside(meta_rows.state_rows(meta)), _Beside(meta_rows.snapshot_rows(meta))
     hard_states = {uid: one.hard_state for uid, one in said.items() if one.hard_state is not None}
@@ -156,6 +163,8 @@ def _build_members(system: System, said: Mapping[int, Recovered], result: Replay
         ):
             restarted.append((spec.uid, base))
         system.members[spec.uid] = member
+        if known is not None and state is not None:
+            flushed_before[spec.uid] = max(int(state.extra.get("flushed", 0)), log_base(state)[0])
     for uid, known in damaged.items():
         if uid not in defined and uid not in system.directory.deleted:
             system.damages.bar(uid, known, said.get(uid) or Recovered())
@@ -292,6 +301,18 @@ def _adopt_files(system: System, flushed: int) -> None:
         if not member.damaged:
             # Its row may be older than the end of a home, or than the log's new start.
             storage.segments.shed(member)
+
+
+def _lose_unplaced(system: System, member: Member, first: int) -> None:
+    """Of a group that lost records, payloads that its own snapshot covers may have lain in what was lost: from `first`
+    on no segment had them. Who does not say so would answer others as if they had never been."""
+    last = min(member.snapshot_index, member.raft.log.memory_first - 1)
+    homes = [(home.first, home.last) for home in system.store.homes(member.uid)]
+    runs = [(run.first, run.last) for run in member.segments]
+    for lives in member.liveness.live_within((first, 0), (last + 1, 0)) if first <= last else ():
+        through = lives.end.index - (lives.end.ordinal == 0)
+        for lost in subtract([(lives.first.index, through)], union([*homes, *runs])):
+            system.refill.lose(member.uid, *lost)
 
 
 def _kept(system: System, users: dict[int, set[int]]) -> set[int]:

@@ -473,6 +473,38 @@ async def test_places_of_payloads_that_are_lost_below_the_log(tmp_path: Path) ->
         await check_books(c, 3, bodies)
 
 
+async def test_payloads_below_a_snapshot_that_lay_in_a_damaged_wal_come_back(tmp_path: Path) -> None:
+    """No segment had them when the WAL lost them, and the snapshot goes on without a word of where they are: nobody
+    else may take this member's silence for their death."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 6, SIZE)
+        await stable(c, 3)
+        await c.nodes[3].snapshot()
+        data = metadata(c, 3, 4)
+        uid = c.member(3).uid
+        await c.crash(3)
+        hurt_wal(c, 3, data)
+        c.partition(3)
+        for _ in range(2):
+            await c.start(3)
+            assert c.member(3).raft.mend is not None and c.member(3).raft.log.snapshot_index >= 6
+            assert c.system(3).store.lost(uid, 4, 4)
+            await c.crash(3)
+        c.network.heal()
+        await c.start(3)
+        bodies += await c.fill(await c.leader(), 2, SIZE, tag=b"m")
+        await mended(c, 3)
+        refill = c.system(3).refill
+        await until(lambda: not c.system(3).store.lost_ranges() and not refill.at_work, "refilled, and that is stored")
+        c.partition(3)
+        assert [body for _, body in await c.read(3)] == bodies
+        c.network.heal()
+        await c.restart(3)
+        assert not c.system(3).store.lost_ranges()
+        await check_books(c, 3, bodies)
+
+
 async def test_lost_places_are_stored_with_the_row_that_names_their_segment_no_more(tmp_path: Path) -> None:
     async with cluster(tmp_path, payload_cache_bytes=0) as c:
         await c.lead(1)
