@@ -86,7 +86,7 @@ async def test_two_restarts_give_the_same_state(tmp_path: Path) -> None:
             await until(lambda raft=member.raft: raft.applied == raft.log.last_index)
             # Every file but the current one has its segment.
             await until(
-                lambda one=system: [n for n in dict(one.wal.files) if one.storage.is_open_file(n)] == [one.wal.current]
+                lambda one=system: list(filter(one.storage.location.is_open, dict(one.wal.files))) == [one.wal.current]
             )
             wal = {number: file.live for number, file in system.storage.files.items()}
             states.append((member.machine.snapshot(), member.liveness, member.segments, wal, await c.read(1, 7)))

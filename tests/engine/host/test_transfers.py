@@ -206,8 +206,11 @@ async def test_a_crash_at_any_step_of_the_receiver(
         bodies = await laggard(c, 12)
         system = (await c.start(3)).system
         reached = trio.Event()
-        owners = {"judge": snapshot_receiver, "intend": system.chunks, "_install": system.receiving}
-        owner: Any = owners.get(step, system.storage)
+        owners = {
+            "judge": snapshot_receiver, "intend": system.chunks, "_install": system.receiving,
+            "store_installed": system.checkpoints, "store_payloads": system.storage,
+        }  # fmt: skip
+        owner: Any = owners[step]
         plain = getattr(owner, step)
 
         async def stop(*arguments: Any) -> None:
@@ -224,6 +227,10 @@ async def test_a_crash_at_any_step_of_the_receiver(
 
         with monkeypatch.context() as patch:
             patch.setattr(owner, step, refuse if step in ("judge", "_install") else stop)
+            if step == "store_payloads":
+                # What the receiver was given when it was made.
+                host = system.receiving._host
+                patch.setattr(system.receiving, "_host", host._replace(store_payloads=stop))
             with trio.fail_after(10):
                 await reached.wait()
             await c.crash(3)
