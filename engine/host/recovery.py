@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from logyard.protocol.errors import Busy, LogyardError
@@ -22,10 +22,11 @@ from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
 from ..log.wal import Wal, WalItem
 from ..log.wal_files import wal_epochs
+from ..ports import HomePort
 from ..raft.core import LEADER, Raft
 from ..raft.mending import Mend
 from ..raft.state import Limits
-from ..ranges import subtract, union
+from ..ranges import Range, subtract, union
 from ..recovery.inspect import replay_wal
 from ..recovery.rebuild import log_base, rebuild, slept_on, spec_of
 from ..replica import snapshot_sections
@@ -114,7 +115,8 @@ def _open(system: System) -> None:
             storage.flush.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
     for uid, through in flushed_before.items():
-        _lose_unplaced(system, system.members[uid], through + 1)
+        for lost in _unplaced(system.members[uid], through + 1, system.store.homes(uid)):
+            system.refill.lose(uid, *lost)
     system.chunks.recover(system.has, system.directory.deleted)
     life.recovered(system, bool(result.damage))
 
@@ -303,16 +305,13 @@ def _adopt_files(system: System, flushed: int) -> None:
             storage.segments.shed(member)
 
 
-def _lose_unplaced(system: System, member: Member, first: int) -> None:
-    """Of a group that lost records, payloads that its own snapshot covers may have lain in what was lost: from `first`
-    on no segment had them. Who does not say so would answer others as if they had never been."""
+def _unplaced(member: Member, first: int, homes: Iterable[HomePort]) -> Iterator[Range]:
+    """Find the payloads that a group's own snapshot covers and that lay in what it lost: from `first` on no segment had
+    them. Who does not say so would answer others as if they had never been."""
     last = min(member.snapshot_index, member.raft.log.memory_first - 1)
-    homes = [(home.first, home.last) for home in system.store.homes(member.uid)]
-    runs = [(run.first, run.last) for run in member.segments]
+    placed = union([*((home.first, home.last) for home in homes), *((run.first, run.last) for run in member.segments)])
     for lives in member.liveness.live_within((first, 0), (last + 1, 0)) if first <= last else ():
-        through = lives.end.index - (lives.end.ordinal == 0)
-        for lost in subtract([(lives.first.index, through)], union([*homes, *runs])):
-            system.refill.lose(member.uid, *lost)
+        yield from subtract([(lives.first.index, lives.end.index - (lives.end.ordinal == 0))], placed)
 
 
 def _kept(system: System, users: dict[int, set[int]]) -> set[int]:
