@@ -64,7 +64,8 @@ PATHS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def pages() -> Iterator[tuple[str, str]]:
     """What users read: (path, text)."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        if "decisions" not in path.parts:
+        # Pages about the inside name what is inside.
+        if not {"decisions", "internals"} & set(path.parts):
             yield str(path.relative_to(ROOT)), path.read_text("utf-8")
 
 
