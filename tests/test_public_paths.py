@@ -38,6 +38,7 @@ PATHS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "logyard.client.sync": ("connect_sync",),
         "logyard.client.tail": ("Cursor", "SqliteCursor", "Tailed"),
         "logyard.client.tls": ("TlsConfig", "TlsError"),
+        "logyard.protocol.verbs": (),
         "logyard.engine.errors": ERRORS,
         "logyard.engine.machine": (
             "Applied", "Context", "Frame", "Machine", "PayloadRange", "PayloadRef", "Position", "Reject", "Release",
