@@ -91,8 +91,15 @@ class AdminVerbs(ABC):
         return located(self._each("locate", STATUS_PATIENCE_S, names=[name]), name)
 
     def snapshot(self, names: Sequence[str] | None = None, node: int | None = None) -> dict[int, Any]:
-        """Snapshot groups (all) on one node or on every one; answers by node."""
-        return self._done("snapshot", node, names=None if names is None else list(names))
+        """Snapshot groups (all) on one node, or on every one that has a member of them; answers by node. Raises
+        `UnknownGroup`."""
+        if node is not None or not names:
+            return self._done("snapshot", node, names=None if names is None else list(names))
+        held: dict[int, list[str]] = {}
+        for name in names:
+            for at in (self.locate(name))["members"]:
+                held.setdefault(at, []).append(name)
+        return {at: self.run(call_node("snapshot", at, names=held[at])) for at in sorted(held)}
 
     def compact(self, node: int | None = None) -> dict[int, Any]:
         """Seal, migrate and compact the payloads of one node or of every one; answers by node."""

@@ -109,6 +109,14 @@ def test_scrub_repairs_what_others_have_and_names_what_is_left(
     ask("delete", "shared", "--yes")
 
 
+def test_a_snapshot_is_taken_where_the_log_is(ask: Callable[..., dict[str, Any]]) -> None:
+    ask("create", "apart", "--members", "1,2")
+    ask("append", "apart", text="one\ntwo\n")
+    assert set(ask("snapshot", "apart")["nodes"]) == {"1", "2"}
+    assert ask("snapshot", "apart", "nowhere", code=1)["error"]["code"] == "unknown_group"
+    ask("delete", "apart", "--yes")
+
+
 def test_a_log_keeps_what_it_is_told_and_is_read_from_a_time_on(ask: Callable[..., dict[str, Any]]) -> None:
     ask("create", "kept")
     ask("append", "kept", text="".join(f"{number}\n" for number in range(8)))
