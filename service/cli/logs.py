@@ -8,6 +8,7 @@ and --tls-key, else LOGYARD_TLS_CA, _CERT and _KEY. Used by `service.cli.root`.
 from __future__ import annotations
 
 import base64
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -125,6 +126,22 @@ def members_option(_context: click.Context, _parameter: click.Parameter, value: 
         raise click.BadParameter(f"{value!r} is not a list of node numbers such as 1,2,3") from None
 
 
+def arguments_option(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, object]:
+    """Parse "limit=3": a value is JSON where it is JSON, and text otherwise."""
+    found: dict[str, object] = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not key.isidentifier() or not equals:
+            raise click.BadParameter(f"{one!r} is not KEY=VALUE")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
 @contextmanager
 def opened(servers: Sequence[str]) -> Iterator[Yard]:
     """A blocking client of the cluster."""
@@ -139,23 +156,36 @@ def opened(servers: Sequence[str]) -> Iterator[Yard]:
 @click.option("--members", callback=members_option, help="Nodes that hold it, as 1,2,3 (default: all).")
 @click.option("--compress", type=click.Choice(["zstd", "none"]), default="none", help="What appends do by default.")
 @click.option("--compact", type=click.Choice(["key", "none"]), default="none", help="Keep each key's newest record.")
+@click.option("--machine", default="log", show_default=True, help="What applies its commands: a name the nodes know.")
+@click.option("--arg", "arguments", multiple=True, callback=arguments_option, metavar="KEY=VALUE", help="Told to it.")
 @servers_option
 @json_option
 def create(
-    names: tuple[str, ...], members: list[int] | None, compress: str, compact: str, servers: list[str], output: Output
+    names: tuple[str, ...],
+    members: list[int] | None,
+    compress: str,
+    compact: str,
+    machine: str,
+    arguments: dict[str, object],
+    servers: list[str],
+    output: Output,
 ) -> None:
-    """Create append logs. With --compress zstd their payloads are stored compressed where that makes them smaller; with
-    --compact key every record has a key, and takes the place of the one before it with the same.
+    """Create append logs, or groups of another --machine. With --compress zstd the payloads of logs are stored
+    compressed where that makes them smaller; with --compact key every record has a key, and takes the place of the one
+    before it with the same.
 
     \b
     Example:
       logyard create orders payments --members 1,2,3
       logyard create pages --compress zstd
+      logyard create visits --machine counter --arg limit=3
     """
     options = {} if compress == "none" else {"compress": compress}
     options |= {} if compact == "none" else {"compact": compact}
+    if options and machine != "log":
+        raise click.UsageError("--compress and --compact are for logs; other machines take --arg KEY=VALUE")
     with opened(servers) as yard:
-        yard.create_many(names, members=members, **options)
+        yard.create_many(names, members=members, machine=machine, **{**options, **arguments})
     output.result({"ok": True, "created": list(names)}, f"created {', '.join(names)}")
 
 

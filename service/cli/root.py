@@ -24,6 +24,7 @@ from . import (
     kv,
     lease,
     logs,
+    machine,
     members,
     queue,
     repair,
@@ -42,7 +43,7 @@ FINDINGS_SHOWN = 50
 SUBJECTS = {
     "Clusters and nodes": ("up", "serve", "status", "drain", "forget", "readmit", "tls"),
     "Logs": ("create", "list", "describe", "append", "read", "retain", "truncate", "delete"),
-    "Machines": ("kv", "queue", "etcd", "skip"),
+    "Machines": ("kv", "queue", "etcd", "command", "query", "skip"),
     "Members and leaders": ("members", "leaders", "transfer", "campaign", "force-shrink"),
     "Space and health": ("compact", "snapshot", "scrub", "check", "forks"),
     "To try, to measure, to analyse": ("demo", "bench", "spark"),
@@ -219,6 +220,7 @@ register(spark.commands)
 register(queue.commands)
 register(kv.commands)
 kv.kv_group.add_command(lease.lease_group)
+register(machine.commands)
 register(etcd.commands)
 cli.subjects = SUBJECTS
 

@@ -21,7 +21,8 @@ FLAGS = Path(__file__).with_name("flags.json")
 VERBS = {
     "serve", "up", "demo", "check", "bench", "create", "list", "describe", "delete", "append", "read", "snapshot",
     "retain", "truncate", "compact", "scrub", "members", "transfer", "status", "leaders", "drain",
-    "campaign", "force-shrink", "forget", "readmit", "skip", "forks", "tls", "spark", "kv", "queue", "etcd",
+    "campaign", "command", "query", "force-shrink", "forget", "readmit", "skip", "forks", "tls", "spark", "kv",
+    "queue", "etcd",
 }  # fmt: skip
 
 

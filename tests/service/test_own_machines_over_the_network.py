@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
 import trio
+from click.testing import CliRunner
 
 from logyard.client.aio import connect
 from logyard.client.sync import connect_sync
 from logyard.engine.machine import Applied, Context, PayloadRef
 from logyard.protocol.errors import LogyardError
+from logyard.service.cli.root import cli
 from tests.chaos.register import CAS, DIFFERENT, OK, WRITE, Registers, encode
 from tests.engine.host.cluster import Cluster, cluster, until
 
@@ -59,6 +63,24 @@ def by_threads(servers: list[str], key: str) -> None:
         assert [yard.machine("echo").command(odd) for odd in ODD] == list(ODD)
 
 
+def by_command_line(servers: list[str]) -> None:
+    def ask(*words: str, code: int = 0) -> dict[str, Any]:
+        done = CliRunner().invoke(cli, [*words, "--servers", ",".join(servers), "--json"])
+        assert done.exit_code == code, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    ask("create", "typed", "--machine", "echo", "--arg", "limit=3", "--arg", "name=three")
+    assert ask("describe", "typed")["machine"] == "echo"
+    assert ask("command", "typed", "hello", "--payload", __file__)["reply"] == "hello"
+    assert ask("command", "typed", "fffe", "--hex")["reply_hex"] == "fffe"
+    assert ask("command", "typed", "no", "--hex", code=2)["error"]["code"] == "bad_request"
+    assert ask("query", "registers", "a")["reply_hex"] == msgpack.packb(4).hex()
+    assert ask("query", "none", code=1)["error"]["code"] == "unknown_group"
+    assert ask("create", "other", "--machine", "echo", "--compact", "key", code=2)["error"]["code"] == "bad_request"
+    assert ask("create", "other", "--machine", "echo", "--arg", "limit", code=2)["error"]["code"] == "bad_request"
+
+
 async def counted(run: Cluster, doors: Doors, servers: list[str], count: int) -> None:
     """Compare and set, one after the other, through connections that are cut: twice would be seen."""
     async with connect(servers) as yard, trio.open_nursery() as nursery:
@@ -97,5 +119,6 @@ async def test_every_face_has_commands_and_queries(tmp_path: Path) -> None:
         await by_tasks(servers, "a")
         await trio.to_thread.run_sync(asyncio.run, by_tasks(servers, "b"))
         await trio.to_thread.run_sync(by_threads, servers, "c")
+        await trio.to_thread.run_sync(by_command_line, servers)
         await counted(run, doors, servers, 30)
         nursery.cancel_scope.cancel()
