@@ -9,6 +9,8 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
+from logyard.machines.command import APPEND
+
 from .table import BAD, NO_LEASE, Row, either, kv, log, queue
 
 
@@ -62,6 +64,8 @@ COMMANDS: Mapping[str, Row] = {
     "queue consume": queue(lambda f: words(f.name_of("queue"), "--count", 1), writes=True),
     "queue stats": queue(lambda f: words(f.name_of("queue"))),
     "queue purge": queue(lambda f: words(f.name_of("queue"), "--yes"), writes=True),
+    "command": either(lambda f: words(f.name_of("log"), APPEND.hex(), "--hex"), writes=True),
+    "query": either(lambda f: words(f.name_of("log"), f.question.hex(), "--hex")),
     "truncate": log(lambda f: words(f.name_of("log"), "--before", f.offset), largest="out_of_range"),
     "members add": either(lambda f: words(f.spare, "--node", 3)),
     "members remove": either(lambda f: words(f.spare, "--node", 3)),
