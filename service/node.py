@@ -17,7 +17,7 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk import Disk
-from logyard.engine.host.forgetting import forget_node
+from logyard.engine.host.decommission import forget_node
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine, Reject
 from logyard.engine.ports import NoPeers, PeersPort
@@ -305,7 +305,7 @@ class Node(LogVerbs):
         return await self.system.leadership.force_shrink(name)
 
     async def forget_node(self, node: int, force: bool = False) -> bool:
-        """Believe whoever comes next as `node`, whatever its directory; see `engine.host.forgetting`."""
+        """Believe whoever comes next as `node`, whatever its directory; see `engine.host.decommission`."""
         return await forget_node(self.system, node, force)
 
     async def skip(self, name: str, index: int, ordinal: int) -> None:

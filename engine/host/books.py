@@ -2,7 +2,7 @@
 
 Invariant: rows are built under one lock, so that a row built before another's commit never undoes that one; the
 payload store's rows
-travel with the rows that rely on them (invariants 3 and 6). Called by `storage`, `migration` and `directory`.
+travel with the rows that rely on them (invariants 3 and 6). Called by `storage`, `migration` and `groups`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ..raft import quiescence
 from ..raft.core import LEADER
 from ..replica.member import ASLEEP, RUNNING, STOPPED, Member
 from ..transport.blobs import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
-from . import leftovers, revival, rows
+from . import payload_flush, revival, rows
 from .accord import Accord
 from .alarms import Alarms
 from .guests import Guests
@@ -220,8 +220,10 @@ class Hibernation:
         async with self._preparing:
             full = [member for member in members if not self._has_moved_out(member)]
             if full:
-                found_payloads = leftovers.Leftovers(system.store, system.wal, system.storage.location, system.reader)
-                await leftovers.move_out(found_payloads, system.storage, full, system.config.hibernate_move_bytes)
+                found_payloads = payload_flush.Leftovers(
+                    system.store, system.wal, system.storage.location, system.reader
+                )
+                await payload_flush.move_out(found_payloads, system.storage, full, system.config.hibernate_move_bytes)
             await system.snapshots.take([one for one in members if one.snapshot_index < one.raft.log.last_index])
 
             def build() -> list[rows.Put]:

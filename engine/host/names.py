@@ -1,7 +1,7 @@
 """The names of a node's groups: a dictionary of those awake, the table of sleepers for the others.
 
 Invariant: a name is in one of the two; it is taken here before its group is durable, and so before there is a member.
-Called by `directory`, `hibernation` and recovery.
+Called by `groups`, `hibernation` and recovery.
 """
 
 from __future__ import annotations

@@ -67,11 +67,10 @@ from .books import Books
 from .budget import Budget
 from .cache import PayloadCache
 from .checkpoints import Checkpoints, DueSnapshots
-from .departures import Departures
-from .directory import Directory
 from .disk_pace import SlowDisk
 from .follower_reads import FollowerReads
 from .forks import Forks
+from .groups import Directory
 from .hibernation import Hibernation
 from .holders import Holders
 from .homes import Homes, Recount
@@ -84,6 +83,7 @@ from .names import Names
 from .outbound import Outbound
 from .pace import Pace
 from .pulse import Pulse
+from .replica_gc import Departures
 from .scheduler import Scheduler
 from .scrub import Scrub
 from .segment_flush import SegmentFlush

@@ -115,7 +115,7 @@ class Image:
         if departed is not None:
             self.promise = (departed.last_term, departed.last_index)
             if self.term <= departed.term:
-                # What it promised holds (see `host.departures`).
+                # What it promised holds (see `host.replica_gc`).
                 kept = self.vote if self.term == departed.term and self.vote else departed.vote
                 self.term, self.vote = departed.term, kept
         if self.mended:

@@ -41,12 +41,12 @@ async def test_what_dies_while_leftovers_wait_for_their_turn_is_dead_in_the_copy
     async with cluster(tmp_path, 1, payload_cache_bytes=0, hibernate_move_bytes=1 << 20) as c:
         bodies = await c.fill(1, 8, SIZE)
         system, member = c.system(1), c.member(1)
-        from logyard.engine.host import leftovers
+        from logyard.engine.host import payload_flush
 
         await system.storage.janitor_lock.acquire()
         async with trio.open_nursery() as nursery:
-            found = leftovers.Leftovers(system.store, system.wal, system.storage.location, system.reader)
-            nursery.start_soon(leftovers.move_out, found, system.storage, [member], 1 << 20)
+            found = payload_flush.Leftovers(system.store, system.wal, system.storage.location, system.reader)
+            nursery.start_soon(payload_flush.move_out, found, system.storage, [member], 1 << 20)
             await until(lambda: system.storage.janitor_lock.statistics().tasks_waiting)
             await c.nodes[1].truncate("log", 3)
             system.storage.janitor_lock.release()

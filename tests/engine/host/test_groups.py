@@ -31,7 +31,7 @@ async def test_a_group_created_while_a_node_is_away_reaches_it_later(tmp_path: P
 async def test_without_a_majority_nothing_is_created_and_the_name_stays_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logyard.engine.host.directory.DEFINE_SECONDS", 0.2)
+    monkeypatch.setattr("logyard.engine.host.groups.DEFINE_SECONDS", 0.2)
     async with cluster(tmp_path, group="") as c:
         for number in (2, 3):
             await c.crash(number)

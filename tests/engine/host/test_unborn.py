@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.host import directory as directory_module
+from logyard.engine.host import groups as groups_module
 from logyard.engine.transport.blobs import DEFINED
 from logyard.engine.types import Spec
 from logyard.protocol.errors import Busy, GroupExists
@@ -112,7 +112,7 @@ async def test_a_creation_without_answers_does_not_take_back_what_was_born(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The members stored it, elected a leader and acknowledged an entry; only their answers were lost."""
-    monkeypatch.setattr(directory_module, "DEFINE_SECONDS", 1.0)
+    monkeypatch.setattr(groups_module, "DEFINE_SECONDS", 1.0)
     async with cluster(tmp_path, 4, group="") as c:
         await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()))
         for number in (1, 2, 3):
@@ -135,7 +135,7 @@ async def test_a_creation_without_answers_does_not_take_back_what_was_born(
 
 
 async def test_a_creation_without_a_majority_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_module, "DEFINE_SECONDS", 0.5)
+    monkeypatch.setattr(groups_module, "DEFINE_SECONDS", 0.5)
     async with cluster(tmp_path, 3, group="") as c:
         await until(lambda: all(len(one.system.live) == 3 for one in c.nodes.values()))
         await c.crash(2)
