@@ -172,7 +172,9 @@ def passed(step: Step, at: str, directory: Path = RESULTS) -> dict[str, Any] | N
     return found if same and found.get("exit") == 0 else None
 
 
-def main(arguments: Sequence[str], steps: Sequence[Step] = STEPS, directory: Path = RESULTS, page: Path = PAGE) -> int:
+def main(
+    arguments: Sequence[str], steps: Sequence[Step] = STEPS, directory: Path = RESULTS, page: Path = PAGE
+) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser("python -m tests.prove", description=__doc__)
     parser.add_argument("--only", default="", help="names of steps, with commas: " + ", ".join(s.name for s in steps))

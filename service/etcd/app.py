@@ -49,7 +49,6 @@ HEALTH_S = 5.0
 
 log = logging.getLogger("logyard.etcd")
 
-
 class Call(NamedTuple):
     """A path: what is asked, and who answers."""
 
