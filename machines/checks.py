@@ -37,7 +37,7 @@ class Parted(AssertionError):
 
 
 def _told(seen: Seen) -> str:
-    """Replies and effects as text: equal texts are equal."""
+    """Return replies and effects as text: equal texts are equal."""
     replies = [(one.code, one.message) if isinstance(one, Reject) else one for one in seen.replies]
     return f"index {seen.index}: replies {replies!r}, effects {list(seen.effects)!r}"
 
@@ -99,7 +99,7 @@ def _child(seed: str, job: bytes) -> list[list[str]]:
 
 
 def child() -> None:
-    """One of the processes: the job on standard input, traces on standard output."""
+    """Run one of the processes: the job on standard input, traces on standard output."""
     place, packed, path = msgpack.unpackb(sys.stdin.buffer.read())
     sys.path[:] = path
     run = Rehearsal(_found(*place))
@@ -108,7 +108,7 @@ def child() -> None:
 
 
 def _place(make: Callable[[], Machine]) -> list[str]:
-    """(module, its file, name): where another process finds it."""
+    """Return (module, its file, name): where another process finds it."""
     name, module = make.__qualname__, sys.modules[make.__module__]
     if "<" in name:
         raise ValueError(f"{name} is inside of a function: another process can't find it, put it at a module's top")

@@ -29,19 +29,19 @@ class Ids:
         return self.next - 1
 
     def give(self, number: int) -> None:
-        """A number comes back. Raises ValueError for one that nobody has."""
+        """Take a number back. Raises ValueError for one that nobody has."""
         if number >= self.next or number in self._free:
             raise ValueError(f"{number} is not given out")
         self._free.add(number)
         heapq.heappush(self._heap, number)
 
     def pack(self) -> list[int]:
-        """For a snapshot: the next new number, and the free ones below it in order."""
+        """Return, for a snapshot, the next new number, and the free ones below it in order."""
         return [self.next, *sorted(self._free)]
 
     @classmethod
     def unpack(cls, packed: Sequence[int]) -> Ids:
-        """From `pack`."""
+        """Return the ids that `pack` gave."""
         found = cls(packed[0])
         found._heap = list(packed[1:])
         found._free = set(found._heap)

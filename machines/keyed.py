@@ -67,7 +67,7 @@ class Keys:
                 yield found
 
     def cut(self, start: int) -> None:
-        """The log starts at an offset."""
+        """Drop what lies below `start`, where the log begins now."""
         for live in list(self.entries.values()):
             gone = [(offset, key) for offset, key in live.values() if offset < start]
             if not gone:
@@ -124,7 +124,7 @@ class Keys:
             yield PayloadRange(Position(index, first), Position(index, end))
 
     def pack(self) -> list[Any]:
-        """For a snapshot."""
+        """Return the keys for a snapshot."""
         entries = [
             [index, [[ordinal, *one] for ordinal, one in sorted(live.items())]]
             for index, live in sorted(self.entries.items())
@@ -133,7 +133,7 @@ class Keys:
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> Keys:
-        """From `pack`."""
+        """Return the keys that `pack` gave."""
         found = cls()
         for index, live in packed[0]:
             found.entries[index] = {ordinal: (offset, key) for ordinal, offset, key in live}

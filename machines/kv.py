@@ -192,7 +192,7 @@ class KV:
         return len(keys)
 
     def on_timer(self, context: Context, name: str) -> Applied:
-        """Leases whose time is over: each one's keys go at a revision of their own."""
+        """End the leases whose time is over: each one's keys go at a revision of their own."""
         self._begin(context)
         self.armed = None
         for lease in self.state.leases.over(context.timestamp):
@@ -215,7 +215,7 @@ class KV:
         self.keeping.restore(self.state.payloads(), shared)
 
     def live_refs(self) -> Iterator[PayloadRange]:
-        """Values that are payloads: the newest ones and those that history can still read."""
+        """Yield the values that are payloads: the newest ones and those that history can still read."""
         return ranges(self.state.payloads())
 
     # Questions
@@ -257,7 +257,7 @@ class KV:
         return self.fetch(request, 0).answer
 
     def overview(self) -> dict[str, int]:
-        """Numbers of `describe`."""
+        """Return the numbers of `describe`."""
         state = self.state
         return {
             "revision": state.revision,
@@ -277,7 +277,7 @@ def _pair(value: Any) -> list[Any]:
 
 
 def _operations(frame: Frame) -> Iterator[tuple[bytes, int, int]]:
-    """(command, number of its first record, records) of each operation of a frame."""
+    """Yield (command, number of its first record, records) of each operation of a frame."""
     commands = frame.split_commands()
     at = 0
     for number_of, command in enumerate(commands[1:], 1):

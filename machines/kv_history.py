@@ -83,7 +83,7 @@ class History:
         self._chunks: list[list[Events]] = []
 
     def append(self, events: Events) -> None:
-        """The events of revision `end`."""
+        """Append the events of revision `end`."""
         if not (self.end - self._base) & (CHUNK - 1):
             self._chunks.append([])
         self._chunks[-1].append(events)
@@ -108,7 +108,7 @@ class History:
         return events
 
     def capture(self) -> Captured:
-        """As it is now: later changes do not show."""
+        """Return the history as it is now: later changes do not show."""
         if not self._chunks:
             return Captured(self.first, self.first, ())
         return Captured(self._base, self.first, (*self._chunks[:-1], list(self._chunks[-1])))

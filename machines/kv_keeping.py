@@ -23,7 +23,7 @@ class Keeping:
         self._kept: set[int] = set()
 
     def keep(self, ordinal: int) -> None:
-        """A payload of the entry that is being applied is a value now."""
+        """Keep a payload of the entry that is being applied: it is a value now."""
         self._kept.add(ordinal)
 
     def finish(
@@ -81,7 +81,7 @@ def spans_of(frames: Sequence[Frame]) -> list[tuple[int, int]]:
 
 
 def _unused(index: int, spans: Sequence[tuple[int, int]], kept: list[int]) -> Iterator[Release]:
-    """Releases of all ordinals of `spans` but those that are `kept` (rising)."""
+    """Yield releases of all ordinals of `spans` but those that are `kept` (rising)."""
     at = 0
     for first, end in spans:
         while at < len(kept) and kept[at] < end:
@@ -94,7 +94,7 @@ def _unused(index: int, spans: Sequence[tuple[int, int]], kept: list[int]) -> It
 
 
 def ranges(named: Iterable[tuple[int, int]]) -> Iterator[PayloadRange]:
-    """Payloads as ranges, each once, neighbours together."""
+    """Yield payloads as ranges, each once, neighbours together."""
     first: Position | None = None
     end = Position(0, 0)
     for index, ordinal in sorted(set(named)):

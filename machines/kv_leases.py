@@ -80,14 +80,14 @@ class Leases:
         return sorted(self.attached.pop(lease, ()))
 
     def attach(self, lease: int, key: bytes) -> None:
-        """A key goes with a lease."""
+        """Bind a key to a lease, with which it goes."""
         keys = self.attached.get(lease)
         if keys is None:
             keys = self.attached[lease] = set()
         keys.add(key)
 
     def detach(self, lease: int, key: bytes) -> None:
-        """It does no more."""
+        """Free a key of its lease."""
         keys = self.attached.get(lease)
         if keys is not None:
             keys.discard(key)
@@ -95,7 +95,7 @@ class Leases:
                 del self.attached[lease]
 
     def extend(self, now: int) -> None:
-        """Somebody else leads: every lease has all of its time again."""
+        """Give every lease all of its time again: somebody else leads."""
         rows = self.rows.mutate()
         for lease, row in self.rows.items():
             rows[lease] = row._replace(deadline=max(row.deadline, now + row.ttl))

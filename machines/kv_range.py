@@ -55,7 +55,7 @@ def row(version: Version, flags: int = 0) -> Row:
 
 
 def select(state: State, asked: Range) -> tuple[list[Row], bool, int]:
-    """(rows, whether there are more, how many there are in all). Raises `Refusal`."""
+    """Return (rows, whether there are more, how many there are in all). Raises `Refusal`."""
     if asked.revision:
         state.check_revision(asked.revision)
     key, end = asked.key, asked.end
@@ -101,7 +101,7 @@ def _as_of(state: State, asked: Range, now: bool) -> list[Version]:
 
 
 def _taken(versions: Iterable[Version], asked: Range) -> tuple[list[Row], bool]:
-    """As many as the limits allow, at least one, and whether some are left."""
+    """Return as many rows as the limits allow, at least one, and whether some are left."""
     rows: list[Row] = []
     left = asked.max_bytes or 1 << 62
     limit = asked.limit or 1 << 62

@@ -46,7 +46,7 @@ class Frozen(NamedTuple):
         return found
 
     def payloads(self) -> Iterator[tuple[int, int]]:
-        """(index, ordinal) of every payload that it names."""
+        """Yield (index, ordinal) of every payload that it names."""
         return payloads(self.keys, self.history.revisions())
 
     def _numbers(self) -> bytes:

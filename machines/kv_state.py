@@ -78,7 +78,7 @@ class State:
         self.keys = self.keys.set(version[KEY], version)
 
     def commit(self) -> None:
-        """What was changed is one revision; nothing, if nothing was."""
+        """Commit what was changed as one revision; nothing, if nothing was."""
         if self._events:
             self.history.append(tuple(self._events))
             self._events = []
@@ -87,7 +87,7 @@ class State:
     # Reading.
 
     def selected(self, key: bytes, end: bytes) -> list[bytes]:
-        """The keys there are now of a range, in order."""
+        """Return the keys there are now of a range, in order."""
         if not end:
             found = self.keys.get(key)
             return [] if found is None or found[VALUE] is None else [key]
@@ -108,7 +108,7 @@ class State:
         return max(0, high - low)
 
     def check_revision(self, revision: int) -> None:
-        """Raises `Refusal` for one that is compacted, or not there yet."""
+        """Raise `Refusal` for a revision that is compacted, or not there yet."""
         if revision > self.revision:
             raise Refusal("future_revision", f"revision {revision} is to come: this is {self.revision}")
         if revision and revision < self.compacted:
@@ -139,7 +139,7 @@ class State:
     # History.
 
     def compact(self, revision: int) -> None:
-        """Reads below `revision` are refused from now on. Raises `Refusal`."""
+        """Refuse reads below `revision` from now on. Raises `Refusal`."""
         if revision > self.revision:
             self.check_revision(revision)
         if revision <= self.compacted:
@@ -183,7 +183,7 @@ class State:
 
 
 def payloads(keys: immutables.Map[bytes, Version], revisions: Iterable[tuple[Event, ...]]) -> Iterator[tuple[int, int]]:
-    """(index, ordinal) of the payloads of all versions of a state; some twice."""
+    """Yield (index, ordinal) of the payloads of all versions of a state; some twice."""
     for version in keys.values():
         if type(version[VALUE]) is tuple:
             yield version[VALUE][:2]

@@ -50,7 +50,7 @@ def leaves(planned: Plan) -> Iterator[Put | Delete | Range]:
 
 
 def check(state: State, planned: Plan) -> None:
-    """Raises `Refusal` for what can't be done, whatever comes before it."""
+    """Raise `Refusal` for what can't be done, whatever comes before it."""
     if type(planned) is Put:
         _check_put(state, planned)
         return

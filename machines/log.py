@@ -96,7 +96,7 @@ class AppendLog:
         self.producers: Producers | None = None
 
     def upgrade(self, from_version: int, to_version: int) -> None:
-        """Version 2: limits on what is kept (none yet), and producers."""
+        """Go on as version 2: with limits on what is kept (none yet), and producers."""
         self.retention, self.producers = Retention(len(self.anchors)), Producers()
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
@@ -164,7 +164,7 @@ class AppendLog:
             kept.newest = context.timestamp
 
     def _trim(self, context: Context, frames: Sequence[Frame], effects: list[Effect]) -> None:
-        """What no limit covers goes; a timer sees to what will only grow old."""
+        """Drop what no limit covers; a timer sees to what will only grow old."""
         kept = self.retention
         assert kept is not None
         now = context.timestamp
@@ -182,7 +182,7 @@ class AppendLog:
                 effects.append(Timer(TIMER, kept.due))
 
     def on_timer(self, context: Context, name: str) -> Applied:
-        """Something has grown too old."""
+        """Drop what has grown too old."""
         effects: list[Effect] = []
         if self.retention is not None:
             self.retention.due = 0
@@ -190,7 +190,8 @@ class AppendLog:
         return Applied(b"", effects)
 
     def _keep(self, offset: int, frame: Frame) -> None:
-        """A record whose payload came in pieces. It gets an anchor of its own: the way to it leads past all of them."""
+        """Keep a record whose payload came in pieces. It gets an anchor of its own: the way to it leads past all of
+        them."""
         self.long[offset] = found = Long(frame.extent, runs_of(frame.pieces))
         heapq.heappush(self._ahead, (found.first, offset))
         self.bytes_since = max(self.bytes_since, ANCHOR_BYTES)
@@ -282,7 +283,7 @@ class AppendLog:
     def _put(
         self, context: Context, frame: Frame, named: Sequence[tuple[bytes, bool]], effects: list[Effect]
     ) -> None:  # fmt: skip
-        """The records of a keyed append take the places of those with the same keys."""
+        """Put the records of a keyed append in the places of those with the same keys."""
         assert self.keys is not None
         for number, (key, removed) in enumerate(named):
             position = Position(context.index, frame.first + number)
@@ -291,7 +292,7 @@ class AppendLog:
                 self._died(*old, effects)
 
     def _died(self, offset: int, position: Position, effects: list[Effect]) -> None:
-        """A keyed record's payload is nobody's."""
+        """Release a keyed record's payload, which is nobody's now."""
         effects.append(Release(position, Position(position.index, position.ordinal + 1)))
         long = self.long.pop(offset, None)
         if long is not None:
@@ -353,7 +354,8 @@ class AppendLog:
         heapq.heapify(self._ahead)
 
     def live_refs(self) -> Iterator[PayloadRange]:
-        """Everything from the start on. (A truncation's own empty pack counts as live until the start passes it.)"""
+        """Yield everything from the start on. (A truncation's own empty pack counts as live until the start passes
+        it.)"""
         if self.keys is not None:
             yield from self.keys.live_refs()
             for one in self.long.values():
@@ -378,8 +380,9 @@ class AppendLog:
         return {ordinal for _, ordinal, _ in self.holes[low:high]}
 
     def query(self, request: bytes) -> bytes:
-        """msgpack: ``["bounds"]`` -> ``[start, end]``, ``["anchors"]`` -> how many there are, ``["retention"]`` ->
-        ``[ms, bytes, records]``, ``["producer", number]`` -> its highest sequence. Raises `Reject`."""
+        """Answer, in msgpack: ``["bounds"]`` -> ``[start, end]``, ``["anchors"]`` -> how many there are,
+        ``["retention"]`` -> ``[ms, bytes, records]``, ``["producer", number]`` -> its highest sequence. Raises
+        `Reject`."""
         try:
             asked = msgpack.unpackb(request)
         except (ValueError, msgpack.UnpackException):

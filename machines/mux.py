@@ -62,7 +62,7 @@ def envelope(tag: int, command: bytes, version: int = 1) -> bytes:
 
 
 def opened(data: bytes) -> tuple[int, int, bytes]:
-    """(tag, version, command) of an envelope. Raises `Reject`."""
+    """Return (tag, version, command) of an envelope. Raises `Reject`."""
     if len(data) < ENVELOPE.size:
         raise Reject("bad_envelope", f"an envelope has {ENVELOPE.size} bytes before its command, not {len(data)}")
     tag, version = ENVELOPE.unpack_from(data)
@@ -141,7 +141,7 @@ class Mux:
         return Applied(b"", effects)
 
     def upgrade(self, from_version: int, to_version: int) -> None:
-        """Another version of the whole: parts come in, others go from version to version, none goes."""
+        """Go on as another version of the whole: parts come in, others go from version to version, none goes."""
         for number in range(from_version, to_version):
             before, after = self.versions[number - 1], self.versions[number]
             for tag, version in after.items():
@@ -172,7 +172,7 @@ class Mux:
         return context._replace(version=self.versions[self.in_force - 1][tag])
 
     def _take(self, context: Context, tag: int, asked: Sequence[Any], effects: list[Effect]) -> None:
-        """A part's effects, as the whole's; commands to other parts are applied now, in the order of asking."""
+        """Take a part's effects as the whole's; commands to other parts are applied now, in the order of asking."""
         self._held.pop(tag, None)
         then: deque[tuple[int, Then]] = deque()
         self._sort(tag, asked, effects, then)
@@ -248,8 +248,8 @@ class Mux:
         return sections
 
     def restore(self, sections: Sections) -> None:
-        """All parts from their sections, each brought to the version in force; the old parts go only when all are
-        there. Raises ValueError for a section that is nobody's, and what a part raises."""
+        """Restore all parts from their sections, each brought to the version in force; the old parts go only when all
+        are there. Raises ValueError for a section that is nobody's, and what a part raises."""
         in_force, refused, monitors, written = msgpack.unpackb(sections[OWN])
         if not 0 < in_force <= len(self.versions):
             raise ValueError(f"a snapshot of version {in_force}; this mux has {len(self.versions)}")
@@ -309,7 +309,7 @@ class Mux:
         return self._local("on_listen", session)
 
     def on_aux(self, data: bytes) -> None:
-        """The part's that asked for it."""
+        """Call the hook of the part that asked for it."""
         tag, _, raw = opened(data)
         hook = getattr(self.parts.get(tag), "on_aux", None)
         if hook is not None:

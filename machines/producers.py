@@ -49,7 +49,7 @@ class Producers:
         self.by_number: dict[int, Producer] = {}
 
     def known(self, number: int, sequence: int, now: int) -> bytes | Reject | None:
-        """None for a frame that is to be appended; else the answer to it."""
+        """Return None for a frame that is to be appended; else the answer to it."""
         if not number or not sequence:
             return Reject("bad_request", "producers and their sequences are numbers from 1 up")
         producer = self.by_number.get(number)
@@ -66,7 +66,7 @@ class Producers:
         return None
 
     def keep(self, number: int, sequence: int, first: int, records: int, now: int) -> None:
-        """A frame was appended."""
+        """Keep a frame that was appended."""
         producer = self.by_number.get(number)
         if producer is None:
             producer = self.by_number[number] = Producer(now)
@@ -86,12 +86,12 @@ class Producers:
         return len(self.by_number) < PRODUCERS_MAX
 
     def pack(self) -> list[Any]:
-        """For a snapshot."""
+        """Return the producers for a snapshot."""
         return [[number, one.stamp, one.written] for number, one in self.by_number.items()]
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> Producers:
-        """From `pack`."""
+        """Return the producers that `pack` gave."""
         found = cls()
         for number, stamp, written in packed:
             one = found.by_number[number] = Producer(stamp)

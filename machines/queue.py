@@ -99,7 +99,7 @@ class Queue:
         return Applied(_counted(0), self._finish(context))
 
     def on_timer(self, context: Context, name: str) -> Applied:
-        """Something is due."""
+        """Do what is due."""
         state = self.state
         state.begin(context)
         if state.timer is not None and state.timer > context.timestamp:
@@ -107,7 +107,7 @@ class Queue:
         return Applied(b"", self._finish(context))
 
     def on_session_end(self, context: Context, session: int) -> Applied:
-        """A client is gone: what its consumers held goes back, as deliveries that failed."""
+        """Take back what the consumers of a client that is gone held, as deliveries that failed."""
         state = self.state
         state.begin(context)
         for consumer in [one for one in state.consumers.values() if one.key[0] == session]:
@@ -119,7 +119,8 @@ class Queue:
         return self.state.has_terms()
 
     def jumped(self, ms: int) -> bytes:
-        """From version 2 on: the command for an entry in which log time jumps ahead by so much. All terms go on."""
+        """Return the command, from version 2 on, for an entry in which log time jumps ahead by `ms`. All terms go
+        on."""
         return wire.JUMP_COMMAND.pack(wire.JUMP, ms)
 
     def _finish(self, context: Context, own: Iterable[tuple[int, int]] | None = None) -> list[Effect]:
@@ -165,7 +166,7 @@ class Queue:
         return (run.payloads for run in self.state.runs())
 
     def overview(self) -> dict[str, Any]:
-        """Numbers of messages and bytes by where they are, what was counted, and the consumers."""
+        """Return numbers of messages and bytes by where they are, what was counted, and the consumers."""
         state = self.state
         consumers = state.consumers.values()
         return {
@@ -183,8 +184,8 @@ class Queue:
         }
 
     def query(self, request: bytes) -> bytes:
-        """``["stats"]`` -> `overview`; ``["consumers"]`` -> rows ``[session, consumer, priority, messages held, bytes
-        held, credit, dead, active]``; msgpack. Raises `Reject`."""
+        """Answer, in msgpack: ``["stats"]`` -> `overview`; ``["consumers"]`` -> rows ``[session, consumer, priority,
+        messages held, bytes held, credit, dead, active]``. Raises `Reject`."""
         try:
             asked = msgpack.unpackb(request)
         except (ValueError, msgpack.UnpackException):
@@ -240,7 +241,7 @@ class Queue:
         return wire.PUBLISH_REPLY.pack(first, count)
 
     def _admit(self, records: int, total: int, later: bool) -> None:
-        """Raises `Reject` when there is no room for so many messages and bytes."""
+        """Raise `Reject` when there is no room for so many messages and bytes."""
         state, options = self.state, self.options
         if later:
             if options.delayed_max and len(state.delayed) + records > options.delayed_max:

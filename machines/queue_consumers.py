@@ -70,7 +70,7 @@ class Consumer:
         return max(0, self.credit - self.messages) if self.auto else self.credit
 
     def hold(self, run: Run, deadline: int) -> Held:
-        """It has a run from now on."""
+        """Give the consumer a run to hold."""
         held = Held(self.next_tag, run, deadline)
         self.held.append(held)
         self.next_tag += run.count
@@ -137,7 +137,7 @@ class Consumer:
             self.bytes -= held.run.bytes
 
     def encode(self) -> tuple[Any, ...]:
-        """For a snapshot."""
+        """Return the consumer for a snapshot."""
         own = (
             self.key, self.serial, self.auto, self.dead, self.priority, self.credit, self.credit_bytes, self.lease_ms,
             self.next_tag,
@@ -146,7 +146,7 @@ class Consumer:
 
     @classmethod
     def decode(cls, value: list[Any]) -> Consumer:
-        """From `encode`."""
+        """Return the consumer that `encode` gave."""
         (key, *own), rows = value
         consumer = cls((key[0], key[1]), *own)
         for tag, fields, deadline in rows:

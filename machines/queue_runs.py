@@ -118,7 +118,7 @@ class Run:
         return PayloadRange(Position(self.index, self.ordinal), Position(self.index, self.ordinal + self.count))
 
     def fields(self) -> tuple[Any, ...]:
-        """For a snapshot: what `Run` is made of."""
+        """Return, for a snapshot, what `Run` is made of."""
         return (
             self.number, self.id, self.count, self.index, self.ordinal, self.size, self.sizes, self.expires, self.stamp,
             self.deliveries, self.priority, self.reason,
@@ -139,7 +139,7 @@ class Shelf:
         self._stale = 0
 
     def put(self, run: Run) -> bool:
-        """At the end; False when its messages joined the last run."""
+        """Put a run at the end; False when its messages joined the last run."""
         self.messages += run.count
         self.bytes += run.bytes
         last = self.fresh[-1] if self.fresh else None
@@ -151,14 +151,14 @@ class Shelf:
         return True
 
     def put_back(self, run: Run) -> None:
-        """Where it was."""
+        """Put a run back where it was."""
         self.messages += run.count
         self.bytes += run.bytes
         run.waits = True
         heapq.heappush(self.returned, (run.number, run))
 
     def take(self, most: int, room: int, at_least_one: bool) -> list[Run]:
-        """Up to `most` messages from the front within `room` bytes, or one that is larger than that."""
+        """Take up to `most` messages from the front within `room` bytes, or one that is larger than that."""
         found: list[Run] = []
         while most and (head := self._head()) is not None:
             count = head.fit(most, room)
@@ -217,7 +217,7 @@ class Shelf:
         return run
 
     def __iter__(self) -> Iterator[Run]:
-        """In order."""
+        """Yield the runs in order."""
         yield from (run for _, run in sorted(self.returned, key=_number) if run.count)
         yield from (run for run in self.fresh if run.count)
 
@@ -227,13 +227,13 @@ class Shelf:
         return len(self.fresh) + len(self.returned)
 
     def encode(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """For a snapshot: those that came back, and the fresh ones."""
+        """Return, for a snapshot, the runs that came back, and the fresh ones."""
         returned = [run.fields() for _, run in sorted(self.returned, key=_number) if run.count]
         return returned, [run.fields() for run in self.fresh if run.count]
 
     @classmethod
     def decode(cls, rows: tuple[list[list[Any]], list[list[Any]]]) -> Shelf:
-        """From `encode`."""
+        """Return the shelf that `encode` gave."""
         shelf = cls()
         for row in rows[0]:
             shelf.put_back(Run(*row))

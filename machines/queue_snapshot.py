@@ -32,7 +32,7 @@ def encode(state: QueueState) -> bytes:
 
 
 def decode(options: QueueOptions, data: bytes) -> QueueState:
-    """From `encode`."""
+    """Return the state that `encode` gave."""
     state = QueueState(options)
     shelves, delayed, consumers, publishers, counts, *rest = msgpack.unpackb(data)
     low, high, state.dead = (Shelf.decode(rows) for rows in shelves)

@@ -76,7 +76,7 @@ class QueueState:
     # Entries
 
     def begin(self, context: Context) -> None:
-        """An entry begins: what is due by its log time happens before it."""
+        """Begin an entry: what is due by its log time happens before it."""
         now = context.timestamp
         self.now, self.index, self.effects = now, context.index, []
         if self.options.expires_ms and not self.unused_since and not self.consumers:
@@ -86,7 +86,7 @@ class QueueState:
             self._ring()
 
     def commands(self, context: Context, own: Iterable[tuple[int, int]]) -> None:
-        """An entry with commands ends. Nobody needs what lies between it and the one before (entries of the engine's),
+        """End an entry with commands. Nobody needs what lies between it and the one before (entries of the engine's),
         nor the `own` ordinals (first, end) of its commands that are no messages; whole entries are released as such, so
         that the live set stays small."""
         index = context.index
@@ -109,13 +109,13 @@ class QueueState:
     # Time
 
     def at(self, due: int) -> None:
-        """Something is due then."""
+        """Set the timer: something is due then."""
         if self.timer is None or due < self.timer:
             self.timer = due
             self.effects.append(Timer(TIMER, due))
 
     def _ring(self) -> None:
-        """All that is due: delayed messages first, then what expires, then leases, then the queue itself."""
+        """Do all that is due: delayed messages first, then what expires, then leases, then the queue itself."""
         now = self.now
         due: list[int] = []
         while self._due and self._due[0][0] <= now:
@@ -135,7 +135,7 @@ class QueueState:
         self.effects.append(Timer(TIMER, self.timer))
 
     def _next(self) -> int | None:
-        """When something is due next, exactly."""
+        """Return when something is due next, exactly."""
         while self._due and self._due[0][1] not in self.delayed:
             heapq.heappop(self._due)
         while self._expiries and not _expires(self._expiries[0]):
@@ -153,7 +153,8 @@ class QueueState:
         return any(consumer.held for consumer in self.consumers.values())
 
     def prolong(self, ms: int) -> None:
-        """Log time jumps ahead by so much: whatever was granted for a length of time has as much left as before."""
+        """Prolong whatever was granted for a length of time, as log time jumps ahead by so much: it has as much left as
+        before."""
         for number, one in self.delayed.items():
             if not one.at:
                 self.delayed[number] = one._replace(due=one.due + ms)
@@ -191,17 +192,17 @@ class QueueState:
     # Coming in
 
     def publish(self, run: Run, expires: int) -> None:
-        """Messages that are ready at once."""
+        """Publish messages that are ready at once."""
         self.take_in(run)
         self._enqueue(run, expires)
 
     def take_in(self, run: Run) -> None:
-        """Messages of the entry under way are here from now on."""
+        """Count messages of the entry under way, which are here from now on."""
         self.counts["published"] += run.count
         self.entries[run.index] = self.entries.get(run.index, 0) + run.count
 
     def delay(self, run: Run, due: int, ttl_ms: int, at: bool = False) -> None:
-        """Messages for later, each of which can be cancelled by its id. `at`: when that is does not move."""
+        """Keep messages for later, each of which can be cancelled by its id. `at`: when that is does not move."""
         self.take_in(run)
         self.delays += 0 if at else run.count
         while run.count:
@@ -235,7 +236,7 @@ class QueueState:
             self._watch(run)
 
     def _watch(self, run: Run) -> None:
-        """A run on a shelf may expire there."""
+        """Watch a run on a shelf that may expire there."""
         if not run.expires:
             return
         self._expiry += 1
@@ -257,7 +258,7 @@ class QueueState:
     # Going out
 
     def release(self, run: Run) -> None:
-        """Its bodies are needed no more."""
+        """Release a run, whose bodies are needed no more."""
         index = run.index
         left = self.entries[index] - run.count
         if left:
@@ -271,7 +272,7 @@ class QueueState:
         self._release(*run.payloads)
 
     def bury(self, run: Run, reason: int) -> None:
-        """A message that nobody shall get any more: a dead letter, or gone."""
+        """Bury a message that nobody shall get any more: as a dead letter, or it is gone."""
         if not self.options.dead_letters:
             self.release(run)
             return
@@ -303,13 +304,13 @@ class QueueState:
             self.bury(run, DROPPED)
 
     def settle(self, consumer: Consumer, held: list[Held]) -> None:
-        """Done for good."""
+        """Settle what a consumer held: it is done for good."""
         for one in held:
             self.counts["acknowledged"] += one.run.count
             self.release(one.run)
 
     def reject(self, consumer: Consumer, held: list[Held]) -> None:
-        """Not to be delivered again."""
+        """Bury what a consumer held: it is not to be delivered again."""
         for one in held:
             if consumer.dead:
                 self.counts["dropped"] += one.run.count
@@ -318,7 +319,7 @@ class QueueState:
                 self.bury(one.run, REJECTED)
 
     def give_back(self, consumer: Consumer, held: Iterable[Held], *, counted: bool) -> None:
-        """Back to where it was. `counted`: it was a delivery that failed."""
+        """Put what a consumer held back to where it was. `counted`: it was a delivery that failed."""
         limit = self.options.delivery_limit
         for _, run, _ in held:
             self.counts["returned"] += run.count
@@ -337,12 +338,12 @@ class QueueState:
     # Who gets what
 
     def attach(self, consumer: Consumer) -> None:
-        """A consumer begins, or changes what it is."""
+        """Attach a consumer that begins, or changes what it is."""
         self.consumers[consumer.key] = consumer
         self.unused_since = 0
 
     def detach(self, consumer: Consumer, *, counted: bool) -> None:
-        """It ends; what it holds goes back."""
+        """End a consumer; what it holds goes back."""
         del self.consumers[consumer.key]
         if self.active == consumer.key:
             self.active = None
@@ -390,7 +391,7 @@ class QueueState:
             self.effects += deliveries(self.consumers[key], held, held[0].tag)
 
     def _give(self, consumer: Consumer, share: int, dead: bool, given: dict[tuple[int, int], list[Held]]) -> bool:
-        """Up to `share` messages for a consumer; False when it got none."""
+        """Give a consumer up to `share` messages; False when it got none."""
         runs = self._take(consumer, share, dead)
         if runs:
             deadline = self.deadline(consumer)
@@ -433,12 +434,12 @@ class QueueState:
         return sum(run.count for run in gone)
 
     def end(self) -> None:
-        """Nobody used the queue for so long that it ends, with all that is in it."""
+        """End the queue, with all that is in it: nobody used it for so long."""
         self.ended = True
         self.purge(True, True, True)
 
     def restored(self) -> None:
-        """What follows from the rest of the state."""
+        """Build what follows from the rest of the state."""
         for run in self.runs():
             self.entries[run.index] = self.entries.get(run.index, 0) + run.count
         self.delays = sum(not one.at for one in self.delayed.values())
@@ -464,7 +465,7 @@ class QueueState:
         return min(records, max(0, self.publishers.get(publisher, 0) + 1 - sequence))
 
     def remember(self, publisher: int, last: int) -> None:
-        """A publisher's messages were taken up to this sequence."""
+        """Remember that a publisher's messages were taken up to this sequence."""
         self.publishers[publisher] = max(last, self.publishers.pop(publisher, 0))
         if len(self.publishers) > PUBLISHERS_MAX:
             del self.publishers[next(iter(self.publishers))]

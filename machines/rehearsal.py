@@ -151,7 +151,7 @@ class Rehearsal:
         return {at for at in self.live if any(one.first <= at < one.end for one in ranges)}
 
     def check(self) -> None:
-        """The machine needs exactly what it did not release. Raises `AssertionError`."""
+        """Check that the machine needs exactly what it did not release. Raises `AssertionError`."""
         leaked = sorted(set(self.live) - self.claimed())
         assert not leaked, f"neither released nor in live_refs (they would stay for ever): {leaked[:10]}"
         for one in self.machine.live_refs():
@@ -250,7 +250,7 @@ class Rehearsal:
         self.seen.append(Seen(context.index, tuple(batch.replies), tuple(batch.effects)))
 
     def _due(self) -> None:
-        """Follow-ups, and timers whose time has come, in order."""
+        """Run follow-ups, and timers whose time has come, in order."""
         while True:
             if self.follow_ups:
                 command = self.follow_ups.pop(0)

@@ -48,7 +48,7 @@ class Retention:
         self.due = 0
 
     def learn(self, stamp: int) -> None:
-        """Log time of an entry: what is not known of earlier ones is at most this."""
+        """Learn log time from an entry: what is not known of earlier ones is at most this."""
         if self.marks and self.marks[0][0] == UNKNOWN:
             self.marks = [(stamp if at == UNKNOWN else at, size) for at, size in self.marks]
             self.newest = self.newest or stamp
@@ -82,7 +82,7 @@ class Retention:
         return bool(self.policy.ms) and now - self.newest > self.policy.ms
 
     def next_due(self, now: int, empty: bool) -> int:
-        """When something has to go because of its age; 0: never, as things are."""
+        """Return when something has to go because of its age; 0: never, as things are."""
         age = self.policy.ms
         if not age or empty:
             return 0
@@ -90,12 +90,12 @@ class Retention:
         return max(oldest + age + 1, now + age // WAITS)
 
     def pack(self) -> list[Any]:
-        """For a snapshot."""
+        """Return the policy and its marks for a snapshot."""
         return [list(self.policy), self.marks, self.total, self.newest, self.due]
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> Retention:
-        """From `pack`."""
+        """Return what `pack` gave."""
         found = cls()
         policy, marks, found.total, found.newest, found.due = packed
         found.policy = Policy(*policy)

@@ -38,7 +38,7 @@ class Long(NamedTuple):
 
 
 def runs_of(pieces: Sequence[PayloadRef]) -> tuple[tuple[int, int, int], ...]:
-    """Pieces in entries that follow one another, of one size, as runs."""
+    """Return pieces in entries that follow one another, of one size, as runs."""
     found: list[tuple[int, int, int]] = []
     for piece in pieces:
         first, size, count = found[-1] if found else (0, 0, 0)

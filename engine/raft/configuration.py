@@ -65,7 +65,7 @@ class Configuration:
         return bool(self.outgoing)
 
     def nodes(self) -> set[int]:
-        """Everyone who receives the log."""
+        """Return every node that receives the log."""
         return {*self.voters, *self.learners, *self.outgoing}
 
     def votes(self, node: int) -> bool:
@@ -199,7 +199,7 @@ def apply_changes(configuration: Configuration, changes: Sequence[Change]) -> Co
 
 
 def apply_change(configuration: Configuration, change: Change) -> Configuration:
-    """`apply_changes` of one."""
+    """Apply one change, as `apply_changes` does."""
     return apply_changes(configuration, (change,))
 
 
@@ -230,7 +230,7 @@ def leave_joint(configuration: Configuration) -> Configuration:
 
 
 def with_targets(changes: Iterable[Change], last_index: int) -> list[Change]:
-    """`changes` with the leader's last index for each target that was left open."""
+    """Return `changes` with the leader's last index for each target that was left open."""
     return [
         change._replace(target=last_index) if change.kind == "add_promotable" and not change.target else change
         for change in changes

@@ -263,18 +263,18 @@ class Raft:
     # ---- in: time, nodes, links
 
     def tick(self) -> None:
-        """One tick of the host's clock. Not needed while `is_quiet`."""
+        """Count one tick of the host's clock. Not needed while `is_quiet`."""
         if not self.stopped:
             quiescence.tick(self)
 
     def on_liveness(self) -> None:
-        """`live` has changed."""
+        """Take note that `live` has changed."""
         if not self.stopped:
             quiescence.on_liveness(self)
 
     def on_link_reset(self, node: int) -> None:
-        """The connection to or from `node` was lost, made anew, or dropped messages. No message of the old one comes
-        after this."""
+        """Take note that the connection to or from `node` was lost, made anew, or dropped messages. No message of the
+        old one comes after this."""
         if not self.stopped:
             quiescence.on_link_reset(self, node)
 
@@ -291,8 +291,8 @@ class Raft:
     # ---- in: what the host has done
 
     def on_persisted(self, term: int, vote: int, index: int, entry_term: int, out: list[Message] | None = None) -> None:
-        """The oldest `Ready` with a hard state or entries that was not reported yet is durable; the arguments are its
-        `token`.
+        """Take note that the oldest `Ready` with a hard state or entries that was not reported yet is durable; the
+        arguments are its `token`.
 
         What was overwritten since it was handed out does not count, even if the same entry stands there again
         (pitfall 11). `out` takes the acknowledgement that this makes due when it is all there is to do, so that no
@@ -323,19 +323,20 @@ class Raft:
                 replication.acknowledge(self)
 
     def on_applied(self, index: int) -> None:
-        """The machine has applied everything up to `index`."""
+        """Take note that the machine has applied everything up to `index`."""
         assert self.applied <= index <= self.commit
         self.applied = index
         if self.history and self.history[0][0] <= index:
             membership.settle(self, index)
 
     def snapshot_sent(self, node: int, index: int, ok: bool) -> None:
-        """The transfer that a SNAPSHOT message asked for ended; the snapshot stood at `index`. A failed one is asked
-        for again."""
+        """Take note that the transfer that a SNAPSHOT message asked for ended; the snapshot stood at `index`. A failed
+        one is asked for again."""
         snapshots.sent(self, node, index, ok)
 
     def install_snapshot(self, index: int, term: int, configuration: Configuration) -> bool:
-        """A snapshot at `index`@`term` and its state are durable on this node; `configuration` is in force there.
+        """Go on from a snapshot at `index`@`term` that is durable on this node with its state; `configuration` is in
+        force there.
 
         Returns False, and changes nothing, when it is not newer than the commit index, or this member leads or is
         stopped: the host keeps its own state then.

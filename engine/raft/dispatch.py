@@ -93,13 +93,14 @@ def settle(raft: Raft, m: Message) -> None:
 
 
 def doubt_sender(raft: Raft, m: Message) -> None:
-    """Before `m.sender` is followed: raise `Lie` if another node leads this term. Nothing has been changed yet."""
+    """Raise `Lie`, before `m.sender` is followed, if another node leads this term. Nothing has been changed yet."""
     if raft.leader and raft.leader != m.sender:
         raise Lie(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
 
 
 def _stale(raft: Raft, m: Message) -> None:
-    """Of an older term: an old leader or candidate is told, everything else is dropped (paper 5.1; pitfall 26)."""
+    """Answer a message of an older term: an old leader or candidate is told, everything else is dropped (paper 5.1;
+    pitfall 26)."""
     kind = m.kind
     if kind == APPEND:
         raft.send(Message(APPEND_REPLY, raft.uid, m.sender, raft.node, raft.term, m.index, 0, raft.commit, 0, True))

@@ -39,7 +39,7 @@ FORCED_TERMS = 1 << 20
 
 
 def draw_timeout(raft: Raft) -> None:
-    """A new timeout for each election, so that equal members part (paper 5.2). Doubled for each denial in a row.
+    """Draw a new timeout for each election, so that equal members part (paper 5.2). Doubled for each denial in a row.
 
     A member that others deny because they hear a leader would else ask forever; news of nodes and links end that.
     """
@@ -49,7 +49,7 @@ def draw_timeout(raft: Raft) -> None:
 
 
 def forget_leader(raft: Raft) -> None:
-    """The leader is known to be gone: campaign soon, but not all in the same tick."""
+    """Forget a leader that is known to be gone: campaign soon, but not all in the same tick."""
     raft.leader = raft.hearers = 0
     raft.changed = raft.dirty = True
     raft.doubt = False
@@ -83,7 +83,7 @@ def follow(raft: Raft, term: int, leader: int) -> None:
 
 
 def step_down(raft: Raft, term: int) -> None:
-    """A leader stops leading without knowing a successor: its followers must not trust in it any longer."""
+    """Stop leading without knowing a successor: the followers must not trust in this leader any longer."""
     assert raft.role == LEADER
     for node in raft.progress:
         raft.send(Message(LEADER_GONE, raft.uid, node, raft.node, raft.term))
@@ -103,7 +103,8 @@ def _drop_leadership(raft: Raft) -> None:
 
 
 def lead(raft: Raft) -> None:
-    """Won: a no-op of the own term makes everything before it committable (paper 5.4.2, 8)."""
+    """Begin to lead, the election won: a no-op of the own term makes everything before it committable (paper 5.4.2,
+    8)."""
     assert raft.safe and raft.role != LEADER
     log = raft.log
     raft.role = LEADER
@@ -158,7 +159,7 @@ def campaign(raft: Raft, transfer: bool) -> None:
 
 
 def _stand(raft: Raft, context: int) -> None:
-    """A real candidacy. The own vote counts, and the requests leave, when (term, vote) is durable."""
+    """Stand as a real candidate. The own vote counts, and the requests leave, when (term, vote) is durable."""
     raft.role = CANDIDATE
     raft.term += 1
     raft.vote = raft.node
@@ -202,7 +203,7 @@ def sticks(raft: Raft, sender: int) -> bool:
 
 
 def doubt(raft: Raft) -> None:
-    """Something speaks against the known leader: ask it, and campaign if it does not answer.
+    """Doubt the known leader, against which something speaks: ask it, and campaign if it does not answer.
 
     Without heartbeats a follower that missed its leader's farewell would wait forever, and deny others their election.
     """
@@ -214,7 +215,8 @@ def doubt(raft: Raft) -> None:
 
 
 def _up_to_date(raft: Raft, m: Message) -> bool:
-    """Paper 5.4.1: a voter denies who has less than itself."""
+    """Return whether the candidate's log is at least as complete as this one's: a voter denies who has less (paper
+    5.4.1)."""
     log = raft.log
     if m.log_term == log.last_term:
         newer = m.index >= log.last_index
@@ -224,8 +226,8 @@ def _up_to_date(raft: Raft, m: Message) -> bool:
 
 
 def on_prevote(raft: Raft, m: Message) -> None:
-    """Would this member vote for `sender` in term `m.term`? Answered in every case: a silent refusal can lock a group
-    (pitfall 26)."""
+    """Answer whether this member would vote for `sender` in term `m.term`: in every case, as a silent refusal can lock
+    a group (pitfall 26)."""
     if m.term > raft.term and m.sender == raft.leader:
         # In its own term a leader asks for nothing: this one does not lead any more.
         forget_leader(raft)
@@ -271,7 +273,7 @@ def parked(raft: Raft) -> bool:
 
 
 def unpark(raft: Raft) -> None:
-    """There is news."""
+    """Wake a parked member: there is news."""
     if raft.hearers:
         raft.hearers = 0
         if not raft.leader and raft.role == FOLLOWER:
@@ -286,8 +288,9 @@ def refuse(raft: Raft, m: Message) -> None:
 
 
 def show(raft: Raft, node: int) -> None:
-    """Who never campaigns and has heard of no leader shows itself to `node`: a learner that was removed while it was
-    away would else wait for good, because only who speaks is told. Counts for nothing: nobody asks for term 0."""
+    """Show this member, which never campaigns and has heard of no leader, to `node`: a learner that was removed while
+    it was away would else wait for good, because only who speaks is told. Counts for nothing: nobody asks for term
+    0."""
     raft.send(Message(VOTE_REPLY, raft.uid, node, raft.node, raft.term, 0, 0, 0, 0, True))
 
 
@@ -299,15 +302,15 @@ def inquire(raft: Raft) -> None:
 
 
 def show_all(raft: Raft) -> None:
-    """`show` to all members that are known here; the next time after twice as long, or, of a voter, with the next news
-    of nodes, links or the leader: it is known to whoever leads."""
+    """Call `show` for all members that are known here; the next time after twice as long, or, of a voter, with the next
+    news of nodes, links or the leader: it is known to whoever leads."""
     inquire(raft)
     raft.denials += 1
     draw_timeout(raft)
 
 
 def on_vote(raft: Raft, m: Message) -> None:
-    """A vote of the own term (paper 5.2, 5.4.1). The answer leaves when the vote is durable."""
+    """Answer a request for a vote in the own term (paper 5.2, 5.4.1). The answer leaves when the vote is durable."""
     free = raft.vote == m.sender or (not raft.vote and not raft.leader)
     if not free or raft.mend is not None or not _up_to_date(raft, m):
         refuse(raft, m)
@@ -330,18 +333,18 @@ def on_vote_reply(raft: Raft, m: Message) -> None:
 
 
 def on_timeout_now(raft: Raft) -> None:
-    """The leader wants this member to lead (thesis 3.10)."""
+    """Campaign at once: the leader wants this member to lead (thesis 3.10)."""
     if raft.role == FOLLOWER:
         campaign(raft, True)
 
 
 def deny_leading(raft: Raft, m: Message) -> None:
-    """`m` answers a leader, but this member does not lead (any more): say so."""
+    """Tell `m`'s sender, which answers a leader, that this member does not lead (any more)."""
     raft.send(Message(LEADER_GONE, raft.uid, m.sender, raft.node, raft.term))
 
 
 def on_leader_gone(raft: Raft, m: Message) -> None:
-    """The leader of this term says that it leads no more."""
+    """Take the word of this term's leader that it leads no more."""
     if raft.leader == m.sender and raft.role == FOLLOWER:
         forget_leader(raft)
 
@@ -366,7 +369,7 @@ def transfer(raft: Raft, to: int) -> None:
 
 
 def heirs(raft: Raft) -> list[int]:
-    """Live voters that may take over from a leader that should not lead, the most advanced first."""
+    """Return the live voters that may take over from a leader that should not lead, the most advanced first."""
     progress = raft.progress
     voters = [
         node
@@ -377,7 +380,7 @@ def heirs(raft: Raft) -> list[int]:
 
 
 def hand_over(raft: Raft) -> None:
-    """A leader that may not lead asks the next heir to take over. When all have turned it down it waits as long as
+    """Ask the next heir to take over from a leader that may not lead. When all have turned it down it waits as long as
     that took, so that the group is not held up all the time."""
     found = heirs(raft)
     if not found or raft.commit < raft.lead_index:
@@ -391,8 +394,8 @@ def hand_over(raft: Raft) -> None:
 
 
 def resign(raft: Raft, name_heir: bool) -> None:
-    """A leader whose host is about to end: the best heir campaigns at once, the others hear that nobody leads. Hints
-    both: whoever lacks a committed entry is not elected."""
+    """Give up leading as the host is about to end: the best heir campaigns at once, the others hear that nobody leads.
+    Hints both: whoever lacks a committed entry is not elected."""
     found = heirs(raft) if name_heir else []
     if found:
         raft.send(Message(TIMEOUT_NOW, raft.uid, found[0], raft.node, raft.term))
@@ -400,7 +403,7 @@ def resign(raft: Raft, name_heir: bool) -> None:
 
 
 def force(raft: Raft) -> int:
-    """This member becomes the only voter: for a group whose quorum is gone for good (Ra:
+    """Make this member the only voter: for a group whose quorum is gone for good (Ra:
     force_shrink_members_to_current_member). Returns the index of the configuration entry.
 
     A new term far above the old one, the vote in it, and the configuration become durable in one write; then the

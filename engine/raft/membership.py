@@ -46,7 +46,7 @@ def decode_entries(entries: Sequence[Entry]) -> list[tuple[int, Configuration]]:
 
 
 def adopt(raft: Raft, index: int, configuration: Configuration) -> None:
-    """The entry at `index` was appended: from now on its configuration counts (paper section 6)."""
+    """Put the configuration of the entry at `index`, just appended, in force (paper section 6)."""
     raft.history = (*raft.history, (index, configuration))
     use(raft, index, configuration)
 
@@ -83,8 +83,8 @@ def track(raft: Raft) -> None:
 
 
 def revert(raft: Raft, from_index: int) -> None:
-    """Entries >= `from_index` are overwritten: so are their configurations, and this member's right to vote by them
-    (Ra 82e5ca2f)."""
+    """Take back the configurations of entries >= `from_index`, which are overwritten, and this member's right to vote
+    by them (Ra 82e5ca2f)."""
     if not raft.history or raft.history[-1][0] < from_index:
         return
     raft.history = tuple(item for item in raft.history if item[0] < from_index)
@@ -92,7 +92,7 @@ def revert(raft: Raft, from_index: int) -> None:
 
 
 def settle(raft: Raft, applied: int) -> None:
-    """Entries <= `applied` can not be taken back: the newest configuration among them becomes the base."""
+    """Make the newest configuration among entries <= `applied`, which can not be taken back, the base."""
     while raft.history and raft.history[0][0] <= applied:
         raft.base = raft.history[0]
         raft.history = raft.history[1:]
@@ -108,7 +108,8 @@ def configuration_at(raft: Raft, index: int) -> Configuration:
 
 
 def all_nodes(raft: Raft) -> set[int]:
-    """Members by any configuration that may be in force somewhere: the newest applied one, and those above it."""
+    """Return the members by any configuration that may be in force somewhere: the newest applied one, and those above
+    it."""
     return raft.base[1].nodes().union(*(configuration.nodes() for _, configuration in raft.history))
 
 
@@ -153,7 +154,7 @@ def _check_may_change(raft: Raft) -> None:
 
 
 def _check_caught_up(raft: Raft, node: int) -> None:
-    """A learner is promoted by hand only when what it lacks fits one follower's window and is still in memory.
+    """Refuse to promote a learner by hand unless what it lacks fits one follower's window and is still in memory.
 
     Else the group could wait for it at its next commit. (etcd's rule, nine tenths of the leader's index, allows a lag
     of a million entries in a log of ten.) Who is further behind is better made `promotable`.

@@ -44,7 +44,7 @@ class Mend:
 
 
 def _digest(raft: Raft) -> int:
-    """Members with the same newest configuration say the same number: FNV-1a, of 63 bits."""
+    """Return the same number for all members with the same newest configuration: FNV-1a, of 63 bits."""
     digest = 0xCBF29CE484222325
     for byte in raft.configuration.encode():
         digest = ((digest ^ byte) * 0x100000001B3) & TERM_MAX
@@ -82,7 +82,7 @@ def _say(raft: Raft, node: int, round_: int) -> None:
 
 
 def came_on(raft: Raft) -> None:
-    """Entries, a snapshot, or (term, vote) are durable, or the leader spoke."""
+    """Look again, and report: entries, a snapshot, or (term, vote) are durable, or the leader spoke."""
     look(raft)
     if raft.mend is not None and raft.leader:
         say(raft)
@@ -102,7 +102,7 @@ def tick(raft: Raft) -> None:
 
 
 def on_mend(raft: Raft, m: Message) -> None:
-    """The leader, confirmed, names its commit index."""
+    """Take the commit index that the leader, confirmed, names."""
     if raft.leader != m.sender or raft.role != FOLLOWER:
         return
     mend = raft.mend
@@ -120,7 +120,7 @@ def on_mend(raft: Raft, m: Message) -> None:
 
 
 def look(raft: Raft) -> None:
-    """Is this member sound again? If not for want of reports, ask for them."""
+    """Check whether this member is sound again; if not for want of reports, ask for them."""
     mend = raft.mend
     if mend is None or mend.fence_term != raft.term or not raft.leader or _held(raft) < mend.fence or not raft.safe:
         return
@@ -157,14 +157,14 @@ def _knows_terms(raft: Raft, mend: Mend) -> bool:
 
 
 def on_terms(raft: Raft, m: Message) -> None:
-    """A member that may have lost its term asks for this one's; the answer leaves when that is durable. It is denied
-    where this member's own may be lost, or its configuration is another: the asker may not know all voters."""
+    """Tell a member that may have lost its term this one's; the answer leaves when that is durable. It is denied where
+    this member's own may be lost, or its configuration is another: the asker may not know all voters."""
     known = (raft.mend is None or not raft.mend.terms) and m.index == _digest(raft)
     raft.send(Message(TERMS_REPLY, raft.uid, m.sender, raft.node, raft.term, m.index, 0, 0, m.context, not known))
 
 
 def on_terms_reply(raft: Raft, m: Message) -> None:
-    """Another voter's durable term."""
+    """Count another voter's durable term."""
     mend = raft.mend
     if mend is None or not mend.terms or m.reject or m.context != mend.round or m.index != mend.reports[0]:
         return
@@ -173,7 +173,7 @@ def on_terms_reply(raft: Raft, m: Message) -> None:
 
 
 def _tell_sound(raft: Raft, round_: int) -> None:
-    """An acknowledgement that counts, as the first of this member since its damage."""
+    """Send an acknowledgement that counts, as the first of this member since its damage."""
     raft.acked = held = _held(raft)
     raft.send(
         Message(
@@ -187,7 +187,7 @@ def _tell_sound(raft: Raft, round_: int) -> None:
 
 
 def on_damaged(raft: Raft, m: Message) -> None:
-    """A member says that it lost records: nothing that it said counts any more."""
+    """Forget what a member said that now says that it lost records: nothing of it counts any more."""
     if raft.role != LEADER:
         election.deny_leading(raft, m)
         return
@@ -227,7 +227,8 @@ def _probe(raft: Raft, progress: Progress, last: int) -> None:
 
 
 def confirmed(raft: Raft, node: int, index: int) -> None:
-    """A quorum without `node` has confirmed this leader since the damage was known; `index` was its commit index."""
+    """Tell the damaged member on `node` how far to mend: a quorum without it has confirmed this leader since the damage
+    was known; `index` was its commit index."""
     progress = raft.progress.get(node)
     if progress is not None and progress.round:
         progress.fence = index

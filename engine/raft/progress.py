@@ -80,18 +80,18 @@ class Progress:
             self.forget()
 
     def forget(self) -> None:
-        """Nothing is under way any more, or nobody here waits for it."""
+        """Forget what is under way: nothing is any more, or nobody here waits for it."""
         self.window.bytes -= self.inflight_bytes + self.probed
         self.inflight = []
         self.inflight_bytes = self.probed = 0
 
     def take_probe(self, size: int) -> None:
-        """The probe under way carries `size` bytes."""
+        """Count the probe under way, which carries `size` bytes."""
         self.window.bytes += size - self.probed
         self.probed = size
 
     def replicate(self, next_index: int) -> None:
-        """The logs agree below `next_index`: send ahead."""
+        """Send ahead from now on: the logs agree below `next_index`."""
         self.state = REPLICATE
         self.next = next_index
         self.paused = False
@@ -99,13 +99,13 @@ class Progress:
         self.take_probe(0)
 
     def take(self, last: int, size: int) -> None:
-        """Entries up to `last`, `size` bytes of them, are under way."""
+        """Count entries up to `last`, `size` bytes of them, as under way."""
         self.inflight.append((last, size))
         self.inflight_bytes += size
         self.window.bytes += size
 
     def free(self, match: int) -> None:
-        """Everything up to `match` arrived."""
+        """Take what arrived, everything up to `match`, out of the window."""
         inflight = self.inflight
         if inflight[-1][0] <= match:
             inflight.clear()

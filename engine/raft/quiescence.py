@@ -41,19 +41,20 @@ def is_quiet(raft: Raft) -> bool:
 
 
 def _trusts(raft: Raft) -> bool:
-    """A leader is known, and nothing speaks against it. One that is being removed may have left without being heard."""
+    """Return whether a leader is known, and nothing speaks against it. One that is being removed may have left without
+    being heard."""
     return not raft.doubt and raft.leader in raft.live and raft.configuration.votes(raft.leader)
 
 
 def _waits(raft: Raft) -> bool:
-    """Does not campaign, and is known to the others. Who has lost sight of its leader asks all members once, since a
-    leader at rest says nothing by itself; who is no voter goes on showing itself now and then: it may be the replica of
-    a configuration that never was committed, of which nobody knows."""
+    """Return whether this member does not campaign, and is known to the others. Who has lost sight of its leader asks
+    all members once, since a leader at rest says nothing by itself; who is no voter goes on showing itself now and
+    then: it may be the replica of a configuration that never was committed, of which nobody knows."""
     return not election.may_stand(raft) and (raft.leader != 0 or (raft.voter and raft.denials > 0))
 
 
 def tick(raft: Raft) -> None:
-    """One tick of the host's clock; only members that are not quiet need it."""
+    """Count one tick of the host's clock; only members that are not quiet need it."""
     if raft.role == LEADER:
         _tick_leader(raft)
         return
@@ -135,8 +136,8 @@ def may_hibernate(raft: Raft) -> bool:
 
 
 def resume_leader(raft: Raft, asleep: Collection[int]) -> None:
-    """This member slept as the leader of its term, in this very process, and everything it had was durable: it leads
-    on. The followers in `asleep` hold all of it, the others are asked.
+    """Lead on: this member slept as the leader of its term, in this very process, and everything it had was durable.
+    The followers in `asleep` hold all of it, the others are asked.
 
     After a restart it must not: what it had sent and not synced may be lost here and stored elsewhere.
     """
@@ -157,7 +158,7 @@ def resume_leader(raft: Raft, asleep: Collection[int]) -> None:
 
 
 def resume_follower(raft: Raft, leader: int) -> None:
-    """This member slept under `leader`, whose appends had validated all it has."""
+    """Follow on: this member slept under `leader`, whose appends had validated all it has."""
     assert raft.role == FOLLOWER and raft.commit == raft.log.last_index
     raft.leader = leader
     raft.validated = raft.acked = raft.log.last_index
@@ -165,12 +166,12 @@ def resume_follower(raft: Raft, leader: int) -> None:
 
 
 def orphan(raft: Raft) -> None:
-    """This member slept under a leader that is gone: campaign soon, but not all in the same tick."""
+    """Campaign soon, but not all in the same tick: this member slept under a leader that is gone."""
     election.forget_leader(raft)
 
 
 def abdicate(raft: Raft) -> None:
-    """This node's disk does not answer: stop leading while another voter can take over.
+    """Stop leading while another voter can take over: this node's disk does not answer.
 
     Silence alone would not do: a leader whose word still travels reminds whoever asks for votes that it leads.
     """
@@ -179,7 +180,7 @@ def abdicate(raft: Raft) -> None:
 
 
 def on_liveness(raft: Raft) -> None:
-    """The set of live nodes changed: a dead leader is forgotten, who came back is asked where it is."""
+    """Act on a change of the set of live nodes: a dead leader is forgotten, who came back is asked where it is."""
     denied, raft.denials = raft.denials, 0
     election.unpark(raft)
     live = raft.live
@@ -200,7 +201,7 @@ def on_liveness(raft: Raft) -> None:
 
 
 def on_link_reset(raft: Raft, node: int) -> None:
-    """What was under way to and from `node` may be lost: ask anew, and trust its leadership only when it speaks
+    """Count what was under way to and from `node` as lost: ask anew, and trust its leadership only when it speaks
     again."""
     raft.denials = 0
     election.unpark(raft)

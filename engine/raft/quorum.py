@@ -49,7 +49,7 @@ def _majority_vote(voters: tuple[int, ...], votes: Mapping[int, bool]) -> int:
 
 
 def vote_outcome(configuration: Configuration, votes: Mapping[int, bool]) -> int:
-    """WON, LOST or PENDING, from the votes known so far (True: granted)."""
+    """Return WON, LOST or PENDING, from the votes known so far (True: granted)."""
     outcome = _majority_vote(configuration.voters, votes)
     if configuration.outgoing and outcome != LOST:
         other = _majority_vote(configuration.outgoing, votes)

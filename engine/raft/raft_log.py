@@ -79,7 +79,7 @@ class RaftLog:
         return None
 
     def slice(self, first: int, last: int, max_bytes: int) -> list[Entry] | None:
-        """Entries first..last (inclusive), at most `max_bytes` of them but always one (pitfall 35).
+        """Return entries first..last (inclusive), at most `max_bytes` of them but always one (pitfall 35).
 
         None when `first` is below memory: the host reads it from segments. Empty only when first > last.
         """
@@ -87,7 +87,7 @@ class RaftLog:
         return None if found is None else found[0]
 
     def window(self, first: int, last: int, max_bytes: int) -> tuple[list[Entry], int] | None:
-        """As `slice`, with the bytes of what was found."""
+        """Return what `slice` does, with the bytes of what was found."""
         at = first - self.memory_first
         if at < 0:
             return None
@@ -160,7 +160,7 @@ class RaftLog:
         self.last_term = self.runs[-1][1] if self.runs else self.snapshot_term
 
     def release_memory(self, upto: int) -> None:
-        """Entries <= `upto` are in a durable segment: drop them from memory, keep their terms. Never what is not
+        """Drop entries <= `upto`, which are in a durable segment, from memory; keep their terms. Never what is not
         stable."""
         count = min(upto, self.stable) + 1 - self.memory_first
         if count <= 0:
@@ -171,7 +171,7 @@ class RaftLog:
         self.memory_first += count
 
     def compact(self, index: int, term: int) -> None:
-        """A durable snapshot stands at `index`: forget entries and terms at and below. Older or equal ones change
+        """Forget entries and terms at and below `index`, where a durable snapshot stands. Older or equal ones change
         nothing."""
         if index <= self.snapshot_index:
             return
@@ -191,7 +191,7 @@ class RaftLog:
         self.stable = max(self.stable, index)
 
     def reset(self, index: int, term: int) -> None:
-        """A snapshot at `index` was installed that does not continue this log: start over above it."""
+        """Start over above `index`, where a snapshot was installed that does not continue this log."""
         self.stable = index
         self.entries = []
         self.runs = ()

@@ -55,7 +55,7 @@ def read(raft: Raft, context: int) -> None:
 
 
 def confirm(raft: Raft, node: int) -> None:
-    """A round of its own, begun after this call, for the damaged member on `node`: who that is answers for nothing, so
+    """Begin a round of its own, after this call, for the damaged member on `node`: who that is answers for nothing, so
     its quorum is one without it (`mending`)."""
     if raft.reads is None:
         raft.reads = Reads()
@@ -67,7 +67,7 @@ def confirm(raft: Raft, node: int) -> None:
 
 
 def open_round(raft: Raft, reads: Reads) -> None:
-    """One round for everybody who waits; those who come later wait for the next."""
+    """Open one round for everybody who waits; those who come later wait for the next."""
     if reads.number:
         # A configuration change may have made the answers that came a quorum.
         _close_round(raft, reads)
@@ -90,12 +90,12 @@ def _ask(raft: Raft, reads: Reads) -> None:
 
 
 def ask_node(raft: Raft, reads: Reads, node: int) -> None:
-    """The probe of the round under way, to one voter."""
+    """Send one voter the probe of the round under way."""
     raft.send(Message(READ, raft.uid, node, raft.node, raft.term, 0, 0, 0, reads.number))
 
 
 def ask_again(raft: Raft, node: int) -> None:
-    """The link to `node` was lost, and perhaps the round's probe with it."""
+    """Ask `node` again: the link to it was lost, and perhaps the round's probe with it."""
     reads = raft.reads
     if reads is not None and reads.number and node not in reads.acks and raft.configuration.votes(node):
         ask_node(raft, reads, node)
@@ -110,7 +110,7 @@ def tick(raft: Raft, reads: Reads) -> None:
 
 
 def on_read(raft: Raft, m: Message) -> None:
-    """A follower confirms that it knows of no later term."""
+    """Count a follower's confirmation that it knows of no later term."""
     if raft.leader != m.sender:
         if raft.leader:
             raise Lie(f"two leaders in term {m.term}: {raft.leader} and {m.sender}")
@@ -148,7 +148,7 @@ def _close_round(raft: Raft, reads: Reads) -> None:
 
 
 def fail_all(raft: Raft) -> None:
-    """Leadership is lost: nothing that waits can be answered here (pitfall 4)."""
+    """Fail everything that waits: leadership is lost, and nothing of it can be answered here (pitfall 4)."""
     reads = raft.reads
     if reads is not None:
         raft.failed_reads += tuple(context for context in (*reads.contexts, *reads.waiting) if context >= 0)

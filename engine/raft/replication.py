@@ -122,7 +122,7 @@ def _run(raft: Raft, first: int, last: int) -> Run | None:
 
 
 def _send_run(raft: Raft, node: int, progress: Progress, run: Run) -> None:
-    """One APPEND of new entries, sent ahead of the answers. Followers at the same place get the same list."""
+    """Send one APPEND of new entries, ahead of the answers. Followers at the same place get the same list."""
     first, prev_term, entries, size = run
     end = first + len(entries) - 1
     _send(raft, node, progress, first - 1, prev_term, entries, end)
@@ -131,8 +131,8 @@ def _send_run(raft: Raft, node: int, progress: Progress, run: Run) -> None:
 
 
 def send_probe(raft: Raft, node: int, progress: Progress) -> None:
-    """One APPEND that finds out where the logs agree; the next one waits for its answer. A snapshot where the log is
-    gone."""
+    """Send one APPEND that finds out where the logs agree; the next one waits for its answer. A snapshot where the log
+    is gone."""
     log = raft.log
     first = progress.next
     prev_term = log.term(first - 1)
@@ -174,8 +174,8 @@ def declare(raft: Raft, node: int) -> None:
 
 
 def remind(raft: Raft, node: int) -> None:
-    """`node` does not know that this member leads: say so at once, whatever is under way to it, and also where its node
-    is not held alive: it has just spoken."""
+    """Tell `node`, which does not know it, that this member leads: at once, whatever is under way to it, and also where
+    its node is not held alive: it has just spoken."""
     progress = raft.progress.get(node)
     if progress is None:
         return
@@ -186,7 +186,7 @@ def remind(raft: Raft, node: int) -> None:
 
 
 def confirm(raft: Raft, node: int, progress: Progress) -> None:
-    """`node` doubts that this member leads: an empty APPEND says that it does."""
+    """Send an empty APPEND to `node`, which doubts that this member leads."""
     index = progress.next - 1
     term = raft.log.term(index)
     if progress.state == REPLICATE and term is not None:
@@ -199,7 +199,7 @@ def confirm(raft: Raft, node: int, progress: Progress) -> None:
 
 
 def on_append_reply(raft: Raft, m: Message) -> None:
-    """A follower's answer in this term: count what is stable there, move the window, commit (paper 5.3, 5.4.2)."""
+    """Count what a follower's answer in this term says is stable there, move the window, commit (paper 5.3, 5.4.2)."""
     progress = raft.progress.get(m.sender)
     if progress is None:
         return
@@ -269,7 +269,7 @@ def _on_reject(raft: Raft, m: Message, progress: Progress) -> None:
 
 
 def push_transfer(raft: Raft) -> None:
-    """Leadership goes when the target has everything (thesis 3.10)."""
+    """Hand leadership to the target when it has everything (thesis 3.10)."""
     progress = raft.progress[raft.transferee]
     if progress.match == raft.log.last_index and not raft.transfer_sent:
         raft.transfer_sent = True
@@ -309,7 +309,8 @@ def advance_commit(raft: Raft) -> None:
 
 
 def on_append(raft: Raft, m: Message) -> None:
-    """Entries, or the commit index, from this term's leader (paper 5.3). Malformed runs are dropped like lost ones."""
+    """Take entries, or the commit index, from this term's leader (paper 5.3). Malformed runs are dropped like lost
+    ones."""
     log = raft.log
     entries = m.entries
     end = prev = m.index
@@ -406,7 +407,8 @@ def overwrite(raft: Raft, from_index: int) -> None:
 
 
 def void(raft: Raft, from_index: int) -> None:
-    """What was handed out of entries >= `from_index` will not count when it is reported durable (ABA, pitfall 11)."""
+    """Void what was handed out of entries >= `from_index`: it will not count when it is reported durable (ABA, pitfall
+    11)."""
     raft.offered = min(raft.offered, from_index - 1)
     raft.truncated = min(raft.truncated, from_index) if raft.truncated else from_index
     raft.pending = [(*handed[:4], min(handed[4], from_index - 1)) for handed in raft.pending]

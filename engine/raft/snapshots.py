@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def sent(raft: Raft, node: int, index: int, ok: bool) -> None:
-    """A leader's transfer of a snapshot at `index` to `node` ended."""
+    """Go on after a leader's transfer of a snapshot at `index` to `node` ended."""
     progress = raft.progress.get(node)
     if progress is None or progress.state != SNAPSHOTTING:
         return

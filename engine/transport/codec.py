@@ -34,7 +34,7 @@ NO_BODY = memoryview(b"")
 
 
 def encode_messages(messages: Sequence[Message], limit: int) -> Iterator[list[Buffer]]:
-    """Frames (each a list of buffers for one gather-write) of `messages`, in order, at most `limit` bytes each.
+    """Yield frames (each a list of buffers for one gather-write) of `messages`, in order, at most `limit` bytes each.
 
     A message is never split: one that is larger than `limit` goes through in a frame of its own. Entries whose payload
     left memory must have been read back (or carry a tombstone) before they come here.

@@ -160,7 +160,7 @@ def check_section(header: Header, section: Buffer) -> None:
 
 
 def gather(bodies: Sequence[Buffer]) -> list[Buffer]:
-    """Bodies as buffers for one gather-write: large ones as they are, runs of small ones joined."""
+    """Return bodies as buffers for one gather-write: large ones as they are, runs of small ones joined."""
     found: list[Buffer] = []
     run: list[Buffer] = []
     for body in bodies:

@@ -17,27 +17,30 @@ class Handler(Protocol):
     """
 
     def on_messages(self, node: int, messages: list[Message]) -> None:
-        """The messages of one frame from `node`, in the order they were sent in (per lane)."""
+        """Take the messages of one frame from `node`, in the order they were sent in (per lane)."""
         ...
 
     def on_link_up(self, node: int) -> None:
-        """All lanes stand. Whatever was sent to `node` before is lost: `raft.on_link_reset(node)` for its groups."""
+        """Take note that all lanes stand. Whatever was sent to `node` before is lost: `raft.on_link_reset(node)` for
+        its groups."""
         ...
 
     def on_link_down(self, node: int) -> None:
-        """Messages to or from `node` may have been lost; `on_link_up` follows when it is worth probing."""
+        """Take note that messages to or from `node` may have been lost; `on_link_up` follows when it is worth
+        probing."""
         ...
 
     def on_liveness(self, live: set[int]) -> None:
-        """The shared set of live nodes changed."""
+        """Take the changed, shared set of live nodes."""
         ...
 
     def on_blob(self, node: int, kind: int, request: int, header: dict[str, Any], body: memoryview) -> None:
-        """A blob; `body` is verified and may be kept."""
+        """Take a blob; `body` is verified and may be kept."""
         ...
 
     def on_outdated(self, node: int, reason: str) -> None:
-        """`node` knows this node by a newer or another data directory: it must say nothing more under its name."""
+        """Take note that `node` knows this node by a newer or another data directory: it must say nothing more under
+        its name."""
         ...
 
 

@@ -68,7 +68,7 @@ class Stream(Protocol):
         ...
 
     def recv(self, limit: int, /) -> Awaitable[bytes]:
-        """At most `limit` bytes; none at the end."""
+        """Return at most `limit` bytes; none at the end."""
         ...
 
     def send(self, data: bytes, /) -> Awaitable[int]:
@@ -236,7 +236,7 @@ class Link:
         return batch
 
     async def _watch(self, sock: Stream) -> None:
-        """The other side never sends here: anything that arrives, the end above all, ends the connection at once."""
+        """End the connection at once when anything arrives, the end above all: the other side never sends here."""
         try:
             data = await sock.recv(1)
             self.reset("the peer broke the protocol" if data else "closed by the peer")
@@ -258,7 +258,7 @@ def _rest(buffers: Sequence[Buffer], sent: int) -> list[Buffer]:
 
 
 def require_loopback(host: str) -> None:
-    """Without TLS peers speak in the clear: refuse any address but a loopback one."""
+    """Refuse any address but a loopback one: without TLS peers speak in the clear."""
     try:
         safe = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -275,7 +275,7 @@ def family(host: str) -> socket.AddressFamily:
 
 
 def prepare(sock: socket.socket | trio.socket.SocketType, config: TransportConfig) -> None:
-    """Options of every peer connection: no Nagle, and an end to half-open ones."""
+    """Set the options of every peer connection: no Nagle, and an end to half-open ones."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -364,7 +364,7 @@ def read_answer(kind: int, section: Buffer, own: Hello, *, proved: bool) -> Hell
 
 
 async def read_greeting(sock: Stream, lane: int, config: TransportConfig) -> tuple[int, bytes]:
-    """Type and section of a frame of the handshake, at most about a kilobyte, and not a byte after it."""
+    """Return type and section of a frame of the handshake, at most about a kilobyte, and read not a byte after it."""
     head = await read_exactly(sock, bytearray(HEADER_BYTES))
     header = parse_header(head, lane, config)
     if header.type not in GREETINGS:
@@ -439,7 +439,7 @@ async def receive(sock: Stream, lane: int, config: TransportConfig, deliver: Del
 
 
 async def _receive_large(sock: Reads, header: Header, begun: memoryview, deliver: Deliver) -> None:
-    """A frame that does not fit the reused buffer; `begun` is what of its section and body is there already."""
+    """Receive a frame that does not fit the reused buffer; `begun` is what of its section and body is there already."""
     section = bytearray(header.section)
     have = min(len(begun), header.section)
     section[:have] = begun[:have]
@@ -456,7 +456,7 @@ async def _receive_large(sock: Reads, header: Header, begun: memoryview, deliver
 
 
 def _check_count(header: Header, section: Buffer) -> None:
-    """The header's count chose the size limit: a peer must not claim fewer messages than it brings."""
+    """Refuse a frame that does not bring as many messages as its header claims: that count chose the size limit."""
     if header.type == MESSAGES:
         count = SECTION.unpack_from(section)[0] if len(section) >= SECTION.size else 0
         if count != header.messages:

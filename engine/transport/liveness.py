@@ -62,7 +62,7 @@ class Liveness:
         self._ticked: float | None = None
 
     def add(self, node: int) -> None:
-        """A new peer; dead until it renews."""
+        """Add a new peer; dead until it renews."""
         assert node != self.node
         self._peers.setdefault(node, _Peer())
 
@@ -109,7 +109,8 @@ class Liveness:
         )
 
     def on_epoch(self, node: int, epoch: int) -> bool:
-        """A connection of this epoch was accepted or opened. A higher one than before: the process restarted."""
+        """Return whether the process restarted: a connection was accepted or opened whose epoch is higher than
+        before."""
         peer = self._peers.get(node)
         if peer is None:
             return False
@@ -143,19 +144,19 @@ class Liveness:
         return changed, answer
 
     def on_lost(self, node: int, now: float) -> None:
-        """The connection to `node` broke: it is suspect until it renews, or until its redial is answered."""
+        """Suspect `node`, the connection to which broke, until it renews, or until its redial is answered."""
         peer = self._peers.get(node)
         if peer is not None and peer.suspected is None:
             peer.suspected, peer.refused = now, False
 
     def on_connected(self, node: int) -> None:
-        """A redial succeeded: a process is there. It stays alive on the strength of its renewals."""
+        """Take note that a redial succeeded: a process is there. It stays alive on the strength of its renewals."""
         peer = self._peers.get(node)
         if peer is not None:
             peer.suspected = None
 
     def on_refused(self, node: int, now: float) -> bool:
-        """A redial was refused: no process listens there."""
+        """Hold a node dead whose redial was refused: no process listens there."""
         peer = self._peers.get(node)
         if peer is None:
             return False

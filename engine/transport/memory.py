@@ -101,7 +101,7 @@ class MemoryPeers:
         self.notify(self.liveness.remove(node))
 
     def send(self, messages: Sequence[Message]) -> None:
-        """As `Peers.send`."""
+        """Send as `Peers.send` does."""
         boxes: dict[tuple[int, int], list[Message]] = {}
         for message in messages:
             lane = BULK if message.kind == APPEND else CONTROL
@@ -121,7 +121,7 @@ class MemoryPeers:
         *,
         control: bool = False,
     ) -> bool:
-        """As `Peers.send_blob`."""
+        """Send as `Peers.send_blob` does."""
         return self._send(node, CONTROL if control else BULK, encode_blob(kind, request, header, body))
 
     def epoch_of(self, node: int) -> int:
@@ -133,7 +133,7 @@ class MemoryPeers:
         return self.liveness.vitals_of(node)
 
     def forget(self, node: int) -> None:
-        """As `Peers.forget`."""
+        """Forget as `Peers.forget` does."""
         self.known_origins.forget(node)
         if node in self.known:
             self.remove_peer(node)
@@ -145,7 +145,7 @@ class MemoryPeers:
         return self.liveness.digest_of(node)
 
     def status(self) -> list[PeerStatus]:
-        """As `Peers.status`; the drops and bytes are those of all peers."""
+        """Return what `Peers.status` does; the drops and bytes are those of all peers."""
         return [
             PeerStatus(
                 node, ("memory", node), node in self.up, node in self.live, self.liveness.epoch_of(node),
@@ -156,7 +156,7 @@ class MemoryPeers:
         ]  # fmt: skip
 
     def renew(self, now: float) -> None:
-        """One interval of liveness."""
+        """Count one interval of liveness."""
         self.notify(self.liveness.tick(now))
         if self._healthy():
             self.liveness.advance()
@@ -184,7 +184,7 @@ class MemoryPeers:
         return True
 
     def receive(self, node: int, lane: int, data: bytes) -> None:
-        """One frame from `node`, as the wire would bring it."""
+        """Take one frame from `node`, as the wire would bring it."""
         header = parse_header(data[:HEADER_BYTES], lane, self.config)
         assert len(data) == header.total, "a frame is as long as its header says"
         view = memoryview(data)
@@ -267,7 +267,7 @@ class MemoryNetwork:
             other.liveness.on_lost(node, self.now)
 
     def partition(self, some: Iterable[int], others: Iterable[int], *, one_way: bool = False) -> None:
-        """Silently lose what goes from `some` to `others`, and back unless `one_way`."""
+        """Lose what goes from `some` to `others` silently, and back unless `one_way`."""
         others = list(others)
         for a in some:
             for b in others:
@@ -286,7 +286,7 @@ class MemoryNetwork:
         self._rate = rate
 
     def delay(self, a: int, b: int, steps: int) -> None:
-        """Frames from `a` to `b` sent from now on take `steps` more."""
+        """Delay frames from `a` to `b` that are sent from now on by `steps` more."""
         self._delays[a, b] = steps
 
     def carry(self, lane: Lane, data: bytes) -> None:

@@ -411,7 +411,7 @@ class Peers:
             raise BadRequest(f"a frame of type {header.type} after the handshake")
 
     def _call(self, method: Callable[..., None], *arguments: object) -> None:
-        """An OSError of the handler's must not pass for one of the connection."""
+        """Call the handler; an OSError of its own must not pass for one of the connection."""
         try:
             method(*arguments)
         except OSError as error:
