@@ -23,7 +23,7 @@ from logyard.protocol.tls import TlsConfig, client_context, require_safe
 
 from ._async.log import LogVerbs
 from .background import background
-from .kv import KvYard
+from .kv import KV
 from .lane import Batch, Lane
 from .link import Stream
 from .log import SESSION_TTL_S, flags_of
@@ -31,7 +31,7 @@ from .machine import Machine
 from .messages import Session, open_session
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
 from .pending import PendingAppend, finished
-from .queue import QueueYard
+from .queue import Queue
 from .runtime import running
 from .session import UNIX, unix_target
 from .tls_stream import TlsStream
@@ -97,7 +97,7 @@ async def connect(
             yard.close()
 
 
-class Yard(QueueYard, KvYard, Network):
+class Yard(Network):
     """The cluster as a client sees it. Made by `connect`; admin verbs are in `_async.admin`."""
 
     __slots__ = ("_logs",)
@@ -132,6 +132,21 @@ class Yard(QueueYard, KvYard, Network):
                 raise BadRequest("a log has a name")
             log = self._logs[name] = Log(self, name)
         return log
+
+    def kv(self, name: str) -> KV:
+        """Return the KV group `name`; nothing is asked until it is used."""
+        found: KV | None = self.kvs.get(name)
+        if found is None:
+            if not name:
+                raise BadRequest("a group has a name")
+            found = self.kvs[name] = KV(self, name)
+        return found
+
+    def queue(self, name: str) -> Queue:
+        """Return the queue `name`; nothing is asked until it is used."""
+        if not name:
+            raise BadRequest("a queue has a name")
+        return Queue(self, name)
 
     def machine(self, name: str) -> Machine:
         """Return the group `name`, whatever its machine, one's own too; nothing is asked until it is used."""

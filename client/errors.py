@@ -2,35 +2,7 @@
 
 from __future__ import annotations
 
-from logyard.protocol.errors import (
-    KINDS,
-    BadRequest,
-    Busy,
-    Corrupt,
-    DirectoryInUse,
-    Gone,
-    GroupExists,
-    GroupStopped,
-    JobFailed,
-    JobPoisoned,
-    LogyardError,
-    NoSpace,
-    NotLeader,
-    Outdated,
-    OutOfRange,
-    Refused,
-    SessionExpired,
-    Unknown,
-    UnknownGroup,
-    WalFailed,
-    WrongIdentity,
-    WrongKind,
-    classes,
-    error_of,
-)  # fmt: skip
-
-__all__ = [
-    "KINDS", "BadRequest", "Busy", "Corrupt", "DirectoryInUse", "Gone", "GroupExists", "GroupStopped", "JobFailed",
-    "JobPoisoned", "LogyardError", "NoSpace", "NotLeader", "OutOfRange", "Outdated", "Refused", "SessionExpired",
-    "Unknown", "UnknownGroup", "WalFailed", "WrongIdentity", "WrongKind", "classes", "error_of",
-]  # fmt: skip
+from logyard.protocol.errors import *  # noqa: F403
+from logyard.protocol.errors import KINDS as KINDS
+from logyard.protocol.errors import classes as classes
+from logyard.protocol.errors import error_of as error_of

@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from logyard.protocol.errors import BadRequest, LogyardError, Unknown
+from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.kv import Bodies, bodies_of, range_of
 
 from ._async.kv import KVVerbs
@@ -19,11 +19,9 @@ from .kv_lane import KvLane
 from .kv_requests import Command, check_consistency
 from .kv_watch import Flow, Watch, Watcher
 from .log import of_kind, read_call
+from .network import Network
 from .pending import finished
 from .runtime import Event
-
-if TYPE_CHECKING:
-    from .network import Network
 
 QUESTIONS_MAX = 1000
 QUESTION_BYTES = 128 << 10
@@ -158,22 +156,6 @@ class KV(KVVerbs):
             found.error = error
         finally:
             found.event.set()
-
-
-class KvYard:
-    """What an asynchronous client has for KV groups; its network is the client itself."""
-
-    __slots__ = ()
-
-    def kv(self, name: str) -> KV:
-        """The KV group `name`; nothing is asked until it is used."""
-        if not name:
-            raise BadRequest("a group has a name")
-        yard = cast("Network", self)
-        found = yard.kvs.get(name)
-        if found is None:
-            found = yard.kvs[name] = KV(yard, name)
-        return cast(KV, found)
 
 
 def _bounded(questions: list[bytes]) -> list[bytes]:

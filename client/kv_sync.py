@@ -6,7 +6,7 @@ A watch asks again and again for what comes next, each time from the revision af
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 
@@ -32,9 +32,7 @@ from ._sync.kv import KVVerbs
 from .admin import Call, plain
 from .kv_requests import Command, check_consistency
 from .log import POLL_WAIT_S, of_kind, read_call
-
-if TYPE_CHECKING:
-    from .sync import Yard
+from .sync_session import Appends
 
 
 class KV(KVVerbs):
@@ -42,9 +40,9 @@ class KV(KVVerbs):
 
     __slots__ = ()
 
-    yard: Yard
+    yard: Appends
 
-    def __init__(self, yard: Yard, name: str) -> None:
+    def __init__(self, yard: Appends, name: str) -> None:
         self.yard = yard
         self.name = name
 

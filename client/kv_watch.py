@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.kv import (
@@ -20,6 +20,7 @@ from logyard.protocol.kv import (
     NO_DELETE,
     NO_PUT,
     PREVIOUS,
+    Bodies,
     Changes,
     Compacted,
     Decoder,
@@ -31,12 +32,10 @@ from logyard.protocol.kv import (
 
 from .admin import Call, plain
 from .log import of_kind
+from .network import Network
 from .runtime import Handover
 from .sequences import new_number
 from .session import Retry
-
-if TYPE_CHECKING:
-    from .kv import KV
 
 BUFFER_BYTES = 4 << 20
 """What is kept for the reader of one watch; one revision alone may be more."""
@@ -45,6 +44,23 @@ ADD_MAX = 2000
 ADD_BYTES = 128 << 10
 """Watches of one call."""
 CLOSE_S = 5.0
+
+
+class Asked(Protocol):
+    """A KV group, as its watches need it."""
+
+    @property
+    def yard(self) -> Network:
+        """Its client."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    async def ask(
+        self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
+    ) -> tuple[bytes, Bodies]:
+        """Ask one question."""
 
 
 class Flow(NamedTuple):
@@ -198,7 +214,7 @@ class Stream:
         "_busy",
     )
 
-    def __init__(self, kv: KV, node: int | None) -> None:
+    def __init__(self, kv: Asked, node: int | None) -> None:
         self.kv = kv
         self.node = node
         self.watches: dict[int, Watch] = {}
@@ -409,7 +425,7 @@ class Watcher:
 
     __slots__ = ("kv", "_streams", "_number")
 
-    def __init__(self, kv: KV) -> None:
+    def __init__(self, kv: Asked) -> None:
         self.kv = kv
         self._streams: dict[int | None, Stream] = {}
         self._number = 0

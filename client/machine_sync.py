@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from logyard.protocol.frame import Buffer, Frame
 
-from ._sync.caller import Caller
 from ._sync.machine import MachineVerbs
-
-
-class Appends(Caller, Protocol):
-    """A yard that takes frames."""
-
-    def append(self, name: str, frame: Frame, timeout: float | None = None) -> tuple[bytes, object]:
-        """Send a frame for a group's leader: the machine's reply, and its place in a session."""
+from .sync_session import Appends
 
 
 class CommandFrame(Frame):

@@ -10,35 +10,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from logyard.protocol import queue as qw
-from logyard.protocol.errors import BadRequest, Busy, LogyardError
+from logyard.protocol.errors import Busy, LogyardError
 from logyard.protocol.frame import Buffer
 from logyard.protocol.queue import Message
 
 from ._async.queue import QueueVerbs
 from .lane import Lane
 from .messages import Session, open_session
+from .network import Network
 from .pending import PendingAppend, finished
 
-if TYPE_CHECKING:
-    from .aio import Yard
-    from .network import Network
-
 __all__ = ["Consumer", "Message", "Queue"]
-
-
-class QueueYard:
-    """What a yard has for queues."""
-
-    __slots__ = ()
-
-    def queue(self: Any, name: str) -> Queue:
-        """The queue `name`; nothing is asked until it is used."""
-        if not name:
-            raise BadRequest("a queue has a name")
-        return Queue(self, name)
 
 
 class QueueLane(Lane):
@@ -54,9 +39,9 @@ class Queue(QueueVerbs):
 
     __slots__ = ("lane",)
 
-    yard: Yard
+    yard: Network
 
-    def __init__(self, yard: Yard, name: str) -> None:
+    def __init__(self, yard: Network, name: str) -> None:
         self.yard = yard
         self.name = name
         self.lane: Lane = yard.lane(name, QueueLane)

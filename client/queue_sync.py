@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from logyard.protocol import queue as qw
 from logyard.protocol.errors import LogyardError
@@ -22,14 +22,40 @@ from logyard.protocol.wire import REPLY, for_kind
 
 from ._sync.queue import QueueVerbs
 from .sequences import Sequences, final
-
-if TYPE_CHECKING:
-    from .sync import Yard
-    from .sync_link import Connection
+from .session import Pushed
+from .sync_link import Connection
+from .sync_session import Appends
 
 __all__ = ["Consumer", "Message", "Queue"]
 
 FOR_QUEUE = for_kind("queue")
+
+
+class Listens(Appends, Protocol):
+    """A yard that has sessions of their own for consumers, and hears what comes for one."""
+
+    @property
+    def session_ttl(self) -> float:
+        """Seconds that a session lives without a sign of life."""
+
+    def begin_session(self, name: str, kind: str = "") -> int:
+        """Open a session: its number."""
+
+    def end_session(self, name: str, session: int) -> None:
+        """Close a session."""
+
+    def beat(self, client: int) -> None:
+        """Tell every node that a client lives."""
+
+    def listen(
+        self,
+        name: str,
+        session: int,
+        pushed: Pushed,
+        each: Callable[[], object],
+        held: Callable[[Connection | None], object],
+    ) -> None:
+        """Take what a session is sent until it is over: raises why."""
 
 
 class Queue(QueueVerbs):
@@ -37,9 +63,9 @@ class Queue(QueueVerbs):
 
     __slots__ = ()
 
-    yard: Yard
+    yard: Listens
 
-    def __init__(self, yard: Yard, name: str) -> None:
+    def __init__(self, yard: Listens, name: str) -> None:
         self.yard = yard
         self.name = name
 
@@ -93,7 +119,7 @@ class Consumer:
         "_settles", "_count", "_changed", "_connection", "_thread", "_beaten",
     )  # fmt: skip
 
-    def __init__(self, yard: Yard, name: str, prefetch: int, credit_bytes: int) -> None:
+    def __init__(self, yard: Listens, name: str, prefetch: int, credit_bytes: int) -> None:
         self.yard = yard
         self.name = name
         self.session = yard.begin_session(name, "queue")

@@ -7,7 +7,7 @@ Usable from any thread. Made by `sync.Yard.log`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError
@@ -15,11 +15,8 @@ from logyard.protocol.frame import Buffer, Frame
 
 from ._sync.log import LogVerbs
 from .sequences import Sequences
+from .sync_session import Appends
 from .upload_sync import read_file, upload
-
-if TYPE_CHECKING:
-    from .sync import Yard
-
 
 FOR_LOG = wire.for_kind("log")
 
@@ -42,9 +39,9 @@ class Log(LogVerbs):
 
     __slots__ = ()
 
-    yard: Yard
+    yard: Appends
 
-    def __init__(self, yard: Yard, name: str) -> None:
+    def __init__(self, yard: Appends, name: str) -> None:
         self.yard = yard
         self.name = name
 

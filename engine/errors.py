@@ -2,34 +2,6 @@
 
 from __future__ import annotations
 
-from logyard.protocol.errors import (
-    BadRequest,
-    Busy,
-    Corrupt,
-    DirectoryInUse,
-    Gone,
-    GroupExists,
-    GroupStopped,
-    JobFailed,
-    JobPoisoned,
-    LogyardError,
-    NoSpace,
-    NotLeader,
-    Outdated,
-    OutOfRange,
-    Refused,
-    SessionExpired,
-    Unknown,
-    UnknownGroup,
-    WalFailed,
-    WrongIdentity,
-    WrongKind,
-    decode_error,
-    encode_error,
-)  # fmt: skip
-
-__all__ = [
-    "BadRequest", "Busy", "Corrupt", "DirectoryInUse", "Gone", "GroupExists", "GroupStopped", "JobFailed",
-    "JobPoisoned", "LogyardError", "NoSpace", "NotLeader", "OutOfRange", "Outdated", "Refused", "SessionExpired",
-    "Unknown", "UnknownGroup", "WalFailed", "WrongIdentity", "WrongKind", "decode_error", "encode_error",
-]  # fmt: skip
+from logyard.protocol.errors import *  # noqa: F403
+from logyard.protocol.errors import decode_error as decode_error
+from logyard.protocol.errors import encode_error as encode_error

@@ -15,6 +15,13 @@ from typing import Any, Self
 
 import msgpack
 
+__all__ = [
+    "BadRequest", "Busy", "Corrupt", "DirectoryInUse", "Gone", "GroupExists", "GroupStopped", "JobFailed",
+    "JobPoisoned", "LogyardError", "NoSpace", "NotLeader", "OutOfRange", "Outdated", "Refused", "SessionExpired",
+    "Unknown", "UnknownGroup", "WalFailed", "WrongIdentity", "WrongKind",
+]  # fmt: skip
+# What users catch, by this one list: as `logyard.Busy`, `logyard.client.errors.Busy`, `logyard.engine.errors.Busy`.
+
 RETRIES = ("never", "same_session", "elsewhere")
 KINDS = ("log", "kv", "queue")
 """Of groups, as far as the clients have a handle of each."""

@@ -319,7 +319,7 @@ def test_what_a_push_holds_is_bounded_by_whole_revisions(monkeypatch: pytest.Mon
 def test_a_watch_that_went_hides_nothing_from_the_others() -> None:
     """A push may still name watches that were cancelled since: the others that it names see it."""
     yard = SimpleNamespace(spawn=lambda *_: None, runtime=TrioRuntime())
-    stream = client_watch.Stream(SimpleNamespace(yard=yard, name="kv"), None)  # type: ignore[arg-type]
+    stream = client_watch.Stream(SimpleNamespace(yard=yard, name="kv"), None)
     flow = client_watch.Flow(b"k", b"", 1, False, True, True, True, False)
     watches = {number: client_watch.Watch(stream, number, flow) for number in (1, 2, 3)}
     stream.watches |= watches
