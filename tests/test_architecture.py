@@ -47,10 +47,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "logyard.engine.raft", "logyard.engine.log", "logyard.engine.snapshot", "logyard.engine.transport.blobs",
         "logyard.payloads.reference", "logyard.engine.host.rows",
     ),
+    "logyard.engine.quiesce": (
+        TOP, "logyard.engine.quiesce", "logyard.engine.recovery", "logyard.engine.replica", "logyard.engine.raft",
+        "logyard.engine.log", "logyard.engine.transport.blobs", "logyard.engine.repair", "logyard.engine.host",
+    ),
     "logyard.engine.host": (
-        TOP, "logyard.engine.host", "logyard.engine.transfer", "logyard.engine.repair", "logyard.engine.recovery",
-        "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log", "logyard.engine.snapshot",
-        "logyard.engine.transport.blobs", "logyard.payloads.reference",
+        TOP, "logyard.engine.host", "logyard.engine.quiesce", "logyard.engine.transfer", "logyard.engine.repair",
+        "logyard.engine.recovery", "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log",
+        "logyard.engine.snapshot", "logyard.engine.transport.blobs", "logyard.payloads.reference",
     ),
     "logyard.payloads": ("logyard.payloads",),
     "logyard.client": ("logyard.client",),

@@ -1,7 +1,7 @@
-"""The names of a node's groups: a dictionary of those awake, the table of sleepers for the others.
+"""The names of a node's groups: a dictionary of those awake, the table of quiesced groups for the others.
 
 Invariant: a name is in one of the two; it is taken here before its group is durable, and so before there is a member.
-Called by `groups`, `hibernation` and recovery.
+Called by `groups`, `quiesce` and recovery.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Iterator, MutableMapping
 from heapq import merge, nsmallest
 from itertools import islice
 
-from .sleepers import Sleepers
+from ..quiesce.quiesced_table import QuiescedTable
 
 
 class Names(MutableMapping[str, int]):
     """name -> uid."""
 
-    __slots__ = ("awake", "_sleepers")
+    __slots__ = ("awake", "_quiesced")
 
-    def __init__(self, sleepers: Sleepers) -> None:
+    def __init__(self, quiesced: QuiescedTable) -> None:
         self.awake: dict[str, int] = {}
-        self._sleepers = sleepers
+        self._quiesced = quiesced
 
     def __getitem__(self, name: str) -> int:
-        uid = self.awake.get(name) or self._sleepers.named(name)
+        uid = self.awake.get(name) or self._quiesced.named(name)
         if not uid:
             raise KeyError(name)
         return uid
@@ -36,13 +36,13 @@ class Names(MutableMapping[str, int]):
         del self.awake[name]
 
     def __len__(self) -> int:
-        return len(self.awake) + len(self._sleepers)
+        return len(self.awake) + len(self._quiesced)
 
     def __iter__(self) -> Iterator[str]:
         yield from list(self.awake)
-        yield from self._sleepers.names()
+        yield from self._quiesced.names()
 
     def behind(self, after: str, limit: int) -> list[str]:
         """At most `limit` of them that are greater than `after`, in order."""
         awake = nsmallest(limit, (name for name in self.awake if name > after))
-        return list(islice(merge(awake, self._sleepers.names(after, limit)), limit))
+        return list(islice(merge(awake, self._quiesced.names(after, limit)), limit))

@@ -2,7 +2,7 @@
 transaction.
 
 Invariant: a payload has its new home, durable and in the books, before its old one forgets it; what is too much to copy
-stays where it is until its file is migrated, and its group stays awake. Called by `hibernation`.
+stays where it is until its file is migrated, and its group stays awake. Called by `quiesce`.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from ..log.replay_result import ReplayResult
 from ..log.wal import Wal, WalItem
 from ..log.wal_files import wal_epochs
 from ..ports import HomePort
+from ..quiesce import unquiesce
 from ..raft.core import LEADER, Raft
 from ..raft.mending import Mend
 from ..raft.state import Limits
@@ -34,7 +35,7 @@ from ..replica.apply import UnknownVersion
 from ..replica.member import STOPPED, Halt, Member
 from ..snapshot import format as snapshot_format
 from ..types import Spec
-from . import life, revival
+from . import life
 from .location import SealedFile
 from .segments import Segments
 
@@ -141,7 +142,7 @@ def _build_members(
         recovered = said.get(spec.uid) or Recovered()
         state, snapshot_row = states.of(spec.uid), snapshots.of(spec.uid)
         if known is None and state is not None and slept_on(state, snapshot_row, recovered):
-            revival.adopt_row(system, spec, state)
+            unquiesce.adopt_row(system, spec, state)
             continue
         system.names[spec.name] = spec.uid
         member = None

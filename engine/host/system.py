@@ -36,6 +36,8 @@ from ..log.space import Space
 from ..log.wal import Rolled, Sealed, Wal, WalConfig
 from ..machine import Machine
 from ..ports import PeersPort, StorePort, WriterPort
+from ..quiesce import unquiesce
+from ..quiesce.quiesce import Quiesce
 from ..raft.messages import Message
 from ..raft.progress import Window
 from ..raft.state import Limits
@@ -62,7 +64,7 @@ from ..transfer.snapshot_receiver import SnapshotReceiver
 from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
 from ..transfer.snapshot_store import SnapshotStore
 from ..types import Buffer, Spec
-from . import ending, outbound, parting, recovery, revival
+from . import ending, outbound, parting, recovery
 from .books import Books
 from .budget import Budget
 from .cache import PayloadCache
@@ -71,7 +73,6 @@ from .disk_pace import SlowDisk
 from .follower_reads import FollowerReads
 from .forks import Forks
 from .groups import Directory
-from .hibernation import Hibernation
 from .holders import Holders
 from .homes import Homes, Recount
 from .inbound import Inbound
@@ -264,7 +265,7 @@ class System:
         )
         self.mend_turns = MendTurns(self.node_id, self.live, self.find, self.send_blob)
         self.forks = Forks(self.disk, self.path, self.config.disk_reserve_bytes, self.node_id, self.reader)
-        self.hibernation = Hibernation(self)
+        self.hibernation = Quiesce(self)
         self.names = Names(self.hibernation.sleepers)
         self.versions = Versions(
             self.node_id, self.config.machine_upgrade_percent, self.members, self.live, lambda: self.peers.nodes,
@@ -494,7 +495,7 @@ class System:
         member = self.members.get(uid)
         if member is not None:
             return member.spec
-        return revival.stored_spec(self, uid) if uid in self.hibernation.sleepers else None
+        return unquiesce.stored_spec(self, uid) if uid in self.hibernation.sleepers else None
 
 
 def _nothing() -> None:

@@ -5,7 +5,7 @@ A damaged group keeps what it certainly once had: the log in front of the damage
 as a member that is being mended. Invariants: the row that says so is durable before anything that would hide the
 damage is written, and it stays until the WAL has nothing more of the damaged batches, so that a start meets it in the
 same way however often, and wherever it was cut off; a group of which this node has the only copy is stopped, because
-nobody can mend it. Called by `recovery` and `revival` at starts, by `applier` and `outbound` while running.
+nobody can mend it. Called by `recovery` and `unquiesce` at starts, by `applier` and `outbound` while running.
 
 Whose turn it is to be mended, when a scrub found damage in records of a group that runs (`MendTurns`): a member that
 lost records does not count until it is mended, and two of three at once would leave nobody to mend them, although each

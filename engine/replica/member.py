@@ -33,7 +33,7 @@ STOPPED = "stopped"
 DELETED = "deleted"
 MENDING = "mending"
 ASLEEP = "hibernating"
-"""This object stands for nothing any more: the group is a row of `sleepers`, or another object since."""
+"""This object stands for nothing any more: the group is a row of `quiesced_table`, or another object since."""
 
 
 class Halt:

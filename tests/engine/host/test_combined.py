@@ -18,11 +18,11 @@ from logyard.machines.command import APPEND
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
 
+from ..quiesce.test_quiesce import asleep, sleeps
 from .cluster import Cluster, cluster, until
 from .scribe import Scribe, command
 from .scribe import machines as scribes
 from .test_effects import Clocks, same, scribe, tell
-from .test_hibernation import asleep, sleeps
 from .test_uploads import SIZE, begin, upload, whole
 
 SESSION, TTL = 4242, 60_000

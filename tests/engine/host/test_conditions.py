@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from logyard.engine.host import revival
 from logyard.engine.host.homes import Homes
+from logyard.engine.quiesce import unquiesce
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.state import PRECANDIDATE
 from logyard.engine.replica.member import HALTED, Member
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness
 
+from ..quiesce.test_quiesce import QUICK, asleep, row, sleeping_leader
 from .cluster import cluster, until
-from .test_hibernation import QUICK, asleep, row, sleeping_leader
 
 WAKES = [
     # what differs from the stored row of a group that slept under this very node -> its role when it wakes
@@ -46,14 +46,14 @@ async def test_who_wakes_leads_only_in_the_term_that_it_won(
         changed = slept._replace(term=slept.term + differs.get("term", 0), leader=differs.get("leader", 2))
         system.hibernation.sleepers.pop(uid)
         system.hibernation.sleepers.add(uid, changed)
-        revive = revival.revive
+        revive = unquiesce.revive
 
         def revived(*arguments: Any) -> Member:
             member = revive(*arguments)
             member.raft.vote = differs.get("vote", member.raft.vote)
             return member
 
-        monkeypatch.setattr(revival, "revive", revived)
+        monkeypatch.setattr(unquiesce, "revive", revived)
         member = system.hibernation.find(uid, use=differs.get("use", False), by=0 if differs.get("use") else 3)
         assert member is not None and member.raft.role == role
         assert (member.raft.leader == 2) == (role == LEADER)

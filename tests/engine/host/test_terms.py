@@ -21,9 +21,9 @@ from logyard.machines.queue import Queue
 from logyard.machines.rehearsal import Rehearsal
 from logyard.protocol.frame import encode_frame
 
+from ..quiesce.test_quiesce import asleep
 from .cluster import Cluster, cluster, until
 from .test_effects import Clocks
-from .test_hibernation import asleep
 
 LEASE_MS = 6000
 SESSION, OTHER = 71, 72

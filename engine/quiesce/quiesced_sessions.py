@@ -2,7 +2,7 @@
 sleep; when a client falls silent, the groups that have to end its sessions wake.
 
 Invariant: a group is here with every client of its sessions exactly while it sleeps under this node. Called by
-`hibernation`.
+`quiesce`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from ..replica.member import Member
 
 if TYPE_CHECKING:
-    from .system import System
+    from ..host.system import System
 
 
-class Guests:
+class QuiescedSessions:
     """client -> (group, time to live in ms) of its sessions; group -> since when silence counts."""
 
     __slots__ = ("system", "_clients", "_since")

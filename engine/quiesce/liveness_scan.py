@@ -1,7 +1,7 @@
 """What a node's coming or going means for the groups that sleep: walks over their table, as far as there is time.
 
 Invariant: until a dead node's walk is over, a group that wakes takes it for gone, whatever its row says yet. What a
-walk finds is the state of then, so walks that overlap do no harm. Called by `inbound` (liveness) and `hibernation`.
+walk finds is the state of then, so walks that overlap do no harm. Called by `inbound` (liveness) and `quiesce`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .sleepers import quorum_lives
+from .quiesced_table import quorum_lives
 
 if TYPE_CHECKING:
-    from .hibernation import Hibernation
+    from .quiesce import Quiesce
 
 SWEEP_SECONDS = 0.02
 """What a tick may spend on it."""
 
 
-class Sweeps:
+class LivenessScan:
     """One node's, in the order they were begun."""
 
     __slots__ = ("hibernation", "system", "sleepers", "_live", "_queue")
 
-    def __init__(self, hibernation: Hibernation) -> None:
+    def __init__(self, hibernation: Quiesce) -> None:
         self.hibernation = hibernation
         self.system = hibernation.system
         self.sleepers = hibernation.sleepers

@@ -19,20 +19,21 @@ import trio
 
 from logyard.protocol.errors import LogyardError
 
+from ..host import payload_flush, rows
+from ..host.leaderboard import UNKNOWN, Standing
 from ..raft import quiescence
 from ..raft.core import LEADER
 from ..replica.member import ASLEEP, RUNNING, STOPPED, Member
 from ..transport.blobs import AWAKE, DIGEST, SLEEP, SLEEPERS, SLEEPING
-from . import payload_flush, revival, rows
-from .accord import Accord
-from .alarms import Alarms
-from .guests import Guests
-from .leaderboard import UNKNOWN, Standing
-from .sleepers import Row, Shape, Sleepers
-from .sweeps import Sweeps
+from . import unquiesce
+from .digest import Digests
+from .liveness_scan import LivenessScan
+from .quiesced_sessions import QuiescedSessions
+from .quiesced_table import QuiescedTable, Row, Shape
+from .timers import Timers
 
 if TYPE_CHECKING:
-    from .system import System
+    from ..host.system import System
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +50,12 @@ TIDY_MIN = 256
 """Groups that went to sleep since memory was given back last: it costs tens of milliseconds."""
 
 
-class Hibernation:
+class Quiesce:
     """Both ends of going to sleep, and every way to wake."""
 
     def __init__(self, system: System) -> None:
         self.system = system
-        self.sleepers = Sleepers(system.node_id)
+        self.sleepers = QuiescedTable(system.node_id)
         self.slept = 0
         self.woken = 0
         self._tidied = 0
@@ -69,10 +70,10 @@ class Hibernation:
         self._notices: dict[int, list[int]] = {}
         # Groups to wake when there is time: (leader that each slept under, 0 for one that is gone; by whose word).
         self._waking: dict[int, tuple[int, int]] = {}
-        self.guests = Guests(system)
-        self.alarms = Alarms(self)
-        self.accord = Accord(self)
-        self.sweeps = Sweeps(self)
+        self.guests = QuiescedSessions(system)
+        self.alarms = Timers(self)
+        self.accord = Digests(self)
+        self.sweeps = LivenessScan(self)
 
     # Going to sleep: the leader's side
 
@@ -321,7 +322,7 @@ class Hibernation:
         system.names[row.name] = uid
         if leader:
             system.leaderboard.rows[uid] = Standing(leader, row.term, row.since_ms)
-        member = system.members[uid] = revival.revive(system, uid, row.name)
+        member = system.members[uid] = unquiesce.revive(system, uid, row.name)
         if member.state == STOPPED:
             return member
         if member.raft.mend is not None:

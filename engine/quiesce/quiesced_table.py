@@ -4,7 +4,7 @@ Invariants: a group is in this table or a `Member`, never both; the sum kept for
 over the rows it concerns, whatever the order they came and went in (docs/internals/hosting.md). Rows are in an
 SQLite database in memory, and no Python object is kept for any of them: a few small ones for each, made while members
 end, would lie in the allocator's arenas that these leave, and keep them all. No I/O, no clock; the verbs are in
-`hibernation`.
+`quiesce`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def bucket(uid: int) -> int:
     return (uid >> 8) % BUCKETS
 
 
-class Sleepers:
+class QuiescedTable:
     """Rows by uid. `led_with[node]` is the sum over the groups that this node leads and `node` sleeps in,
     `under[node]` over those that this node sleeps in under `node`. `led` counts groups, `entries` and `bytes` sum what
     rows say of their last index and snapshot."""

@@ -17,7 +17,7 @@ from logyard.engine.transport.blobs import AWAKE, SLEEPING
 from logyard.protocol.errors import LogyardError, NotLeader
 from logyard.service.status import describe_sleeper
 
-from .cluster import Cluster, cluster, payload_books, until
+from ..host.cluster import Cluster, cluster, payload_books, until
 
 QUICK: dict[str, Any] = {"hibernate_after_ms": 30}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from logyard.engine.host.sleepers import Row, Shape, Sleepers, bucket, mark, quorum_lives
+from logyard.engine.quiesce.quiesced_table import QuiescedTable, Row, Shape, bucket, mark, quorum_lives
 
 SHAPE = Shape((1, 2, 3), (), (2, 3), (), "log")
 
@@ -15,7 +15,7 @@ def row(term: int = 1, leader: int = 1, shape: Shape = SHAPE) -> Row:
 
 def test_a_leaders_sums_are_those_of_its_followers_whatever_the_order() -> None:
     draw = random.Random(1)
-    leader, follower = Sleepers(1), Sleepers(2)
+    leader, follower = QuiescedTable(1), QuiescedTable(2)
     groups = {draw.getrandbits(64) | 1: draw.randint(1, 9) for _ in range(300)}
     for table in (leader, follower):
         order = list(groups)
@@ -34,7 +34,7 @@ def test_a_leaders_sums_are_those_of_its_followers_whatever_the_order() -> None:
 
 
 def test_a_group_without_a_leader_is_in_no_sum() -> None:
-    table = Sleepers(2)
+    table = QuiescedTable(2)
     table.add(9, row())
     table.follow(9, 0)
     assert table.under[1] == 0 and table.row(9).leader == 0 and 9 in table

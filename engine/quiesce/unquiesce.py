@@ -1,7 +1,7 @@
 """Hibernating groups and their stored rows: what a restart leaves asleep, and how one group becomes a member again.
 
 Invariant: a group stays a row at a restart only if the WAL says nothing of it but what happened before it slept; a
-member is rebuilt from its rows by the very code of recovery. Called by `recovery` and `hibernation`.
+member is rebuilt from its rows by the very code of recovery. Called by `recovery` and `quiesce`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..recovery.rebuild import log_base, spec_of
 from ..repair import log_repair
 from ..replica.member import Member
 from ..types import Spec
-from .sleepers import Row, Shape
+from .quiesced_table import Row, Shape
 
 if TYPE_CHECKING:
-    from .system import System
+    from ..host.system import System
 
 
 def adopt_row(system: System, spec: Spec, state: meta_rows.StateRow) -> None:
@@ -45,7 +45,7 @@ def revive(system: System, uid: int, name: str) -> Member:
     """A member from the rows that it hibernated by: recovery of one group, with nothing in the WAL. One whose rows are
     damaged comes up stopped."""
     # Recovery asks here which groups slept on.
-    from . import recovery
+    from ..host import recovery
 
     meta = system.storage.books.meta
     try:

@@ -3,7 +3,7 @@
 Invariant: a follower that sleeps in a group which its leader does not know to sleep (it stopped, stepped down, was
 deleted, or its word was lost) finds out within a few renewals, and so does a leader whose follower is awake. It costs
 one comparison a peer and tick, an exchange 256 sums and the rows of the parts that differ. Called by
-`hibernation`.
+`quiesce`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..transport.blobs import DIGEST, SLEEPERS
-from .sleepers import bucket
+from .quiesced_table import bucket
 
 if TYPE_CHECKING:
-    from .hibernation import Hibernation
+    from .quiesce import Quiesce
 
 STEADY_INTERVALS = 3
 """A difference is looked into when it stays the same for so many renewals: what is under way is over by then."""
@@ -34,10 +34,10 @@ class _Difference:
         self.sums = sums
 
 
-class Accord:
+class Digests:
     """This node's side, with every peer."""
 
-    def __init__(self, hibernation: Hibernation) -> None:
+    def __init__(self, hibernation: Quiesce) -> None:
         self.hibernation = hibernation
         self.system = hibernation.system
         self.sleepers = hibernation.sleepers

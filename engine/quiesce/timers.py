@@ -2,7 +2,7 @@
 
 Invariant: a group that sleeps keeps its `LogTime`, on its leader's node and on the others. Begun anew at every waking,
 log time would stand still over the sleep, and a timer further away than a group stays awake would never ring. Called
-by `hibernation`.
+by `quiesce`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..replica.log_time import MS, LogTime
 from ..replica.member import Member
 
 if TYPE_CHECKING:
-    from .hibernation import Hibernation
+    from .quiesce import Quiesce
 
 STEP_NS = 1_000_000_000
 """So much at once is no drift of the wall clock."""
@@ -24,11 +24,11 @@ AGAIN_NS = 10_000_000_000
 """A follower's alarm, whose timer is its leader's to fire, is looked at again after this time."""
 
 
-class Alarms:
+class Timers:
     """By group: the monotonic time (ns) to wake it at, and its clock, where that is known. Groups without timers have
     none."""
 
-    def __init__(self, hibernation: Hibernation) -> None:
+    def __init__(self, hibernation: Quiesce) -> None:
         self.hibernation = hibernation
         self.system = hibernation.system
         self._alarms: dict[int, tuple[int, LogTime | None]] = {}
