@@ -29,7 +29,7 @@ from ..raft.mending import Mend
 from ..raft.state import Limits
 from ..ranges import Range, subtract, union
 from ..recovery.inspect import replay_wal
-from ..recovery.rebuild import log_base, rebuild, slept_on, spec_of
+from ..recovery.rebuild import log_base, placed_through, rebuild, slept_on, spec_of
 from ..replica import snapshot_sections
 from ..replica.apply import UnknownVersion
 from ..replica.member import STOPPED, Halt, Member
@@ -99,8 +99,7 @@ def _open(system: System) -> None:
     system.wal.adopt(result)
     system.closing.append(system.wal.close)
     storage.segments.spoil(result.spoiled)
-    flushed_before: dict[int, int] = {}
-    restarted = _build_members(system, said, result, flushed_before)
+    restarted, doubted = _build_members(system, said, result)
     _leave_out(system.wal, storage.segments, result, system.damages.blank)
     system.counters.replay_nanoseconds = time.thread_time_ns() - began
     system.wal.open()
@@ -115,7 +114,7 @@ def _open(system: System) -> None:
         if uid in system.members:
             storage.flush.hard_state_written(system.members[uid])
     _adopt_files(system, flushed)
-    for uid, through in flushed_before.items():
+    for uid, through in doubted.items():
         for lost in _unplaced(system.members[uid], through + 1, system.store.homes(uid)):
             system.refill.lose(uid, *lost)
     system.chunks.recover(system.has, system.directory.deleted)
@@ -123,16 +122,17 @@ def _open(system: System) -> None:
 
 
 def _build_members(
-    system: System, said: Mapping[int, Recovered], result: ReplayResult, flushed_before: dict[int, int]
-) -> list[tuple[int, int]]:
-    """Returns (uid, snapshot index) of logs that start over above a snapshot without the WAL saying so. Fills in the
-    last entry in a segment, of groups whose records are damaged."""
+    system: System, said: Mapping[int, Recovered], result: ReplayResult
+) -> tuple[list[tuple[int, int]], dict[int, int]]:
+    """Return (uid, snapshot index) of logs that start over above a snapshot without the WAL saying so; and of groups
+    whose records are damaged up to where their payloads are where the rows say."""
     meta = system.storage.books.meta
     states, snapshots = _Beside(meta_rows.state_rows(meta)), _Beside(meta_rows.snapshot_rows(meta))
     hard_states = {uid: one.hard_state for uid, one in said.items() if one.hard_state is not None}
     damaged = system.damages.judge(result, hard_states)
     defined: set[int] = set()
     restarted: list[tuple[int, int]] = []
+    doubted: dict[int, int] = {}
     for row in meta_rows.group_rows(meta):
         spec = spec_of(row)
         defined.add(spec.uid)
@@ -167,11 +167,11 @@ def _build_members(
             restarted.append((spec.uid, base))
         system.members[spec.uid] = member
         if known is not None and state is not None:
-            flushed_before[spec.uid] = max(int(state.extra.get("flushed", 0)), log_base(state)[0])
+            doubted[spec.uid] = placed_through(state, recovered)
     for uid, known in damaged.items():
         if uid not in defined and uid not in system.directory.deleted:
             system.damages.bar(uid, known, said.get(uid) or Recovered())
-    return restarted
+    return restarted, doubted
 
 
 def _leave_out(wal: Wal, segments: Segments, result: ReplayResult, blank: set[int]) -> None:

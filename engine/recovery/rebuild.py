@@ -135,12 +135,10 @@ class Image:
             error = Corrupt(f"group {spec.name}", 0, f"a snapshot at {base_index} or above", newest)
             text = f"the log begins above {base_index}, and the newest snapshot is at {self.snapshot_index}"
             self.findings.append(Finding("snapshot", text, error))
-        self.flushed = flushed = max(int(state.extra.get("flushed", 0)), base_index)
-        entries = recovered.entries
-        if recovered.lowest and recovered.lowest <= flushed:
-            # What the WAL wrote after the last flush overwrote the end of what was flushed.
-            self.flushed = flushed = max(recovered.lowest - 1, base_index)
+        self.flushed = flushed = flushed_through(state, recovered)
+        if recovered.lowest:
             self.runs = cut_runs(self.runs, flushed + 1)
+        entries = recovered.entries
         if entries and entries[0].index <= flushed:
             entries = [entry for entry in entries if entry.index > flushed]
         jumped = bool(entries) and entries[0].index > flushed + 1
@@ -158,7 +156,7 @@ class Image:
                     return
             # An installed snapshot: the log starts over above it, whatever stood there before. What was committed still
             # has its payloads where they were; those above came with the snapshot.
-            self.runs = cut_runs(self.runs, min(flushed, state.commit) + 1)
+            self.runs = cut_runs(self.runs, placed_through(state, recovered) + 1)
             self.log = RaftLog(snapshot.index, snapshot.term, (), entries if restarted else [])
             self.flushed = snapshot.index
             return
@@ -211,6 +209,19 @@ def log_base(state: StateRow | None) -> tuple[int, int]:
     """Return (index, term) that the stored log starts above."""
     index, term = state.extra.get("log", (0, 0)) if state is not None else (0, 0)
     return index, term
+
+
+def flushed_through(state: StateRow, recovered: Recovered) -> int:
+    """Return the last entry that segments have of the log: what the WAL wrote after the last flush overwrote the end of
+    what was flushed."""
+    base = log_base(state)[0]
+    flushed = max(int(state.extra.get("flushed", 0)), base)
+    return max(recovered.lowest - 1, base) if recovered.lowest and recovered.lowest <= flushed else flushed
+
+
+def placed_through(state: StateRow, recovered: Recovered) -> int:
+    """Return the last entry whose payload is where the rows say, whatever a snapshot put in the place of the log."""
+    return min(flushed_through(state, recovered), state.commit)
 
 
 def slept_on(state: StateRow, snapshot: SnapshotRow | None, recovered: Recovered) -> bool:

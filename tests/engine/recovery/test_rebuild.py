@@ -10,7 +10,7 @@ from logyard.engine.entry import COMMANDS, Entry, build_plain
 from logyard.engine.log.meta_rows import Departed, SegmentRun, SnapshotRow, StateRow
 from logyard.engine.log.recovered import Collector, Recovered
 from logyard.engine.raft.configuration import Configuration
-from logyard.engine.recovery.rebuild import Image, rebuild, slept_on
+from logyard.engine.recovery.rebuild import Image, placed_through, rebuild, slept_on
 from logyard.engine.snapshot.format import Snapshot
 from logyard.engine.types import Spec
 from logyard.protocol.errors import Corrupt
@@ -70,6 +70,16 @@ def test_the_wal_goes_on_where_segments_end() -> None:
     assert (image.term, image.vote, image.commit, image.floor) == (3, 2, 12, 5)
     image = rebuild(SPEC, checkpoint(10, commit=8), None, wal(entries(11, 12)))
     assert shape(image) == ((0, 0), [11, 12], 10, [SegmentRun(1, 10, 4)])
+
+
+@pytest.mark.parametrize(("said", "through"), [(wal(), 8), (wal(entries(10, 12)), 8), (wal(entries(7, 9)), 6)])
+def test_payloads_are_where_the_rows_say_up_to_where_the_runs_of_a_log_that_starts_over_end(
+    said: Recovered, through: int
+) -> None:
+    row = checkpoint(10, commit=8)
+    image = rebuild(SPEC, row, snapshot(20), said)
+    assert image.log.snapshot_index == 20 and image.runs == [SegmentRun(1, through, 4)]
+    assert placed_through(row, said) == through
 
 
 def test_what_the_wal_voids_is_not_in_segments_either() -> None:
