@@ -36,7 +36,7 @@ def filesystem_of(path: Path, mounts: str | None = None) -> str:
 
 
 def fdatasync_us(directory: Path, rounds: int = 64, size: int = 4096) -> float:
-    """Median microseconds of a `size`-byte write and fdatasync into space written before."""
+    """Return the median microseconds of a `size`-byte write and fdatasync into space written before."""
     block = os.urandom(size)
     times: list[float] = []
     with tempfile.TemporaryFile(dir=directory) as stream:
@@ -52,7 +52,7 @@ def fdatasync_us(directory: Path, rounds: int = 64, size: int = 4096) -> float:
 
 
 def memcpy_mb_per_s(size: int = 16 << 20, rounds: int = 4) -> float:
-    """Megabytes per second of a plain copy of `size` bytes, the best of `rounds`."""
+    """Return the megabytes per second of a plain copy of `size` bytes, the best of `rounds`."""
     source, target = memoryview(bytes(size)), bytearray(size)
     best = 0.0
     for _ in range(rounds):
@@ -63,7 +63,7 @@ def memcpy_mb_per_s(size: int = 16 << 20, rounds: int = 4) -> float:
 
 
 def describe_machine(directory: Path) -> dict[str, object]:
-    """Cores, Python, file system and the two speeds, for the report."""
+    """Return cores, Python, file system and the two speeds, for the report."""
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),

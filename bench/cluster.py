@@ -31,11 +31,11 @@ class Cluster(Protocol):
         ...
 
     def kill9(self, *node_ids: int) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to these nodes."""
         ...
 
     def stop(self) -> Mapping[int, int]:
-        """SIGTERM to all; returns exit codes by node."""
+        """Send SIGTERM to all; return exit codes by node."""
         ...
 
     def start(self) -> None:

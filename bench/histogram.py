@@ -77,7 +77,7 @@ class Histogram:
         return self.total_seconds / self.samples if self.samples else 0.0
 
     def dump(self) -> dict[str, object]:
-        """Plain values for JSON; empty buckets are left out."""
+        """Return plain values for JSON; empty buckets are left out."""
         return {
             "counts": [[bucket, count] for bucket, count in enumerate(self.counts) if count],
             "samples": self.samples,

@@ -70,7 +70,7 @@ class KvLoad:
         return b"%d/%d/%d" % (self.spec.lane, client, number % self.spec.keys)
 
     async def prepare(self) -> None:
-        """What has to be there before the load."""
+        """Prepare what has to be there before the load."""
         if self.spec.mode == "get":
             keys = iter([self.key(client, n) for client in range(self.spec.clients) for n in range(self.spec.keys)])
 
@@ -90,24 +90,24 @@ class KvLoad:
         return done.revision
 
     def start(self) -> None:
-        """From here on it is measured, after the warm-up."""
+        """Measure from here on, after the warm-up."""
         self.measure_from = time.perf_counter() + self.spec.warmup_s
         self.measure_until = self.measure_from + self.spec.seconds
 
     def count(self, began: float, now: float) -> None:
-        """An operation is over."""
+        """Count an operation that is over."""
         self.acknowledged += 1
         if self.measure_from <= now < self.measure_until:
             self.counted += 1
             self.histogram.add(now - began)
 
     def problem(self, text: str) -> None:
-        """Something is not as it must be."""
+        """Note what is not as it must be."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(text)
 
     async def client(self, client: int) -> None:
-        """One closed loop."""
+        """Run one closed loop."""
         from logyard.protocol.errors import LogyardError
 
         number = 0
@@ -130,7 +130,7 @@ class KvLoad:
             self.count(began, time.perf_counter())
 
     async def read_back(self, client: int) -> None:
-        """The newest keys of a client, once more."""
+        """Read the newest keys of a client once more."""
         newest = sorted((number, key) for key, number in self.written.items() if key.split(b"/")[1] == b"%d" % client)
         for number, key in newest[-10:]:
             found = await self.kv.get(key, timeout=TIMEOUT_S)
@@ -222,7 +222,7 @@ async def load_main() -> None:
 
 
 def main() -> None:
-    """Entry point of the process. Errors end it with one line on standard error."""
+    """Run the process. Errors end it with one line on standard error."""
     gc.freeze()
     gc.disable()
     sys.setswitchinterval(5e-5)

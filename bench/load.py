@@ -62,7 +62,7 @@ class Flight:
         self.samples: list[tuple[int, int]] = []
 
     def done(self) -> None:
-        """The frame is answered: count, and submit as many again."""
+        """Count the frame that is answered, and submit as many appends again."""
         load, batch, starts = self.load, self.batch, self.starts
         now = time.perf_counter()
         count = len(starts)
@@ -114,7 +114,7 @@ class Load:
         return 1 + int(self.random.expovariate(1.0 / self.spec.sample_one_in))
 
     def submit(self, clients: Sequence[int], now: float) -> None:
-        """One append for each of `clients` (a client may be named several times)."""
+        """Submit one append for each of `clients` (a client may be named several times)."""
         places, flights, logs = self.places, self.flights, self.logs
         body, count = self.workload.body, len(logs)
         number = self.number
@@ -137,7 +137,7 @@ class Load:
         self.number = number
 
     def fail(self, count: int, error: Exception) -> None:
-        """Appends that failed: their clients stop, so that a broken cluster is not hammered."""
+        """Count appends that failed: their clients stop, so that a broken cluster is not hammered."""
         self.failed += count
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(str(error))
@@ -212,7 +212,7 @@ async def load_main() -> None:
 
 
 def main() -> None:
-    """Entry point of the process. Errors end it with one line on standard error."""
+    """Run the process. Errors end it with one line on standard error."""
     import gc
 
     # Nothing of the load forms cycles; a collection in the middle would be measured as the cluster's latency.

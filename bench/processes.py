@@ -43,7 +43,7 @@ def family(pids: Iterable[int]) -> set[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a node, all its processes."""
+    """Return the resident memory of a node, all its processes, in bytes."""
     total = 0
     for member in family([pid]):
         fields = stat_fields(member)
@@ -53,7 +53,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Resident memory of a node that is no file's, all its processes."""
+    """Return the resident memory of a node that is no file's, all its processes, in bytes."""
     total = 0
     for member in family([pid]):
         try:
@@ -65,7 +65,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a node so far, all its processes; of threads that ended, too."""
+    """Return the user and system time of a node so far, all its processes; of threads that ended, too."""
     total = 0.0
     for member in family([pid]):
         try:

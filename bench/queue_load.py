@@ -70,7 +70,7 @@ class Consumers:
         self.measure_from = self.measure_until = 0.0
 
     async def run(self) -> dict[str, Any]:
-        """Until "end" was said and the queues are empty."""
+        """Consume until "end" was said and the queues are empty."""
         cpu = time.process_time()
         self.measure_from = time.perf_counter() + self.spec.warmup_s
         self.measure_until = self.measure_from + self.spec.seconds
@@ -91,13 +91,13 @@ class Consumers:
         }
 
     async def consume(self, name: str) -> None:
-        """One consumer."""
+        """Run one consumer."""
         async with self.yard.queue(name).consume(prefetch=self.prefetch, prefetch_bytes=8 << 20) as consumer:
             while True:
                 self.take(consumer, await consumer.__anext__())
 
     def take(self, consumer: Consumer, message: Any) -> None:
-        """One message, checked and acknowledged."""
+        """Check and acknowledge one message."""
         consumer.ack_nowait(message)
         self.last = now = time.perf_counter()
         self.total += 1
@@ -131,7 +131,7 @@ async def main_async() -> None:
 
 
 def main() -> None:
-    """Entry point of the process. Errors end it with one line on standard error."""
+    """Run the process. Errors end it with one line on standard error."""
     gc.freeze()
     gc.disable()
     sys.setswitchinterval(5e-5)

@@ -44,5 +44,5 @@ def append_figures(
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """`total` split into `parts` that differ by at most one."""
+    """Split `total` into `parts` that differ by at most one."""
     return [total // parts + (number < total % parts) for number in range(parts)]

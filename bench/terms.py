@@ -39,19 +39,19 @@ class Terms:
         self.number = 0
 
     def over(self, what: str, passed_s: float, length_s: float) -> None:
-        """A term of `length_s` was over when so much had passed."""
+        """Count a term of `length_s` that was over when so much had passed."""
         self.checked += 1
         if passed_s < length_s - ROUNDED_S:
             self.early.append(f"{what} of {length_s:g} s was over {passed_s:.3f} s after it was last asked for")
 
     def row(self) -> dict[str, Any]:
-        """For a report."""
+        """Return the row for a report."""
         return {"terms": self.checked, "terms_early": len(self.early), "terms_late_s": round(self.late_s, 3)}
 
     # KV
 
     async def leases(self, yard: Yard, name: str, failed: Callable[[LogyardError], None]) -> None:
-        """Leases of a KV group, one after the other on a few lanes, until cancelled."""
+        """Grant leases of a KV group, one after the other on a few lanes, until cancelled."""
         async with trio.open_nursery() as nursery:
             for lane in range(KV_LANES):
                 nursery.start_soon(self._lane, yard, name, lane, failed)
@@ -94,7 +94,7 @@ class Terms:
     # Queues
 
     async def deliveries(self, yard: Yard, name: str, failed: Callable[[LogyardError], None]) -> None:
-        """Messages that two consumers get and do not settle in time, and delayed ones, until cancelled."""
+        """Publish messages that two consumers get and do not settle in time, and delayed ones, until cancelled."""
         sent: dict[bytes, tuple[float, float]] = {}
         async with trio.open_nursery() as nursery:
             for _ in range(2):

@@ -18,7 +18,7 @@ PART_BYTES = 4 << 20
 
 
 def parts(size: int, seed: int) -> Iterator[bytes]:
-    """`size` bytes in parts that differ from one another."""
+    """Yield `size` bytes in parts that differ from one another."""
     pool = random.Random(seed).randbytes(PART_BYTES)
     for number, at in enumerate(range(0, size, PART_BYTES)):
         part = number.to_bytes(8, "little") + pool[8:]

@@ -31,7 +31,7 @@ class Workload:
         self.windows = pool_bytes - self.rest
 
     def body(self, number: int) -> bytes:
-        """Body `number`: one join, no random draw."""
+        """Return body `number`: one join, no random draw."""
         at = number * POOL_STEP % self.windows
         stamp = STAMP.pack(self.seed << 16 & 0xFFFFFFFFFFFF0000 | self.lane, number)
         return b"".join((stamp, self.pool[at : at + self.rest]))

@@ -406,7 +406,7 @@ class SystemConfig:
 
 
 def unknown_key(key: str, known: Iterable[str], where: str = "") -> BadRequest:
-    """The error for a key that does not exist, with the nearest that does. `where` names its table or file."""
+    """Return the error for a key that does not exist, with the nearest that does. `where` names its table or file."""
     nearest = difflib.get_close_matches(key, known, n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return BadRequest(f"unknown key {key}{f' in {where}' if where else ''}{hint}", key=key)

@@ -24,6 +24,6 @@ def raise_limit() -> int:
 
 
 def has_room(fd: int, share: float) -> bool:
-    """Whether a connection with this descriptor leaves files their part."""
+    """Return whether a connection with this descriptor leaves files their part."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft < 0 or fd < soft * share

@@ -38,7 +38,7 @@ SPARE_DESCRIPTORS = 16
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that the disk, or this user's share of it, is full."""
+    """Return whether an error says that the disk, or this user's share of it, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -46,19 +46,19 @@ _DAMAGE = (errno.EIO, errno.ENOENT, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN,
 
 
 def is_damage(error: OSError) -> bool:
-    """Whether an error of reading says that bytes are lost. All others are the process's or the machine's, and pass: no
-    descriptors, no memory, no right."""
+    """Return whether an error of reading says that bytes are lost. All others are the process's or the machine's, and
+    pass: no descriptors, no memory, no right."""
     return error.errno in _DAMAGE
 
 
 def is_short(error: BaseException) -> bool:
-    """Whether an error says that the process or the machine lacks descriptors or memory. That passes, and says nothing
-    about a disk or a file: what met it is done again later."""
+    """Return whether an error says that the process or the machine lacks descriptors or memory. That passes, and says
+    nothing about a disk or a file: what met it is done again later."""
     return isinstance(error, OSError) and error.errno in SHORT
 
 
 def unreadable(path: str, offset: int, want: object, error: OSError) -> LogyardError:
-    """What a read that failed means: `Busy` where the process lacks something, else `Corrupt`."""
+    """Return what a read that failed means: `Busy` where the process lacks something, else `Corrupt`."""
     if is_short(error):
         return Busy(SHORTAGE, SHORT_RETRY_S)
     return Corrupt(path, offset, want, error.strerror)
@@ -124,7 +124,7 @@ class Disk:
                 raise
 
     def _open(self, path: str, flags: int, mode: int = 0o600) -> int:
-        """A descriptor, out of the reserve when there is no other."""
+        """Return a descriptor, out of the reserve when there is no other."""
         while True:
             try:
                 fd = os.open(path, flags | os.O_CLOEXEC, mode)
@@ -143,15 +143,15 @@ class Disk:
         self.sync_directory(os.path.dirname(os.path.abspath(path)))
 
     def list_directory(self, path: str) -> list[str]:
-        """Names in `path`, sorted."""
+        """Return the names in `path`, sorted."""
         return sorted(os.listdir(path))
 
     def create(self, path: str) -> int:
-        """A descriptor of a new, empty file (0600), for reading and writing; its name is not durable yet."""
+        """Return a descriptor of a new, empty file (0600), for reading and writing; its name is not durable yet."""
         return self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | OPEN)
 
     def open_file(self, path: str, *, write: bool = False) -> int:
-        """A descriptor of a file that exists."""
+        """Return a descriptor of a file that exists."""
         return self._open(path, (os.O_RDWR if write else os.O_RDONLY) | OPEN)
 
     def close(self, fd: int) -> None:
@@ -161,16 +161,16 @@ class Disk:
             self._refill()
 
     def size(self, fd: int) -> int:
-        """Bytes of an open file."""
+        """Return the bytes of an open file."""
         return os.fstat(fd).st_size
 
     def free_bytes(self, path: str) -> int:
-        """Bytes that this process may still allocate on the file system of `path`. A quota may say less."""
+        """Return the bytes that this process may still allocate on the file system of `path`. A quota may say less."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
     def read(self, fd: int, length: int, offset: int) -> bytes:
-        """Up to `length` bytes at `offset`; fewer only at the end of the file."""
+        """Return up to `length` bytes at `offset`; fewer only at the end of the file."""
         found = os.pread(fd, length, offset)
         if len(found) == length or not found:
             return found
@@ -235,8 +235,8 @@ class Disk:
         return total
 
     def open_direct(self, path: str) -> int:
-        """A descriptor whose writes bypass the page cache, for `aligned_write`; -1 where the file system has no such
-        thing.
+        """Return a descriptor whose writes bypass the page cache, for `aligned_write`; -1 where the file system has no
+        such thing.
 
         A page of cache that was never touched costs more than the write (docs/decisions/0004): five times the CPU a
         MiB.
@@ -284,8 +284,8 @@ class Disk:
         self.bytes_written += self._write_stage(fd, zeros, offset)
 
     def unwritten_from(self, fd: int, offset: int) -> int:
-        """The first offset >= `offset` whose space was reserved and never written; where the file system can't tell,
-        or all was written, the file's size."""
+        """Return the first offset >= `offset` whose space was reserved and never written; where the file system can't
+        tell, or all was written, the file's size."""
         try:
             return os.lseek(fd, offset, os.SEEK_HOLE)
         except OSError:
@@ -308,12 +308,12 @@ class Disk:
         return os.pwritev(fd, buffers, offset)
 
     def datasync(self, fd: int) -> None:
-        """fdatasync: the data, and the metadata needed to read it back, are durable."""
+        """Make the data, and the metadata needed to read it back, durable (fdatasync)."""
         self.fdatasyncs += 1
         os.fdatasync(fd)
 
     def sync_file(self, fd: int) -> None:
-        """fsync: data and all metadata are durable."""
+        """Make data and all metadata durable (fsync)."""
         os.fsync(fd)
 
     def sync_directory(self, path: str) -> None:
@@ -358,7 +358,7 @@ class Disk:
             pass
 
     def revalidate(self, path: str) -> None:
-        """What the page cache holds of a file goes to the disk, and then out of memory: what is read next is what the
+        """Write what the page cache holds of a file to the disk, and drop it from memory: what is read next is what the
         disk has. After a failed sync the kernel calls pages clean that never got there. Raises `OSError`."""
         fd = self.open_file(path)
         try:
@@ -368,7 +368,7 @@ class Disk:
             self.close(fd)
 
     def forget_pages(self, fd: int, offset: int, length: int) -> None:
-        """Clean pages of a file that nobody has mapped leave memory: the next read is the disk's."""
+        """Drop clean pages of a file that nobody has mapped from memory: the next read is the disk's."""
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     def lock_directory(self, path: str) -> int:
@@ -424,16 +424,16 @@ class FaultyDisk(Disk):
         raise OSError(error, f"{os.strerror(error)} (injected at {name})")
 
     def create(self, path: str) -> int:
-        """As `Disk` does it, unless its turn to fail has come."""
+        """Create as `Disk` does, unless its turn to fail has come."""
         self._enter("create", path)
         return super().create(path)
 
     def open_direct(self, path: str) -> int:
-        """As `Disk` does it when `direct` is set."""
+        """Open as `Disk` does when `direct` is set."""
         return super().open_direct(path) if self.direct else -1
 
     def preallocate(self, fd: int, size: int, fill: bool = True) -> None:
-        """As `Disk` does it, unless its turn to fail has come."""
+        """Preallocate as `Disk` does, unless its turn to fail has come."""
         self._enter("preallocate", fd)
         super().preallocate(fd, size, fill)
 
@@ -448,31 +448,31 @@ class FaultyDisk(Disk):
         return os.pwrite(fd, data, offset)
 
     def datasync(self, fd: int) -> None:
-        """As `Disk` does it, unless its turn to fail has come."""
+        """Sync as `Disk` does, unless its turn to fail has come."""
         self._enter("datasync", fd)
         super().datasync(fd)
 
     def sync_file(self, fd: int) -> None:
-        """As `Disk` does it, unless its turn to fail has come."""
+        """Sync as `Disk` does, unless its turn to fail has come."""
         self._enter("sync_file", fd)
         super().sync_file(fd)
 
     def sync_directory(self, path: str) -> None:
-        """As `Disk` does it, unless its turn to fail has come."""
+        """Sync as `Disk` does, unless its turn to fail has come."""
         self._enter("sync_directory", path)
         super().sync_directory(path)
 
     def revalidate(self, path: str) -> None:
-        """As `Disk` does it, unless its turn to fail has come."""
+        """Revalidate as `Disk` does, unless its turn to fail has come."""
         self._enter("revalidate", path)
         super().revalidate(path)
 
     def rename(self, old: str, new: str) -> None:
-        """As `Disk` does it, unless its turn to fail has come."""
+        """Rename as `Disk` does, unless its turn to fail has come."""
         self._enter("rename", old)
         super().rename(old, new)
 
     def unlink(self, path: str) -> None:
-        """As `Disk` does it, unless its turn to fail has come."""
+        """Unlink as `Disk` does, unless its turn to fail has come."""
         self._enter("unlink", path)
         super().unlink(path)

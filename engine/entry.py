@@ -113,7 +113,7 @@ class Frame(NamedTuple):
         return bool(self.flags & UNIFORM)
 
     def split_commands(self) -> Sequence[bytes]:
-        """The command of each record."""
+        """Return the command of each record."""
         if self.flags & UNIFORM:
             return [self.commands] * self.records
         lengths = struct.unpack_from(f"<{self.records}I", self.commands)
@@ -136,24 +136,24 @@ class Unit(NamedTuple):
 
 
 def encode_system(name: str, *arguments: object) -> memoryview:
-    """A frame of the engine's own: one command, msgpack ``[name, ...arguments]``, and nothing else."""
+    """Return a frame of the engine's own: one command, msgpack ``[name, ...arguments]``, and nothing else."""
     command = msgpack.packb([name, *arguments])
     return memoryview(FRAME.pack(FRAME_VERSION, UNIFORM | SYSTEM, 0, 1, len(command), 0, 0, 0, 0) + command)
 
 
 def system_command(frame: Frame) -> list[Any]:
-    """What `encode_system` was given."""
+    """Return what `encode_system` was given."""
     found: list[Any] = msgpack.unpackb(frame.commands)
     return found
 
 
 def unit_seed(uid: int, index: int, term: int, unit: int) -> int:
-    """The seed that binds a unit's hash to its place: bytes moved to another entry never verify."""
+    """Return the seed that binds a unit's hash to its place: bytes moved to another entry never verify."""
     return (uid ^ (index * 0x9E3779B97F4A7C15) ^ (term * 0xC2B2AE3D27D4EB4F) ^ (unit * 0x165667B19E3779F9)) & MASK64
 
 
 def unit_hash(uid: int, index: int, term: int, unit: int, data: Buffer) -> bytes:
-    """xxh3-128 of one unit's bytes, seeded with its place."""
+    """Return the xxh3-128 of one unit's bytes, seeded with its place."""
     return xxhash.xxh3_128_digest(data, unit_seed(uid, index, term, unit))
 
 
@@ -201,17 +201,17 @@ def build_system(index: int, term: int, timestamp: int, frames: Sequence[memoryv
 
 
 def build_plain(index: int, term: int, kind: int, timestamp: int, content: bytes = b"") -> Entry:
-    """A no-op or a configuration entry: it stands alone and has no payload."""
+    """Return a no-op or a configuration entry: it stands alone and has no payload."""
     return Entry(index, term, kind, ENTRY.pack(kind, 0, 0, 0, 0, 0, index, term, timestamp, 0) + content, (), 0)
 
 
 def plain_content(entry: Entry) -> bytes:
-    """What `build_plain` was given."""
+    """Return what `build_plain` was given."""
     return entry.data[ENTRY_BYTES:]
 
 
 def parse_entry(data: bytes, where: str = "entry") -> Entry:
-    """An `Entry` without bodies from its metadata; raises `Corrupt` when it is too short to be one."""
+    """Return an `Entry` without bodies from its metadata; raises `Corrupt` when it is too short to be one."""
     if len(data) < ENTRY_BYTES:
         raise Corrupt(where, 0, f"{ENTRY_BYTES} bytes", len(data))
     kind, _, _, units, _, _, index, term, _, body_bytes = ENTRY.unpack_from(data)
@@ -221,13 +221,13 @@ def parse_entry(data: bytes, where: str = "entry") -> Entry:
 
 
 def timestamp_of(data: bytes) -> int:
-    """The leader's log time, in milliseconds since 1970."""
+    """Return the leader's log time, in milliseconds since 1970."""
     stamp: int = ENTRY.unpack_from(data)[8]
     return stamp
 
 
 def units_of(data: bytes) -> list[Unit]:
-    """The unit directory of an entry's metadata, in the order of the payload bytes."""
+    """Return the unit directory of an entry's metadata, in the order of the payload bytes."""
     count = ENTRY.unpack_from(data)[3]
     found: list[Unit] = []
     offset = 0
@@ -239,12 +239,12 @@ def units_of(data: bytes) -> list[Unit]:
 
 
 def is_guarded(data: bytes) -> bool:
-    """Whether the engine has to look at an entry's frames before a machine does."""
+    """Return whether the engine has to look at an entry's frames before a machine does."""
     return bool(data[1] & GUARDED)
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """The frame heads of an entry, with the commands to apply."""
+    """Return the frame heads of an entry, with the commands to apply."""
     _, _, frames, units, _, _, _, _, _, _ = ENTRY.unpack_from(data)
     found: list[Frame] = []
     at = ENTRY_BYTES + units * UNIT_BYTES
@@ -295,6 +295,6 @@ def split_bodies(data: bytes, payload: memoryview) -> tuple[memoryview, ...]:
 
 
 def records_in(data: bytes) -> int:
-    """How many records (and so ordinals) an entry carries."""
+    """Return how many records (and so ordinals) an entry carries."""
     count: int = ENTRY.unpack_from(data)[4]
     return count

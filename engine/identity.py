@@ -59,8 +59,8 @@ class Acquaintances:
         self.known.update(known)
 
     def meet(self, node: int, origin: Origin, *, proved: bool = True) -> None:
-        """A process introduces itself; raises `Outdated` when it is not the successor of the one that is known. Nothing
-        is kept of one that did not prove to be that node."""
+        """Meet a process that introduces itself; raise `Outdated` when it is not the successor of the one that is
+        known. Nothing is kept of one that did not prove to be that node."""
         known = self.known.get(node, NOBODY)
         reason = difference(known, origin)
         if not proved:
@@ -77,21 +77,21 @@ class Acquaintances:
         self.fresh.add(node)
 
     def heard(self, node: int, written: int) -> None:
-        """A renewal of the process that was met: so much is durable there."""
+        """Take a renewal of the process that was met: so much is durable there."""
         known = self.known.get(node)
         if known is not None and written > known.written:
             self.known[node] = known._replace(written=written)
             self.stale.add(node)
 
     def forget(self, node: int) -> None:
-        """Whoever comes next under this number is believed."""
+        """Forget a node: whoever comes next under this number is believed."""
         self.known.pop(node, None)
         self.outdated.pop(node, None)
         self.fresh.discard(node)
         self.stale.discard(node)
 
     def take(self) -> list[tuple[int, Origin]]:
-        """What is to be stored; it counts as stored from now on."""
+        """Return what is to be stored; it counts as stored from now on."""
         nodes = sorted(self.fresh | self.stale)
         self.fresh.clear()
         self.stale.clear()
@@ -99,7 +99,7 @@ class Acquaintances:
 
 
 def difference(known: Origin, origin: Origin) -> str:
-    """Why `origin` can't be a later start of `known`, or nothing."""
+    """Return why `origin` can't be a later start of `known`, or nothing."""
     if known.directory and known.directory != origin.directory:
         return f"its data directory {origin.directory:016x} is not the one it had, {known.directory:016x}"
     if origin.epoch > EPOCH_MAX:
@@ -115,5 +115,6 @@ def difference(known: Origin, origin: Origin) -> str:
 
 
 def plausible(origin: Origin) -> bool:
-    """Whether a node can have said this of itself. What can't be was stored by a release that asked for no proof."""
+    """Return whether a node can have said this of itself. What can't be was stored by a release that asked for no
+    proof."""
     return bool(origin.directory) and origin.epoch <= EPOCH_MAX

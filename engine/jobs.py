@@ -38,11 +38,11 @@ class Jobs:
         self._tries: dict[str, tuple[int, float]] = {}
 
     def is_due(self, what: str) -> bool:
-        """Whether a job may be tried now."""
+        """Return whether a job may be tried now."""
         return what not in self._tries or self._tries[what][1] <= self._clock()
 
     def done(self, what: str) -> None:
-        """It succeeded, or nobody wants it any more."""
+        """Forget a job that succeeded, or that nobody wants any more."""
         self._tries.pop(what, None)
 
     def fail(self, what: str, error: Exception) -> JobFailed:
@@ -55,11 +55,11 @@ class Jobs:
         return JobFailed(f"{self.last} (try {tries}): everything is where it was")
 
     def is_hopeless(self, what: str) -> bool:
-        """Whether a job failed so often that it is set aside."""
+        """Return whether a job failed so often that it is set aside."""
         return self._tries.get(what, (0, 0.0))[0] >= TRIES
 
     def freeze(self, what: str, error: Exception) -> JobFailed:
-        """The switch to what a job built was cut short; the error to raise in its place."""
+        """Return the error to raise in place of `error`: the switch to what a job built was cut short."""
         self.failed += 1
         self.last = f"the switch of {what}: {type(error).__name__}: {error}"
         self.frozen = self.frozen or self.last
@@ -68,7 +68,7 @@ class Jobs:
 
     @contextmanager
     def switching(self, what: str) -> Iterator[None]:
-        """Around a switch: whatever it raises freezes, and comes out as `JobFailed`."""
+        """Enclose a switch: whatever it raises freezes, and comes out as `JobFailed`."""
         try:
             yield
         except Exception as error:
@@ -80,5 +80,5 @@ class Jobs:
             raise JobFailed(f"{self.frozen}: nothing is recycled or unlinked until this node is restarted")
 
     def status(self) -> dict[str, Any]:
-        """For `logyard status`; `waiting` are jobs that failed and have not succeeded since."""
+        """Return what `logyard status` shows; `waiting` are jobs that failed and have not succeeded since."""
         return {"failed": self.failed, "last": self.last, "waiting": sorted(self._tries), "frozen": self.frozen}

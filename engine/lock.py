@@ -59,14 +59,15 @@ def lock_writer(path: str, lock_fd: int) -> int:
 
 
 def lock_holders(fd: int) -> tuple[int, int]:
-    """(process that took a directory's lock, its writer process), 0 for none or unknown; `fd` is of the lock file."""
+    """Return (process that took a directory's lock, its writer process), 0 for none or unknown; `fd` is of the lock
+    file."""
     text = os.pread(fd, 2 * _PID, 0)
     owner, writer = (text[at : at + _PID].strip(b" \n\0") for at in (0, _PID))
     return int(owner) if owner.isdigit() else 0, int(writer) if writer.isdigit() else 0
 
 
 def in_use(path: str, fd: int) -> str:
-    """Who has a directory, and what to do about it, for a message."""
+    """Return who has a directory, and what to do about it, for a message."""
     owner, writer = lock_holders(fd)
     if owner and _wait_end(owner, 0):
         named = f"process {writer}, " if writer and not _wait_end(writer, 0) else ""
@@ -103,7 +104,7 @@ def _left_by_orphan(fd: int, seconds: float) -> bool:
 
 
 def _wait_end(process: int, seconds: float) -> bool:
-    """Whether a process has ended, or does within `seconds`. One that nobody has waited for has ended, too."""
+    """Return whether a process has ended, or does within `seconds`. One that nobody has waited for has ended, too."""
     try:
         fd = os.pidfd_open(process)
     except ProcessLookupError:

@@ -142,11 +142,11 @@ class Frozen(Protocol):
     """A state as it was when it was captured. Both are called once, by another thread."""
 
     def sections(self) -> Sections:
-        """What `snapshot` would have returned."""
+        """Return what `snapshot` would have returned."""
         ...
 
     def payloads(self) -> Iterable[tuple[int, int]]:
-        """(index, ordinal) of every payload that the state needed, in any order, some perhaps twice."""
+        """Yield (index, ordinal) of every payload that the state needed, in any order, some perhaps twice."""
         ...
 
 
@@ -195,7 +195,7 @@ class Machine(Protocol):
         ...
 
     def snapshot(self) -> Sections:
-        """A frozen view of the state."""
+        """Return a frozen view of the state."""
         ...
 
     def restore(self, sections: Sections) -> None:
@@ -203,7 +203,7 @@ class Machine(Protocol):
         ...
 
     def live_refs(self) -> Iterable[PayloadRange]:
-        """Every payload the state still needs, as ranges."""
+        """Yield every payload the state still needs, as ranges."""
         ...
 
 

@@ -105,23 +105,23 @@ class LivenessPort(Protocol):
         ...
 
     def is_dead_range(self, first: tuple[int, int], end: tuple[int, int]) -> bool:
-        """Whether all of a range within one entry is dead."""
+        """Return whether all of a range within one entry is dead."""
         ...
 
     def live_units(self, index: int, units: Iterable[tuple[int, int, int]]) -> set[int]:
-        """The live ones of an entry's units, given as (number, first ordinal, records)."""
+        """Return the live ones of an entry's units, given as (number, first ordinal, records)."""
         ...
 
     def live_ranges(self, upto_index: int) -> Iterable[PayloadRange]:
-        """What is not dead up to and with an index, as rising, disjoint ranges."""
+        """Return what is not dead up to and with an index, as rising, disjoint ranges."""
         ...
 
     def live_within(self, first: tuple[int, int], end: tuple[int, int]) -> Sequence[PayloadRange]:
-        """What is not dead of a range, rising and disjoint."""
+        """Return what is not dead of a range, rising and disjoint."""
         ...
 
     def encode_live_set(self, upto: int) -> bytes:
-        """The exact live set at or below an index, checksummed."""
+        """Return the exact live set at or below an index, checksummed."""
         ...
 
 
@@ -132,7 +132,7 @@ class StorePort(Protocol):
     """What failed of its jobs, and of the janitor's."""
 
     def open(self) -> Sequence[int]:
-        """BLOCKING. Open what is there; generations set aside are returned."""
+        """Open what is there; return the generations set aside. BLOCKING."""
         ...
 
     def close(self) -> None:
@@ -140,55 +140,56 @@ class StorePort(Protocol):
         ...
 
     def restore(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """At recovery: the rows that `changes` gave and the meta store kept."""
+        """Restore, at recovery, the rows that `changes` gave and the meta store kept."""
         ...
 
     def changes(self) -> list[tuple[bytes, bytes | None]]:
-        """Rows for the meta store: homes, dead marks and counters of the groups that changed since the last call."""
+        """Return rows for the meta store: homes, dead marks and counters of the groups that changed since the last
+        call."""
         ...
 
     def new_liveness(self) -> LivenessPort:
-        """An empty liveness: everything lives."""
+        """Return an empty liveness: everything lives."""
         ...
 
     def decode_liveness(self, live_set: bytes) -> LivenessPort:
-        """The liveness at a snapshot's index. Raises `Corrupt` on a missing or damaged live set."""
+        """Return the liveness at a snapshot's index. Raises `Corrupt` on a missing or damaged live set."""
         ...
 
     def missing(self, live_set: bytes, have_through: int) -> list[tuple[int, int]]:
-        """Ranges (first, last) of entry indexes in a live set, above `have_through`."""
+        """Return ranges (first, last) of entry indexes in a live set, above `have_through`."""
         ...
 
     def lost(self, uid: int, first: int, last: int) -> bool:
-        """Whether payloads of the entries first..last went with a generation that failed, and are not back."""
+        """Return whether payloads of the entries first..last went with a generation that failed, and are not back."""
         ...
 
     def lost_ranges(self) -> Sequence[tuple[int, int, int]]:
-        """(uid, first, last) of everything that was lost and is not known to be back."""
+        """Return (uid, first, last) of everything that was lost and is not known to be back."""
         ...
 
     def lose(self, uid: int, first: int, last: int) -> None:
-        """The home of these entries' payloads is lost, or its place."""
+        """Count the home of these entries' payloads, or its place, as lost."""
         ...
 
     def found(self, uid: int, first: int, last: int) -> None:
-        """All that lives of these entries is here again, or the group is gone: none is lost any more."""
+        """Count none of these entries as lost any more: all that lives of them is here again, or the group is gone."""
         ...
 
     def home(self, uid: int, index: int) -> HomePort | None:
-        """Where an entry's payload is, if it was migrated."""
+        """Return where an entry's payload is, if it was migrated."""
         ...
 
     def homes(self, uid: int) -> Sequence[HomePort]:
-        """All homes of a group, rising."""
+        """Return all homes of a group, rising."""
         ...
 
     def scan(self, uid: int, first: int, last: int) -> Iterator[StoredPort]:
-        """Metadata of the stored entries first..last."""
+        """Yield the metadata of the stored entries first..last."""
         ...
 
     def read_unit(self, uid: int, index: int, unit: int, start: int, stop: int) -> Buffer:
-        """Bytes start..stop of a unit, verified. Raises `Gone`, `Corrupt`."""
+        """Return bytes start..stop of a unit, verified. Raises `Gone`, `Corrupt`."""
         ...
 
     def pin(self, generation: int) -> None:
@@ -210,7 +211,7 @@ class StorePort(Protocol):
         ...
 
     async def migrate(self, build: Callable[[], Any], bytes_s: int) -> None:
-        """As `write`, for what the `log.payload_source.FileSource` of `build` names, wherever jobs run; at most
+        """Write, as `write` does, what the `log.payload_source.FileSource` of `build` names, wherever jobs run; at most
         `bytes_s` bytes a second (0: no limit). `build` is called when it is this job's turn. Raises `Corrupt`,
         `NoSpace`, `JobPoisoned`."""
         ...
@@ -220,23 +221,23 @@ class StorePort(Protocol):
         ...
 
     def mark_dead(self, uid: int, first: tuple[int, int], end: tuple[int, int]) -> object:
-        """(index, unit) up to, but without, (index, unit): these payloads are dead in every copy."""
+        """Mark the payloads from (index, unit) up to, but without, (index, unit) as dead in every copy."""
         ...
 
     def truncate(self, uid: int, from_index: int) -> object:
-        """The log was overwritten from here on: copies are dead, and homes end."""
+        """Count the copies as dead and end the homes: the log was overwritten from here on."""
         ...
 
     def delete_group(self, uid: int) -> object:
-        """All payloads of a group are dead."""
+        """Count all payloads of a group as dead."""
         ...
 
     def seal_current(self) -> None:
-        """BLOCKING. The next write starts a new generation."""
+        """Have the next write start a new generation. BLOCKING. The next write starts a new generation."""
         ...
 
     def dead_generations(self) -> Sequence[int]:
-        """Those of which nothing lives and which may go now."""
+        """Return the generations of which nothing lives and which may go now."""
         ...
 
     def unlink_dead(self, generations: Sequence[int]) -> int:
@@ -244,15 +245,15 @@ class StorePort(Protocol):
         ...
 
     def generations(self) -> Sequence[GenerationPort]:
-        """What there is."""
+        """Return what there is."""
         ...
 
     def disk_bytes(self) -> int:
-        """Allocated bytes of all generations."""
+        """Return the allocated bytes of all generations."""
         ...
 
     def data_file(self, generation: int) -> str:
-        """Where a generation's bytes lie."""
+        """Return where a generation's bytes lie."""
         ...
 
     async def verify(self, generation: int) -> tuple[Sequence[tuple[int, int]], str]:
@@ -262,7 +263,7 @@ class StorePort(Protocol):
         ...
 
     def at_home(self, generation: int) -> Sequence[tuple[int, int, int]]:
-        """(uid, first, last) of what is at home there."""
+        """Return (uid, first, last) of what is at home there."""
         ...
 
     def fail(self, generation: int, reason: str) -> None:
@@ -280,11 +281,11 @@ class WriterPort(Protocol):
         ...
 
     async def write_segment(self, job: Any, entries: Sequence[Any]) -> Any:
-        """A `log.segment_writer.SegmentRunner`."""
+        """Return a `log.segment_writer.SegmentRunner`."""
         ...
 
     def status(self) -> dict[str, Any]:
-        """Its process id, restarts, jobs, and jobs set aside with their reasons."""
+        """Return its process id, restarts, jobs, and jobs set aside with their reasons."""
         ...
 
 
@@ -297,25 +298,26 @@ class PeersPort(Protocol):
         ...
 
     def send(self, messages: Sequence[Message]) -> None:
-        """A turn's messages of all groups."""
+        """Send a turn's messages of all groups."""
         ...
 
     def send_blob(
         self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()
     ) -> bool:
-        """One typed blob; False when it was dropped."""
+        """Send one typed blob; False when it was dropped."""
         ...
 
     def epoch_of(self, node: int) -> int:
-        """The highest epoch seen of a peer; 0 before the first."""
+        """Return the highest epoch seen of a peer; 0 before the first."""
         ...
 
     def digest_of(self, node: int) -> int:
-        """What a peer's last renewal said of the hibernating groups it leads with this node; 0 before the first."""
+        """Return what a peer's last renewal said of the hibernating groups it leads with this node; 0 before the
+        first."""
         ...
 
     def vitals_of(self, node: int) -> Any:
-        """What a peer's last renewal said of its disk (`engine.identity.Vitals`)."""
+        """Return what a peer's last renewal said of its disk (`engine.identity.Vitals`)."""
         ...
 
     def forget(self, node: int) -> None:
@@ -323,7 +325,7 @@ class PeersPort(Protocol):
         ...
 
     def status(self) -> Sequence[Any]:
-        """A row a peer."""
+        """Return a row a peer."""
         ...
 
 
@@ -338,24 +340,24 @@ class NoPeers:
     def send_blob(
         self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()
     ) -> bool:
-        """Nobody is there."""
+        """Return False: nobody is there."""
         return False
 
     def epoch_of(self, node: int) -> int:
-        """Never seen."""
+        """Return 0: never seen."""
         return 0
 
     def digest_of(self, node: int) -> int:
-        """Nothing said."""
+        """Return 0: nothing said."""
         return 0
 
     def vitals_of(self, node: int) -> Any:
-        """Never asked."""
+        """Return None: never asked."""
         raise AssertionError("a node alone has no peers")
 
     def forget(self, node: int) -> None:
-        """Nobody is known."""
+        """Do nothing: nobody is known."""
 
     def status(self) -> Sequence[Any]:
-        """No peers."""
+        """Return no rows."""
         return ()

@@ -9,12 +9,12 @@ Range = tuple[int, int]
 
 
 def covered(ranges: Iterable[Range], through: int) -> list[Range]:
-    """The part of the ranges up to `through`."""
+    """Return the part of the ranges up to `through`."""
     return [(first, min(last, through)) for first, last in ranges if first <= through]
 
 
 def subtract(ranges: Iterable[Range], held: Sequence[Range]) -> list[Range]:
-    """What is in `ranges` and not in `held`; both rising and disjoint."""
+    """Return what is in `ranges` and not in `held`; both rising and disjoint."""
     left: list[Range] = []
     start = 0
     for first, last in ranges:
@@ -33,7 +33,7 @@ def subtract(ranges: Iterable[Range], held: Sequence[Range]) -> list[Range]:
 
 
 def union(ranges: Iterable[Range]) -> list[Range]:
-    """Rising, disjoint, and as few as possible."""
+    """Return the ranges rising, disjoint, and as few as possible."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1] + 1:
@@ -44,8 +44,8 @@ def union(ranges: Iterable[Range]) -> list[Range]:
 
 
 def runs_of(indexes: Iterable[int], hides: Callable[[int, int], bool]) -> list[Range]:
-    """Rising indexes as runs, each to be covered by one home: broken where a home over the gap (first, last) `hides`
-    what is at home elsewhere."""
+    """Return rising indexes as runs, each to be covered by one home: broken where a home over the gap (first, last)
+    `hides` what is at home elsewhere."""
     found: list[Range] = []
     for index in indexes:
         low, high = (found[-1][1] + 1, index - 1) if found else (1, 0)

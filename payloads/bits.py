@@ -25,7 +25,8 @@ def stretch_end(bits: BitMap | BitMap64, at: int) -> int:
 
 
 def stretches(bits: BitMap64 | None, low: int = 0, high: int | None = None) -> Iterator[tuple[int, int]]:
-    """(first, end) of each row of ones, or of what of it lies from `low` on, as long as it begins before `high`."""
+    """Yield (first, end) of each row of ones, or of what of it lies from `low` on, as long as it begins before
+    `high`."""
     if not bits:
         return
     end, highest = low, bits.max()

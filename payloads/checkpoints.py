@@ -28,7 +28,7 @@ def key(uid: int) -> bytes:
 
 
 def encode(uid: int, homes: Sequence[Home], marks: Sequence[tuple[int, int, Marks]]) -> bytes:
-    """Homes, and (generation, run, marks) of each copy they name."""
+    """Return homes, and (generation, run, marks) of each copy they name, as one value."""
     parts = [_COUNTS.pack(len(homes), len(marks))]
     parts += [_HOME.pack(*home) for home in homes]
     for generation, run, found in marks:
@@ -60,7 +60,7 @@ def decode(row: bytes, value: bytes) -> tuple[int, list[Home], list[tuple[int, i
 
 
 def join(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Rows as one value."""
+    """Return rows as one value."""
     parts: list[bytes] = []
     for row, value in rows:
         parts += (_PART.pack(len(row), len(value)), row, value)

@@ -176,7 +176,7 @@ def run_rows(
     is_home: Callable[[int, int, int], bool] = lambda uid, first, last: False,
     step: Step = quiet,
 ) -> MigrateReport:
-    """As `run_migrate`, for a source that gives its rows itself, rising in (uid, index), and for a job without
+    """Run a job as `run_migrate` does, for a source that gives its rows itself, rising in (uid, index), and without
     ranges.
 
     A group's run is what lies between its first and last row, but for gaps with something in them that `is_home`

@@ -35,7 +35,7 @@ class Copies:
         self._slots = 0
 
     def live(self, generation: int) -> int:
-        """Live bytes of a generation."""
+        """Return the live bytes of a generation."""
         return self._live.get(generation, 0)
 
     @property
@@ -52,7 +52,7 @@ class Copies:
         return [(owner, marks) for owner, marks in self._marks.items() if owner[0] == generation]
 
     def restore(self, owner: Owner, marks: Marks) -> None:
-        """From a checkpoint."""
+        """Restore the marks from a checkpoint."""
         self._marks[owner] = marks
         self._live[owner[0]] = self._live.get(owner[0], 0) + marks.live
 
@@ -96,7 +96,7 @@ class Copies:
         return True
 
     def mark(self, owner: Owner, first: Place, end: Place) -> int:
-        """Units from `first` up to, but without, `end` are dead in this copy; the bytes that died now."""
+        """Mark units from `first` up to, but without, `end` as dead in this copy; return the bytes that died now."""
         marks = self._marks.get(owner)
         if marks is None or first >= end:
             return 0
@@ -113,7 +113,7 @@ class Copies:
         return marks is None or (not marks.live and marks.all_dead(0, len(self.ledger(owner) or ())))
 
     def forget(self, owner: Owner) -> int:
-        """A copy is dead as a whole; what lived until now."""
+        """Forget a copy, which is dead as a whole; return what lived until now."""
         marks = self._marks.pop(owner, None)
         if marks is None:
             return 0
@@ -121,7 +121,8 @@ class Copies:
         return marks.live
 
     def recount(self, generation: int, runs: dict[int, Columns]) -> int:
-        """Live bytes of a generation, from slots that a full scan found: equal to `live`, or a counter is wrong."""
+        """Return the live bytes of a generation, from slots that a full scan found: equal to `live`, or a counter is
+        wrong."""
         live = 0
         for run, columns in runs.items():
             for uid, ledger in columns.ledgers():
@@ -131,7 +132,7 @@ class Copies:
         return live
 
     def drop(self, generation: int) -> None:
-        """A generation is gone."""
+        """Drop a generation that is gone."""
         for owner, _ in self.of_generation(generation):
             self.forget(owner)
         self._live.pop(generation, None)

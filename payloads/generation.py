@@ -73,7 +73,7 @@ class Generation:
         return os.path.exists(os.path.join(self.path, "sealed"))
 
     def create(self, base_run: int, sync_directory: Callable[[str], object]) -> None:
-        """A new, empty environment, durable with its name. A half-made one of a crash is replaced."""
+        """Create an empty environment, durable with its name. A half-made one of a crash is replaced."""
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         for name in ("data.mdb", "lock.mdb"):
             if os.path.exists(os.path.join(self.path, name)):
@@ -104,7 +104,8 @@ class Generation:
         self._check_header()
 
     def _claim_lock_file(self) -> None:
-        """LMDB maps this file and writes to it: on a full disk that is a signal that kills, here it is an error."""
+        """Allocate the lock file: LMDB maps it and writes to it, which on a full disk is a signal that kills; here it
+        is an error."""
         try:
             fd = os.open(os.path.join(self.path, "lock.mdb"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -213,7 +214,7 @@ class Generation:
         return GenerationFailed(self.path, str(error))
 
     def seal(self, sync_directory: Callable[[str], object]) -> None:
-        """Nothing will be written any more."""
+        """Seal the generation: nothing will be written to it any more."""
         try:
             fd = os.open(os.path.join(self.path, "sealed"), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -236,7 +237,7 @@ class Generation:
             self._leave()
 
     def statistics(self) -> Statistics:
-        """Counts of everything whole that was ever written here."""
+        """Return the counts of everything whole that was ever written here."""
         body = self._own(layout.own_key(layout.STATISTICS))
         if body is None:
             raise GenerationFailed(self.path, "it has no statistics")
@@ -298,7 +299,7 @@ class Generation:
     # Reading
 
     def entry(self, run: int, uid: int, index: int) -> StoredEntry:
-        """Metadata and packs of one entry. Raises `PayloadMissing`, `PayloadCorrupt`."""
+        """Return metadata and packs of one entry. Raises `PayloadMissing`, `PayloadCorrupt`."""
         prefix = KEY.pack(run, uid, index, 0, 0, 0)
         env = self._enter()
         try:
@@ -343,7 +344,7 @@ class Generation:
     def _piece(
         self, run: int, uid: int, index: int, unit: int, piece: int, start: int, stop: int | None
     ) -> tuple[int, bytes]:
-        """(the unit's length, what piece `piece` holds between the unit offsets start and stop)."""
+        """Return (the unit's length, what piece `piece` holds between the unit offsets start and stop)."""
         prefix = KEY.pack(run, uid, index, 0, 0, 0)
         env = self._enter()
         try:
@@ -375,7 +376,7 @@ class Generation:
             yield from chunk
 
     def _chunk(self, at: bytes, end: bytes, bodies: bool) -> tuple[list[StoredEntry], bytes]:
-        """Entries from a key on, and the key to go on from (`end`: nothing is left)."""
+        """Return entries from a key on, and the key to go on from (`end`: nothing is left)."""
         chunk: list[StoredEntry] = []
         size = 0
         env = self._enter()

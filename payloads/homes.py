@@ -57,7 +57,7 @@ class HomeTable:
         return [home for home in homes[at:end] if home.last >= first]
 
     def in_generation(self, generation: int) -> list[tuple[int, Home]]:
-        """(uid, home) of everything in one generation."""
+        """Return (uid, home) of everything in one generation."""
         return [(uid, home) for uid, homes in self._groups.items() for home in homes if home.generation == generation]
 
     def generations(self) -> set[int]:
@@ -74,29 +74,29 @@ class HomeTable:
             self._groups.pop(uid, None)
 
     def add(self, uid: int, home: Home) -> None:
-        """A new home takes over from those it overlaps."""
+        """Add a home, which takes over from those it overlaps."""
         self.put(uid, [*without(self.of(uid), home.first, home.last), home])
 
     def cut(self, uid: int, first: int, last: int, copy: tuple[int, int] | None = None) -> None:
-        """These indexes have no home any more; with `copy` = (generation, run), those in that copy."""
+        """Cut these indexes from their homes; with `copy` = (generation, run), from those in that copy."""
         kept: list[Home] = []
         for home in self.of(uid):
             kept += without([home], first, last) if copy is None or home[2:] == copy else [home]
         self.put(uid, kept)
 
     def leave(self, generation: int) -> list[tuple[int, Home]]:
-        """Nothing in a generation is anybody's home any more; what was."""
+        """End all homes in a generation; return what was at home there."""
         gone = self.in_generation(generation)
         for uid in {uid for uid, _ in gone}:
             self.put(uid, [home for home in self.of(uid) if home.generation != generation])
         return gone
 
     def touch(self, uid: int) -> None:
-        """A group's marks changed."""
+        """Take note that a group's marks changed."""
         self._dirty.add(uid)
 
     def take_dirty(self) -> list[int]:
-        """Groups that changed since the last call, rising."""
+        """Return the groups that changed since the last call, rising."""
         dirty, self._dirty = self._dirty, set()
         return sorted(dirty)
 

@@ -59,12 +59,12 @@ class Journal:
         return slot
 
     def mark(self, slot: int, inside: bool) -> None:
-        """A thread goes into the environment, or the last one left it."""
+        """Record that a thread goes into the environment, or that the last one left it."""
         if self._map is not None:
             self._map[len(_MAGIC) + slot * _SLOT.size + 8] = inside
 
     def leave(self, slot: int) -> None:
-        """The environment is closed."""
+        """Record that the environment is closed."""
         if self._map is not None:
             _SLOT.pack_into(self._map, len(_MAGIC) + slot * _SLOT.size, 0, 0)
             self._free.append(slot)

@@ -168,7 +168,7 @@ def piece_lengths(length: int, form: int = FORMAT) -> list[int]:
 
 
 def pieces_between(length: int, start: int, stop: int, form: int = FORMAT) -> Iterator[tuple[int, int, int]]:
-    """(piece, its offset in the unit, its length) of the pieces that hold bytes start to stop."""
+    """Yield (piece, its offset in the unit, its length) of the pieces that hold bytes start to stop."""
     full = length // PIECE_BYTES
     skipped = min(start // PIECE_BYTES, full)
     at = skipped * PIECE_BYTES

@@ -55,7 +55,7 @@ class Ledger:
         return bisect_left(self.units, unit, low, bisect_left(indexes, index + 1, low))
 
     def entry(self, index: int) -> tuple[int, int] | None:
-        """(first slot, entry slot) of an entry, or None when it is not here."""
+        """Return (first slot, entry slot) of an entry, or None when it is not here."""
         low = bisect_left(self.indexes, index)
         if low == len(self.indexes) or self.indexes[low] != index:
             return None
@@ -77,7 +77,7 @@ class Columns:
         self.total = 0
 
     def add(self, uid: int, index: int, unit: int, size: int) -> None:
-        """One slot; slots of a group come in (index, unit) order."""
+        """Add one slot; slots of a group come in (index, unit) order."""
         found = self.groups.get(uid)
         if found is None:
             found = self.groups[uid] = (array("Q"), array("I"), array("Q"))
@@ -112,7 +112,7 @@ class Columns:
             self.total += sum(found[2][-count:]) if count else 0
 
     def ledgers(self) -> Iterator[tuple[int, Ledger]]:
-        """(uid, ledger) of each group."""
+        """Yield (uid, ledger) of each group."""
         for uid, (indexes, units, sizes) in self.groups.items():
             yield uid, Ledger(indexes, units, sizes)
 
@@ -191,7 +191,7 @@ class Marks:
         return freed
 
     def encode(self) -> bytes:
-        """Live bytes, prefix and bitmap, for a checkpoint."""
+        """Return live bytes, prefix and bitmap, for a checkpoint."""
         if self.dead is not None:
             self.dead.run_optimize()
         return _MARKS.pack(self.live, self.prefix) + (b"" if self.dead is None else self.dead.serialize())

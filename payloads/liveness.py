@@ -81,8 +81,8 @@ class Liveness:
         return changed
 
     def fold(self, index: int, records: int) -> bool:
-        """Entry `index` has `records` records: True if all are dead, and then it is remembered as one dead entry.
-        No host asks yet: machines release whole entries themselves (docs/status.md)."""
+        """Return whether all of the `records` records of entry `index` are dead, and then remember it as one dead
+        entry. No host asks yet: machines release whole entries themselves (docs/status.md)."""
         if self.is_entry_dead(index, records):
             self.release((index, 0), (index + 1, 0))
             return True
@@ -292,8 +292,7 @@ class Liveness:
         return body + xxhash.xxh3_128_digest(body)
 
     def install(self, live_set: LiveSet) -> None:
-        """A snapshot at `upto` is installed: at or below it, exactly its live set holds; what is dead above it
-        stays dead.
+        """Install a snapshot's live set: at or below `upto` exactly that holds; what is dead above it stays dead.
 
         Asserts that nothing rises from the dead.
         """

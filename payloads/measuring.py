@@ -65,7 +65,7 @@ class Measuring:
         self._slots: list[tuple[int, int]] = []
 
     def visit(self, key: bytes, value: memoryview) -> None:
-        """One row, still in the map."""
+        """Count one row, still in the map."""
         run, uid, index, _, unit, piece = KEY.unpack(key)
         try:
             if run == layout.OWN:
@@ -91,7 +91,7 @@ class Measuring:
             self._bad.add((run, uid, index) if run != layout.OWN else (0, 0, 0))
 
     def _close(self) -> None:
-        """The open entry is complete, or it is not."""
+        """Close the open entry, which is complete, or is not."""
         if self._open is None:
             return
         run, uid, index = self._open
@@ -105,7 +105,7 @@ class Measuring:
         self._open = None
 
     def finish(self) -> Measured:
-        """After the last row."""
+        """Return what was measured, after the last row."""
         self._close()
         return Measured(self._runs, self._entries, self._damage, self._bad)
 
@@ -142,7 +142,7 @@ def check_file(path: str) -> None:
 
 
 def _metas(fd: int) -> list[tuple[int, int, int]]:
-    """(transaction, last page, root of the free pages) of each meta page."""
+    """Return (transaction, last page, root of the free pages) of each meta page."""
     metas = []
     for page in (0, 1):
         body = os.pread(fd, _META.size, page * layout.PAGE + layout.PAGE_HEAD)

@@ -34,14 +34,14 @@ class Placement:
         self._fail = fail
 
     def lose(self, gone: Iterable[tuple[int, Home]]) -> None:
-        """(uid, home) of what can't be read any more."""
+        """Count (uid, home) of what can't be read any more as lost."""
         for uid, home in gone:
             left = without(self.lost.get(uid, ()), home.first, home.last)
             self.lost[uid] = sorted([*left, Home(home.first, home.last, NOWHERE, NOWHERE)])
             self.homes.touch(uid)
 
     def found(self, uid: int, first: int, last: int) -> None:
-        """These are lost no more: stored anew, or dead."""
+        """Count these as lost no more: stored anew, or dead."""
         before = self.lost.get(uid)
         if before is None or first > last:
             return
@@ -85,13 +85,13 @@ class Placement:
         return bool(self.homes.overlapping(uid, first, last))
 
     def truncate(self, uid: int, from_index: int) -> dict[int, int]:
-        """A group's entries from here on have no home any more; bytes freed by generation."""
+        """End the homes of a group's entries from here on; return the bytes freed by generation."""
         freed = self.mark(uid, (from_index, 0), (END, 0))
         self.homes.cut(uid, from_index, END)
         return freed
 
     def delete(self, uid: int) -> dict[int, int]:
-        """A group has no home any more, at no cost per entry; bytes freed by generation."""
+        """End the homes of a group, at no cost per entry; return the bytes freed by generation."""
         freed: dict[int, int] = {}
         for owner in {(home.generation, home.run, uid) for home in self.homes.of(uid)}:
             freed[owner[0]] = freed.get(owner[0], 0) + self.copies.forget(owner)
@@ -100,26 +100,26 @@ class Placement:
         return freed
 
     def leave(self, generation: int) -> list[tuple[int, Home]]:
-        """Nothing in a generation is anybody's home any more; what was."""
+        """End all homes in a generation; return what was at home there."""
         gone = self.homes.leave(generation)
         for owner, _ in self.copies.of_generation(generation):
             self.copies.forget(owner)
         return gone
 
     def renew(self, generation: int, run: int) -> None:
-        """A job wrote to this run: what is remembered of its sizes is old. Once a run, not once a group: a run's
+        """Forget what is remembered of this run's sizes, as a job wrote to it. Once a run, not once a group: a run's
         sizes are one read."""
         self.copies.reread(generation, run)
 
     def adopt(self, owner: Owner, ranges: list[tuple[int, int]]) -> None:
-        """A fresh copy becomes the home of these index ranges (rising), if it has any rows. `renew` its run first."""
+        """Make a fresh copy the home of these index ranges (rising), if it has any rows. `renew` its run first."""
         self.note(owner[0], owner[1])
         if self.copies.adopt(owner, ranges):
             for first, last in ranges:
                 self.overlay(owner[2], Home(first, last, owner[0], owner[1]))
 
     def overlay(self, uid: int, new: Home) -> None:
-        """A fresh copy takes over: older ones of the same indexes are dead."""
+        """Count older copies of the same indexes as dead: a fresh one takes over."""
         owner = (new.generation, new.run, uid)
         for other in {(home.generation, home.run, uid) for home in self.homes.of(uid)} - {owner}:
             self.mark(uid, (new.first, 0), (new.last + 1, 0), other)
@@ -127,7 +127,7 @@ class Placement:
         self.found(uid, new.first, new.last)
 
     def note(self, generation: int, run: int) -> None:
-        """These numbers were used: never again."""
+        """Note these numbers as used: never again."""
         self.newest = max(self.newest, generation)
         self.newest_run = max(self.newest_run, run)
 

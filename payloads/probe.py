@@ -31,7 +31,8 @@ def survives(path: str, number: int, timeout_s: float = 300.0) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """0: every page could be read; 2: a newer format, which is for `open` to refuse and not for us to judge."""
+    """Return 0 when every page could be read; 2 for a newer format, which is for `open` to refuse and not for us to
+    judge."""
     generation = Generation(arguments[0], int(arguments[1]), GenerationConfig())
     try:
         generation.open_reader()

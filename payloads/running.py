@@ -23,7 +23,7 @@ class Running:
         self._marks: dict[int, list[tuple[Place, Place, bool]]] = {}
 
     def start(self, job: MigrateJob | RewriteJob) -> None:
-        """From now on, marks count for this job's copies too."""
+        """Count marks for this job's copies, too, from now on."""
         assert self.job is None, "one job at a time"
         self.job = job
         self._marks = {}
@@ -51,7 +51,7 @@ class Running:
         return self._marks.get(uid, ())
 
     def stop(self) -> None:
-        """Adopted, or given up."""
+        """Stop counting: adopted, or given up."""
         self.job = None
         self._marks = {}
         self._stakes = {}

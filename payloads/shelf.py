@@ -27,7 +27,7 @@ class DiskDoor(Protocol):
     """What the payload store needs of the engine's disk door: names become durable only through it."""
 
     def sync_directory(self, path: str, /) -> object:
-        """fsync a directory."""
+        """Make a directory durable (fsync)."""
         ...
 
     def spend(self) -> bool:
@@ -64,12 +64,12 @@ class Shelf:
         return os.path.join(self.directory, f"gen-{number:010d}")
 
     def numbers(self) -> list[int]:
-        """Every generation there is, rising; those set aside are not."""
+        """Return every generation there is, rising; those set aside are not."""
         names = [name for name in os.listdir(self.directory) if name.startswith("gen-")]
         return sorted(int(name[4:]) for name in names if name[4:].isdigit())
 
     def failed(self) -> dict[int, GenerationFailed]:
-        """Generations that could not be opened or read."""
+        """Return the generations that could not be opened or read."""
         return dict(self._failed)
 
     def fail(self, number: int, error: GenerationFailed) -> None:
@@ -150,7 +150,7 @@ class Shelf:
                 return self.create(number, base_run)
 
     def seal(self, number: int) -> None:
-        """Nothing will be written to a generation any more."""
+        """Seal a generation: nothing will be written to it any more."""
         Generation(self.path(number), number, self.config).seal(self._disk.sync_directory)
 
     def sealed(self, number: int) -> bool:
@@ -203,12 +203,12 @@ class Shelf:
             shutil.rmtree(self.path(number))
 
     def set_aside_numbers(self) -> list[int]:
-        """Generations that were set aside, now or in earlier runs."""
+        """Return the generations that were set aside, now or in earlier runs."""
         names = [name for name in os.listdir(self.directory) if name.startswith("gen-") and name.endswith(_SUSPECT)]
         return sorted(int(name[4 : -len(_SUSPECT)]) for name in names)
 
     def disk_bytes(self) -> int:
-        """Allocated bytes of everything here."""
+        """Return the allocated bytes of everything here."""
         return sum(
             allocated(os.path.join(self.directory, name))
             for name in os.listdir(self.directory)

@@ -110,8 +110,8 @@ class PayloadStore:
         return aside
 
     def examine(self) -> list[int]:
-        """BLOCKING. The writer process died: probe what it was inside of, set aside what kills a process; their
-        numbers."""
+        """Probe, as the writer process died, what it was inside of, and set aside what kills a process; return their
+        numbers. BLOCKING."""
         aside: list[int] = []
         for number in take_suspects(os.path.join(self.directory, IN_USE_WRITER)):
             path = self.shelf.path(number)
@@ -127,11 +127,12 @@ class PayloadStore:
         self._journal.close()
 
     def suspects(self) -> list[int]:
-        """Generations not served: set aside after a crash inside them, or failing. Their homes are in `lost`."""
+        """Return the generations not served: set aside after a crash inside them, or failing. Their homes are in
+        `lost`."""
         return sorted({*self.shelf.set_aside_numbers(), *self.shelf.failed()})
 
     def lost(self) -> list[tuple[int, int, int]]:
-        """(uid, first, last) whose generation is gone or failing: whatever of it lives must come from peers."""
+        """Return (uid, first, last) whose generation is gone or failing: whatever of it lives must come from peers."""
         with self._lock:
             return [(uid, *home[:2]) for uid, homes in sorted(self._placement.lost.items()) for home in homes]
 
@@ -140,12 +141,12 @@ class PayloadStore:
         return any(home.first <= last and home.last >= first for home in self._placement.lost.get(uid, ()))
 
     def lose(self, uid: int, first: int, last: int) -> None:
-        """Nobody can tell any more where the payloads of these entries are: they are in `lost`."""
+        """Count these entries as `lost`: nobody can tell any more where their payloads are."""
         with self._lock:
             self._placement.lose([(uid, Home(first, last, 0, 0))])
 
     def found(self, uid: int, first: int, last: int) -> None:
-        """What lives of these entries was stored anew: they are not in `lost`."""
+        """Count these entries as `lost` no more: what lives of them was stored anew."""
         with self._lock:
             self._placement.found(uid, first, last)
 
@@ -161,8 +162,8 @@ class PayloadStore:
         return self._placement.homes.find(uid, index)
 
     def lookup(self, uid: int, index: int) -> StoredEntry:
-        """Metadata and packs of one entry. Raises `PayloadMissing`, `PayloadCorrupt`, `GenerationFailed`: each is
-        repaired from peers."""
+        """Return metadata and packs of one entry. Raises `PayloadMissing`, `PayloadCorrupt`, `GenerationFailed`: each
+        is repaired from peers."""
         home = self.home(uid, index)
         if home is None:
             raise PayloadMissing(uid, index)
@@ -202,7 +203,7 @@ class PayloadStore:
             self._placement.copies.drop(number)
 
     def homes_in(self, generation: int) -> list[tuple[int, Home]]:
-        """(uid, home) of all that is at home in a generation."""
+        """Return (uid, home) of all that is at home in a generation."""
         with self._lock:
             return self._placement.homes.in_generation(generation)
 
@@ -237,7 +238,7 @@ class PayloadStore:
             return self._placement.truncate(uid, from_index)
 
     def delete_group(self, uid: int) -> dict[int, int]:
-        """Everything of a group is dead; costs nothing per entry."""
+        """Count everything of a group as dead; costs nothing per entry."""
         with self._lock:
             self._running.remember(uid, (0, 0), (END, 0), True)
             return self._placement.delete(uid)
@@ -347,7 +348,7 @@ class PayloadStore:
     # Dropping and counting
 
     def seal_current(self) -> bool:
-        """The next job begins another generation. False while a job may be writing to the current one."""
+        """Have the next job begin another generation. False while a job may be writing to the current one."""
         with self._lock:
             current = self._current()
             if self._running.job is not None or current not in self.shelf.numbers():
@@ -356,8 +357,8 @@ class PayloadStore:
             return True
 
     def dead_generations(self) -> list[int]:
-        """Generations that `drop` would take: nothing in them lives, nobody pins them, no job may have written to
-        them."""
+        """Return the generations that `drop` would take: nothing in them lives, nobody pins them, no job may have
+        written to them."""
         with self._lock:
             numbers = self.shelf.numbers()
             return [number for number in numbers if self._droppable(number, number == numbers[-1])]
@@ -393,7 +394,7 @@ class PayloadStore:
         return self.shelf.sweep()
 
     def unlink_dead(self) -> int:
-        """`drop` every dead generation; bytes of disk given back. Blocking: not in the event loop."""
+        """Drop (`drop`) every dead generation; return the bytes of disk given back. Blocking: not in the event loop."""
         return sum(self.drop(generation) for generation in self.dead_generations())
 
     def generations(self) -> list[GenerationInfo]:
@@ -412,7 +413,7 @@ class PayloadStore:
         return self._placement.copies.live_bytes
 
     def disk_bytes(self) -> int:
-        """Allocated bytes of all generations, those being dropped or set aside included."""
+        """Return the allocated bytes of all generations, those being dropped or set aside included."""
         return self.shelf.disk_bytes()
 
     def measure(self, generation: int) -> Measured:
@@ -420,7 +421,8 @@ class PayloadStore:
         return self.generation(generation).measure()
 
     def recount(self) -> dict[int, Counts]:
-        """Counts by a full scan of the rows; they equal `generations()`, or a counter is wrong. Reads every byte."""
+        """Return counts by a full scan of the rows; they equal `generations()`, or a counter is wrong. Reads every
+        byte."""
         found: dict[int, Counts] = {}
         for number in self.shelf.numbers():
             measured = self.measure(number)
@@ -431,7 +433,7 @@ class PayloadStore:
     # Checkpoints
 
     def changes(self) -> list[tuple[bytes, bytes | None]]:
-        """Rows for the host's meta store since the last call: one a group that changed, None where a group has
+        """Return rows for the host's meta store since the last call: one a group that changed, None where a group has
         nothing left."""
         with self._lock:
             return self._placement.changes()

@@ -14,7 +14,7 @@ from .reference import PayloadRange
 
 
 def merge(ranges: Iterable[PayloadRange]) -> list[PayloadRange]:
-    """Rising, disjoint and as few as possible."""
+    """Return the ranges rising, disjoint and as few as possible."""
     found: list[PayloadRange] = []
     for piece in sorted(ranges):
         if piece.first >= piece.end:

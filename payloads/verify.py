@@ -45,7 +45,7 @@ class Verified(NamedTuple):
 
     @classmethod
     def of_process(cls, code: int, output: bytes) -> Verified:
-        """From what such a process printed; one that a generation killed says so by that. Raises OSError when nothing
+        """Return what such a process printed; one that a generation killed says so by that. Raises OSError when nothing
         is known of the generation."""
         if not output.startswith(READING) or (code and code not in DEADLY):
             raise OSError(f"a generation was not verified: the process that reads it ended with code {code}")
@@ -56,7 +56,8 @@ class Verified(NamedTuple):
 
 
 def command(path: str, number: int, runs: Iterable[int]) -> list[str]:
-    """Of the process that verifies generation `number` at `path`; `runs` are those that are homes."""
+    """Return the command of the process that verifies generation `number` at `path`; `runs` are those that are
+    homes."""
     return [sys.executable, "-m", "logyard.payloads.verify", path, str(number), *map(str, sorted(runs))]
 
 
@@ -95,7 +96,7 @@ def _passes(error: PayloadError) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """0, whatever was found."""
+    """Return 0, whatever was found."""
     os.nice(NICE)
     path, number, *runs = arguments
     os.write(1, READING)

@@ -29,7 +29,7 @@ Step = Callable[[str, int], None]
 
 
 def quiet(step: str, size: int) -> None:
-    """The step callback of a job nobody watches."""
+    """Do nothing, as the step callback of a job nobody watches."""
 
 
 class GenerationConfig(NamedTuple):
@@ -51,7 +51,7 @@ class Statistics(NamedTuple):
 
     @classmethod
     def decode(cls, body: bytes) -> Statistics:
-        """From the row's body."""
+        """Return the statistics of a row's body."""
         return cls(*_STATISTICS.unpack(body))
 
     def put(self, txn: lmdb.Transaction[bytes]) -> None:
@@ -72,7 +72,7 @@ class JobState(NamedTuple):
 
     @classmethod
     def decode(cls, body: bytes) -> JobState:
-        """From the row's body."""
+        """Return the state of a row's body."""
         job, run, previous, first_uid, first_index, last_uid, last_index = _JOB.unpack(body)
         return cls(job, run, previous, (first_uid, first_index), (last_uid, last_index))
 
@@ -199,7 +199,7 @@ class Writing:
         return self._txn
 
     def _put_row(self, key: bytes, value: bytes) -> None:
-        """One row; appended while keys rise, which a redone entry's need not."""
+        """Write one row; appended while keys rise, which a redone entry's need not."""
         txn = self._begin()
         if key > self._tail:
             txn.put(key, value, append=True)
@@ -209,7 +209,8 @@ class Writing:
         self._batch_bytes += len(value)
 
     def _put(self, row: SourceRow, planned: Plan) -> None:
-        """All rows of one entry. An entry above the transaction size spans several; only the last makes it count."""
+        """Write all rows of one entry. An entry above the transaction size spans several; only the last makes it
+        count."""
         inline, ready = self._read_together(row, planned)
         key = KEY.pack(self._run, row.uid, row.index, row.term, 0, 0)
         self._put_row(key, layout.entry_value(key, row.term, row.data, planned, inline))

@@ -63,7 +63,8 @@ class Columns:
         bodies: bool,
         extras: Sequence[Extra] = (),
     ) -> None:
-        """One run; `place` is (first offset, index, term, timestamp). `bodies`: the pack's small ones come along."""
+        """Add one run; `place` is (first offset, index, term, timestamp). `bodies`: the pack's small ones come
+        along."""
         table_end = 8 * pack_records
         if pack_records == 1:
             heads = int.from_bytes(pack[:4], "little")
@@ -94,7 +95,7 @@ class Columns:
         self.rows += records
 
     def finish(self) -> tuple[dict[str, Any], list[Buffer]]:
-        """(what the header says of the sections, the sections)."""
+        """Return (what the header says of the sections, the sections)."""
         joined = [b"".join(part) for part in (self._runs, self._tables, self._heads, self._smalls, self._directory)]
         return {"sections": [len(part) for part in joined]}, [*joined, *self._bodies]
 
@@ -111,7 +112,7 @@ class Sections(NamedTuple):
 
 
 def sections(header: Any, data: memoryview) -> Sections:
-    """The parts of a scan's answer; raises ValueError when the header's lengths do not fit the bytes."""
+    """Return the parts of a scan's answer; raise ValueError when the header's lengths do not fit the bytes."""
     lengths = header["sections"]
     if len(lengths) != 5 or any(length < 0 for length in lengths) or sum(lengths) > len(data):
         raise ValueError("the sections of a scan's answer do not add up")

@@ -52,24 +52,25 @@ class Encoding(NamedTuple):
         return INDEX.size * self.chunks if self.chunks > 1 else 0
 
     def length(self, number: int) -> int:
-        """Original bytes of a chunk."""
+        """Return the original bytes of a chunk."""
         return min(self.chunk, self.size - number * self.chunk)
 
 
 def wants(compress: str | None, by_option: bool) -> bool:
-    """Whether an append is to be compressed: as it says itself, or as the log's option says. Raises `BadRequest`."""
+    """Return whether an append is to be compressed: as it says itself, or as the log's option says. Raises
+    `BadRequest`."""
     if compress not in OPTIONS:
         raise BadRequest(f"compress is 'zstd' or 'none', not {compress!r}")
     return by_option if compress is None else compress == "zstd"
 
 
 def envelope(head: Buffer, size: int) -> Marked:
-    """Metadata that says that the payload is encoded, and had `size` bytes."""
+    """Return metadata that says that the payload is encoded, and had `size` bytes."""
     return Marked(ENVELOPE.pack(ZSTD, CHUNK_BYTES, size) + bytes(head))
 
 
 def shrink(chunk: Buffer) -> Buffer:
-    """One chunk as it is stored: compressed, or as it is."""
+    """Return one chunk as it is stored: compressed, or as it is."""
     import zstandard
 
     found = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(chunk)
@@ -77,7 +78,7 @@ def shrink(chunk: Buffer) -> Buffer:
 
 
 def index_of(lengths: list[int]) -> bytes:
-    """The index of stored chunks: where each ends. Nothing for a single one."""
+    """Return the index of stored chunks: where each ends. Nothing for a single one."""
     if len(lengths) < 2:
         return b""
     ends, at = [], 0
@@ -88,7 +89,8 @@ def index_of(lengths: list[int]) -> bytes:
 
 
 def encode(head: Buffer, body: Buffer) -> tuple[Buffer, Buffer]:
-    """(metadata, payload) to store instead, or the same where compression does not pay. BLOCKING: about 2 ms a MiB."""
+    """Return (metadata, payload) to store instead, or the same where compression does not pay. BLOCKING: about 2 ms a
+    MiB."""
     view = memoryview(body).cast("B")
     size = len(view)
     if size < SMALLEST:
@@ -102,7 +104,7 @@ def encode(head: Buffer, body: Buffer) -> tuple[Buffer, Buffer]:
 
 
 def parse(head: Buffer) -> Encoding:
-    """The envelope in front of some metadata. Raises `Corrupt` for one that asks for too much, or is none."""
+    """Return the envelope in front of some metadata. Raises `Corrupt` for one that asks for too much, or is none."""
     if len(head) < ENVELOPE_BYTES:
         raise Corrupt.told("an encoded payload without an envelope")
     kind, chunk, size = ENVELOPE.unpack_from(head)
@@ -112,7 +114,7 @@ def parse(head: Buffer) -> Encoding:
 
 
 def inflate(stored: Buffer, length: int) -> Buffer:
-    """One chunk's original of `length` bytes. Raises `Corrupt` before anything larger is made."""
+    """Return one chunk's original of `length` bytes. Raises `Corrupt` before anything larger is made."""
     if len(stored) == length:
         return stored
     import zstandard
@@ -132,7 +134,8 @@ def inflate(stored: Buffer, length: int) -> Buffer:
 
 
 def inflate_whole(encoding: Encoding, stored: memoryview) -> Buffer:
-    """A whole payload that fits into memory. Raises `Corrupt`, `BadRequest` for one that is too large for that."""
+    """Return a whole payload that fits into memory. Raises `Corrupt`, `BadRequest` for one that is too large for
+    that."""
     if encoding.size > WHOLE_BYTES_MAX:
         raise BadRequest(f"a payload of {encoding.size} bytes is read with body_pieces")
     found = list(originals(encoding, len(stored), lambda first, end: stored[first:end]))
@@ -140,7 +143,7 @@ def inflate_whole(encoding: Encoding, stored: memoryview) -> Buffer:
 
 
 def originals(encoding: Encoding, stored: int, read: Callable[[int, int], Buffer]) -> Iterator[Buffer]:
-    """The original in pieces of at most a chunk. `read` gives bytes of the `stored` ones from, and up to. Raises
+    """Yield the original in pieces of at most a chunk. `read` gives bytes of the `stored` ones from, and up to. Raises
     `Corrupt`, and what `read` raises."""
     plan = ranges_of(encoding, stored, 0, encoding.size)
     step = next(plan, None)
@@ -156,7 +159,7 @@ Step: TypeAlias = tuple[int, int] | Buffer
 
 
 def ranges_of(encoding: Encoding, stored: int, start: int, stop: int) -> Generator[Step, Buffer, None]:
-    """Bytes start..stop of the original, of which `stored` bytes are kept.
+    """Yield bytes start..stop of the original, of which `stored` bytes are kept.
 
     Yields (first, end) ranges of the stored bytes, to be sent in, and between them the original's bytes in order.
     Raises `Corrupt`.

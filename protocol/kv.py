@@ -175,13 +175,13 @@ Result: TypeAlias = "PutResult | DeleteResult | GetResult | TxnResult"
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin with `prefix`."""
+    """Return the end of the range of all keys that begin with `prefix`."""
     cut = prefix.rstrip(b"\xff")
     return cut[:-1] + bytes([cut[-1] + 1]) if cut else FROM_KEY
 
 
 def range_of(key: bytes, end: bytes | None, prefix: bool) -> tuple[bytes, bytes]:
-    """Key and end as they travel; a prefix may be empty: all keys. Raises `BadRequest`."""
+    """Return key and end as they travel; a prefix may be empty: all keys. Raises `BadRequest`."""
     if prefix:
         if end:
             raise BadRequest("a range has an end, or is a prefix")
@@ -190,20 +190,20 @@ def range_of(key: bytes, end: bytes | None, prefix: bool) -> tuple[bytes, bytes]
 
 
 def encode(operation: Operation) -> tuple[bytes, list[Buffer]]:
-    """A command and the payloads that go with it. Raises `BadRequest`."""
+    """Return a command and the payloads that go with it. Raises `BadRequest`."""
     bodies: list[Buffer] = []
     packed: bytes = msgpack.packb(_array(operation, bodies))
     return packed, bodies
 
 
 def encode_numbers(*numbers: int) -> bytes:
-    """A command or question of numbers."""
+    """Return a command or question of numbers."""
     packed: bytes = msgpack.packb(numbers)
     return packed
 
 
 def digest(data: Buffer) -> bytes:
-    """What a payload is compared by."""
+    """Return what a payload is compared by."""
     return hashlib.sha256(data).digest()[:16]
 
 
@@ -230,7 +230,7 @@ def _array(operation: Operation, bodies: list[Buffer]) -> Any:
 
 
 def get_array(get: Get, more_flags: int, max_bytes: int) -> tuple[Any, ...]:
-    """A read as it travels."""
+    """Return a read as it travels."""
     if get.sort not in SORTS:
         raise BadRequest(f"a range is sorted by {', '.join(SORTS)}")
     flags = (KEYS_ONLY if get.keys_only else 0) | (COUNT_ONLY if get.count_only else 0) | more_flags
@@ -248,7 +248,7 @@ def _compare(compare: Compare) -> tuple[Any, ...]:
 
 
 def answer_of(packed: Buffer | Any) -> list[Any]:
-    """The fields of an answer behind its status: revision first. Raises what a refusal says."""
+    """Return the fields of an answer behind its status: revision first. Raises what a refusal says."""
     found = msgpack.unpackb(packed) if isinstance(packed, bytes | bytearray | memoryview) else packed
     if not isinstance(found, list) or len(found) < 2:
         raise LogyardError("the KV machine's answer cannot be read")
@@ -270,7 +270,7 @@ class Decoder:
         self.missing: dict[Place, int] = {}
 
     def result(self, kind: int, revision: int, fields: Sequence[Any]) -> Result:
-        """What became of one operation."""
+        """Return what became of one operation."""
         if kind == PUT:
             return PutResult(revision, self.optional(fields[0]))
         if kind == DELETE:
@@ -281,18 +281,18 @@ class Decoder:
         return TxnResult(revision, fields[0], results)
 
     def optional(self, row: Sequence[Any] | None) -> KeyValue | None:
-        """A row, or none."""
+        """Return a row, or none."""
         return None if row is None else self.row(row)
 
     def row(self, row: Sequence[Any]) -> KeyValue:
-        """One key."""
+        """Return one key."""
         key, create, mod, version, lease, value = row
         if type(value) is not bytes:
             value = self.value(value)
         return KeyValue(key, value, create, mod, version, lease)
 
     def value(self, named: Sequence[int]) -> bytes:
-        """A payload's bytes."""
+        """Return a payload's bytes."""
         index, ordinal, size = named
         found = self.bodies.get((index, ordinal))
         if found is None:
@@ -301,7 +301,7 @@ class Decoder:
         return found
 
     def changes(self, found: Sequence[Any]) -> dict[int, Changes]:
-        """The events of one revision, by watch: each sees what it asked for."""
+        """Return the events of one revision, by watch: each sees what it asked for."""
         revision, shown = found
         events: dict[int, list[Event]] = {}
         if len(shown) == 1:
@@ -320,7 +320,7 @@ class Decoder:
 
 
 def kind_of(operation: Operation) -> int:
-    """The number of an operation."""
+    """Return the number of an operation."""
     if isinstance(operation, Put):
         return PUT
     if isinstance(operation, Delete):
@@ -329,7 +329,7 @@ def kind_of(operation: Operation) -> int:
 
 
 def bodies_of(places: Iterable[Sequence[int]], data: memoryview) -> Bodies:
-    """The payloads that came with an answer."""
+    """Return the payloads that came with an answer."""
     found: Bodies = {}
     at = 0
     for index, ordinal, size in places:
@@ -339,7 +339,7 @@ def bodies_of(places: Iterable[Sequence[int]], data: memoryview) -> Bodies:
 
 
 def value_questions(missing: dict[Place, int]) -> Iterable[bytes]:
-    """Questions for payloads, none for more than a bounded number of bytes."""
+    """Yield questions for payloads, none for more than a bounded number of bytes."""
     some: list[Place] = []
     size = 0
     for place, length in missing.items():

@@ -45,7 +45,7 @@ MS_MAX = (1 << 62) - 1
 
 
 def milliseconds(seconds: float | None, what: str, least: int = 1) -> int:
-    """A time of the caller's in ms; 0 for None. Raises `BadRequest`."""
+    """Return a time of the caller's in ms; 0 for None. Raises `BadRequest`."""
     if seconds is None:
         return 0
     found = round(seconds * 1000)
@@ -62,7 +62,7 @@ def publish_command(
     publisher: int = 0,
     sequence: int = 0,
 ) -> bytes:
-    """A publication, but for the sizes that `frame.Frame` puts behind it. Times in seconds; `at` since 1970."""
+    """Return a publication, but for the sizes that `frame.Frame` puts behind it. Times in seconds; `at` since 1970."""
     if priority not in PRIORITIES:
         raise BadRequest(f"priority is one of {', '.join(PRIORITIES)}, not {priority!r}")
     if delay is not None and at is not None:
@@ -97,7 +97,7 @@ def detach_command() -> bytes:
 
 
 def credit_command(messages: int, size: int) -> bytes:
-    """More credit."""
+    """Return the command that gives more credit."""
     if not 0 <= messages <= CREDIT_MAX:
         raise BadRequest(f"credit is up to {CREDIT_MAX} messages")
     return CREDIT.pack(0x13, CONSUMER, messages, size)
@@ -117,12 +117,12 @@ def settle_commands(what: int, tags: Iterable[tuple[int, int]]) -> Iterator[tupl
 
 
 def extend_command(tags: Iterable[tuple[int, int]]) -> bytes:
-    """The lease of these messages begins anew."""
+    """Return the command with which the lease of these messages begins anew."""
     return EXTEND.pack(0x15, CONSUMER) + b"".join(RANGE.pack(*one) for one in merge(tags))
 
 
 def resend_command(tag: int) -> bytes:
-    """Everything from that tag on once more."""
+    """Return the command that has everything from that tag on sent once more."""
     return RESEND.pack(0x16, CONSUMER, tag)
 
 
@@ -139,13 +139,13 @@ def purge_command(ready: bool, delayed: bool, dead: bool) -> bytes:
 
 
 def count_of(reply: bytes) -> int:
-    """How many messages a command meant and found."""
+    """Return how many messages a command meant and found."""
     found: int = COUNT.unpack(reply)[0]
     return found
 
 
 def stats_of(reply: bytes) -> dict[str, Any]:
-    """The answer to `STATS`."""
+    """Return the answer to `STATS`."""
     found: dict[str, Any] = wire.unpack(reply)
     return found
 
@@ -154,7 +154,7 @@ STATS = wire.pack(["stats"])
 
 
 def merge(tags: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges in order, joined where they touch."""
+    """Return ranges in order, joined where they touch."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(tags):
         if merged and first <= merged[-1][1] + 1:
@@ -205,7 +205,7 @@ class NotHeld(LogyardError):
 
 
 def check_held(name: str, settled: int, missed: int) -> int:
-    """How many messages were settled. Raises `NotHeld` if some were not this consumer's any more."""
+    """Return how many messages were settled. Raises `NotHeld` if some were not this consumer's any more."""
     if missed:
         raise NotHeld(
             f"{name}: {missed} of {settled + missed} messages were not this consumer's any more when they were settled "
@@ -237,7 +237,7 @@ class Settles:
         self._tags.setdefault((what, multiple), []).append(tag)
 
     def take(self) -> list[tuple[bytes, int]]:
-        """The commands for all of it, each with how many messages it must find."""
+        """Return the commands for all of it, each with how many messages it must find."""
         tags, self._tags = self._tags, {}
         commands: list[tuple[bytes, int]] = []
         for (what, multiple), some in tags.items():
@@ -251,13 +251,13 @@ class Settles:
         return commands
 
     def answered(self, reply: bytes, wanted: int) -> None:
-        """The queue's answer to a command of `take`."""
+        """Take the queue's answer to a command of `take`."""
         count = count_of(reply)
         self._settled += count
         self._missed += max(0, wanted - count)
 
     def told(self, name: str) -> int:
-        """How many messages were settled since this was asked last. Raises `NotHeld` if not all were."""
+        """Return how many messages were settled since this was asked last. Raises `NotHeld` if not all were."""
         settled, missed, self._settled, self._missed = self._settled, self._missed, 0, 0
         return check_held(name, settled, missed)
 
@@ -273,7 +273,7 @@ class Inbox:
         self._dropped = 0
 
     def pushed(self, header: Mapping[str, Any], data: memoryview) -> list[Message]:
-        """The messages of a PUSH that are new. Raises `ProtocolError`."""
+        """Return the messages of a PUSH that are new. Raises `ProtocolError`."""
         try:
             dropped = header["dropped"]
             if dropped > self._dropped:

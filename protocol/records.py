@@ -133,7 +133,7 @@ def encode_block(
     bodies: Sequence[Buffer] | None,
     encoded: bool = False,
 ) -> list[Buffer]:
-    """Buffers of one block. `table` is flat: head length, body length (or `ABSENT`) of each record.
+    """Return the buffers of one block. `table` is flat: head length, body length (or `ABSENT`) of each record.
 
     `heads` may be one contiguous buffer of all heads or one a record; likewise `bodies`, in record order and without
     the absent ones; None leaves them away. Bodies are passed through, never joined.
@@ -165,7 +165,8 @@ def encode_long(
     left_out: bool,
     encoded: bool = False,
 ) -> list[Buffer]:
-    """Buffers of the block of one record whose payload of `size` bytes came in pieces: with its bytes, or without."""
+    """Return the buffers of the block of one record whose payload of `size` bytes came in pieces: with its bytes, or
+    without."""
     flags = LONG | (LEFT_OUT if left_out else 0) | (0 if body is None else BODIES) | (ENCODED if encoded else 0)
     row = struct.pack("<2I", len(head) | (MARK if encoded else 0), ABSENT)
     rest = SIZE.size + sum(map(len, body or ()))
@@ -174,7 +175,7 @@ def encode_long(
 
 
 def split_blocks(data: Buffer) -> list[Block]:
-    """The blocks in `data`; raises `BlockError` when lengths do not add up, before anything is decoded."""
+    """Return the blocks in `data`; raise `BlockError` when lengths do not add up, before anything is decoded."""
     view = memoryview(data)
     at, size = 0, len(view)
     found: list[Block] = []
@@ -204,7 +205,7 @@ def split_blocks(data: Buffer) -> list[Block]:
 
 
 def records_of(block: Block) -> Iterator[Record]:
-    """The records of one block, in order."""
+    """Yield the records of one block, in order."""
     view = block.data
     lengths = struct.unpack_from(f"<{2 * block.records}I", view, block.table_at)
     head_at, body_at = block.heads_at, block.bodies_at
@@ -237,7 +238,7 @@ def records_of(block: Block) -> Iterator[Record]:
 
 
 def _encoded_records(block: Block, lengths: Sequence[int]) -> Iterator[Record]:
-    """As the loop in `records_of`, of a block some of whose records' payloads are encoded."""
+    """Yield records as the loop in `records_of` does, of a block some of whose records' payloads are encoded."""
     view, head_at, body_at = block.data, block.heads_at, block.bodies_at
     for number in range(block.records):
         length, size = lengths[2 * number], lengths[2 * number + 1]

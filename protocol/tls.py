@@ -60,7 +60,8 @@ class TlsConfig:
 
 
 def make_context(config: TlsConfig, *, server: bool) -> ssl.SSLContext:
-    """A context that shows the certificate and demands one. Raises `TlsError` naming the file that is at fault."""
+    """Return a context that shows the certificate and demands one. Raises `TlsError` naming the file that is at
+    fault."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -86,7 +87,7 @@ def make_context(config: TlsConfig, *, server: bool) -> ssl.SSLContext:
 
 
 def client_context(config: TlsConfig | None) -> ssl.SSLContext | None:
-    """The context of a client, or none; raises `BadRequest`."""
+    """Return the context of a client, or none; raise `BadRequest`."""
     if config is None:
         return None
     try:
@@ -106,7 +107,7 @@ def _file_reason(error: Exception) -> str:
 
 
 def identities(certificate: Mapping[str, Any] | None) -> tuple[Identity, ...]:
-    """What a checked certificate (`getpeercert()`) allows its holder to be."""
+    """Return what a checked certificate (`getpeercert()`) allows its holder to be."""
     found = []
     for kind, value in (certificate or {}).get("subjectAltName", ()):
         if kind == "URI" and (match := _URI.fullmatch(value)):
@@ -127,7 +128,7 @@ def require(found: Sequence[Identity], cluster: object, role: str, name: str = "
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a numeric address (or "localhost") never leaves this machine."""
+    """Return whether a numeric address (or "localhost") never leaves this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -149,7 +150,7 @@ def require_server(found: Sequence[Identity], hello: Hello) -> None:
 
 
 def explain(error: Exception) -> str:
-    """One clear line for what went wrong in a handshake or after it."""
+    """Return one clear line for what went wrong in a handshake or after it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the other side's certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLEOFError):
@@ -171,7 +172,8 @@ def explain(error: Exception) -> str:
 
 
 def gathered(buffers: Sequence[Buffer], skip: int = 0) -> memoryview:
-    """Up to CHUNK bytes of `buffers` after their first `skip`, in one piece: a copy, unless they are one piece."""
+    """Return up to CHUNK bytes of `buffers` after their first `skip`, in one piece: a copy, unless they are one
+    piece."""
     parts: list[Buffer] = []
     size = 0
     for buffer in buffers:
@@ -214,14 +216,15 @@ class Cipher:
         return True
 
     def received(self, data: Buffer) -> None:
-        """Ciphertext arrived; empty: the connection ended."""
+        """Take ciphertext that arrived; empty: the connection ended."""
         if len(data):
             self._incoming.write(data)
         else:
             self._incoming.write_eof()
 
     def read_into(self, view: memoryview) -> int | None:
-        """Plaintext bytes put into `view`; 0 at the end, None when more ciphertext is needed. Raises `TlsError`."""
+        """Put plaintext bytes into `view` and return how many: 0 at the end, None when more ciphertext is needed.
+        Raises `TlsError`."""
         at = 0
         read = self.object.read
         try:
@@ -242,17 +245,17 @@ class Cipher:
         return at
 
     def outgoing(self) -> memoryview:
-        """Ciphertext to send now; tell `sent` how much of it went."""
+        """Return ciphertext to send now; tell `sent` how much of it went."""
         if not self._cipher and self._outgoing.pending:
             self._cipher = memoryview(self._outgoing.read())
         return self._cipher
 
     def sent(self, count: int) -> None:
-        """The socket took so much of `outgoing`."""
+        """Drop what the socket took of `outgoing`."""
         self._cipher = self._cipher[count:]
 
     def settle(self) -> int:
-        """Plaintext bytes that were held back and whose ciphertext has left meanwhile."""
+        """Return the plaintext bytes that were held back and whose ciphertext has left meanwhile."""
         held, self._held = self._held, 0
         return held
 
@@ -266,5 +269,5 @@ class Cipher:
         return at
 
     def hold(self, count: int) -> None:
-        """The last chunk has not left whole: its plaintext counts as unsent until it has."""
+        """Hold back the last chunk, which has not left whole: its plaintext counts as unsent until it has."""
         self._held = count

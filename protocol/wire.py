@@ -88,7 +88,7 @@ CLIENT_LIMITS = (
 
 
 def server_limits(frame_bytes_max: int = FRAME_BYTES_MAX) -> tuple[int, ...]:
-    """What a server accepts after the HELLO."""
+    """Return what a server accepts after the HELLO."""
     return (0, 0, frame_bytes_max, 0, CALL_BYTES_MAX)
 
 
@@ -106,18 +106,19 @@ class Received(NamedTuple):
 
 
 def _plain(value: object) -> object:
-    """Sets and odd objects of a status report as something msgpack knows."""
+    """Return sets and odd objects of a status report as something msgpack knows."""
     return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def pack(value: object) -> bytes:
-    """msgpack bytes of plain values."""
+    """Return msgpack bytes of plain values."""
     packed: bytes = msgpack.packb(value, use_bin_type=True, default=_plain)
     return packed
 
 
 def unpack(data: Buffer, *, strict: bool = False) -> Any:
-    """Plain values of msgpack bytes; raises `ProtocolError`. `strict` bounds the containers of a stranger's bytes."""
+    """Return the plain values of msgpack bytes; raise `ProtocolError`. `strict` bounds the containers of a stranger's
+    bytes."""
     try:
         if strict:
             return msgpack.unpackb(data, raw=False, max_array_len=65536, max_map_len=1024, max_ext_len=0)
@@ -127,17 +128,17 @@ def unpack(data: Buffer, *, strict: bool = False) -> Any:
 
 
 def encode(kind: int, request: int, *parts: Buffer) -> list[Buffer]:
-    """Buffers of one frame; parts are not joined."""
+    """Return the buffers of one frame; parts are not joined."""
     return [HEADER.pack(sum(map(len, parts)), kind, 0, 0, request), *parts]
 
 
 def for_kind(kind: str) -> int:
-    """The flags of an APPEND for groups of a kind; none for a kind without a number."""
+    """Return the flags of an APPEND for groups of a kind; none for a kind without a number."""
     return KINDS.index(kind) << KIND_SHIFT if kind in KINDS else 0
 
 
 def kind_of(flags: int) -> str:
-    """The kind that an APPEND with these flags is for. Raises `ProtocolError`."""
+    """Return the kind that an APPEND with these flags is for. Raises `ProtocolError`."""
     number = flags >> KIND_SHIFT
     if number >= len(KINDS):
         raise ProtocolError(f"no kind of group has the number {number}")
@@ -162,8 +163,8 @@ def encode_hello(
     frame_bytes_max: int = 0,
     features: int = 0,
 ) -> bytes:
-    """HELLO: version, cluster, node, the client addresses as (node, "host:port"), the longest APPEND frame, features
-    (left out where there are none)."""
+    """Return a HELLO: version, cluster, node, the client addresses as (node, "host:port"), the longest APPEND frame,
+    features (left out where there are none)."""
     value = [VERSION, cluster, node, [list(pair) for pair in clients], frame_bytes_max, features]
     if not features:
         value.pop()
@@ -171,7 +172,7 @@ def encode_hello(
 
 
 def decode_hello(body: Buffer) -> Hello:
-    """What a HELLO says; raises `ProtocolError`, also for another version."""
+    """Return what a HELLO says; raise `ProtocolError`, also for another version."""
     value = unpack(body, strict=True)
     if not isinstance(value, list) or len(value) < 5 or value[0] != VERSION:
         raise ProtocolError(f"a HELLO of protocol version {VERSION} was expected")
@@ -188,12 +189,12 @@ def decode_hello(body: Buffer) -> Hello:
 
 
 def encode_call(request: int, method: str, arguments: dict[str, object]) -> bytes:
-    """CALL: a method and its arguments by name."""
+    """Return a CALL: a method and its arguments by name."""
     return b"".join(encode(CALL, request, pack([method, arguments])))
 
 
 def decode_call(body: Buffer) -> tuple[str, dict[str, Any]]:
-    """(method, arguments) of a CALL; raises `ProtocolError`."""
+    """Return (method, arguments) of a CALL; raise `ProtocolError`."""
     value = unpack(body, strict=True)
     if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], dict):
         return value[0], value[1]
@@ -201,29 +202,29 @@ def decode_call(body: Buffer) -> tuple[str, dict[str, Any]]:
 
 
 def encode_result(request: int, value: object) -> bytes:
-    """RESULT: a plain value."""
+    """Return a RESULT: a plain value."""
     return b"".join(encode(RESULT, request, pack(value)))
 
 
 def encode_error(request: int, error: bytes) -> bytes:
-    """ERROR: an error already packed as ``{code, message, retry, details}``."""
+    """Return an ERROR: an error already packed as ``{code, message, retry, details}``."""
     return b"".join(encode(ERROR, request, error))
 
 
 def encode_data(request: int, header: object, parts: Sequence[Buffer]) -> list[Buffer]:
-    """DATA: a plain header and raw bytes, which are not joined."""
+    """Return a DATA: a plain header and raw bytes, which are not joined."""
     packed = pack(header)
     return encode(DATA, request, LENGTH.pack(len(packed)) + packed, *parts)
 
 
 def encode_push(request: int, header: object, parts: Sequence[Buffer]) -> list[Buffer]:
-    """PUSH: as DATA, but it answers nothing: `request` is the call that listens, and stays open."""
+    """Return a PUSH: as DATA, but it answers nothing: `request` is the call that listens, and stays open."""
     packed = pack(header)
     return encode(PUSH, request, LENGTH.pack(len(packed)) + packed, *parts)
 
 
 def decode_data(body: Buffer) -> tuple[Any, memoryview]:
-    """(header, raw bytes) of DATA or PUSH; raises `ProtocolError`."""
+    """Return (header, raw bytes) of DATA or PUSH; raise `ProtocolError`."""
     view = memoryview(body)
     if len(view) < LENGTH.size:
         raise ProtocolError("a DATA frame is cut short")
@@ -234,7 +235,7 @@ def decode_data(body: Buffer) -> tuple[Any, memoryview]:
 
 
 def encode_replies(items: Sequence[tuple[int, int, Buffer]]) -> list[Buffer]:
-    """REPLIES frames for (request, status, bytes) items: one, unless they are very large together."""
+    """Return REPLIES frames for (request, status, bytes) items: one, unless they are very large together."""
     frames: list[Buffer] = []
     parts: list[Buffer] = []
     size = 0
@@ -251,7 +252,7 @@ def encode_replies(items: Sequence[tuple[int, int, Buffer]]) -> list[Buffer]:
 
 
 def decode_replies(body: Buffer) -> list[tuple[int, int, Buffer]]:
-    """The (request, status, bytes) items of a REPLIES frame; raises `ProtocolError`."""
+    """Return the (request, status, bytes) items of a REPLIES frame; raise `ProtocolError`."""
     found: list[tuple[int, int, Buffer]] = []
     at, size, head = 0, len(body), ITEM.size
     while at < size:
@@ -284,13 +285,13 @@ class Outgoing:
                 self.size += length
 
     def window(self) -> list[Buffer]:
-        """Up to `IOV_MAX` buffers, in order."""
+        """Return up to `IOV_MAX` buffers, in order."""
         if len(self._buffers) <= IOV_MAX:
             return list(self._buffers)
         return [self._buffers[number] for number in range(IOV_MAX)]
 
     def sent(self, count: int) -> None:
-        """The socket took `count` bytes."""
+        """Drop `count` bytes, which the socket took."""
         self.size -= count
         buffers = self._buffers
         while count:
@@ -333,7 +334,7 @@ class Receiver:
         return self._end > self._start or self._large is not None or self.wanted > 0
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return where the next bytes go; never empty."""
         if self._large is not None:
             return self._large[self._filled :]
         held = self._end - self._start
@@ -356,7 +357,7 @@ class Receiver:
         return self._view[self._end :]
 
     def received(self, count: int) -> list[Received]:
-        """The frames that `count` more bytes completed; raises `ProtocolError` for what is none."""
+        """Return the frames that `count` more bytes completed; raise `ProtocolError` for what is none."""
         if self._large is not None:
             self._filled += count
             if self._filled < len(self._large):

@@ -33,7 +33,7 @@ class Watch(NamedTuple):
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin with `prefix`."""
+    """Return the end of the range of all keys that begin with `prefix`."""
     cut = prefix.rstrip(b"\xff")
     return cut[:-1] + bytes([cut[-1] + 1]) if cut else FROM_KEY
 

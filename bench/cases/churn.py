@@ -42,7 +42,7 @@ QUIET_S_MAX = 120.0
 
 
 def limits_of(settings: ChurnSettings) -> Mapping[str, object]:
-    """Limits of the nodes, the same in both modes."""
+    """Return the limits of the nodes, the same in both modes."""
     file = min(WAL_FILE_MAX, max(WAL_FILE_MIN, settings.total // WAL_FILE_SHARE))
     return {
         "wal_file_bytes": file,
@@ -132,7 +132,7 @@ def fill(settings: ChurnSettings, log: Any, workload: Workload, step: Callable[[
 
 
 def wait_quiet(yard: Any, cluster: Cluster, settle_s: float, problems: list[str]) -> float:
-    """Until no node's storage changed for `settle_s`; returns the seconds it took. One that never rests is a
+    """Wait until no node's storage changed for `settle_s`; return the seconds it took. One that never rests is a
     problem."""
     last: list[Any] = []
     since = time.monotonic()
@@ -161,7 +161,7 @@ def _standing(status: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def disk_of(data: Path) -> dict[str, int]:
-    """Allocated bytes below a node's data directory, by what they are for."""
+    """Return the allocated bytes below a node's data directory, by what they are for."""
     return {
         "wal": allocated(data / "wal", "*.wal"),
         "generations": allocated(data / "payloads", "**/*"),
@@ -171,7 +171,7 @@ def disk_of(data: Path) -> dict[str, int]:
 
 
 def allocated(folder: Path, pattern: str) -> int:
-    """Blocks of the files that match, in bytes; one that goes away meanwhile counts nothing."""
+    """Return the blocks of the files that match, in bytes; one that goes away meanwhile counts nothing."""
     total = 0
     for path in folder.glob(pattern):
         try:

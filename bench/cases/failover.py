@@ -66,14 +66,14 @@ class Load:
         self.back = trio.Event()
 
     def submit(self, writer: Writer, now: float) -> None:
-        """One append; its answer is taken in `done`, in the receiving task."""
+        """Submit one append; its answer is taken in `done`, in the receiving task."""
         pending = writer.log.append_nowait(b"", self.workload.body(self.number))
         self.number += 1
         writer.began, writer.batch = now, pending.batch
         pending.batch.callbacks.append(lambda: self.done(writer))
 
     def done(self, writer: Writer) -> None:
-        """Answered: an append submitted after the kill ends its log's outage."""
+        """Take an answer: an append submitted after the kill ends its log's outage."""
         assert writer.batch is not None
         error, writer.batch = writer.batch.error, None
         now = time.perf_counter()
@@ -107,7 +107,7 @@ class Load:
             await trio.sleep(0.005)
 
     def kill(self, now: float) -> None:
-        """From now on a log is missing until it acknowledges again; those that rest write at once."""
+        """Count a log as missing from now on until it acknowledges again; those that rest write at once."""
         self.killed_at, self.missing = now, len(self.writers)
         for writer in self.writers:
             writer.due = 0.0
@@ -201,7 +201,7 @@ async def measure(settings: FailoverSettings, cluster: Cluster, say: Callable[[s
 
 
 async def gather_leaderships(yard: Yard, names: Sequence[str]) -> None:
-    """Every log is led by the victim when this returns."""
+    """Have the victim lead every log when this returns."""
     limit = trio.CapacityLimiter(TRANSFERS)
 
     async def move(name: str) -> None:
@@ -214,7 +214,7 @@ async def gather_leaderships(yard: Yard, names: Sequence[str]) -> None:
 
 
 async def watch(yard: Yard, cluster: Cluster, logs: int, since: float, watched: dict[str, float]) -> None:
-    """When the survivors noticed the death (`dead`) and when they led every log (`led`), to WATCH_S."""
+    """Note when the survivors noticed the death (`dead`) and when they led every log (`led`), to within WATCH_S."""
     from logyard.protocol.errors import LogyardError
 
     survivors = [node for node in range(1, cluster.count + 1) if node != VICTIM]
@@ -232,7 +232,8 @@ async def watch(yard: Yard, cluster: Cluster, logs: int, since: float, watched: 
 
 
 async def stored_records(writers: Sequence[Writer]) -> int:
-    """Acknowledged records that their logs hold; a log that holds more than it acknowledged counts only those."""
+    """Return how many acknowledged records their logs hold; a log that holds more than it acknowledged counts only
+    those."""
     total = 0
     limit = trio.CapacityLimiter(TRANSFERS)
 

@@ -31,7 +31,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, pids: Sequence[int]) -> Memory:
-        """As of now."""
+        """Measure the memory as of now."""
         return cls([resident_bytes(pid) for pid in pids], [anonymous_bytes(pid) for pid in pids])
 
 

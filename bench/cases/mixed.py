@@ -44,7 +44,7 @@ class Small:
         self.stopped = False
 
     async def run(self, yard: Any, lane: int, name: str) -> None:
-        """One client on one log, until stopped."""
+        """Run one client on one log, until stopped."""
         from logyard.protocol.errors import LogyardError
 
         log, workload, number = yard.log(name), Workload(self.settings.size, 1, lane), 0

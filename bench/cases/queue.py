@@ -72,7 +72,7 @@ def run_queue(settings: QueueSettings, cluster: Cluster, directory: Path, say: C
 def run_processes(
     settings: QueueSettings, cluster: Cluster, names: list[str], say: Callable[[str], None]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Results of the publishing and of the consuming process; the latter's is empty when there is none."""
+    """Return the results of the publishing and of the consuming process; the latter's is empty when there is none."""
     load = LoadSpec(
         addresses=cluster.addresses,
         logs=names,
@@ -118,7 +118,7 @@ def run_processes(
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
-    """A line for a process."""
+    """Write a line to a process."""
     assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()

@@ -67,7 +67,7 @@ def run_recover(
 
 
 async def fill(addresses: list[str], names: list[str], settings: RecoverSettings) -> None:
-    """`entries` rounds of one append to each log, each round answered before the next."""
+    """Append `entries` rounds of one record to each log, each round answered before the next."""
     from logyard.client.aio import connect
 
     workload = Workload(settings.size, random.SystemRandom().getrandbits(32), 0)

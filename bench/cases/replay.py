@@ -43,7 +43,7 @@ def wal_file_bytes(settings: ReplaySettings) -> int:
 
 
 def limits_of(settings: ReplaySettings) -> Mapping[str, object]:
-    """Limits of the node: one WAL file, and no snapshot that would spare the replay."""
+    """Return the limits of the node: one WAL file, and no snapshot that would spare the replay."""
     size = wal_file_bytes(settings)
     return {
         "wal_file_bytes": size,

@@ -107,7 +107,7 @@ def best(run: Callable[[], None]) -> float:
 
 
 def read(spark: SparkSession, kind: str, given: Mapping[str, str]) -> None:
-    """Everything, to a sink that keeps nothing. A new load plans anew."""
+    """Read everything, to a sink that keeps nothing. A new load plans anew."""
     spark.read.format(kind).options(**given).load().write.format("noop").mode("overwrite").save()
 
 
@@ -124,7 +124,7 @@ def plan(given: Mapping[str, str]) -> tuple[float, int]:
 
 
 def fill(yard: Any, names: list[str], rows: int) -> None:
-    """`rows` records without payload in each log."""
+    """Append `rows` records without payload to each log."""
     for name in names:
         log = yard.log(name)
         for first in range(0, rows, FRAME_RECORDS):
@@ -132,7 +132,7 @@ def fill(yard: Any, names: list[str], rows: int) -> None:
 
 
 def fill_payloads(yard: Any, size: int) -> int:
-    """Payloads of 64 KiB over some logs; returns how many."""
+    """Append payloads of 64 KiB to some logs; return how many."""
     workload = Workload(PAYLOAD_BYTES, random.SystemRandom().getrandbits(32), 0)
     names = [f"payload-{number}" for number in range(PAYLOAD_LOGS)]
     yard.create_many(names)

@@ -25,7 +25,7 @@ class CeilingSource(DataSource):
         return "logyard_ceiling"
 
     def schema(self) -> StructType:
-        """Logyard's own columns."""
+        """Return Logyard's own columns."""
         from logyard.pipeline.schema import spark_schema
 
         return spark_schema(int(self.options.get("size", "0")) > 0)
@@ -45,7 +45,7 @@ class CeilingReader(DataSourceReader):
         self.parts = partitions
 
     def partitions(self) -> list[InputPartition]:
-        """Equal shares."""
+        """Return equal shares."""
         return [InputPartition(self.rows // self.parts) for _ in range(self.parts)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
