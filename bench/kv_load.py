@@ -6,16 +6,13 @@ so what it reads back must be what it wrote last; a get is compared byte for byt
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import trio
-
 from .histogram import Histogram
+from .loops import run_process
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -43,6 +40,7 @@ class KvSpec(NamedTuple):
     lane: int
     warmup_s: float
     seconds: float
+    runtime: str = "trio"
 
 
 class KvLoad:
@@ -51,6 +49,7 @@ class KvLoad:
     def __init__(self, spec: KvSpec, kv: KV) -> None:
         self.spec = spec
         self.kv = kv
+        self.runtime = kv.yard.runtime
         self.workload = Workload(spec.size, spec.seed, spec.lane)
         self.histogram = Histogram()
         self.number = 0
@@ -78,7 +77,7 @@ class KvLoad:
                 for key in keys:
                     await self._put(key)
 
-            async with trio.open_nursery() as nursery:
+            async with self.runtime.nursery() as nursery:
                 for _ in range(FILLERS):
                     nursery.start_soon(fill)
 
@@ -146,13 +145,13 @@ class KvLoad:
             return
         self.start()
         for work in (self.client, self.read_back):
-            async with trio.open_nursery() as nursery:
+            async with self.runtime.nursery() as nursery:
                 for client in range(self.spec.clients):
                     nursery.start_soon(work, client)
 
     async def _watch(self) -> None:
         waiting, seen = self.spec.watchers, [0] * self.spec.watchers
-        everybody = trio.Event()
+        everybody = self.runtime.event()
 
         async def watcher(number: int) -> None:
             nonlocal waiting
@@ -163,8 +162,8 @@ class KvLoad:
                     everybody.set()
                 await self._follow(changes, number, seen)
 
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
+        with self.runtime.scope() as scope:
+            async with self.runtime.nursery() as nursery:
                 for number in range(self.spec.watchers):
                     nursery.start_soon(watcher, number)
                 await everybody.wait()
@@ -174,9 +173,9 @@ class KvLoad:
                     self.sent[self.number + 1] = began
                     await self._put(WATCHED)
                     writes += 1
-                with trio.move_on_after(DRAIN_S):
+                with self.runtime.scope(self.runtime.now() + DRAIN_S):
                     while min(seen) < writes:
-                        await trio.sleep(0.01)
+                        await self.runtime.sleep(0.01)
                 scope.cancel()
         self.verified = sum(seen)
         self.lost = sum(abs(writes - count) for count in seen)
@@ -204,11 +203,10 @@ class KvLoad:
         }  # fmt: skip
 
 
-async def load_main() -> None:
-    """Read the specification, load, verify, print."""
+async def load_main(spec: KvSpec) -> None:
+    """Load, verify, print."""
     from logyard.client.aio import connect
 
-    spec = KvSpec(**json.loads(sys.stdin.readline()))
     window_bytes = (64 << 20) + 2 * spec.clients * spec.size
     async with connect(spec.addresses, timeout=TIMEOUT_S, window_bytes=window_bytes) as yard:
         load = KvLoad(spec, yard.kv(spec.name))
@@ -222,19 +220,9 @@ async def load_main() -> None:
 
 
 def main() -> None:
-    """Run the process. Errors end it with one line on standard error."""
-    gc.freeze()
-    gc.disable()
-    sys.setswitchinterval(5e-5)
-    try:
-        trio.run(load_main)
-    except BaseException as error:
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        if os.environ.get("LOGYARD_DEBUG"):
-            raise
-        print(f"load process: {type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    """Enter the process: its specification is the first line that it reads."""
+    spec = KvSpec(**json.loads(sys.stdin.readline()))
+    run_process(load_main, spec, spec.runtime, "load process")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One load process: closed-loop clients with a window each, over one connection set, in one trio loop.
+"""One load process: closed-loop clients with a window each, over one connection set, in one loop.
 
 Run as ``python -m logyard.bench.load``: it reads a specification (one JSON line) from standard input, prints "ready",
 waits for a line "go", loads, verifies its sample, prints one JSON line. A client keeps `window` appends outstanding;
@@ -8,21 +8,20 @@ an answered frame submits as many new appends as it held, from its callback, so 
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import trio
-
 from .histogram import Histogram
+from .loops import run_process
 from .workload import Workload
 
 if TYPE_CHECKING:
     from logyard.client.aio import Log
     from logyard.client.lane import Batch
+    from logyard.client.runtime import Runtime
 
 DRAIN_S = 60.0
 APPEND_TIMEOUT_S = 30.0
@@ -46,6 +45,7 @@ class LoadSpec(NamedTuple):
     warmup_s: float
     seconds: float
     sample_one_in: int
+    runtime: str = "trio"
 
 
 class Flight:
@@ -89,8 +89,9 @@ class Flight:
 class Load:
     """The state of one load process; see `LoadSpec` for what drives it."""
 
-    def __init__(self, spec: LoadSpec, logs: Sequence[Log]) -> None:
+    def __init__(self, spec: LoadSpec, logs: Sequence[Log], runtime: Runtime) -> None:
         self.spec = spec
+        self.runtime = runtime
         self.logs = logs
         self.workload = Workload(spec.size, spec.seed, spec.lane)
         self.random = random.Random(spec.seed * 1009 + spec.lane)
@@ -107,7 +108,7 @@ class Load:
         self.failed = 0
         self.problems: list[str] = []
         self.measure_from = self.measure_until = 0.0
-        self.drained = trio.Event()
+        self.drained = runtime.event()
 
     def skip(self) -> int:
         """Return how many bodies until the next one of the sample: geometric, so that each has the same chance."""
@@ -152,8 +153,8 @@ class Load:
         self.measure_until = self.measure_from + spec.seconds
         for client in range(spec.clients):
             self.submit([client] * spec.window, time.perf_counter())
-            await trio.lowlevel.checkpoint()
-        with trio.move_on_after(spec.warmup_s + spec.seconds + DRAIN_S):
+            await self.runtime.sleep(0)
+        with self.runtime.scope(self.runtime.now() + spec.warmup_s + spec.seconds + DRAIN_S):
             await self.drained.wait()
 
     async def verify(self) -> tuple[int, int]:
@@ -173,7 +174,7 @@ class Load:
                     if len(self.problems) < PROBLEMS_MAX:
                         self.problems.append(f"{self.spec.logs[log]} offset {offset} is not what was acknowledged")
 
-        async with trio.open_nursery() as nursery:
+        async with self.runtime.nursery() as nursery:
             for _ in range(READERS):
                 nursery.start_soon(reader)
         return good, bad
@@ -192,15 +193,14 @@ class Load:
         }
 
 
-async def load_main() -> None:
-    """Read the specification, load, verify, print."""
+async def load_main(spec: LoadSpec) -> None:
+    """Load, verify, print."""
     from logyard.client.aio import connect
 
-    spec = LoadSpec(**json.loads(sys.stdin.readline()))
     # The byte window must never be the limit: the number of outstanding calls is.
     window_bytes = WINDOW_BYTES_MIN + 2 * spec.clients * spec.window * (spec.size + RECORD_BYTES)
     async with connect(spec.addresses, timeout=APPEND_TIMEOUT_S, window_bytes=window_bytes) as yard:
-        load = Load(spec, [yard.log(name) for name in spec.logs])
+        load = Load(spec, [yard.log(name) for name in spec.logs], yard.runtime)
         print("ready", flush=True)
         if sys.stdin.readline().strip() != "go":
             return
@@ -212,22 +212,9 @@ async def load_main() -> None:
 
 
 def main() -> None:
-    """Run the process. Errors end it with one line on standard error."""
-    import gc
-
-    # Nothing of the load forms cycles; a collection in the middle would be measured as the cluster's latency.
-    gc.freeze()
-    gc.disable()
-    sys.setswitchinterval(5e-5)
-    try:
-        trio.run(load_main)
-    except BaseException as error:
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        if os.environ.get("LOGYARD_DEBUG"):
-            raise
-        print(f"load process: {type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    """Enter the process: its specification is the first line that it reads."""
+    spec = LoadSpec(**json.loads(sys.stdin.readline()))
+    run_process(load_main, spec, spec.runtime, "load process")
 
 
 if __name__ == "__main__":

@@ -6,19 +6,17 @@ works, prints one JSON line. Consumers go on until "end" was said and nothing co
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
 from typing import Any, NamedTuple
-
-import trio
 
 from logyard.client.aio import Yard, connect
 from logyard.client.pending import PendingAppend
 from logyard.client.queue import Consumer, Queue
 
 from .load import APPEND_TIMEOUT_S, RECORD_BYTES, WINDOW_BYTES_MIN, Load, LoadSpec
+from .loops import run_process
 from .workload import Workload
 
 IDLE_S = 1.0
@@ -49,7 +47,7 @@ class Target:
 async def publish(yard: Yard, spec: LoadSpec) -> dict[str, Any]:
     """Load the queues."""
     targets: Any = [Target(yard.queue(name)) for name in spec.logs]
-    load = Load(spec, targets)
+    load = Load(spec, targets, yard.runtime)
     cpu = time.process_time()
     await load.run()
     return load.result(0, 0, time.process_time() - cpu)
@@ -74,13 +72,14 @@ class Consumers:
         cpu = time.process_time()
         self.measure_from = time.perf_counter() + self.spec.warmup_s
         self.measure_until = self.measure_from + self.spec.seconds
-        async with trio.open_nursery() as nursery:
+        runtime = self.yard.runtime
+        async with runtime.nursery() as nursery:
             for number in range(self.count):
                 nursery.start_soon(self.consume, self.spec.logs[number % len(self.spec.logs)])
-            await trio.to_thread.run_sync(sys.stdin.readline)
-            with trio.move_on_after(DRAIN_S):
+            await runtime.in_thread(sys.stdin.readline)
+            with runtime.scope(runtime.now() + DRAIN_S):
                 while time.perf_counter() - self.last < IDLE_S:
-                    await trio.sleep(0.1)
+                    await runtime.sleep(0.1)
             nursery.cancel_scope.cancel()
         return {
             "consumed": self.total,
@@ -114,9 +113,8 @@ class Consumers:
         self.seen[number >> 3] |= bit
 
 
-async def main_async() -> None:
-    """Read the specification, work, print."""
-    wanted = QueueSpec(**json.loads(sys.stdin.readline()))
+async def load_main(wanted: QueueSpec) -> None:
+    """Work, print."""
     spec = LoadSpec(**wanted.publish)
     window_bytes = WINDOW_BYTES_MIN + 2 * spec.clients * spec.window * (spec.size + RECORD_BYTES)
     async with connect(spec.addresses, timeout=APPEND_TIMEOUT_S, window_bytes=window_bytes) as yard:
@@ -131,17 +129,9 @@ async def main_async() -> None:
 
 
 def main() -> None:
-    """Run the process. Errors end it with one line on standard error."""
-    gc.freeze()
-    gc.disable()
-    sys.setswitchinterval(5e-5)
-    try:
-        trio.run(main_async)
-    except BaseException as error:
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        print(f"queue load process: {type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    """Enter the process: its specification is the first line that it reads."""
+    wanted = QueueSpec(**json.loads(sys.stdin.readline()))
+    run_process(load_main, wanted, wanted.publish["runtime"], "queue load process")
 
 
 if __name__ == "__main__":

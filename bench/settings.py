@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .loops import RUNTIMES
+
 MIB = 1 << 20
 
 
@@ -48,6 +50,11 @@ def processes_option() -> Any:
     return option(1, "Load processes.", least=1, most=2)
 
 
+def runtime_option() -> Any:
+    """Return the field of the library that the load processes run under."""
+    return option("trio", "What the load runs under.", among=RUNTIMES)
+
+
 @dataclass(frozen=True, slots=True)
 class AppendSettings:
     """`bench append`."""
@@ -59,6 +66,7 @@ class AppendSettings:
     seconds: float = seconds_option(10.0)
     warmup_s: float = warmup_option()
     processes: int = processes_option()
+    runtime: str = runtime_option()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class KvSettings:
     seconds: float = seconds_option(10.0)
     warmup_s: float = warmup_option()
     processes: int = processes_option()
+    runtime: str = runtime_option()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,7 @@ class QueueSettings:
     prefetch: int = option(1000, "Held, a consumer.", least=1, most=65_535)
     seconds: float = seconds_option(10.0)
     warmup_s: float = warmup_option()
+    runtime: str = runtime_option()
 
 
 @dataclass(frozen=True, slots=True)

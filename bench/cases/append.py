@@ -79,6 +79,7 @@ def specifications(settings: AppendSettings, cluster: Cluster) -> list[LoadSpec]
             warmup_s=settings.warmup_s,
             seconds=settings.seconds,
             sample_one_in=SAMPLE_ONE_IN,
+            runtime=settings.runtime,
         )
         for lane, clients in enumerate(shares(settings.clients, processes))
     ]

@@ -70,7 +70,7 @@ def specifications(settings: KvSettings, cluster: Cluster) -> list[KvSpec]:
     return [
         KvSpec(
             cluster.addresses, NAME, settings.mode, settings.size, clients, settings.keys, settings.watchers, seed,
-            lane, settings.warmup_s, settings.seconds,
+            lane, settings.warmup_s, settings.seconds, settings.runtime,
         )
         for lane, clients in enumerate(shares(settings.clients, processes))
     ]  # fmt: skip

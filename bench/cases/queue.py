@@ -84,6 +84,7 @@ def run_processes(
         warmup_s=settings.warmup_s,
         seconds=settings.seconds,
         sample_one_in=1 << 60,
+        runtime=settings.runtime,
     )
     specs = [QueueSpec(load._asdict())]
     if settings.consumers:

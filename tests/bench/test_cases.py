@@ -36,17 +36,19 @@ def bench(*words: str) -> dict[str, Any]:
     "shape",
     [
         ("--nodes", "1", "--logs", "1", "--size", "256", "--clients", "5", "--window", "100"),
+        ("--nodes", "1", "--logs", "3", "--size", "256", "--clients", "5", "--runtime", "asyncio"),
         pytest.param(
             ("--nodes", "3", "--logs", "20", "--size", "5000", "--clients", "8", "--processes", "2"),
             marks=pytest.mark.long,
         ),
     ],
-    ids=["pipelined, one node", "closed loop, three nodes"],
+    ids=["pipelined, one node", "under asyncio, one node", "closed loop, three nodes"],
 )
 def test_append_counts_verifies_and_agrees_with_its_window(tmp_path: Path, shape: Sequence[str]) -> None:
     found = bench("append", *shape, "--seconds", "1", "--warmup", "0.5", "--dir", str(tmp_path / "nodes"))
     assert found["ok"] is True
     assert found["lost"] == found["failed"] == 0
+    assert found["runtime"] == ("asyncio" if "asyncio" in shape else "trio")
     assert found["ops_per_s"] > 10
     assert found["mb_per_s"] == pytest.approx(found["ops_per_s"] * found["size"] / 1e6, rel=0.01)
     assert found["acknowledged"] == found["stored"] >= found["ops_per_s"]
@@ -202,8 +204,12 @@ def test_a_log_is_back_only_with_a_write_submitted_after_the_kill() -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [("--queues", "1", "--consumers", "1"), ("--queues", "20", "--consumers", "0", "--size", "5000")],
-    ids=["consumed meanwhile", "many queues"],
+    [
+        ("--queues", "1", "--consumers", "1"),
+        ("--queues", "1", "--consumers", "1", "--runtime", "asyncio"),
+        ("--queues", "20", "--consumers", "0", "--size", "5000"),
+    ],
+    ids=["consumed meanwhile", "consumed meanwhile, under asyncio", "many queues"],
 )
 @pytest.mark.long
 def test_queue_counts_what_was_published_and_consumed(tmp_path: Path, shape: Sequence[str]) -> None:
@@ -216,3 +222,14 @@ def test_queue_counts_what_was_published_and_consumed(tmp_path: Path, shape: Seq
         assert found["consumed"] == found["acknowledged"] and found["consumed_per_s"] > 10 and found["left"] == 0
     else:
         assert found["left"] == found["acknowledged"]
+
+
+@pytest.mark.parametrize("mode", ["put", "get", "watch"])
+@pytest.mark.long
+def test_kv_runs_under_asyncio(tmp_path: Path, mode: str) -> None:
+    found = bench(
+        "kv", "--mode", mode, "--nodes", "1", "--clients", "4", "--keys", "5", "--watchers", "20", "--seconds", "1",
+        "--warmup", "0.2", "--runtime", "asyncio", "--dir", str(tmp_path / "nodes"),
+    )  # fmt: skip
+    assert found["ok"] is True and found["runtime"] == "asyncio"
+    assert found["lost"] == found["failed"] == 0 and found["verified"] > 0 and found["ops_per_s"] > 10
