@@ -29,7 +29,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.engine.transport": (TOP, "logyard.engine.transport", "logyard.engine.raft.messages"),
     "logyard.engine.replica": (
         TOP, "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.snapshot", "logyard.engine.log.meta_rows",
-        "logyard.engine.log.segment", "logyard.engine.transport.blobs",
+        "logyard.engine.log.recovered", "logyard.engine.log.segment", "logyard.engine.recovery.rebuild",
+        "logyard.engine.transport.blobs",
         "logyard.payloads.reference",
     ),
     "logyard.engine.recovery": (

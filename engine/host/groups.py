@@ -33,7 +33,7 @@ from ..transport.blobs import (
     UNKNOWN_GROUPS,
 )
 from ..types import Spec
-from . import recovery, rows
+from . import rows
 
 if TYPE_CHECKING:
     from .system import System
@@ -215,7 +215,7 @@ class Directory:
                     del system.names[spec.name]
                 continue
             if spec.uid in system.damages.barred:
-                recovery.enliven(system, system.damages.admit(spec), fresh=False)
+                system.enliven(system.damages.admit(spec))
             else:
                 system.start_member(spec)
             if number % GROWN == GROWN - 1:

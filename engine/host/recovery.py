@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from logyard.protocol.errors import Busy, LogyardError
 
 from ..disk import is_short
-from ..entry import Entry, build_plain
 from ..log import meta_rows
 from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
@@ -24,17 +23,10 @@ from ..log.wal import Wal, WalItem
 from ..log.wal_files import wal_epochs
 from ..ports import HomePort
 from ..quiesce import unquiesce
-from ..raft.core import LEADER, Raft
-from ..raft.mending import Mend
-from ..raft.state import Limits
 from ..ranges import Range, subtract, union
 from ..recovery.inspect import replay_wal
-from ..recovery.rebuild import log_base, placed_through, rebuild, slept_on, spec_of
-from ..replica import snapshot_sections
-from ..replica.apply import UnknownVersion
-from ..replica.member import STOPPED, Halt, Member
-from ..snapshot import format as snapshot_format
-from ..types import Spec
+from ..recovery.rebuild import log_base, placed_through, slept_on, spec_of
+from ..replica.member import STOPPED, Member
 from . import life
 from .location import SealedFile
 from .segments import Segments
@@ -148,7 +140,7 @@ def _build_members(
         member = None
         if known is None:
             try:
-                member = build_member(system, spec, state, snapshot_row, recovered)
+                member = system.builder.build(spec, state, snapshot_row, recovered)
             except Exception as error:
                 known = system.damages.unfit(spec, snapshot_row, error)
         if member is None or known is not None:
@@ -187,80 +179,6 @@ def _leave_out(wal: Wal, segments: Segments, result: ReplayResult, blank: set[in
     segments.spoil([sealed.file for sealed in result.sealed])
     if result.current is not None:
         segments.spoil([result.current.head.epoch])
-
-
-def _limits(system: System) -> Limits:
-    """One object for all groups."""
-    if system.limits is None:
-        config = system.config
-        system.limits = Limits(
-            election_ticks=config.election_ticks,
-            append_bytes=config.append_bytes_max,
-            inflight_bytes=config.append_inflight_bytes,
-            inflight_messages=config.append_inflight_messages,
-            follower_bytes=config.follower_inflight_bytes,
-            uncommitted_bytes=config.uncommitted_bytes_max,
-            uncommitted_reserve=int(config.uncommitted_bytes_max * config.reserved_ratio),
-            lazy_commit=True,
-        )
-    return system.limits
-
-
-def _encoder(system: System, uid: int) -> Callable[[int, int, int, bytes], Entry]:
-    def encode(index: int, term: int, kind: int, content: bytes) -> Entry:
-        member = system.members.get(uid)
-        return build_plain(index, term, kind, system.log_clock.of_own_entry(member, kind) if member else 0, content)
-
-    return encode
-
-
-def fresh_member(system: System, spec: Spec) -> Member:
-    """A member that has nothing yet."""
-    return build_member(system, spec, None, None, Recovered())
-
-
-def build_member(
-    system: System,
-    spec: Spec,
-    state: meta_rows.StateRow | None,
-    snapshot_row: meta_rows.SnapshotRow | None,
-    recovered: Recovered,
-    mend: Mend | None = None,
-) -> Member:
-    """One member from its checkpoint, its snapshot and what the WAL says on top; with `mend`, one that lost what came
-    after that. Raises `Corrupt` when they leave a gap."""
-    snapshot = system.storage.books.load_snapshot(snapshot_row) if snapshot_row else None
-    image = rebuild(spec, state, snapshot, recovered, system.departures.departed.get(spec.uid), mend is not None)
-    image.check()
-    index, configuration = image.base
-    raft = Raft(
-        spec.uid, system.node_id, configuration, image.log,
-        term=image.term, vote=image.vote, commit=image.commit,
-        live=system.live, draw=system.draw, encode=_encoder(system, spec.uid), limits=_limits(system),
-        windows=system.windows,
-        configuration_index=index, configurations=image.configurations,
-        promise=image.promise, mend=mend,
-    )  # fmt: skip
-    machine = system.create_machine(spec.machine, spec.arguments)
-    member = Member(spec, raft, machine, system.store.new_liveness(), system.budget)
-    member.heard_ns = system.clocks.monotonic_ns()
-    member.segments = image.runs
-    member.flushed = image.flushed
-    member.floor = image.floor
-    if snapshot is not None and snapshot_row is not None:
-        member.snapshot_index, member.snapshot_term = snapshot.index, snapshot.term
-        member.snapshot_stored = snapshot.index
-        manifest = snapshot_format.read_manifest(snapshot_row.data, spec.uid)
-        member.snapshot_bytes, member.chunks = len(snapshot_row.data) + manifest.chunk_bytes, manifest.chunks
-        member.compactable = image.compactable
-        try:
-            liveness = system.store.decode_liveness(snapshot.live)
-            snapshot_sections.restore_member(member, snapshot, liveness, system.clocks.monotonic_ns())
-        except UnknownVersion as error:
-            member.suspend(Halt(snapshot.index, 0, 0, -1, f"its snapshot at {snapshot.index} {error}", error.version))
-        if snapshot.index > raft.applied:
-            raft.on_applied(snapshot.index)
-    return member
 
 
 def _adopt_files(system: System, flushed: int) -> None:
@@ -345,25 +263,8 @@ def _segment_number(name: str) -> int:
 
 
 def start_groups(system: System) -> None:
-    """All recovered members begin to run."""
+    """Let all recovered members begin to run."""
     for member in list(system.members.values()):
         if member.state != STOPPED:
-            enliven(system, member, fresh=False)
+            system.enliven(member)
     system.damages.start()
-
-
-def enliven(system: System, member: Member, fresh: bool) -> None:
-    """Let a member take part. A lone voter campaigns at once; a fresh group is first led by the node its uid picks,
-    so that
-    leaders are spread and nobody waits for an election timeout."""
-    system.members[member.uid] = member
-    system.versions.learn(member)
-    raft = member.raft
-    voters = raft.configuration.voters
-    alone = voters == (system.node_id,)
-    picked = fresh and bool(voters) and voters[member.uid % len(voters)] == system.node_id
-    if alone or picked:
-        raft.campaign()
-    system.active.add(member)
-    system.scheduler.mark(member)
-    assert raft.role != LEADER or alone

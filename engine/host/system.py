@@ -13,7 +13,6 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,12 @@ from ..quiesce import unquiesce
 from ..quiesce.quiesce import Quiesce
 from ..raft.messages import Message
 from ..raft.progress import Window
-from ..raft.state import Limits
 from ..repair import log_repair
 from ..repair.log_repair import LogRepair, MendTurns
 from ..repair.payload_repair import PayloadRepair, Refill
 from ..replica import applier, snapshot_sections
 from ..replica.applier import Applier
+from ..replica.build import Builder, Cores, Enliven, limits_of
 from ..replica.delivery import Delivery
 from ..replica.effects import Effects
 from ..replica.heartbeats import Heartbeats
@@ -144,7 +143,7 @@ class System:
         self.nursery: trio.Nursery
         self.failure: LogyardError | None = None
         self.ended = trio.Event()
-        self.limits: Limits | None = None
+        self.limits = limits_of(config)
         # Called when many objects came that live long, and when many went: the daemon looks after its memory then.
         self.grown: Callable[[], None] = _nothing
         self.shrunk: Callable[[], None] = _nothing
@@ -255,11 +254,17 @@ class System:
             self.config, self._find_by, self.store, self.reader, self.storage.location.holds, self.chunks,
             self.send_blob, self.spawn,
         )  # fmt: skip
+        books = self.storage.books
+        self.builder = Builder(
+            Cores(self.node_id, self.live, self.draw, self.limits, self.windows), self.create_machine, self.store,
+            books.load_snapshot, lambda uid: self.departures.departed.get(uid), self._own_time, self.budget,
+            self.clocks,
+        )  # fmt: skip
+        self.enliven = Enliven(self.node_id, self.members, lambda member: self.versions.learn(member), self.mark)
         self.receiving = self._receiver()
         self.repair = PayloadRepair(self.pulls, self.reader, self.store, self.storage.write_back)
         self.outbound = self._outbound()
         self.damages = self._log_repair()
-        books = self.storage.books
         self.refill = Refill(
             self.store, self.repair, self.find, self.damages.barred, books.commit_store, books.owe_store, self.spawn
         )
@@ -281,7 +286,6 @@ class System:
             self.delivery, self.storage.homes.released, self.commands, self.log_clock.now,
             lambda member, keep_log: self.snapshots.take([member], keep_log), self.spawn,
         )  # fmt: skip
-        books = self.storage.books
         self.quarantine = Quarantine(
             self.reader, self.create_machine, lambda uid: books.load_snapshot(books.snapshot(uid)), self.queue_own
         )
@@ -309,8 +313,7 @@ class System:
     def _log_repair(self) -> LogRepair:
         """Build what has damaged groups mended."""
         host = log_repair.Host(
-            partial(recovery.build_member, self), partial(recovery.enliven, self, fresh=False), self.directory.silence,
-            self.stop_member, self.spawn,
+            self.builder.build, self.enliven, self.directory.silence, self.stop_member, self.spawn,
         )  # fmt: skip
         return LogRepair(self.node_id, self.members, self.storage.books, self.storage, self.reader, host)
 
@@ -359,9 +362,14 @@ class System:
 
     def start_member(self, spec: Spec) -> Member:
         """Let a group that was just registered come alive."""
-        member = recovery.fresh_member(self, spec)
-        recovery.enliven(self, member, fresh=True)
+        member = self.builder.fresh(spec)
+        self.enliven(member, fresh=True)
         return member
+
+    def _own_time(self, uid: int, kind: int) -> int:
+        """Return log time of an entry of a core's own: of one that is being built there is none yet."""
+        member = self.members.get(uid)
+        return self.log_clock.of_own_entry(member, kind) if member is not None else 0
 
     def rolled(self, rolled: Rolled) -> None:
         """Have files that the WAL sealed flushed, and stop whose entries it could not take."""
@@ -395,8 +403,7 @@ class System:
         return ((node, peers.vitals_of(node)) for node in peers.nodes if node in self.live)
 
     def _be_patient(self, doublings: int) -> None:
-        if self.limits is not None:
-            self.limits.patience = doublings
+        self.limits.patience = doublings
 
     def part(self) -> None:
         """The last word of a node that stops in order, after `run` and before `close`; a crash has none. BLOCKING."""

@@ -44,14 +44,11 @@ def stored_spec(system: System, uid: int) -> Spec:
 def revive(system: System, uid: int, name: str) -> Member:
     """A member from the rows that it hibernated by: recovery of one group, with nothing in the WAL. One whose rows are
     damaged comes up stopped."""
-    # Recovery asks here which groups slept on.
-    from ..host import recovery
-
     meta = system.storage.books.meta
     try:
         spec = stored_spec(system, uid)
     except LogyardError as error:
-        member = recovery.fresh_member(system, Spec(uid, name, "log", {}, (), 0))
+        member = system.builder.fresh(Spec(uid, name, "log", {}, (), 0))
         log_repair.stop(member, str(error))
         return member
     try:
@@ -59,8 +56,8 @@ def revive(system: System, uid: int, name: str) -> Member:
         state, snapshot = meta.get(state_key), meta.get(snapshot_key)
         if state is None or snapshot is None:
             raise Corrupt(f"group {spec.name}", 0, "its rows", "none")
-        member = recovery.build_member(
-            system, spec, meta_rows.StateRow.unpack(state_key, state),
+        member = system.builder.build(
+            spec, meta_rows.StateRow.unpack(state_key, state),
             meta_rows.SnapshotRow.unpack(snapshot_key, snapshot), Recovered(),
         )  # fmt: skip
     except Exception as error:

@@ -138,6 +138,11 @@ class Member(Replicated):
         """For people: a member that lost records runs, and counts for nothing yet."""
         return MENDING if self.state == RUNNING and self.raft.mend is not None else self.state
 
+    def adopt(self, runs: list[SegmentRun], flushed: int, floor: int, now_ns: int) -> None:
+        """Take over what a checkpoint and the WAL say: what segments have, up to where, and the payload floor; as heard
+        at `now_ns`."""
+        self.segments, self.flushed, self.floor, self.heard_ns = runs, flushed, floor, now_ns
+
     def begin_clock(self, clock: LogTime) -> LogTime:
         """Let log time go by this clock while the member leads."""
         self.clock = clock
@@ -333,6 +338,10 @@ class Member(Replicated):
     def need_no_log(self) -> None:
         """The log up to the snapshot may go."""
         self.compactable = self.snapshot_index
+
+    def need_log_above(self, index: int) -> None:
+        """Keep the log above an index, which a stored snapshot covers."""
+        self.compactable = index
 
     def cover_releases(self) -> bool:
         """Raise the floor to the newest release that is applied (law 4); False when it says so, or needs not."""

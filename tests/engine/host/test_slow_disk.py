@@ -62,7 +62,7 @@ async def test_leaderships_move_off_a_slow_disk_and_stay_when_it_is_fast_again(t
         leaders = {name: await c.leader(name) for name in names}
         assert 1 not in leaders.values()
         await until(lambda: any(row.node == 1 and row.slow for row in c.system(2).peers.status()), "the others know")
-        assert system.limits is not None and system.limits.patience
+        assert system.limits.patience
         for name in names:
             await c.append(leaders[name], [(b"", b"x")], name)
         disks[1].delay_s = 0.0

@@ -1,0 +1,164 @@
+"""How a member is made: of its checkpoint, its snapshot and what the WAL says on top, and how it comes alive.
+
+The rules of what the three say together are in `recovery.rebuild`; here the image becomes a core, a machine and what
+lives of its payloads. Used by a start, by the waking of a hibernating group, by log repair and by a new group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, NamedTuple
+
+from ..config import SystemConfig
+from ..entry import Entry, build_plain
+from ..log.meta_rows import Departed, SnapshotRow, StateRow
+from ..log.recovered import Recovered
+from ..machine import Machine
+from ..ports import StorePort
+from ..raft.core import LEADER, Raft
+from ..raft.mending import Mend
+from ..raft.progress import Window
+from ..raft.state import Limits
+from ..recovery.rebuild import rebuild
+from ..snapshot import format as snapshot_format
+from ..snapshot.format import Snapshot
+from ..types import Spec
+from . import snapshot_sections
+from .apply import UnknownVersion
+from .log_clock import Clocks
+from .member import Halt, Member
+from .proposals import Books
+
+
+class Cores(NamedTuple):
+    """What all cores of a node share."""
+
+    node_id: int
+    live: set[int]
+    """Nodes that are up, this one among them."""
+    draw: Callable[[int], int]
+    """The random source of elections, in [0, n)."""
+    limits: Limits
+    windows: dict[int, Window]
+    """Bytes under way, by follower's node."""
+
+
+def limits_of(config: SystemConfig) -> Limits:
+    """Return the limits of a node's cores: one object for all groups."""
+    return Limits(
+        election_ticks=config.election_ticks,
+        append_bytes=config.append_bytes_max,
+        inflight_bytes=config.append_inflight_bytes,
+        inflight_messages=config.append_inflight_messages,
+        follower_bytes=config.follower_inflight_bytes,
+        uncommitted_bytes=config.uncommitted_bytes_max,
+        uncommitted_reserve=int(config.uncommitted_bytes_max * config.reserved_ratio),
+        lazy_commit=True,
+    )
+
+
+class Builder:
+    """Builds members. `machines` gives a fresh machine by its name and arguments; `load(row)` a stored snapshot with
+    its chunks; `departed(uid)` what an earlier replica here promised; `own_time(uid, kind)` the log time of an entry of
+    a core's own; `budget` books what members are asked to propose."""
+
+    def __init__(
+        self,
+        cores: Cores,
+        machines: Callable[[str, dict[str, Any]], Machine],
+        store: StorePort,
+        load: Callable[[SnapshotRow], Snapshot],
+        departed: Callable[[int], Departed | None],
+        own_time: Callable[[int, int], int],
+        budget: Books,
+        clocks: Clocks,
+    ) -> None:
+        self._cores = cores
+        self._machines = machines
+        self._store = store
+        self._load = load
+        self._departed = departed
+        self._own_time = own_time
+        self._budget = budget
+        self._clocks = clocks
+
+    def fresh(self, spec: Spec) -> Member:
+        """Return a member that has nothing yet."""
+        return self.build(spec, None, None, Recovered())
+
+    def build(
+        self,
+        spec: Spec,
+        state: StateRow | None,
+        snapshot_row: SnapshotRow | None,
+        recovered: Recovered,
+        mend: Mend | None = None,
+    ) -> Member:
+        """Return the member of a checkpoint, a snapshot and what the WAL says on top; with `mend`, one that lost what
+        came after that. Raises `Corrupt` when they leave a gap."""
+        cores, now = self._cores, self._clocks.monotonic_ns()
+        snapshot = self._load(snapshot_row) if snapshot_row else None
+        image = rebuild(spec, state, snapshot, recovered, self._departed(spec.uid), mend is not None)
+        image.check()
+        index, configuration = image.base
+        raft = Raft(
+            spec.uid, cores.node_id, configuration, image.log,
+            term=image.term, vote=image.vote, commit=image.commit,
+            live=cores.live, draw=cores.draw, encode=self._encoder(spec.uid), limits=cores.limits,
+            windows=cores.windows,
+            configuration_index=index, configurations=image.configurations,
+            promise=image.promise, mend=mend,
+        )  # fmt: skip
+        machine = self._machines(spec.machine, spec.arguments)
+        member = Member(spec, raft, machine, self._store.new_liveness(), self._budget)
+        member.adopt(image.runs, image.flushed, image.floor, now)
+        if snapshot is not None and snapshot_row is not None:
+            manifest = snapshot_format.read_manifest(snapshot_row.data, spec.uid)
+            member.stored(snapshot.index, manifest.chunks)
+            member.covered(snapshot.index, snapshot.term, len(snapshot_row.data) + manifest.chunk_bytes)
+            member.need_log_above(image.compactable)
+            try:
+                liveness = self._store.decode_liveness(snapshot.live)
+                snapshot_sections.restore_member(member, snapshot, liveness, now)
+            except UnknownVersion as error:
+                reason = f"its snapshot at {snapshot.index} {error}"
+                member.suspend(Halt(snapshot.index, 0, 0, -1, reason, error.version))
+            if snapshot.index > raft.applied:
+                raft.on_applied(snapshot.index)
+        return member
+
+    def _encoder(self, uid: int) -> Callable[[int, int, int, bytes], Entry]:
+        """Return what encodes entries of a core's own."""
+        own_time = self._own_time
+        return lambda index, term, kind, content: build_plain(index, term, kind, own_time(uid, kind), content)
+
+
+class Enliven:
+    """Lets members take part. `learn` hears of their machines, `mark` has a member looked at in the next turn and at
+    the next tick."""
+
+    def __init__(
+        self,
+        node_id: int,
+        members: MutableMapping[int, Member],
+        learn: Callable[[Member], None],
+        mark: Callable[[Member], None],
+    ) -> None:
+        self._node_id = node_id
+        self._members = members
+        self._learn = learn
+        self._mark = mark
+
+    def __call__(self, member: Member, fresh: bool = False) -> None:
+        """Let a member take part. A lone voter campaigns at once; a fresh group is first led by the node its uid picks,
+        so that leaders are spread and nobody waits for an election timeout."""
+        self._members[member.uid] = member
+        self._learn(member)
+        raft = member.raft
+        voters = raft.configuration.voters
+        alone = voters == (self._node_id,)
+        picked = fresh and bool(voters) and voters[member.uid % len(voters)] == self._node_id
+        if alone or picked:
+            raft.campaign()
+        self._mark(member)
+        assert raft.role != LEADER or alone
