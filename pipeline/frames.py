@@ -66,7 +66,8 @@ class Frame(NamedTuple):
 
 
 def decode(scan: Scan, names: Sequence[str], reading: Reading, fetch: Fetch) -> Iterator[pa.RecordBatch]:
-    """Batches of a scan of ranges of the logs `names`. Raises `Damaged`, `LogyardError` for a frame that is none."""
+    """Yield batches of a scan of ranges of the logs `names`. Raises `Damaged`, `LogyardError` for a frame that is
+    none."""
     try:
         frame = read_frame(scan)
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -148,8 +149,8 @@ def read_frame(scan: Scan) -> Frame:
 
 
 def check_units(frame: Frame, scan: Scan, names: Sequence[str]) -> None:
-    """Each pack and body against its stored hash. Raises `Damaged`. (The pieces of a long payload were checked by the
-    node.)"""
+    """Check each pack and body against its stored hash. Raises `Damaged`. (The pieces of a long payload were checked by
+    the node.)"""
     parts, at, heads, smalls, body = frame.parts, 0, 0, 0, 0
     extras = iter(np.frombuffer(parts.directory, BODY_TYPE))
     for run in frame.runs:
@@ -216,7 +217,7 @@ def _columns(frame: Frame, names: Sequence[str], reading: Reading) -> list[pa.Ar
 
 
 def _interleaved(frame: Frame, lengths: Array) -> tuple[bytes, Array]:
-    """Small and large bodies in the order of their records, in one buffer."""
+    """Return small and large bodies in the order of their records, in one buffer."""
     ends = np.cumsum(lengths)
     parts: list[memoryview] = []
     last = 0
@@ -240,7 +241,7 @@ def _without(values: bytes | memoryview, lengths: Array, dropped: Array) -> byte
 
 
 def _hashes(values: bytes | memoryview, lengths: Array, present: Array) -> pa.Array:
-    """xxh3-128 of each present value."""
+    """Return the xxh3-128 of each present value."""
     view, digest = memoryview(values), xxhash.xxh3_128_digest
     found: list[bytes] = []
     at = 0

@@ -64,7 +64,7 @@ class Silent:
         self._since: dict[str, float] = {}
 
     def note(self, address: str) -> None:
-        """It did not answer."""
+        """Note that an address did not answer."""
         self._since[address] = time.monotonic()
 
     def is_silent(self, address: str) -> bool:
@@ -124,7 +124,7 @@ class Pending:
     unknown: set[int] = field(default_factory=set)
 
     def progressed(self, now: float) -> None:
-        """Something came."""
+        """Note that something came."""
         self.refused = 0
         self.unknown.clear()
         self.since = now
@@ -318,7 +318,7 @@ class NetworkSource:
         return LogyardError(f"node {node} has applied {one.name!r} up to offset {outcome.end} only", retry="elsewhere")
 
     def _gap(self, one: Pending, count: int, reading: Reading) -> pyarrow.RecordBatch:
-        """Records that are gone: a row that says so, or `DataLoss`."""
+        """Return records that are gone: a row that says so, or `DataLoss`."""
         from . import frames
 
         if not reading.gaps:

@@ -109,7 +109,7 @@ def _object(text: str, least: int) -> dict[str, int]:
 
 
 def _starting(text: str) -> Offsets:
-    """`latest` would be an empty read: a batch begins somewhere."""
+    """Return where a batch begins, which can't be `latest`: that would be an empty read."""
     return EARLIEST if text.lower() == "earliest" else _object(text, EARLIEST)
 
 
@@ -139,7 +139,7 @@ def _payload(text: str) -> bool:
 
 
 def _assign(text: str) -> dict[str, tuple[int, int]]:
-    """By log: (first, end); EARLIEST and LATEST where they are not given."""
+    """Return by log (first, end); EARLIEST and LATEST where they are not given."""
     try:
         value = json.loads(text)
     except ValueError:

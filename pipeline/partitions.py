@@ -28,7 +28,7 @@ class Weighed(NamedTuple):
 
 
 def weigh(wanted: Wanted, info: LogInfo, bodies: bool) -> Weighed:
-    """`bodies`: payloads are read, too."""
+    """Return a range with its weight in bytes; with `bodies` payloads are read, too."""
     rows = wanted.end - wanted.first
     share = info.bytes * rows // max(1, info.end - info.start) if bodies else 0
     return Weighed(wanted, LOG_BYTES + rows * ROW_BYTES + share)
@@ -50,8 +50,8 @@ def spread(ranges: Sequence[Weighed], leaders: Mapping[str, int]) -> list[Weighe
 
 
 def pack(ranges: Sequence[Weighed], max_bytes: int, min_partitions: int | None, cores: int) -> list[tuple[Wanted, ...]]:
-    """Tasks of about equal weight, at most about `max_bytes` each; no range is in two of them at once, but for parts of
-    a long one."""
+    """Return tasks of about equal weight, at most about `max_bytes` each; no range is in two of them at once, but for
+    parts of a long one."""
     total = sum(one.weight for one in ranges)
     if not total:
         return []

@@ -79,8 +79,8 @@ class LogSource(Protocol):
         ...
 
     def offsets_at(self, times: Mapping[str, int]) -> Mapping[str, int]:
-        """For each log the first offset whose timestamp is at or after the given milliseconds since 1970; the log's
-        end when there is none."""
+        """Return for each log the first offset whose timestamp is at or after the given milliseconds since 1970; the
+        log's end when there is none."""
         ...
 
     def read(self, wanted: Sequence[Wanted], reading: Reading) -> Iterator[pyarrow.RecordBatch]:

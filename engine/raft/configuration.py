@@ -65,7 +65,7 @@ class Configuration:
         return bool(self.outgoing)
 
     def nodes(self) -> set[int]:
-        """Return every node that receives the log."""
+        """Add one copy of a log, or a file of a directory."""
         return {*self.voters, *self.learners, *self.outgoing}
 
     def votes(self, node: int) -> bool:

@@ -29,12 +29,12 @@ CHUNK_BYTES = 1 << 24
 
 
 def wal_path(number: int) -> str:
-    """A WAL file, relative to the data directory."""
+    """Return the path of a WAL file, relative to the data directory."""
     return f"wal/{wal_name(number)}"
 
 
 def segment_path(number: int) -> str:
-    """A segment, relative to the data directory."""
+    """Return the path of a segment, relative to the data directory."""
     return f"segments/{number:016x}{SEGMENT}"
 
 
@@ -106,7 +106,8 @@ def _batches(disk: Disk, wal: Path, head: FileHead, following: FileHead | None, 
 
 
 def _torn(disk: Disk, wal: Path, head: FileHead, tail: int) -> bool:
-    """Whether a batch of this use of the file begins at its tail. Other bytes there are those of an earlier use."""
+    """Return whether a batch of this use of the file begins at its tail. Other bytes there are those of an earlier
+    use."""
     fd = disk.open_file(str(wal / wal_name(head.epoch)))
     try:
         block = disk.read(fd, BLOCK, tail)
@@ -116,7 +117,7 @@ def _torn(disk: Disk, wal: Path, head: FileHead, tail: int) -> bool:
 
 
 def _leftovers(folder: Path, sizes: dict[int, int], facts: Facts, report: Report) -> None:
-    """Files that the next start recycles or removes."""
+    """Report files that the next start recycles or removes."""
     for name in Disk().list_directory(str(folder)) if folder.is_dir() else []:
         if name.endswith(TEMPORARY):
             report.orphan(f"wal/{name}", "a file that was being made when the process ended")
@@ -148,7 +149,7 @@ class Segments:
                 report.warning("unknown_file", "this is no segment's name", path=f"segments/{name}")
 
     def reader(self, number: int) -> SegmentReader | None:
-        """An open segment; None when it is not there or has no index. The first try reports why."""
+        """Return an open segment; None when it is not there or has no index. The first try reports why."""
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
@@ -216,7 +217,7 @@ class Segments:
             self._report.healed("segment", f"its head (at byte 0) and its foot (at byte {at}) differ", path=path)
 
     def entries(self, number: int, uid: int, first: int, last: int) -> Iterator[Entry | int]:
-        """The group's entries in one segment; the bare index where one is damaged or missing."""
+        """Yield the group's entries in one segment; the bare index where one is damaged or missing."""
         reader = self.reader(number)
         if reader is None:
             yield from range(first, last + 1)

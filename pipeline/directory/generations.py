@@ -60,11 +60,11 @@ class Generations:
         self._read_rows(facts)
 
     def path(self, number: int) -> str:
-        """A generation, relative to the data directory."""
+        """Return the path of a generation, relative to the data directory."""
         return os.path.relpath(self._shelf.path(number), self._directory)
 
     def data(self, number: int) -> str:
-        """A generation's file."""
+        """Return a generation's file."""
         return f"{self.path(number)}/data.mdb"
 
     def _read_rows(self, facts: Facts) -> None:
@@ -81,11 +81,11 @@ class Generations:
                 facts.complete = False
 
     def get(self, number: int) -> Stopped | None:
-        """An open generation; None when it is not there or can't be read."""
+        """Return an open generation; None when it is not there or can't be read."""
         return self._open.get(number)
 
     def reader(self, number: int) -> Stopped:
-        """A generation, opened when it is first asked for. Raises `GenerationFailed`."""
+        """Return a generation, opened when it is first asked for. Raises `GenerationFailed`."""
         found = self._open.get(number)
         if found is None:
             found = Stopped(self._shelf.path(number), number, GenerationConfig())
@@ -160,7 +160,7 @@ class Generations:
             report.damage("generation", f"{type(error).__name__}: {error}", path=path)
 
     def _compare(self, number: int, generation: Stopped, measured: Measured, facts: Facts) -> None:
-        """What the ledgers list must be there as rows."""
+        """Report what the ledgers list and is not there as rows."""
         report, path = self._report, self.data(number)
         runs = set(measured.runs)
         runs |= {home.run for homes in self.homes.values() for home in homes if home.generation == number}
@@ -182,5 +182,5 @@ class Generations:
             report.damage("counter", text, path=path)
 
     def ledger(self, number: int, run: int, uid: int) -> Ledger | None:
-        """Sizes of one copy; None when there are none."""
+        """Return the sizes of one copy; None when there are none."""
         return self._ledgers.get((number, run), {}).get(uid)

@@ -146,7 +146,7 @@ def build_group(uid: int, facts: Facts, wal: Wal, report: Report) -> GroupLog:
 
 
 def in_order(group: GroupLog, segments: Segments) -> Iterator[Placed]:
-    """Every entry of the group whose metadata is, or should be, in a segment or in the WAL; rising in index."""
+    """Yield every entry of the group whose metadata is, or should be, in a segment or in the WAL; rising in index."""
     for first, last, number in group.image.runs:
         path = segment_path(number)
         for found in segments.entries(number, group.spec.uid, first, last):
@@ -201,7 +201,7 @@ def _apply(
 
 
 def _replay_of(group: GroupLog, report: Report, make: MachineFactory) -> Replay | str:
-    """The group as of its snapshot, or why nothing can be applied to it."""
+    """Return the group as of its snapshot, or why nothing can be applied to it."""
     try:
         return Replay(group, make)
     except UnknownVersion as error:
@@ -216,7 +216,8 @@ def _replay_of(group: GroupLog, report: Report, make: MachineFactory) -> Replay 
 
 
 def _missing(group: GroupLog, hole: Hole, facts: Facts, homes: Sequence[Home], report: Report) -> bool:
-    """Entries that the checkpoint says are in a segment, and are not. True when some of them are not needed any more.
+    """Report entries that the checkpoint says are in a segment, and are not. True when some of them are not needed any
+    more.
 
     The snapshot may cover them, but a WAL file that is still a home needs its segment to find what lives in it.
     """
@@ -242,7 +243,7 @@ def _missing(group: GroupLog, hole: Hole, facts: Facts, homes: Sequence[Home], r
 
 
 def _release(group: GroupLog, replay: Replay | str, entry: Entry, segments: Segments, report: Report) -> None:
-    """What a command releases may be gone already, also when nobody can say yet that it is committed."""
+    """Release what a command releases: it may be gone already, also when nobody can say yet that it is committed."""
     try:
         if isinstance(replay, str):
             raise CannotApply(f"entry {entry.index}: {replay}")
@@ -255,7 +256,7 @@ def _release(group: GroupLog, replay: Replay | str, entry: Entry, segments: Segm
 
 
 def above_snapshot(group: GroupLog, segments: Segments) -> Iterator[Entry]:
-    """The entries that a start would apply, as far as they can be read."""
+    """Return the entries that a start would apply, as far as they can be read."""
     base = group.snapshot.index if group.snapshot is not None else 0
     return (one.entry for one in in_order(group, segments) if one.entry is not None and one.index > base)
 
@@ -300,7 +301,7 @@ class Replay(Replicated):
             return (part for effect in effects for part in self._released(effect))
 
     def named(self) -> Iterator[tuple[int, int]]:
-        """(first, end) of entries that the state names one by one: each of them has payload."""
+        """Yield (first, end) of entries that the state names one by one: each of them has payload."""
         if names_entries(self.machine):
             yield from ((claim.first.index, claim.first.index + 1) for claim in claims_of(self))
         if isinstance(self.machine, AppendLog):
@@ -309,7 +310,7 @@ class Replay(Replicated):
             yield from ((index, index + 1) for index in self.uploads.indexes)
 
     def spans(self) -> list[tuple[int, int]]:
-        """(first, end) of the stretches that the state needs as a whole: entries in them may have no payload."""
+        """Return (first, end) of the stretches that the state needs as a whole: entries in them may have no payload."""
         if names_entries(self.machine):
             return []
         return [(one.first.index, one.end.index + 1) for one in claims_of(self) if one.first < one.end]
@@ -351,15 +352,15 @@ class Replay(Replicated):
 
 
 def names_entries(machine: Machine) -> bool:
-    """Whether each claim of a machine is of payloads of one entry. A log's is a range, with whatever lies in it; what
-    machines of somebody else mean is not known."""
+    """Return whether each claim of a machine is of payloads of one entry. A log's is a range, with whatever lies in it;
+    what machines of somebody else mean is not known."""
     if isinstance(machine, Mux):
         return all(map(names_entries, machine.parts.values()))
     return isinstance(machine, KV | Queue) or (isinstance(machine, AppendLog) and machine.keys is not None)
 
 
 def _extend(holes: list[Hole], first: int, last: int, segment: int) -> None:
-    """One more missing stretch; it may continue the last one."""
+    """Add one more missing stretch; it may continue the last one."""
     if first > last:
         return
     if holes and holes[-1][1] + 1 == first and holes[-1][2] == segment:

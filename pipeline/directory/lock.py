@@ -16,7 +16,7 @@ from logyard.protocol.errors import DirectoryInUse
 
 @contextmanager
 def held(directory: Path, exclusive: bool = False) -> Iterator[None]:
-    """Nobody writes `directory` meanwhile. Raises `DirectoryInUse` while a process has it."""
+    """Hold the lock of `directory`: nobody writes it meanwhile. Raises `DirectoryInUse` while a process has it."""
     try:
         fd = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

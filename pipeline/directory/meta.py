@@ -39,14 +39,14 @@ GROUP_ROWS = (b"g", b"s", b"n", b"d", b"x", b"i", b"r")
 
 
 def holds(key: bytes, raw: bytes) -> bool:
-    """Whether a row's checksum is that of its key and value."""
+    """Return whether a row's checksum is that of its key and value."""
     if len(raw) < HEADER_BYTES:
         return False
     return xxh3_64_intdigest(raw[8:], xxh3_64_intdigest(key)) == int.from_bytes(raw[:8], "little")
 
 
 def uid_of(key: bytes) -> int:
-    """The group that a row belongs to; 0: none."""
+    """Return the group that a row belongs to; 0: none."""
     if key[:1] in GROUP_ROWS and len(key) == 1 + meta_rows.KEY.size:
         return int.from_bytes(key[1:], "big")
     if key[:1] in (meta_rows.STORE, meta_rows.CHUNK) and len(key) > 8:
@@ -55,7 +55,7 @@ def uid_of(key: bytes) -> int:
 
 
 def describe(key: bytes) -> str:
-    """A row's name."""
+    """Return a row's name."""
     if key in (IDENTITY, COMMIT, meta_rows.DIRECTORY, meta_rows.OUTDATED):
         return f"the {key[1:].decode()} row"
     kind = KINDS.get(key[:1], "unknown")
@@ -64,7 +64,7 @@ def describe(key: bytes) -> str:
 
 
 def read_meta(directory: Path, skip: frozenset[str], report: Report) -> Facts:
-    """Facts from both copies; what is wrong with them is reported. Raises `WrongIdentity` for a newer format."""
+    """Return facts from both copies; what is wrong with them is reported. Raises `WrongIdentity` for a newer format."""
     facts = Facts()
     copies = [_read_copy(directory, f"meta/{name}", skip, report) for name in NAMES]
     readable = [copy for copy in copies if copy is not None]
@@ -172,7 +172,7 @@ def _group(key: bytes) -> str:
 
 
 def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
-    """The typed rows."""
+    """Gather the typed rows."""
     identity = store.identity
     if identity is not None:
         facts.node, facts.cluster = identity.node, identity.cluster

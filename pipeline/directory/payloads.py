@@ -32,8 +32,8 @@ def check_payloads(
     group: GroupLog, directory: Path, wal: Wal, segments: Segments, generations: Generations, facts: Facts,
     report: Report,
 ) -> dict[str, tuple[int, int]]:  # fmt: skip
-    """Everything of one group that must be here. Returns, by WAL file and generation, the bytes of the group's payloads
-    that live there, and of all that are stored there."""
+    """Check everything of one group that must be here. Return, by WAL file and generation, the bytes of the group's
+    payloads that live there, and of all that are stored there."""
     checking = _Group(group, directory, wal, segments, generations, facts, report)
     try:
         for home in checking.homes:
@@ -87,7 +87,8 @@ class _Group:
         return self.group.live_at_end.live_units(index, places)
 
     def _missing(self, text: str, path: str) -> None:
-        """A live payload that is not where it should be; one that may have died where what lives is not known."""
+        """Report a live payload that is not where it should be, or one that may have died where what lives is not
+        known."""
         if self.group.resolves:
             self._report.add(self._severity, "payload", text, path=path, group=self.group.name)
 
@@ -96,7 +97,8 @@ class _Group:
         return UNKNOWN if self.group.unknown else DAMAGE
 
     def lost(self) -> None:
-        """What went with a generation before the last start, as far as its entries are not in the log any more."""
+        """Report what went with a generation before the last start, as far as its entries are not in the log any
+        more."""
         for first, last in subtract(self._generations.lost.get(self.uid, ()), union(self._covered)):
             if self.group.live_at_end.live_within((first, 0), (last + 1, 0)):
                 self._missing(f"payloads of entries {first} to {last} were lost with their generation", "payloads")
@@ -109,7 +111,7 @@ class _Group:
     # Generations
 
     def home(self, home: Home) -> None:
-        """All entries of one home: what lives is there and verifies."""
+        """Check all entries of one home: what lives is there and verifies."""
         generation = self._generations.get(home.generation)
         path = self._generations.data(home.generation)
         if generation is None:
@@ -168,7 +170,8 @@ class _Group:
             self._hash(index, stored.term, unit, data, f"unit {unit.number} of entry {index}", path)
 
     def _marked(self, home: Home, index: int, units: list[Unit], live: set[int], present: set[int]) -> None:
-        """What lives may not be counted as dead. The other way round is a leak, unless a start will mark it again."""
+        """Report what lives and is counted as dead. The other way round is a leak, unless a start will mark it
+        again."""
         group = self.group
         ledger = self._generations.ledger(home.generation, home.run, self.uid)
         marks = self._generations.marks.get((home.generation, home.run, self.uid))
@@ -199,7 +202,7 @@ class _Group:
         return self.homes[at] if at >= 0 and self.homes[at].last >= index else None
 
     def entry(self, entry: Entry) -> None:
-        """An entry of the log: its payload is in its generation, or else in its WAL file."""
+        """Check an entry of the log: its payload is in its generation, or else in its WAL file."""
         index = entry.index
         self._terms[index] = entry.term
         if self._covered and self._covered[-1][1] + 1 == index:
@@ -243,7 +246,8 @@ class _Group:
                 self._hash(index, entry.term, unit, data, where, wal_path(entry.file))
 
     def _file(self, number: int) -> int | None:
-        """A WAL file that is a home: one without a segment, or one that the meta store names."""
+        """Return the descriptor of a WAL file that is a home: one without a segment, or one that the meta store
+        names."""
         fd = self._fds.get(number)
         if fd is None:
             home = number > self._facts.flushed or number in self._facts.wal_files
@@ -255,8 +259,8 @@ class _Group:
     # The whole
 
     def needed(self) -> None:
-        """Every entry whose payload the group's state names is somewhere: other entries leave no trace when they had
-        none (sessions that begin and end, one a term, changes of members)."""
+        """Check that every entry whose payload the group's state names is somewhere: other entries leave no trace when
+        they had none (sessions that begin and end, one a term, changes of members)."""
         group = self.group
         if group.replay is None or not group.resolves or not group.whole:
             return
@@ -270,8 +274,8 @@ class _Group:
                     self._missing(f"the payload of entry {index} is needed, and nothing is known of it", path)
 
     def holes(self) -> None:
-        """Stretches that live by the snapshot and of which nothing is known. Entries without payload leave such ones;
-        where a state names ranges and not entries, a stretch is a loss if those can't explain it."""
+        """Report stretches that live by the snapshot and of which nothing is known. Entries without payload leave such
+        ones; where a state names ranges and not entries, a stretch is a loss if those can't explain it."""
         group = self.group
         if group.snapshot is None or not group.resolves or not group.whole:
             return
@@ -311,8 +315,8 @@ class _Group:
             self._report.unknown("payload", text, path="meta", group=group.name)
 
     def _adds_up(self) -> bool:
-        """Whether an append log's records are all there, by their number: then what leaves no trace had none. (The
-        engine's own commands have no payload either: sessions that begin and end.)"""
+        """Return whether an append log's records are all there, by their number: then what leaves no trace had none.
+        (The engine's own commands have no payload either: sessions that begin and end.)"""
         machine = self.group.replay.machine if self.group.replay is not None else None
         if not isinstance(machine, AppendLog):
             return False
@@ -335,7 +339,7 @@ class _Group:
         return offset == machine.end
 
     def counters(self) -> None:
-        """Counters equal a recount, and what lives is not counted as dead."""
+        """Check that counters equal a recount, and that what lives is not counted as dead."""
         for (number, run, uid), marks in self._generations.marks.items():
             if uid == self.uid and self._generations.get(number) is not None:
                 self._marks(number, run, marks)

@@ -109,12 +109,12 @@ class StoppedNode:
         return self.facts.node
 
     def uids(self) -> list[int]:
-        """The append logs there are."""
+        """Return the append logs there are."""
         groups = self.facts.groups
         return [uid for uid in sorted(groups) if uid not in self.facts.deleted and groups[uid].machine == APPEND_LOG]
 
     def log(self, uid: int) -> StoppedLog:
-        """One log, as of the newest record that is known to be committed. Raises `Corrupt`."""
+        """Return one log, as of the newest record that is known to be committed. Raises `Corrupt`."""
         found = self._logs.get(uid)
         if found is None:
             name = self.facts.name(uid)
@@ -137,12 +137,12 @@ class StoppedNode:
         return log
 
     def unread(self, uid: int) -> StoppedLog | None:
-        """One log whose machine is still empty; None where it is damaged."""
+        """Return one log whose machine is still empty; None where it is damaged."""
         group = build_group(uid, self.facts, self.wal, self.report)
         return StoppedLog(self, group, self.generations.homes.get(uid, [])) if group.whole else None
 
     def wal_file(self, number: int) -> int:
-        """A descriptor of a WAL file that is a home. Raises `OSError`."""
+        """Return a descriptor of a WAL file that is a home. Raises `OSError`."""
         fd = self._fds.get(number)
         if fd is None:
             fd = self._fds[number] = Disk().open_file(str(self.directory / wal_path(number)))
@@ -202,7 +202,8 @@ class StoppedLog:
         return self.corrupt(path, f"entries {first} to {last} are missing")
 
     def entries(self, first: int, last: int) -> Iterator[Entry]:
-        """Entries of the Raft log, rising, from segments and the WAL; holes where it begins later. Raises `Corrupt`."""
+        """Yield entries of the Raft log, rising, from segments and the WAL; holes where it begins later. Raises
+        `Corrupt`."""
         group = self.group
         for low, high, number in group.image.runs:
             at, stop = max(first, low), min(last, high, group.image.flushed)
@@ -221,8 +222,8 @@ class StoppedLog:
         return reader
 
     def parts_from(self, other: StoppedLog) -> int:
-        """An entry that both directories know to be committed and that is of another term here than there; 0: none is
-        known. Equal terms at one index mean equal logs up to there (Raft's log matching)."""
+        """Return the index of an entry that both directories know to be committed and that is of another term here than
+        there; 0: none is known. Equal terms at one index mean equal logs up to there (Raft's log matching)."""
         last = min(self.group.commit, other.group.commit)
         for index in range(last, max(0, last - COMPARED), -1):
             mine, theirs = self._term(index), other._term(index)
@@ -231,7 +232,7 @@ class StoppedLog:
         return 0
 
     def _term(self, index: int) -> int:
-        """The term of a committed entry, as far as log or payload still tell; 0: they do not."""
+        """Return the term of a committed entry, as far as log or payload still tell; 0: they do not."""
         found = self.group.log.term(index) or 0
         snapshot = self.group.snapshot
         if not found and snapshot is not None and index == snapshot.index:
@@ -239,7 +240,8 @@ class StoppedLog:
         return found or next((one.term for one in self.located(index, index)), 0)
 
     def located(self, first: int, last: int) -> Iterator[Located]:
-        """Entries from `first` to `last` that may have payload, rising. Those that were released may be missing."""
+        """Yield entries from `first` to `last` that may have payload, rising. Those that were released may be
+        missing."""
         at = max(first, 1)
         while at <= last:
             number = bisect_right(self._starts, at) - 1
@@ -255,7 +257,7 @@ class StoppedLog:
             at = stop + 1
 
     def unit(self, located: Located, unit: Unit) -> bytes | memoryview:
-        """One unit's bytes, verified. Raises `Corrupt`."""
+        """Return one unit's bytes, verified. Raises `Corrupt`."""
         data: bytes | memoryview
         stored, home, entry = located.stored, located.home, located.entry
         if stored is not None and home is not None:
@@ -274,7 +276,7 @@ class StoppedLog:
         return data
 
     def piece(self, index: int, size: int) -> bytes | memoryview:
-        """The piece of a long payload at entry `index`, `size` bytes. Raises `Corrupt`."""
+        """Return the piece of a long payload at entry `index`, `size` bytes. Raises `Corrupt`."""
         for located in self.located(index, index):
             unit = units_of(located.data)[-1]
             data = memoryview(self.unit(located, unit))
@@ -284,7 +286,7 @@ class StoppedLog:
         raise self.corrupt(self.node.directory, f"the piece of a payload at entry {index} is missing")
 
     def corrupt(self, path: Path, text: str, offset: int = 0) -> Corrupt:
-        """Damage in this log."""
+        """Return damage in this log."""
         return corrupt(f"log {self.name!r}", path, text, offset)
 
 
@@ -297,14 +299,14 @@ class Unreadable(LogyardError):
 
 
 def corrupt(who: str, path: Path, text: str, offset: int = 0) -> Placed:
-    """Damage, with file and place in the first line."""
+    """Return damage, with file and place in the first line."""
     place = f"{path} at byte {offset}" if offset else str(path)
     return Placed.told(f"{who}: {place}: {text}; {ADVICE}", {"path": str(path), "offset": offset})
 
 
 @contextlib.contextmanager
 def plain_errors(who: str, directory: Path = Path()) -> Iterator[None]:
-    """Errors of engine, payload store and disk with `who` in the first line."""
+    """Raise errors of engine, payload store and disk with `who` in the first line."""
     try:
         yield
     except (Placed, Unreadable, DirectoryInUse, OutOfRange, DataLoss, OptionError):

@@ -32,8 +32,8 @@ class Pack(NamedTuple):
 
 
 def walk(log: StoppedLog, first: int, end: int) -> Iterator[tuple[Located, list[Slice]]]:
-    """The entries that hold records `first` to, without, `end`, with their slices. Raises `Corrupt` when an entry is
-    missing."""
+    """Yield the entries that hold records `first` to, without, `end`, with their slices. Raises `Corrupt` when an entry
+    is missing."""
     machine = log.machine
     if first >= end:
         return
@@ -75,12 +75,12 @@ class Rows:
         self._bytes = 0
 
     def full(self) -> Iterator[pyarrow.RecordBatch]:
-        """A batch, if there is enough for one."""
+        """Yield a batch, if there is enough for one."""
         if len(self._columns[0]) >= self._reading.batch_rows or self._bytes >= self._reading.batch_bytes:
             yield from self.rest()
 
     def rest(self) -> Iterator[pyarrow.RecordBatch]:
-        """What there is."""
+        """Yield what there is."""
         if self._columns[0]:
             columns = self._columns[: len(self._schema)]
             yield pyarrow.record_batch(
@@ -90,7 +90,7 @@ class Rows:
             self._clear()
 
     def gap(self, log: str, first: int, count: int) -> None:
-        """A row for records that are gone."""
+        """Add a row for records that are gone."""
         self._add(log, first, None, None, None, GAP, None, count, None, None)
         self.next = first + count
 
@@ -157,7 +157,7 @@ class Rows:
 
 
 def body_of(log: StoppedLog, offset: int) -> Iterator[bytes]:
-    """One record's payload, in pieces. Raises `Corrupt`."""
+    """Yield one record's payload, in pieces. Raises `Corrupt`."""
     long = log.machine.long.get(offset)
     if long is None:
         rows = Rows(Reading(payloads=True, inline_bytes=1 << 40))
@@ -173,7 +173,7 @@ def body_of(log: StoppedLog, offset: int) -> Iterator[bytes]:
 
 
 def _encoding_of(log: StoppedLog, offset: int) -> Encoding | None:
-    """How a long payload is compressed, as its record says."""
+    """Return how a long payload is compressed, as its record says."""
     for located, found in walk(log, offset, offset + 1):
         for one in found:
             if one.offset <= offset < one.offset + one.records:
@@ -186,7 +186,7 @@ def _encoding_of(log: StoppedLog, offset: int) -> Encoding | None:
 
 
 def _packs(located: Located) -> list[Pack]:
-    """By frame."""
+    """Return the packs by frame."""
     found: list[Pack] = []
     for unit in units_of(located.data):
         if unit.records:
@@ -197,7 +197,7 @@ def _packs(located: Located) -> list[Pack]:
 
 
 def _pieces(log: StoppedLog, long: Long) -> Iterator[bytes | memoryview]:
-    """A payload that came in pieces. One at a time in memory."""
+    """Yield a payload that came in pieces. One at a time in memory."""
     for first, size, count in long.runs:
         for index in range(first, first + count):
             yield log.piece(index, size)
@@ -206,7 +206,7 @@ def _pieces(log: StoppedLog, long: Long) -> Iterator[bytes | memoryview]:
 def _ranges(
     log: StoppedLog, long: Long | None, body: bytes | memoryview | None = None
 ) -> Callable[[int, int], bytes | memoryview]:
-    """Reads ranges of a stored payload: of `body`, or of the pieces of a long one."""
+    """Return what reads ranges of a stored payload: of `body`, or of the pieces of a long one."""
     if long is None:
         data = memoryview(body or b"")
         return lambda first, end: data[first:end]
@@ -226,7 +226,7 @@ def _ranges(
 
 
 def _gathered(pieces: Iterable[bytes | bytearray | memoryview], inline: bool) -> tuple[bytes | None, bytes]:
-    """A payload's bytes where they are wanted, and its hash."""
+    """Return a payload's bytes where they are wanted, and its hash."""
     state, kept = xxh3_128(), []
     for piece in pieces:
         state.update(piece)

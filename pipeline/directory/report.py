@@ -47,7 +47,7 @@ class Report:
         self._many: dict[tuple[str, str, str, str], int] = {}
 
     def add(self, severity: str, kind: str, message: str, *, path: str = "", group: str = "") -> None:
-        """One finding; beyond `CAP` of a kind for one group and file it is counted only."""
+        """Add one finding; beyond `CAP` of a kind for one group and file it is counted only."""
         key = (severity, kind, group, path)
         self._many[key] = self._many.get(key, 0) + 1
         if self._many[key] <= CAP:
@@ -55,33 +55,33 @@ class Report:
             self.findings.append(finding)
 
     def damage(self, kind: str, message: str, *, path: str = "", group: str = "") -> None:
-        """Something is lost here."""
+        """Report that something is lost here."""
         self.add(DAMAGE, kind, message, path=path, group=group)
 
     def warning(self, kind: str, message: str, *, path: str = "", group: str = "") -> None:
-        """Nothing is lost."""
+        """Report what is wrong where nothing is lost."""
         self.add(WARNING, kind, message, path=path, group=group)
 
     def unknown(self, kind: str, message: str, *, path: str = "", group: str = "") -> None:
-        """Whether anything is lost can't be known here."""
+        """Report that it can't be known here whether anything is lost."""
         self.add(UNKNOWN, kind, message, path=path, group=group)
 
     def healed(self, kind: str, message: str, *, path: str = "", group: str = "") -> None:
-        """A second copy is good."""
+        """Report damage of which a second copy is good."""
         self.add(HEALED, kind, message, path=path, group=group)
 
     def orphan(self, path: str, message: str) -> None:
-        """Nobody needs this file: a start removes it or writes it again, and so may a repair."""
+        """Report a file that nobody needs: a start removes it or writes it again, and so may a repair."""
         self.warning("orphan", message, path=path)
         self.orphans.append(path)
 
     def count(self, name: str, more: int = 1) -> None:
-        """More of something was verified."""
+        """Count more of something as verified."""
         self.counts[name] += more
 
     @contextmanager
     def guarded(self, kind: str, *, path: str = "", group: str = "") -> Iterator[None]:
-        """Whatever the reading of damaged bytes raises is a finding; only a newer format ends the check."""
+        """Report whatever the reading of damaged bytes raises as a finding; only a newer format ends the check."""
         try:
             yield
         except WrongIdentity:
@@ -98,11 +98,11 @@ class Report:
                 self.findings.append(row)
 
     def fields(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {"findings": self.findings, "counts": self.counts, "orphans": self.orphans}
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """A few names of many, for a message."""
+    """Return a few names of many, for a message."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

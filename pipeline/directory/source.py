@@ -87,8 +87,8 @@ class DirectorySource:
         return list(found.values())
 
     def _best(self, uid: int, nodes: Sequence[StoppedNode]) -> StoppedLog:
-        """The copy that knows most; copies that are damaged or below their payload floor are passed over while there
-        is another."""
+        """Return the copy that knows most; copies that are damaged or below their payload floor are passed over while
+        there is another."""
         logs: list[StoppedLog] = []
         problem: LogyardError | None = None
         for node in nodes:
@@ -125,7 +125,7 @@ class DirectorySource:
         return found
 
     def _copies(self, uid: int) -> list[StoppedLog]:
-        """All usable copies of a log, the best one first. Raises the last one's error when there is none."""
+        """Return all usable copies of a log, the best one first. Raises the last one's error when there is none."""
         nodes = [node for node in self.nodes if uid in node.facts.groups and uid not in node.facts.deleted]
         best = self._best(uid, nodes)
         others = []
@@ -154,7 +154,7 @@ class DirectorySource:
             yield from body_of(copy, offset)
 
     def _uid(self, wanted: Wanted) -> int:
-        """The group that a range is of; 0: it is not here."""
+        """Return the group that a range is of; 0: it is not here."""
         uids = {uid for node in self.nodes for uid in node.uids() if node.facts.name(uid) == wanted.log}
         return (wanted.uid if wanted.uid in uids else 0) if wanted.uid else min(uids, default=0)
 
@@ -190,7 +190,7 @@ class DirectorySource:
 
 
 def differences(uid: int, nodes: Sequence[StoppedNode]) -> Iterator[str]:
-    """What keeps copies of one log from being one log: an entry that two directories know to be committed, in
+    """Yield what keeps copies of one log from being one log: an entry that two directories know to be committed, in
     different terms (a member that was cut off by a forced change of members, say)."""
     logs = [log for node in nodes if (log := node.unread(uid)) is not None]
     for number, one in enumerate(logs):
@@ -219,7 +219,8 @@ def _lost(
 
 
 def _offset_at(found: StoppedLog, time_ms: int) -> int:
-    """Anchors do not know times, so the entries are walked; their times never fall."""
+    """Return the first offset at or after a time: anchors do not know times, so the entries are walked; their times
+    never fall."""
     from .records import walk
 
     machine = found.machine

@@ -35,7 +35,7 @@ class Total(NamedTuple):
     mismatches: int = 0
 
     def plus(self, row: Mapping[str, Any]) -> Total:
-        """With one more row."""
+        """Return the total with one more row."""
         return Total(*(have + int(row.get(key, 0)) for key, have in self._asdict().items()))
 
 
@@ -86,13 +86,13 @@ class Summary:
         self._digests: dict[tuple[int, int, int, int], dict[int, tuple[str, str]]] = {}
 
     def problem(self, text: str) -> None:
-        """Something is wrong."""
+        """Note what is wrong."""
         self.count += 1
         if len(self.problems) < SHOWN:
             self.problems.append(text)
 
     def add(self, row: Result) -> None:
-        """One copy of a log, or a file of a directory."""
+        """Add one copy of a log, or a file of a directory."""
         for text in row["problems"]:
             self.problem(text)
         self.worker_peak = max(self.worker_peak, row.get("peak", 0))
@@ -116,14 +116,14 @@ class Summary:
             self._digests.setdefault(key, {})[node] = (row["digest"], row["log"])
 
     def agree(self) -> None:
-        """Members that have applied the same hold the same."""
+        """Check that members that have applied the same hold the same."""
         for (_, applied, *_), nodes in self._digests.items():
             if len({digest for digest, _ in nodes.values()}) > 1:
                 log = next(iter(nodes.values()))[1]
                 self.problem(f"log {log!r}: nodes {sorted(nodes)} hold different payloads at entry {applied}")
 
     def fields(self) -> dict[str, Any]:
-        """Plain figures."""
+        """Return plain figures."""
         return {
             "ok": not self.count, **self.total._asdict(), "orphaned_bytes": self.orphaned,
             "amplification": _ratio(self.total), "problems": self.problems, "problem_count": self.count,

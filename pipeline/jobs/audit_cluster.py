@@ -80,7 +80,7 @@ def _rows(yard: Yard, node: int) -> list[LogRow]:
 
 
 def audit_cluster(options: Options, task: ClusterTask) -> Iterator[Result]:
-    """One task."""
+    """Run one task."""
     node, logs = task
     with closing(connected(options)) as source:
         for name, uid in logs:

@@ -66,7 +66,7 @@ def directory_tasks(path: Path, options: Options) -> list[DirectoryTask]:
 
 
 def differing(path: Path, options: Options) -> list[str]:
-    """Copies of one log that differ, each with the names of both directories. Raises as `directory_tasks`."""
+    """Return copies of one log that differ, each with the names of both directories. Raises as `directory_tasks`."""
     matches = re.compile(options.pattern or ".*").fullmatch
     with contextlib.ExitStack() as stack:
         nodes = [stack.enter_context(StoppedNode(directory)) for directory in data_directories(path)]
@@ -80,7 +80,7 @@ def differing(path: Path, options: Options) -> list[str]:
 
 
 def audit_directory(options: Options, task: DirectoryTask) -> Iterator[Result]:
-    """One task. Raises `DirectoryInUse`."""
+    """Run one task. Raises `DirectoryInUse`."""
     report = Report(lambda stage, done, total: None, lambda path: None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(plain_errors(f"directory {task.directory}", task.directory))
@@ -106,7 +106,7 @@ def _row(task: DirectoryTask, report: Report, first: int, **more: object) -> Res
 
 
 def _files(task: DirectoryTask, facts: Facts, report: Report) -> Result:
-    """Meta store, WAL and segments as bytes."""
+    """Verify WAL and segments as bytes, beside the meta store's facts."""
     wal = check_wal(task.directory, facts, report)
     segments = Segments(task.directory, report)
     try:

@@ -40,7 +40,7 @@ class Digest(NamedTuple):
     value: int = 0
 
     def plus(self, other: Digest) -> Digest:
-        """Of both."""
+        """Return the digest of both."""
         return Digest(self.rows + other.rows, self.payload_bytes + other.payload_bytes, self.value + other.value & MASK)
 
     @property
@@ -50,7 +50,8 @@ class Digest(NamedTuple):
 
 
 def digest_of(batch: pyarrow.RecordBatch) -> Digest:
-    """Of a batch of records whose payloads were read; raises ValueError for a gap, or a payload without a hash."""
+    """Return the digest of a batch of records whose payloads were read; raise ValueError for a gap, or a payload
+    without a hash."""
     value = size = 0
     columns = [batch.column(name).to_pylist() for name in ("offset", "payload_size", "meta", "payload_hash", "kind")]
     for offset, length, meta, digest, kind in zip(*columns, strict=True):

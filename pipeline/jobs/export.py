@@ -176,7 +176,7 @@ def write_parts(export: Export, number: str, source: LogSource, wanted: Sequence
 
 
 def _put(writers: Sequence[PartWriter], rows: pyarrow.RecordBatch) -> Iterator[Part]:
-    """Consecutive records of one log; they may be of several parts."""
+    """Write consecutive records of one log; they may be of several parts."""
     at = 0
     while at < rows.num_rows:
         offset = rows.column("offset")[at].as_py()
@@ -230,7 +230,7 @@ class PartWriter:
         return self._finish() if self.next == self.wanted.end else None
 
     def _beside(self, rows: pyarrow.RecordBatch, places: list[str | None]) -> pyarrow.Array:
-        """Payloads that become files; the column without them."""
+        """Write payloads that become files; return the column without them."""
         sizes, payloads = rows.column("payload_size"), rows.column("payload")
         everything = self._export.payloads == "files"
         moved = [

@@ -133,7 +133,7 @@ def create_logs(job: Import, logs: Sequence[LogPart]) -> None:
 
 
 def import_logs(job: Import, logs: Sequence[LogPart]) -> Iterator[Result]:
-    """One task: some logs, one after another. What is wrong with one is its failure, and the others go on."""
+    """Run one task: some logs, one after another. What is wrong with one is its failure, and the others go on."""
     with closing(opened(job.options)) as cluster:
         for log in logs:
             one = LogImport(job.source, cluster, log)
@@ -188,7 +188,7 @@ class LogImport:
                 yield from read_part(self.source, part, first)
 
     def _compare(self, end: int) -> None:
-        """What the cluster has up to `end` must be what the export has."""
+        """Check that what the cluster has up to `end` is what the export has."""
         if self.next >= end:
             return
         wanted = Wanted(self.part.log, 0, self.next, end)
@@ -203,7 +203,7 @@ class LogImport:
                 self.compared += 1
 
     def _append(self) -> None:
-        """Everything from `next` on."""
+        """Append everything from `next` on."""
         frame: list[tuple[bytes, bytes | None]] = []
         size = 0
         for row in self._rows(self.next):

@@ -76,7 +76,7 @@ def folder_of(log: str) -> str:
 
 
 def write_file(path: Path, text: str) -> None:
-    """A small file that is there whole or not at all."""
+    """Write a small file that is there whole or not at all."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
@@ -97,7 +97,7 @@ def check_whole(log: str, start: int, end: int, parts: Sequence[Part]) -> LogPar
 
 
 def write_manifest(out: Path, plan: dict[str, Any], logs: Iterable[LogPart]) -> None:
-    """The last file of an export."""
+    """Write the last file of an export."""
     lines = []
     total = Digest()
     for log in logs:
@@ -111,7 +111,7 @@ def write_manifest(out: Path, plan: dict[str, Any], logs: Iterable[LogPart]) -> 
 
 
 def read_manifest(out: Path) -> tuple[dict[str, Any], list[LogPart]]:
-    """(header, logs). Raises `ExportError` for one that is not finished, not whole or of a newer format."""
+    """Return (header, logs). Raises `ExportError` for one that is not finished, not whole or of a newer format."""
     try:
         lines = [json.loads(line) for line in (out / MANIFEST).read_text(encoding="utf-8").splitlines()]
         header, rows = lines[0], lines[1:]

@@ -27,7 +27,7 @@ WAVES = 16
 
 
 def silent(_: int) -> None:
-    """Progress that nobody looks at."""
+    """Do nothing with progress that nobody looks at."""
 
 
 def run_tasks(spark: SparkSession, work: Work[T], tasks: Sequence[T]) -> Iterator[Result]:
@@ -54,7 +54,7 @@ def _runner(work: Work[Any], packed: Sequence[bytes]) -> Callable[[Iterator[Any]
 
 
 def bins(items: Iterable[tuple[int, T]], count: int) -> list[list[T]]:
-    """(weight, item) pairs in at most `count` bins of about equal weight."""
+    """Distribute (weight, item) pairs over at most `count` bins of about equal weight."""
     heap: list[tuple[int, int]] = [(0, number) for number in range(count)]
     found: list[list[T]] = [[] for _ in range(count)]
     for weight, item in sorted(items, key=lambda pair: -pair[0]):

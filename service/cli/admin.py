@@ -142,7 +142,7 @@ def transfer(name: str, target: int, servers: list[str], output: Output) -> None
 def status(
     node: int | None, watch: bool, interval: float, count: int | None, servers: list[str], output: Output
 ) -> None:
-    """What every node holds and does: groups, leaders, bytes, syncs. Exit 1 if a node does not answer.
+    """Show what every node holds and does: groups, leaders, bytes, syncs. Exit 1 if a node does not answer.
 
     With --watch and --json each look is one line, a JSON object.
 
@@ -204,7 +204,7 @@ def watch_status(
 @servers_option
 @json_option
 def leaders(names: tuple[str, ...], node: int | None, rows: int, servers: list[str], output: Output) -> None:
-    """Which node leads which logs and since when, from the nodes' own tables. Exit 1 if a node does not answer.
+    """Show which node leads which logs and since when, from the nodes' own tables. Exit 1 if a node does not answer.
 
     \b
     Example:

@@ -46,7 +46,7 @@ def bench() -> None:
 
 
 def options_of(kind: type[Any]) -> Callable[[F], F]:
-    """Adds an option for each field of a case's settings; the command receives them as one `settings`."""
+    """Add an option for each field of a case's settings; the command receives them as one `settings`."""
 
     def add(command: F) -> F:
         @functools.wraps(command)
@@ -76,7 +76,7 @@ def _type_of(one: dataclasses.Field[Any]) -> Any:
 
 
 def cluster_directory(command: F) -> F:
-    """Adds --dir, --volatile and --json."""
+    """Add --dir, --volatile and --json."""
     kind = click.Path(file_okay=False, path_type=Path)
     command = json_option(command)
     command = click.option("--volatile", is_flag=True, help="Allow a directory in memory (tmpfs).")(command)
@@ -84,7 +84,7 @@ def cluster_directory(command: F) -> F:
 
 
 def cluster_options(nodes: int) -> Callable[[F], F]:
-    """Adds --nodes, --dir, --volatile and --json."""
+    """Add --nodes, --dir, --volatile and --json."""
 
     def add(command: F) -> F:
         return click.option(
@@ -98,7 +98,7 @@ def cluster_options(nodes: int) -> Callable[[F], F]:
 def bench_cluster(
     nodes: int, directory: Path | None, volatile: bool, limits: Mapping[str, object] | None = None
 ) -> Iterator[tuple[Any, Path]]:
-    """A running cluster in a new or empty directory, and the directory. Raises a usage error for one in memory."""
+    """Run a cluster in a new or empty directory; yield both. Raises a usage error for one in memory."""
     from logyard.bench.calibrate import VOLATILE, filesystem_of
 
     from ..local_cluster import LocalCluster
@@ -120,7 +120,7 @@ def bench_cluster(
 
 
 def show(report: Mapping[str, Any], output: Output) -> None:
-    """The report as a table, then the outcome."""
+    """Show the report as a table, then the outcome."""
     rows = [(key, value) for key, value in report.items() if key not in ("machine", "problems")]
     output.table(f"bench {report['case']}", ("figure", "value"), rows)
     for problem in report.get("problems", []):
@@ -132,7 +132,7 @@ def show(report: Mapping[str, Any], output: Output) -> None:
 @cluster_options(3)
 @options_of(AppendSettings)
 def bench_append(nodes: int, settings: AppendSettings, directory: Path | None, volatile: bool, output: Output) -> None:
-    """Appends a second, with latency; a random 1 % is read back and compared.
+    """Measure appends a second, with latency; a random 1 % is read back and compared.
 
     Bodies are distinct and incompressible. An append counts when a quorum has it on disk.
 
@@ -151,7 +151,8 @@ def bench_append(nodes: int, settings: AppendSettings, directory: Path | None, v
 @cluster_options(3)
 @options_of(KvSettings)
 def bench_kv(nodes: int, settings: KvSettings, directory: Path | None, volatile: bool, output: Output) -> None:
-    """Puts, linearizable gets, or events of a watched key a second, with latency; what is acknowledged is compared.
+    """Measure puts, linearizable gets, or events of a watched key a second, with latency; what is acknowledged is
+    compared.
 
     \b
     Example:
@@ -168,7 +169,8 @@ def bench_kv(nodes: int, settings: KvSettings, directory: Path | None, volatile:
 @cluster_options(1)
 @options_of(QueueSettings)
 def bench_queue(nodes: int, settings: QueueSettings, directory: Path | None, volatile: bool, output: Output) -> None:
-    """Messages published and confirmed a second, consumed and acknowledged meanwhile; all are counted in the end.
+    """Measure messages published and confirmed a second, consumed and acknowledged meanwhile; all are counted in the
+    end.
 
     \b
     Example:
@@ -185,7 +187,8 @@ def bench_queue(nodes: int, settings: QueueSettings, directory: Path | None, vol
 @cluster_options(3)
 @options_of(IdleSettings)
 def bench_idle(nodes: int, settings: IdleSettings, directory: Path | None, volatile: bool, output: Output) -> None:
-    """What a log costs that nobody uses: bytes a log and node, processor time, and a clean restart with all of them.
+    """Measure what a log costs that nobody uses: bytes a log and node, processor time, and a clean restart with all of
+    them.
 
     \b
     Example:
@@ -204,7 +207,7 @@ def bench_idle(nodes: int, settings: IdleSettings, directory: Path | None, volat
 def bench_recover(
     nodes: int, settings: RecoverSettings, directory: Path | None, volatile: bool, output: Output
 ) -> None:
-    """Seconds from the start of killed nodes until every log is led and applied everywhere.
+    """Measure the seconds from the start of killed nodes until every log is led and applied everywhere.
 
     \b
     Example:
@@ -223,7 +226,7 @@ def bench_recover(
 def bench_failover(
     nodes: int, settings: FailoverSettings, directory: Path | None, volatile: bool, output: Output
 ) -> None:
-    """Seconds from kill -9 of the node that leads every log until each has acknowledged a write again.
+    """Measure the seconds from kill -9 of the node that leads every log until each has acknowledged a write again.
 
     \b
     Example:
@@ -242,7 +245,7 @@ def bench_failover(
 @cluster_options(3)
 @options_of(MixedSettings)
 def bench_mixed(nodes: int, settings: MixedSettings, directory: Path | None, volatile: bool, output: Output) -> None:
-    """The p99 of small appends alone, and beside one large append that travels in pieces.
+    """Measure the p99 of small appends alone, and beside one large append that travels in pieces.
 
     \b
     Example:
@@ -259,7 +262,7 @@ def bench_mixed(nodes: int, settings: MixedSettings, directory: Path | None, vol
 @options_of(ReplaySettings)
 @cluster_directory
 def bench_replay(settings: ReplaySettings, directory: Path | None, volatile: bool, output: Output) -> None:
-    """Microseconds of processor an entry to apply and to replay: neither depends on the payload's size.
+    """Measure the microseconds of processor an entry to apply and to replay: neither depends on the payload's size.
 
     \b
     Example:
@@ -283,7 +286,7 @@ def bench_replay(settings: ReplaySettings, directory: Path | None, volatile: boo
 @cluster_options(3)
 @options_of(ChurnSettings)
 def bench_churn(nodes: int, settings: ChurnSettings, directory: Path | None, volatile: bool, output: Output) -> None:
-    """How often a payload byte is written, and how much disk one that lives takes.
+    """Measure how often a payload byte is written, and how much disk one that lives takes.
 
     Payloads die young, before their WAL file is given up, or live on and are migrated; then half of them die.
 
@@ -308,7 +311,8 @@ def bench_churn(nodes: int, settings: ChurnSettings, directory: Path | None, vol
 def bench_spark(
     nodes: int, settings: SparkSettings, master: str, directory: Path | None, volatile: bool, output: Output
 ) -> None:
-    """The format logyard on Spark: rows and payload bytes a second beside PySpark's own, planning, the audit's memory.
+    """Measure the format logyard on Spark: rows and payload bytes a second beside PySpark's own, planning, the audit's
+    memory.
 
     \b
     Example:

@@ -50,5 +50,5 @@ def etcd(version: bool, arguments: tuple[str, ...]) -> None:
 
 
 def commands() -> list[click.Command]:
-    """For `cli`."""
+    """Return the commands for `cli`."""
     return [etcd]

@@ -20,7 +20,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.group()
 def forks() -> None:
-    """Entries that replicas held and their group's lineage has not: kept when they left.
+    """List, export or drop entries that replicas held and their group's lineage has not: kept when they left.
 
     \b
     Example:

@@ -56,7 +56,7 @@ def line_of(one: KeyValue) -> str:
 
 
 def printable(data: bytes) -> str:
-    """Text with tabs and line ends escaped; other bytes as \\x.."""
+    """Return text with tabs and line ends escaped; other bytes as \\x.."""
     text = data.decode("utf-8", "backslashreplace").replace("\\", "\\\\") if text_of(data) else ""
     if not text and data:
         text = data.decode("latin-1").encode("unicode_escape").decode()
@@ -65,7 +65,7 @@ def printable(data: bytes) -> str:
 
 @click.group("kv")
 def kv_group() -> None:
-    """Keys with values: put, get, del, txn, watch. NAME is that of the group.
+    """Use keys with values: put, get, del, txn, watch. NAME is that of the group.
 
     \b
     Example:
@@ -212,7 +212,7 @@ def delete(name: str, key: str, prefix: bool, end: str | None, servers: list[str
 @servers_option
 @json_option
 def txn(name: str, servers: list[str], output: Output) -> None:
-    """A transaction, as JSON from standard input. Exit 0 whichever branch was taken.
+    """Run a transaction, as JSON from standard input. Exit 0 whichever branch was taken.
 
     \b
     {"compare": [["color", "value", "=", "blue"], ["n", "version", ">", 2]],
@@ -352,7 +352,7 @@ def compact(name: str, revision: int, servers: list[str], output: Output) -> Non
 @servers_option
 @json_option
 def status(name: str, servers: list[str], output: Output) -> None:
-    """Revision, keys, leases and history of a group.
+    """Show revision, keys, leases and history of a group.
 
     \b
     Example:

@@ -20,7 +20,7 @@ RENEWALS = 3
 
 @click.group("lease")
 def lease_group() -> None:
-    """Leases: keys that go when nobody keeps them alive. NAME is the group's.
+    """Use leases: keys that go when nobody keeps them alive. NAME is the group's.
 
     \b
     Example:
@@ -40,7 +40,7 @@ def seconds(value: float) -> str:
 @servers_option
 @json_option
 def grant(name: str, ttl: float, lease: int | None, servers: list[str], output: Output) -> None:
-    """A lease of TTL seconds; shows its number and its time.
+    """Grant a lease of TTL seconds; shows its number and its time.
 
     \b
     Example:
@@ -101,7 +101,7 @@ def keepalive(name: str, lease: int, follow: bool, servers: list[str], output: O
 @servers_option
 @json_option
 def ttl(name: str, lease: int, keys: bool, servers: list[str], output: Output) -> None:
-    """What is left of a lease: number, time granted, time left.
+    """Show what is left of a lease: number, time granted, time left.
 
     \b
     Example:
@@ -121,7 +121,7 @@ def ttl(name: str, lease: int, keys: bool, servers: list[str], output: Output) -
 @servers_option
 @json_option
 def list_leases(name: str, servers: list[str], output: Output) -> None:
-    """The numbers of all leases, a line each.
+    """List the numbers of all leases, a line each.
 
     \b
     Example:

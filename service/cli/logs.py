@@ -48,7 +48,7 @@ def near_socket(directory: str) -> str:
 
 
 def servers_option(command: F) -> F:
-    """Adds --servers, which the command receives as a list of "host:port", and --timeout, which `opened` finds."""
+    """Add --servers, which the command receives as a list of "host:port", and --timeout, which `opened` finds."""
 
     def split(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
         found = [part.strip() for part in value.split(",") if part.strip()]
@@ -144,7 +144,7 @@ def arguments_option(
 
 @contextmanager
 def opened(servers: Sequence[str]) -> Iterator[Yard]:
-    """A blocking client of the cluster."""
+    """Open a blocking client of the cluster."""
     from logyard.client.sync import connect_sync
 
     with connect_sync(servers, timeout=click.get_current_context().meta[TIMEOUT], tls=tls_config()) as yard:
@@ -213,7 +213,7 @@ def list_logs(prefix: str, servers: list[str], output: Output) -> None:
 @servers_option
 @json_option
 def describe(name: str, servers: list[str], output: Output) -> None:
-    """Everything known of one log: members, leader, range, state and why it stopped, if it did.
+    """Show everything known of one log: members, leader, range, state and why it stopped, if it did.
 
     \b
     Example:
@@ -319,7 +319,8 @@ def add_run(runs: list[range], more: range) -> None:
 
 
 def runs_text(runs: Sequence[range]) -> str:
-    """Ranges of offsets for people: others append as well, so there may be gaps; of many the first and the last."""
+    """Return ranges of offsets for people: others append as well, so there may be gaps; of many the first and the
+    last."""
     shown = runs if len(runs) <= RUNS_SHOWN else [*runs[: RUNS_SHOWN - 1], runs[-1]]
     words = [f"{run.start} to {run.stop - 1}" for run in shown]
     if len(shown) < len(runs):
@@ -335,7 +336,7 @@ BATCH_BYTES = 1 << 20
 
 
 def batches(records: Iterator[tuple[bytes, Source]]) -> Iterator[list[tuple[bytes, Source]]]:
-    """Groups of records small enough for one call; what is to be streamed comes alone."""
+    """Yield groups of records small enough for one call; what is to be streamed comes alone."""
     batch: list[tuple[bytes, Source]] = []
     size = 0
     for record in records:
@@ -441,7 +442,7 @@ def pages(
     node: int | None,
     bodies: bool,
 ) -> Iterator[tuple[Record, int]]:
-    """(record, node that answered) from `start` to `stop`, the end, or for ever with `follow`."""
+    """Yield (record, node that answered) from `start` to `stop`, the end, or for ever with `follow`."""
     log = yard.log(name)
     at = start if start is not None else log.latest()[0]
     left = count if count is not None else sys.maxsize

@@ -44,7 +44,7 @@ class Members(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Options before the name are those of show."""
+        """Take options before the name for those of show."""
         if args and args[0].startswith("-") and args[0] not in ("--help", "-h"):
             args = ["show", *args]
         return super().parse_args(ctx, args)
@@ -97,7 +97,7 @@ def show(name: str, add: int | None, remove: int | None, servers: list[str], out
 
 
 def work_options(command: F) -> F:
-    """Adds --parallel, --rate, --patience, --servers and --json; the command gets `pace`, `servers` and `output`."""
+    """Add --parallel, --rate, --patience, --servers and --json; the command gets `pace`, `servers` and `output`."""
 
     def paced(*arguments: Any, parallel: int, rate: float, patience: float, **others: Any) -> Any:
         from ..admin_run import Pace
@@ -168,7 +168,7 @@ def on_cluster(servers: Sequence[str], act: Callable[[Cluster], Awaitable[dict[s
 
 @contextlib.contextmanager
 def progress(output: Output, what: str, total: int) -> Iterator[Callable[[Report], object]]:
-    """A bar on the terminal that a `Report` moves."""
+    """Show a bar on the terminal that a `Report` moves."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -194,7 +194,7 @@ async def pursue(cluster: Cluster, work: Work, goal: Goal, what: str) -> dict[st
 
 
 def conclude(work: Work, action: str, fields: dict[str, Any]) -> None:
-    """Failures in words, then the result."""
+    """Show failures in words, then the result."""
     for name, why in list(fields["failures"].items())[:FAILURES_LISTED]:
         work.output.say(f"{name}: {why}")
     if fields["failed"] > FAILURES_LISTED:
@@ -207,7 +207,7 @@ def conclude(work: Work, action: str, fields: dict[str, Any]) -> None:
 
 
 def change_members(work: Work, action: str, goal: Goal) -> None:
-    """One verb of the group, whole."""
+    """Run one verb of the group, whole."""
     if bool(work.names) == work.everything:
         raise click.UsageError("name the logs, or give --all for all that it concerns")
 

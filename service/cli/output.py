@@ -41,11 +41,11 @@ class Output:
         return Console(stderr=self.json_wanted, highlight=False)
 
     def say(self, text: str) -> None:
-        """One line for a human."""
+        """Print one line for a human."""
         click.echo(text, err=self.json_wanted)
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """A table for a human; nothing with --json, whose object says the same."""
+        """Print a table for a human; nothing with --json, whose object says the same."""
         if self.json_wanted:
             return
         from rich.markup import escape
@@ -58,7 +58,7 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar for a human on a terminal; the block calls what it gets with each advance. Nothing elsewhere."""
+        """Show a bar for a human on a terminal; the block calls what it gets with each advance. Nothing elsewhere."""
         console = self.console
         if not console.is_terminal:
             yield lambda count: None
@@ -71,7 +71,7 @@ class Output:
             yield lambda count: shown.advance(task, count)
 
     def result(self, fields: Mapping[str, object], text: str | None = None) -> None:
-        """The outcome: the JSON object, or `text`. Leaves the command with exit 1 if `fields["ok"]` is false."""
+        """Print the outcome: the JSON object, or `text`. Leaves the command with exit 1 if `fields["ok"]` is false."""
         if self.json_wanted:
             click.echo(json.dumps(fields, default=plain))
         elif text:
@@ -90,7 +90,7 @@ def plain(value: object) -> object:
 
 
 def text_or_hex(data: bytes) -> str:
-    """UTF-8 text where it is text, hexadecimal otherwise."""
+    """Return UTF-8 text where it is text, hexadecimal otherwise."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -98,7 +98,7 @@ def text_or_hex(data: bytes) -> str:
 
 
 def json_option(command: F) -> F:
-    """Adds --json; the command receives an `output: Output`."""
+    """Add --json; the command receives an `output: Output`."""
 
     def convert(context: click.Context, _parameter: click.Parameter, value: bool) -> Output:
         context.meta[JSON_WANTED] = value
@@ -134,7 +134,7 @@ class Verbs(click.Group):
                 formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Known before the command's own options are parsed, for that may fail."""
+        """Note whether JSON is wanted before the command's own options are parsed, for that may fail."""
         ctx.meta[JSON_WANTED] = "--json" in args
         return super().parse_args(ctx, args)
 

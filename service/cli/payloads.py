@@ -22,7 +22,7 @@ PREVIEW_BYTES = 1024
 
 
 def input_records(files: Sequence[Path], metadata: str | None, whole: bool) -> Iterator[tuple[bytes, Source]]:
-    """(metadata, payload) of each file, of standard input, or of its lines without their line ends."""
+    """Yield (metadata, payload) of each file, of standard input, or of its lines without their line ends."""
     from logyard.client.upload import WHOLE_BYTES
 
     head = (metadata or "").encode()

@@ -28,7 +28,7 @@ FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.group("queue")
 def queue() -> None:
-    """Queues: messages wait, are delivered to one consumer each, and are gone when they are acknowledged.
+    """Use queues: messages wait, are delivered to one consumer each, and are gone when they are acknowledged.
 
     \b
     Example:
@@ -140,7 +140,7 @@ def bodies(files: tuple[Path, ...], whole: bool) -> Iterator[bytes]:
 
 
 def batches(messages: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Messages that are published together."""
+    """Yield messages that are published together."""
     batch: list[bytes] = []
     size = 0
     for body in messages:
@@ -276,8 +276,8 @@ def message_line(message: Message) -> str:
 @servers_option
 @json_option
 def stats(names: tuple[str, ...], servers: list[str], output: Output) -> None:
-    """Messages and bytes by where they are, consumers, and what was counted since a queue's beginning: queue, figure,
-    value.
+    """Show messages and bytes by where they are, consumers, and what was counted since a queue's beginning: queue,
+    figure, value.
 
     \b
     Example:

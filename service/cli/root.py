@@ -55,7 +55,7 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="logyard", prog_name="logyard")
 def cli() -> None:
-    """logyard: many replicated logs on few nodes, one write-ahead log each, payloads kept apart.
+    """Run logyard: many replicated logs on few nodes, one write-ahead log each, payloads kept apart.
 
     \b
     Start here:
@@ -184,7 +184,8 @@ def check(path: Path, repair: bool, machines: tuple[str, ...], output: Output) -
 @click.option("--logs", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="How many logs.")
 @json_option
 def demo(directory: Path | None, source: Path | None, logs: int, output: Output) -> None:
-    """The whole life on real files: three nodes, kill -9, recovery, snapshots, compaction, truncation, all verified.
+    """Show the whole life on real files: three nodes, kill -9, recovery, snapshots, compaction, truncation, all
+    verified.
 
     \b
     Example:

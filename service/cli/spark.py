@@ -27,7 +27,8 @@ SHOWN = 20
 
 @click.group()
 def spark() -> None:
-    """Jobs on Spark (PySpark): export logs to Parquet, import them, audit every copy. Needs the extra `spark` and Java.
+    """Run jobs on Spark (PySpark): export logs to Parquet, import them, audit every copy. Needs the extra `spark` and
+    Java.
 
     \b
     Example:
@@ -36,13 +37,13 @@ def spark() -> None:
 
 
 def session_options(command: F) -> F:
-    """Adds --master and --memory."""
+    """Add --master and --memory."""
     command = click.option("--memory", default="2g", show_default=True, help="Memory of the driver's JVM.")(command)
     return click.option("--master", default="local[2]", show_default=True, help="Spark's master.")(command)
 
 
 def source_options(command: F) -> F:
-    """Adds --logs, --path and the options that say where the cluster is."""
+    """Add --logs, --path and the options that say where the cluster is."""
     command = click.option(
         "--logs", "pattern", default=".*", show_default=True, help="A regular expression that whole names match."
     )(command)
@@ -55,7 +56,7 @@ def source_options(command: F) -> F:
 
 @contextlib.contextmanager
 def session(master: str, memory: str, output: Output) -> Iterator[SparkSession]:
-    """A Spark session that ends with the command."""
+    """Run a Spark session that ends with the command."""
     from logyard.pipeline import local_session
 
     output.say(f"starting Spark ({master})")
@@ -84,7 +85,7 @@ def cluster_of(servers: list[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def counted(output: Output, what: str) -> Iterator[Callable[[int], None]]:
-    """Progress on a terminal: how many so far."""
+    """Show progress on a terminal: how many so far."""
     console = output.console
     if not console.is_terminal:
         yield lambda more: None
@@ -198,7 +199,7 @@ def audit_logs(
 
 
 def show_audit(fields: dict[str, Any], output: Output) -> None:
-    """By node, the copies that take most space for what lives, and what is wrong."""
+    """Show by node the copies that take most space for what lives, and what is wrong."""
     columns = ("node", "copies", "units", "live", "dead", "amplification", "missing", "corrupt")
     output.table("audit", columns, [
         (node, one["copies"], one["units"], bytes_text(one["bytes"]), bytes_text(one["dead"]), one["amplification"],
@@ -222,7 +223,8 @@ def show_audit(fields: dict[str, Any], output: Output) -> None:
 def demo_spark(
     directory: Path | None, source: Path | None, logs: int, master: str, memory: str, output: Output
 ) -> None:
-    """The demo's yard through the pipeline: export, import into a second yard, audits, every hash compared, two plots.
+    """Show the demo's yard going through the pipeline: export, import into a second yard, audits, every hash compared,
+    two plots.
 
     \b
     Example:

@@ -12,7 +12,7 @@ from .output import Output, json_option
 
 @click.group()
 def tls() -> None:
-    """Certificates for a cluster's TLS.
+    """Make certificates for a cluster's TLS.
 
     \b
     Example:

@@ -28,7 +28,7 @@ def size_option(_context: click.Context, _parameter: click.Parameter, value: str
 
 
 def since_option(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    """Milliseconds since 1970 of such a number or of an ISO 8601 time, which is UTC unless it says otherwise."""
+    """Return milliseconds since 1970 of such a number or of an ISO 8601 time, which is UTC unless it says otherwise."""
     if value is None:
         return None
     if value.isdigit():

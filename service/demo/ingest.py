@@ -120,7 +120,7 @@ class Ingest:
             self.nursery = nursery
 
     async def work(self, number: int) -> None:
-        """One of the appenders: the next record of the order, until there is none."""
+        """Run one of the appenders: the next record of the order, until there is none."""
         handles = self.handles[number % len(self.handles)]
         while self.order:
             if len(self.order) <= self.held and not self.released.is_set():
@@ -163,11 +163,11 @@ class Ingest:
             await self.changed.wait()
 
     def in_flight_to(self, logs: Iterable[int]) -> int:
-        """Appends without an answer to some logs."""
+        """Return the number of appends without an answer to some logs."""
         return sum(self.flying.get(log, 0) for log in logs)
 
     def node_killed(self, led: set[int], smallest: SourceFile) -> None:
-        """Called at the moment of the kill: each log the victim led gets its next record at once, or one more."""
+        """Give, at the moment of the kill, each log the victim led its next record at once, or one more."""
         self.killed_at = trio.current_time()
         self.waiting = set(led)
         for turn, log in enumerate(sorted(led)):

@@ -50,7 +50,7 @@ def shown(value: object, unit: str) -> str:
 
 
 def show_summary(fields: Mapping[str, object], output: Output) -> None:
-    """The table, then every goal that was missed and every problem by name."""
+    """Show the table, then every goal that was missed and every problem by name."""
     output.table("logyard demo", ("what", "figure"), [(name, shown(fields.get(key), unit)) for name, key, unit in ROWS])
     goals = fields["goals"]
     assert isinstance(goals, dict)

@@ -71,7 +71,7 @@ class Steps:
 
     @contextlib.contextmanager
     def step(self, name: str, total: float | None = None) -> Iterator[Callable[[int], None]]:
-        """A bar for one step; the yielded function advances it."""
+        """Show a bar for one step; the yielded function advances it."""
         task = self.progress.add_task(name, total=total)
         began = time.monotonic()
         yield lambda size: self.progress.advance(task, size)
@@ -124,7 +124,7 @@ class DemoRun:
         self.members_verified = len(NODES)
 
     async def everything(self) -> None:
-        """All steps, with the nodes running before and after."""
+        """Run all steps, with the nodes running before and after."""
         self.fields["node_pids"] = self.cluster.pids
         async with AsyncExitStack() as stack:
             yards = await self.connect(stack)
@@ -149,14 +149,14 @@ class DemoRun:
             await self.count_syncs(yards[0], NODES)
 
     async def connect(self, stack: AsyncExitStack) -> list[Yard]:
-        """Several clients, so that one connection's receive path is not the limit."""
+        """Return several clients, so that one connection's receive path is not the limit."""
         from logyard.client.aio import connect
 
         addresses = self.cluster.addresses
         return [await stack.enter_async_context(connect(addresses, timeout=CALL_TIMEOUT_S)) for _ in range(CONNECTIONS)]
 
     async def create(self, yard: Yard) -> None:
-        """The logs, three members each, and a leader for every one."""
+        """Create the logs, three members each, and a leader for every one."""
         with self.steps.step("create logs", self.logs) as advance:
             for first in range(0, self.logs, CREATE_BATCH):
                 names = self.names[first : first + CREATE_BATCH]
@@ -210,7 +210,7 @@ class DemoRun:
         )
 
     async def kill_leader(self, yard: Yard, ingest: Ingest) -> int:
-        """SIGKILL to the node that leads most logs, with appends to them in flight. Returns its number."""
+        """Send SIGKILL to the node that leads most logs, with appends to them in flight. Return its number."""
         wanted = int(len(self.ledger.records) * KILL_AT_SHARE)
         await ingest.until(lambda: self.ledger.acknowledged >= wanted)
         leads = await self.leads(yard, NODES)
@@ -266,7 +266,7 @@ class DemoRun:
         self.found.bytes_read += found.bytes_read
 
     async def kill_all(self, name: str) -> None:
-        """SIGKILL to all three at once, then start them on their directories."""
+        """Send SIGKILL to all three at once, then start them on their directories."""
         with self.steps.step(name):
             began = trio.current_time()
             await trio.to_thread.run_sync(lambda: self.cluster.kill9(*NODES))
@@ -282,8 +282,9 @@ class DemoRun:
         return [int(status[key]) for status in (await self.statuses(yard)).values()]
 
     async def generations_on_disk(self, yard: Yard) -> list[int]:
-        """Allocated bytes of every node's generations, where all payloads live by then. The WAL's files are left out:
-        they are allocated ahead, when there is time for it, and used again; with a small source they outweigh it."""
+        """Return the allocated bytes of every node's generations, where all payloads live by then. The WAL's files are
+        left out: they are allocated ahead, when there is time for it, and used again; with a small source they outweigh
+        it."""
         found = await self.statuses(yard)
         return [int(one["payload_disk_bytes"]) - int(one["wal"]["allocated_bytes"]) for one in found.values()]
 
@@ -347,7 +348,7 @@ class DemoRun:
         return starts
 
     def check(self) -> None:
-        """`logyard check` on each node's directory, now that the nodes are stopped."""
+        """Run `logyard check` on each node's directory, now that the nodes are stopped."""
         from ..check import check_directory
 
         reports = {node_id: check_directory(node.data) for node_id, node in self.cluster.nodes.items()}

@@ -75,7 +75,7 @@ def default_source() -> Path:
 
 
 def walk(root: Path) -> Iterator[Path]:
-    """Regular files below `root` in name order; links, site-packages and __pycache__ are left out."""
+    """Yield regular files below `root` in name order; links, site-packages and __pycache__ are left out."""
     for directory, names, files in os.walk(root):
         names[:] = sorted(name for name in names if name not in SKIPPED_DIRECTORIES)
         for name in sorted(files):

@@ -81,7 +81,8 @@ def run_demo_spark(settings: DemoSettings, spark: SparkSession, output: Output) 
 
 @contextlib.contextmanager
 def home(given: Path | None) -> Iterator[Path]:
-    """Where everything lives: the directory given, else one of its own, of which the plots stay and the data goes."""
+    """Yield the place where everything lives: the directory given, else one of its own, of which the plots stay and the
+    data goes."""
     if given is not None:
         yield given
         return
@@ -97,7 +98,7 @@ def home(given: Path | None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def running(directory: Path, steps: Steps, what: str) -> Iterator[LocalCluster]:
-    """A cluster in a directory, stopped in order at the end."""
+    """Run a cluster in a directory; it is stopped in order at the end."""
     with LocalCluster(directory, NODES) as cluster:
         with steps.step(what):
             cluster.start()
@@ -190,7 +191,7 @@ def short(path: str) -> str:
 
 
 def show_demo_spark(fields: Mapping[str, Any], output: Output) -> None:
-    """The table, goals that were missed, problems, and where the plots are."""
+    """Show the table, goals that were missed, problems, and where the plots are."""
     shown: Mapping[str, Callable[[Any], str]] = {
         "count": lambda value: f"{value:,}", "bytes": bytes_text, "seconds": lambda value: f"{value:.1f} s",
     }  # fmt: skip

@@ -134,7 +134,7 @@ def length_of(request: Request) -> int:
 
 
 def failure(error: Exception) -> GatewayError:
-    """Any error as the gateway says it; one that is a bug of ours is logged."""
+    """Return any error as the gateway says it; one that is a bug of ours is logged."""
     if isinstance(error, GatewayError):
         return error
     if isinstance(error, LogyardError):
@@ -184,7 +184,7 @@ async def _version(request: Request) -> Response:
 
 
 async def _health(gateway: Gateway, request: Request) -> Response:
-    """Healthy is who can answer a linearizable read in time."""
+    """Answer healthy where a linearizable read is answered in time."""
     reason = "RAFT NO LEADER"
     with trio.move_on_after(HEALTH_S):
         try:

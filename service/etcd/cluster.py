@@ -64,7 +64,7 @@ async def member_list(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def status(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Size, leader and log of the group below."""
+    """Return size, leader and log of the group below."""
     numbers = await gateway.kv.status()
     found = await gateway.describe()
     index, applied, leader = found.get("last", 0), found.get("applied", 0), found.get("leader", 0)
@@ -78,7 +78,7 @@ async def status(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def alarm(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """There are none: a full disk says so with every write, and nothing has to be lifted afterwards."""
+    """Return no alarm: a full disk says so with every write, and nothing has to be lifted afterwards."""
     if asked.number("action") == 1:
         raise GatewayError(UNIMPLEMENTED, "logyard: alarms are not set by hand")
     return {"header": gateway.header.at(await revision_of(gateway))}
@@ -91,7 +91,7 @@ async def defragment(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def auth_status(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Never enabled."""
+    """Answer that it was never enabled."""
     return {"header": gateway.header.at(await revision_of(gateway)), "authRevision": "1"}
 
 

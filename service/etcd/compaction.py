@@ -20,7 +20,7 @@ log = logging.getLogger("logyard.etcd")
 
 
 async def keep_compacted(gateway: Gateway, retention: float, by_revision: bool) -> None:
-    """A task: keep `retention` seconds of history, or as many revisions. All gateways of a cluster may do it."""
+    """Keep `retention` seconds of history, or as many revisions: a task. All gateways of a cluster may do it."""
     every = REVISIONS_EVERY_S if by_revision else max(0.1, retention / STEPS)
     seen: deque[int] = deque()
     while True:

@@ -39,7 +39,7 @@ log = logging.getLogger("logyard.etcd")
 
 
 def connections_max() -> int:
-    """As many as there may be, after the soft limit of descriptors was raised as far as it goes."""
+    """Return as many as there may be, after the soft limit of descriptors was raised as far as it goes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS_MAX + DESCRIPTORS_KEPT
     if soft < wanted:
@@ -126,7 +126,7 @@ class Connection(TCPServer):
             await self._close()
 
     async def protocol_send(self, event: Event) -> None:
-        """What the protocol has to say; it also says when a request begins and ends."""
+        """Send what the protocol has to say; it also says when a request begins and ends."""
         if isinstance(event, Updated):
             self.idle_since = trio.current_time() if event.idle else None
             if self._left:

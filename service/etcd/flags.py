@@ -105,7 +105,7 @@ class Flags:
 
 
 def parse_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> Flags:
-    """Raises `BadRequest` for what can't be done."""
+    """Return the flags; raise `BadRequest` for what can't be done."""
     given, warnings = _given(arguments, environ)
     refused = sorted(name for name in REFUSED & given.keys() if given[name].lower() not in ("", "false"))
     if refused:
@@ -157,7 +157,7 @@ def parse_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> Flags:
 
 
 def _given(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Values by flag, the environment's and then the command line's; warnings."""
+    """Return values by flag, the environment's and then the command line's; and warnings."""
     given: dict[str, str] = {}
     for variable, value in environ.items():
         if variable.startswith("ETCD_") and value:
@@ -242,7 +242,7 @@ def _number(given: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _lease_s_min(given: Mapping[str, str]) -> int:
-    """As etcd has it: one and a half election timeouts, in whole heartbeats, then in whole seconds."""
+    """Return what etcd has: one and a half election timeouts, in whole heartbeats, then in whole seconds."""
     heartbeat = _number(given, "heartbeat-interval", 100)
     heartbeats = _number(given, "election-timeout", 1000) // heartbeat
     return max(1, math.ceil(3 * heartbeats // 2 * heartbeat / 1000))

@@ -66,7 +66,7 @@ class Guard:
         await self.app(scope, receive, named)
 
     def _refusal(self, host: str, origin: str, site: bytes) -> str:
-        """Why a request is refused; "": it is not."""
+        """Return why a request is refused; "": it is not."""
         if host and ANY not in self.hosts and not self._is_ours(host):
             return f"logyard: host {host[:100]!r} is not served here (--host-whitelist)"
         if origin:

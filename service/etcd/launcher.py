@@ -88,7 +88,8 @@ def run_etcd(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def node_of(flags: Flags) -> LocalCluster:
-    """This node, its configuration written from the flags. The native ports of one without peers are any free ones."""
+    """Return this node, its configuration written from the flags. The native ports of one without peers are any free
+    ones."""
     directory = Path(flags.data_dir).resolve()
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     names = flags.names
@@ -207,7 +208,7 @@ async def _stop_on_signal(stopped: trio.Event, gateway: Gateway, node: LocalClus
 
 
 def _abandon(gateway: Gateway, node: LocalCluster | None) -> None:
-    """The connections did not end: stop the node in order, and go."""
+    """Stop the node in order, and go: the connections did not end."""
     if gateway.ended.is_set():
         return
     log.warning("a client that reads nothing is cut")

@@ -42,7 +42,7 @@ async def grant(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def granted_of(gateway: Gateway, ttl: int, lease: int = 0) -> tuple[int, int, int]:
-    """(revision, number, milliseconds) of a new lease. Raises a `LogyardError`."""
+    """Grant a lease and return its (revision, number, milliseconds). Raises a `LogyardError`."""
     while True:
         wanted = lease or secrets.randbits(NUMBER_BITS) | 1 << NUMBER_BITS - 1
         order = (GRANT, max(ttl, gateway.limits.lease_s_min) * 1000, wanted)
@@ -100,5 +100,5 @@ async def leases(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def revision_of(gateway: Gateway) -> int:
-    """The revision there is now, linearizable."""
+    """Return the revision there is now, linearizable."""
     return int((await gateway.run(kv_requests.question(STATUS)))[0])

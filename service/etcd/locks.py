@@ -176,7 +176,7 @@ async def _txn(gateway: Gateway, compare: Compare, then: Put | Delete, *otherwis
 
 
 async def _first_of(gateway: Gateway, prefix: bytes, revision: int) -> bool:
-    """Until no key under the prefix was created before `revision`; whether there was one."""
+    """Wait until no key under the prefix was created before `revision`; return whether there was one."""
     waited = False
     while True:
         get = Get(prefix, prefix_end(prefix), 0, 1, "create", True, bounds=(0, 0, 0, revision - 1))

@@ -28,7 +28,7 @@ log = logging.getLogger("logyard.etcd")
 
 
 def hypercorn_config(binds: Sequence[str]) -> Config:
-    """Plain HTTP on (host:port)s."""
+    """Return the configuration of plain HTTP on (host:port)s."""
     config = Config()
     config.bind = list(binds)
     config.errorlog = logging.getLogger("logyard.etcd.http")
@@ -68,7 +68,7 @@ async def _create(yard: Yard, name: str) -> None:
 
 
 async def keep_term(gateway: Gateway, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """A task: the term of the headers, looked at now and then; `started` when it is known."""
+    """Keep the term of the headers, looked at now and then: a task; `started` when it is known."""
     known = False
     while True:
         try:
@@ -82,7 +82,7 @@ async def keep_term(gateway: Gateway, task_status: trio.TaskStatus[None] = trio.
 
 
 async def keep_announced(gateway: Gateway, member: Member) -> None:
-    """A task: tell the others what this one is reached by, once."""
+    """Tell the others what this one is reached by, once: a task."""
     while True:
         try:
             await announce(gateway.members, member)

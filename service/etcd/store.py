@@ -88,7 +88,7 @@ COMPACTION = Schema(revision=number, physical=flag)
 
 
 async def range_(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Keys of a range, now or as of a revision; `serializable`: as this node has them."""
+    """Return the keys of a range, now or as of a revision; `serializable`: as this node has them."""
     asked.key()
     reading = reading_of(asked)
     consistency = "local" if asked.flag("serializable") else "linearizable"
@@ -141,7 +141,7 @@ async def compaction(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 def check_put(asked: Message) -> None:
-    """Raises `GatewayError`."""
+    """Check a put; raise `GatewayError`."""
     asked.key()
     if asked.flag("ignore_value") and asked.data("value"):
         raise malformed("etcdserver: value is provided")
@@ -150,7 +150,7 @@ def check_put(asked: Message) -> None:
 
 
 def check_txn(asked: Message, operations_max: int) -> None:
-    """Raises `GatewayError` for what neither path may hold. What is inside has what is left of the operations."""
+    """Raise `GatewayError` for what neither path may hold. What is inside has what is left of the operations."""
     lists = [asked.rows(name) for name in ("compare", "success", "failure")]
     most = max([len(rows) for rows in lists])
     if most > operations_max:
@@ -209,7 +209,7 @@ def _check_keys(keys: Iterable[bytes], puts: set[bytes], deleted: list[Interval]
 
 
 def check_size(gateway: Gateway, size: int) -> None:
-    """Raises `GatewayError` for what etcd would not take into its log."""
+    """Raise `GatewayError` for what etcd would not take into its log."""
     limit = gateway.limits.request_bytes
     if size > limit + OVERHEAD_BYTES:
         raise too_long(size, limit + OVERHEAD_BYTES)

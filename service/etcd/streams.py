@@ -106,24 +106,24 @@ class Answer:
         self._lock = trio.Lock()
 
     async def result(self, fields: dict[str, Any]) -> None:
-        """One message."""
+        """Send one message."""
         await self.chunk(packed({"result": fields}) + b"\n")
 
     async def chunk(self, data: bytes) -> None:
-        """One chunk: whole messages, each by one task at a time."""
+        """Send one chunk: whole messages, each by one task at a time."""
         async with self._lock:
             await self.begin(200, ())
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
-        """The head, once."""
+        """Send the head, once."""
         if not self.begun:
             self.begun = True
             head = [(b"content-type", b"application/json"), *headers]
             await self._send({"type": "http.response.start", "status": status, "headers": head})
 
     async def end(self) -> None:
-        """The last chunk."""
+        """Send the last chunk."""
         await self.begin(200, ())
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -145,13 +145,13 @@ Streaming = Callable[[Gateway, Asked, Answer], Awaitable[None]]
 
 
 async def keepalive(gateway: Gateway, asked: Asked, answer: Answer) -> None:
-    """An answer a message; ends with the request."""
+    """Answer each message; ends with the request."""
     async for one in asked:
         await answer.result(await leases.keepalive(gateway, one))
 
 
 async def watch(gateway: Gateway, asked: Asked, answer: Answer) -> None:
-    """Watches that come and go with the messages; goes on when the request has ended, as etcd's does."""
+    """Serve watches that come and go with the messages; goes on when the request has ended, as etcd's does."""
     async with trio.open_nursery() as nursery:
         watching = Watching(gateway, answer.chunk, nursery)
         try:
@@ -163,7 +163,7 @@ async def watch(gateway: Gateway, asked: Asked, answer: Answer) -> None:
 
 
 async def _read(receive: Receive, parser: Messages, into: trio.MemorySendChannel[Message]) -> None:
-    """A task: the messages of a request, then nothing until its client goes. Raises `GatewayError`, `Gone`."""
+    """Read the messages of a request, then nothing until its client goes: a task. Raises `GatewayError`, `Gone`."""
     last = False
     while not last and not parser.over:
         event = await receive()

@@ -93,7 +93,7 @@ class Watching:
         self._silent: set[int] = set()
 
     async def take(self, asked: Message) -> None:
-        """One message of the client."""
+        """Take one message of the client."""
         name = asked.which(REQUESTS)
         if name == "create_request":
             create: Message = asked.fields[name]
@@ -105,7 +105,7 @@ class Watching:
             await self._progress()
 
     def close(self) -> None:
-        """The stream is over."""
+        """End the stream."""
         self.gateway.watches -= len(self.scopes)
         self.scopes = {}
 
@@ -159,7 +159,7 @@ class Watching:
         return scope
 
     async def _follow(self, number: int, wanted: Wanted, scope: trio.CancelScope, known: trio.Event) -> None:
-        """A task: one watch. `known`: its client was told of it."""
+        """Follow one watch: a task. `known`: its client was told of it."""
         watch = self.gateway.kv.watch(
             wanted.key, wanted.end, start=wanted.start, previous=wanted.previous, puts=wanted.puts,
             deletes=wanted.deletes, progress=True,
@@ -195,7 +195,7 @@ class Watching:
         self._notified.add(number)
 
     async def _keep_notified(self) -> None:
-        """A task: tell the watches that want it how far they are, when they have been silent for a while."""
+        """Tell the watches that want it how far they are, when they have been silent for a while."""
         while True:
             self._silent = set(self._notified)
             await trio.sleep(self.gateway.limits.progress_s)
@@ -248,7 +248,7 @@ def _rows(changes: Changes, wanted: Wanted) -> list[bytes]:
 
 
 def _parts(rows: Sequence[bytes], limit: int) -> list[bytes]:
-    """Rows in arrays that are no longer than a limit, where one row alone is not."""
+    """Return rows in arrays that are no longer than a limit, where one row alone is not."""
     found: list[bytes] = []
     some: list[bytes] = []
     size = 0

@@ -146,7 +146,7 @@ class Message:
         self.fields = fields
 
     def data(self, name: str) -> bytes:
-        """Bytes."""
+        """Return a field of bytes."""
         found: bytes = self.fields.get(name, b"")
         return found
 
@@ -163,7 +163,7 @@ class Message:
         return found
 
     def flag(self, name: str) -> bool:
-        """True or false."""
+        """Return a field that is true or false."""
         found: bool = self.fields.get(name, False)
         return found
 
@@ -177,7 +177,7 @@ class Message:
         return self.fields.get(name)
 
     def which(self, names: Sequence[str]) -> str:
-        """Of fields that exclude each other the one that counts, the last one; "" for none."""
+        """Return the one that counts of fields that exclude each other, the last one; "" for none."""
         return next((name for name in reversed(names) if name in self.fields), "")
 
 
@@ -197,7 +197,7 @@ class Schema:
             self.add(name, kind)
 
     def add(self, name: str, kind: Kind) -> None:
-        """One more field."""
+        """Add one more field."""
         first, *rest = name.split("_")
         camel = first + "".join([part.capitalize() for part in rest])
         self._spelled[camel] = (name, kind, "")
@@ -220,7 +220,7 @@ class Schema:
 
 
 def data(name: str, found: Any) -> bytes:
-    """Bytes: base64, also in lines, or a list of numbers."""
+    """Return bytes: base64, also in lines, or a list of numbers."""
     if type(found) is str:
         if "\n" in found or "\r" in found:
             found = found.translate(_LINE_ENDS)
@@ -252,21 +252,21 @@ def number(name: str, found: Any) -> int:
 
 
 def flag(name: str, found: Any) -> bool:
-    """True or false."""
+    """Return true or false."""
     if type(found) is not bool:
         raise _mismatch(name, found, "bool")
     return found
 
 
 def string(name: str, found: Any) -> str:
-    """Words."""
+    """Return words."""
     if type(found) is not str:
         raise _mismatch(name, found, "string")
     return found
 
 
 def choice(*names: str) -> Kind:
-    """An enum: by name the place of it, or any number."""
+    """Return the kind of an enum: by name the place of it, or any number."""
 
     def read(name: str, found: Any) -> int:
         if type(found) is str:
@@ -341,7 +341,7 @@ def key_value(one: KeyValue) -> dict[str, str]:
 
 
 def event(one: Event, revision: int) -> dict[str, Any]:
-    """A change: a put has no type."""
+    """Return a change: a put has no type."""
     if one.kv is not None:
         found: dict[str, Any] = {"kv": key_value(one.kv)}
     else:

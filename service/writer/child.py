@@ -48,7 +48,7 @@ class Parent:
 
 
 def serve(directory: str, lock_fd: int, maps: GenerationConfig, step: Step = quiet, disk: Disk | None = None) -> int:
-    """Jobs until the input ends; the exit code. `step` is told of every step of every job."""
+    """Run jobs until the input ends; return the exit code. `step` is told of every step of every job."""
     source, target = os.dup(0), os.dup(1)
     # Whatever prints, prints to standard error: replies have the pipe to themselves.
     os.dup2(2, 1)
@@ -83,7 +83,7 @@ def serve(directory: str, lock_fd: int, maps: GenerationConfig, step: Step = qui
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Return the exit code."""
     if len(arguments) != 4:
         print("logyard writer: a node starts this process, nobody else", file=sys.stderr)
         return 2

@@ -46,7 +46,7 @@ class Pacer:
         self._bytes = 0
 
     def __call__(self, step: str, size: int) -> None:
-        """After `size` bytes became durable."""
+        """Wait as long as the rate asks for after `size` bytes became durable."""
         self._bytes += size
         if size and self._bytes_s:
             ahead = self._bytes / self._bytes_s - (self._clock() - self._begun)
@@ -68,7 +68,7 @@ class Jobs:
         self._wait = wait
 
     def run(self, kind: str, arguments: Sequence[Any], body: memoryview) -> list[object]:
-        """The reply to one job: `OK` and its result, or `ERROR`, a kind and what it says."""
+        """Return the reply to one job: `OK` and its result, or `ERROR`, a kind and what it says."""
         try:
             return [OK, *self._run(kind, arguments, body)]
         except (LogyardError, OSError) as error:
@@ -120,14 +120,14 @@ def migrate_file(source: FileSource, job: MigrateJob, disk: Disk, shelf: Shelf, 
 
 
 def reader_of(entries: Sequence[SourceEntry]) -> Callable[[int, int, int], Iterable[SourceRow]]:
-    """A job's source from entries in memory."""
+    """Return a job's source from entries in memory."""
     return lambda uid, first, last: (
         source_row(entry) for entry in entries if entry.uid == uid and first <= entry.index <= last
     )
 
 
 def source_row(entry: SourceEntry) -> SourceRow:
-    """All units with seed and hash, so that the copy is checked against the proposer's own hashes."""
+    """Return all units with seed and hash, so that the copy is checked against the proposer's own hashes."""
     units = [
         SourceUnit(
             unit.number,
@@ -142,7 +142,7 @@ def source_row(entry: SourceEntry) -> SourceRow:
 
 
 def pack_rows(entries: Iterable[SourceEntry]) -> tuple[list[object], list[Any]]:
-    """Entries in memory as (plain rows, their payloads in order)."""
+    """Return entries in memory as (plain rows, their payloads in order)."""
     rows: list[object] = []
     bodies: list[Any] = []
     for entry in entries:
@@ -154,7 +154,7 @@ def pack_rows(entries: Iterable[SourceEntry]) -> tuple[list[object], list[Any]]:
 
 
 def unpack_rows(rows: Sequence[Any], body: memoryview) -> list[SourceEntry]:
-    """What `pack_rows` took apart, with the payloads joined in `body`."""
+    """Return what `pack_rows` took apart, with the payloads joined in `body`."""
     entries = []
     at = 0
     for uid, index, term, data, live, size in rows:
@@ -169,18 +169,18 @@ def unpack_rows(rows: Sequence[Any], body: memoryview) -> list[SourceEntry]:
 
 
 def pack_report(report: MigrateReport) -> list[object]:
-    """As nested lists."""
+    """Return a report as nested lists."""
     return [*report[:3], [list(run) for run in report.runs], [list(one) for one in report.damaged], report.source]
 
 
 def unpack_report(plain: Sequence[Any]) -> MigrateReport:
-    """From what `pack_report` made."""
+    """Return the report that `pack_report` was given."""
     job, rows, written, runs, damaged, source = plain
     return MigrateReport(job, rows, written, [tuple(run) for run in runs], [tuple(one) for one in damaged], source)
 
 
 def encode_failure(error: Exception) -> list[object]:
-    """(kind, number, message) of a failed job."""
+    """Return (kind, number, message) of a failed job."""
     if isinstance(error, Corrupt):
         return ["corrupt", 0, str(error)]
     if isinstance(error, NoSpace):
@@ -191,7 +191,7 @@ def encode_failure(error: Exception) -> list[object]:
 
 
 def decode_failure(kind: str, number: int, message: str) -> LogyardError | OSError:
-    """The exception that the job would have raised here."""
+    """Return the exception that the job would have raised here."""
     if kind == "corrupt":
         return Corrupt.told(message)
     if kind == "no_space":

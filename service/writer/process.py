@@ -85,7 +85,7 @@ class WriterProcess:
         return self._process.pid if self._process is not None else 0
 
     def status(self) -> dict[str, Any]:
-        """For `logyard status`; `set_aside` are (job, reason), the last few."""
+        """Return what `logyard status` shows; `set_aside` are (job, reason), the last few."""
         return {
             "pid": self.pid, "starts": self.starts, "jobs": self.jobs, "poisoned": self.poisoned, "job": self.job,
             "last_end": self.last_end, "set_aside": [list(one) for one in self.set_aside],
@@ -108,7 +108,7 @@ class WriterProcess:
             self._tell()
 
     async def _live(self, lock_fd: int) -> None:
-        """One process, from its start to its end."""
+        """Run one process, from its start to its end."""
         path = os.pathsep.join(os.path.abspath(part) for part in sys.path)
         command = [*self._command, str(self.directory), str(lock_fd), *map(str, self._maps)]
         try:
@@ -184,8 +184,8 @@ class WriterProcess:
         bodies: Sequence[Buffer] = (),
         died: Callable[[], Awaitable[object]] | None = None,
     ) -> list[Any]:
-        """One job's result; `pack()` is called in a thread, as a job of many groups takes a while to encode. A process
-        that dies is replaced, `died` awaited, and the same job sent again.
+        """Return one job's result; `pack()` is called in a thread, as a job of many groups takes a while to encode. A
+        process that dies is replaced, `died` awaited, and the same job sent again.
 
         Raises `JobPoisoned` when it died too often, `WriterAway`, and what the job raised.
         """
@@ -239,7 +239,7 @@ class WriterProcess:
                     await self._until(lambda: self._process is not process)
 
     async def _receive(self, process: trio.Process) -> tuple[list[Any], bytes]:
-        """Header and body of the next message. Raises `_Died`, `WireBroken`."""
+        """Return header and body of the next message. Raises `_Died`, `WireBroken`."""
         header_bytes, body_bytes = decode_head(await self._exactly(process, HEAD.size))
         packed = await self._exactly(process, header_bytes)
         if header_bytes > INLINE_BYTES:
@@ -263,7 +263,7 @@ class WriterProcess:
 
 
 def _how(process: trio.Process) -> str:
-    """How a process ended, for people."""
+    """Return how a process ended, for people."""
     code = process.returncode
     if code is None or code >= 0:
         return f"the process ended with code {code}" if code else _how_well()

@@ -38,7 +38,7 @@ class WireBroken(LogyardError):
 
 
 def encode(header: Sequence[object], body_bytes: int = 0) -> bytes:
-    """Head and header of a message whose body follows. Raises `WireBroken` for what is too long."""
+    """Return head and header of a message whose body follows. Raises `WireBroken` for what is too long."""
     packed: bytes = msgpack.packb(header)
     if len(packed) > HEADER_BYTES_MAX or body_bytes > BODY_BYTES_MAX:
         raise WireBroken(f"a message of {len(packed)} + {body_bytes} bytes is too long")
@@ -46,7 +46,7 @@ def encode(header: Sequence[object], body_bytes: int = 0) -> bytes:
 
 
 def decode_head(head: bytes) -> tuple[int, int]:
-    """(bytes of the header, bytes of the body). Raises `WireBroken`."""
+    """Return (bytes of the header, bytes of the body). Raises `WireBroken`."""
     magic, header_bytes, body_bytes = HEAD.unpack(head)
     if magic != MAGIC or header_bytes > HEADER_BYTES_MAX or body_bytes > BODY_BYTES_MAX:
         raise WireBroken(f"not a message of a writer: {head.hex()}")
@@ -54,7 +54,7 @@ def decode_head(head: bytes) -> tuple[int, int]:
 
 
 def decode_header(packed: bytes) -> list[Any]:
-    """A header. Raises `WireBroken`."""
+    """Return a header. Raises `WireBroken`."""
     try:
         header = msgpack.unpackb(packed)
     except ValueError as error:
@@ -65,7 +65,7 @@ def decode_header(packed: bytes) -> list[Any]:
 
 
 def receive(fd: int) -> Message | None:
-    """The next message, or None when the other end is gone, also in the middle of one. BLOCKING."""
+    """Return the next message, or None when the other end is gone, also in the middle of one. BLOCKING."""
     head = _read(fd, HEAD.size)
     if len(head) < HEAD.size:
         return None
@@ -77,7 +77,7 @@ def receive(fd: int) -> Message | None:
 
 
 def send(fd: int, data: Buffer) -> None:
-    """All of it. BLOCKING. Raises `BrokenPipeError`."""
+    """Send all of it. BLOCKING. Raises `BrokenPipeError`."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
