@@ -237,9 +237,12 @@ class Space:
         finally:
             disk.close(fd)
         self._held = True
+        self._durability.wal.stock.economize(False)
 
     def _give_up(self) -> None:
         self._held = False
+        # Segments and rows get it, which free space: a WAL file would take all of it.
+        self._durability.wal.stock.economize(True)
         self._disk.unlink(self._path)
 
     def status(self) -> dict[str, Any]:

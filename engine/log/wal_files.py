@@ -81,7 +81,7 @@ class WalFiles:
 
     __slots__ = (
         "_disk", "_directory", "_file_bytes", "_stock_max", "_reserve", "_files", "_stock", "_lock", "_preparing",
-        "short",
+        "short", "_frugal",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: str, file_bytes: int, stock: int, reserve: int = 0) -> None:
@@ -93,6 +93,8 @@ class WalFiles:
         self._reserve = reserve
         # The file in use came out of the reserve.
         self.short = False
+        # What is free was given up for others: the reserve comes first.
+        self._frugal = False
         self._files: dict[int, _File] = {}
         # Spare files: path and bytes.
         self._stock: list[tuple[str, int]] = []
@@ -173,6 +175,10 @@ class WalFiles:
                 with self._lock:
                     self._stock.append(made)
 
+    def economize(self, frugal: bool) -> None:
+        """Use the reserve before new space from now on, or after it again."""
+        self._frugal = frugal
+
     @property
     def missing(self) -> int:
         """Spares to make until the next file and the reserve are there."""
@@ -186,8 +192,9 @@ class WalFiles:
 
     def _take_spare(self, need: int) -> tuple[str, int]:
         with self._preparing:
-            if len(self._stock) > self._reserve and (found := self._fitting(need)):
-                self.short = False
+            beside = len(self._stock) > self._reserve
+            if (beside or self._frugal) and (found := self._fitting(need)):
+                self.short = not beside
                 return found
             try:
                 # A writer waits for this one: reserved space is enough.

@@ -47,6 +47,10 @@ class Log:
         self.room, self.spare_bytes, self.short, self.missing = MIB, 0, False, 0
         self.held = False
         self.queued_bytes = self.resumed = 0
+        self.frugal = False
+
+    def economize(self, frugal: bool) -> None:
+        self.frugal = frugal
 
     def resume(self) -> None:
         self.resumed += 1
@@ -79,12 +83,14 @@ async def test_the_reserve_is_claimed_given_up_and_claimed_again(bench: Bench, t
 
     assert await space.out_of_reserve("a segment", job) == "done"
     assert tries == [7 * MIB, 8 * MIB] and space.full and not (tmp_path / "reserve").exists()
+    assert bench.log.frugal, "the log does not take what was given up"
     disk.left = 0
     await space.look(quiet=True)
     assert space.full, "there is no room for the reserve"
     disk.left = 8 * MIB
     await space.look(quiet=True)
     assert not space.full and (tmp_path / "reserve").exists() and bench.log.resumed == 3
+    assert not bench.log.frugal
 
 
 async def test_what_is_not_for_want_of_space_is_not_tried_again(bench: Bench) -> None:

@@ -64,3 +64,22 @@ def test_the_reserve_is_used_only_when_no_file_can_be_made(tmp_path: Path) -> No
     with pytest.raises(OSError):
         files.start(FileHead(4, 4, 3, 0, 1), 0)
     files.close()
+
+
+def test_while_what_is_free_was_given_up_for_others_the_reserve_comes_first(tmp_path: Path) -> None:
+    files = WalFiles(Disk(), str(tmp_path), SMALL.file_bytes, 1, 1)
+    files.open()
+    files.prepare(False)
+    files.economize(True)
+    files.start(FileHead(1, 1, 0, 0, 1), 0)
+    assert not files.short and files.missing == 1, "there was one beside the reserve"
+    files.start(FileHead(2, 2, 1, 0, 1), 0)
+    assert files.short and files.missing == 2
+    files.start(FileHead(3, 3, 2, 0, 1), 0)
+    assert not files.short and files.missing == 2, "only without a spare is another one made"
+    files.prepare(False)
+    files.economize(False)
+    files.start(FileHead(4, 4, 3, 0, 1), 0)
+    files.start(FileHead(5, 5, 4, 0, 1), 0)
+    assert not files.short and files.missing == 1, "the reserve stays"
+    files.close()
