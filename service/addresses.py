@@ -11,12 +11,13 @@ UNIX = "unix:"
 
 
 def unix_path(text: str) -> str:
-    """The path of "unix:PATH", "" for any other address."""
+    """Return the path of "unix:PATH", "" for any other address."""
     return text.removeprefix(UNIX) if text.startswith(UNIX) else ""
 
 
 def listen_address(text: str, *, secured: bool = False) -> tuple[str, int]:
-    """(host, port) of "host:port"; raises `BadRequest` unless it is this machine's loopback, or `secured` by TLS."""
+    """Return (host, port) of "host:port"; raise `BadRequest` unless it is this machine's loopback, or `secured` by
+    TLS."""
     host, colon, port = text.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.strip("[]")
     if not colon or not port.isdigit() or int(port) > 65535:

@@ -37,7 +37,7 @@ class View(NamedTuple):
 
     @staticmethod
     def of(described: Mapping[str, Any]) -> View:
-        """From a `describe` answer of the leader."""
+        """Return the view of a `describe` answer of the leader."""
         return View(
             described["name"],
             described["leader"],
@@ -54,12 +54,12 @@ class View(NamedTuple):
         return {*self.voters, *self.learners}
 
     def lag(self, node: int) -> int:
-        """Entries that a member lacks of what is committed; all of them while it has not answered once."""
+        """Return entries that a member lacks of what is committed; all of them while it has not answered once."""
         match = self.matches.get(node, 0)
         return max(0, self.commit - match) if match else max(self.commit, LAG_ENTRIES + 1)
 
     def caught_up(self, node: int) -> bool:
-        """Whether its vote would not hold the group up."""
+        """Return whether its vote would not hold the group up."""
         return node == self.leader or self.lag(node) <= LAG_ENTRIES
 
 
@@ -85,7 +85,7 @@ class Targets:
                 self.counts[leader] += 1
 
     def choose(self, nodes: Iterable[int]) -> int:
-        """One of `nodes`, or 0 when none of them answers."""
+        """Return one of `nodes`, or 0 when none of them answers."""
         found = min((node for node in nodes if node in self.counts), key=lambda node: self.counts[node], default=0)
         if found:
             self.counts[found] += 1
@@ -96,29 +96,29 @@ class Goal(Protocol):
     """What shall become of a group."""
 
     def step(self, view: View, targets: Targets) -> Step:
-        """The next step, or DONE."""
+        """Return the next step, or DONE."""
         ...
 
 
 def change(kind: str, node: int) -> Step:
-    """A change of one member."""
+    """Return the step for a change of one member."""
     return Step(CHANGE, ((kind, node),))
 
 
 def under_way(view: View) -> Step | None:
-    """A joint change ends by itself: nothing else can be begun before."""
+    """Return a step that waits for a joint change, which ends by itself: nothing else can be begun before."""
     return Step(WAIT, why="a membership change is under way") if view.outgoing else None
 
 
 def promote(view: View, node: int) -> Step:
-    """The learner's next step to a vote."""
+    """Return the learner's next step to a vote."""
     if view.caught_up(node):
         return change("promote", node)
     return Step(WAIT, node=node, why=f"node {node} lacks {view.lag(node)} entries")
 
 
 def hand_over(view: View, node: int, targets: Targets) -> Step | None:
-    """A TRANSFER when `node` leads and another voter that is caught up answers."""
+    """Return a TRANSFER when `node` leads and another voter that is caught up answers."""
     if view.leader != node:
         return None
     to = targets.choose(other for other in view.voters if other != node and view.caught_up(other))
@@ -218,7 +218,7 @@ class Leave:
 
 
 def affected(goal: Goal, rows: Sequence[Any]) -> list[str]:
-    """The groups, of all there are, that a goal concerns. `rows` are `client.board.Standing`s."""
+    """Return the groups, of all there are, that a goal concerns. `rows` are `client.board.Standing`s."""
     match goal:
         case Add():
             chosen = [row for row in rows if goal.node not in row.voters]

@@ -55,7 +55,7 @@ class Report:
         return self.done + self.skipped + len(self.failures)
 
     def fields(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return {
             "ok": not self.failures,
             "groups": self.groups,
@@ -94,7 +94,7 @@ async def carry_out(
 
 
 async def bring(yard: AdminVerbs, goal: Goal, name: str, targets: Targets, patience_s: float) -> bool:
-    """One group; False when it is there already. Raises `GaveUp`."""
+    """Bring one group to the goal; return False when it is there already. Raises `GaveUp`."""
     deadline = trio.current_time() + patience_s
     touched, best, pauses = False, -1, _pauses()
     why = "no leader answers"
@@ -152,7 +152,7 @@ class _Starts:
         self.next = trio.current_time()
 
     async def turn(self) -> None:
-        """Until the next group may begin."""
+        """Wait until the next group may begin."""
         at = max(self.next, trio.current_time())
         self.next = at + self.interval
         await trio.sleep_until(at)

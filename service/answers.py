@@ -34,7 +34,7 @@ async def take(size: int) -> None:
 
 
 def give_back() -> None:
-    """A call that lasts has pushed what it read: from here on that counts as what waits to be sent."""
+    """Count what a call that lasts has read and pushed as what waits to be sent from here on."""
     found = GIVE_BACK.get(None)
     if found is not None:
         found()
@@ -52,17 +52,18 @@ class Answers:
         self.changed = trio.lowlevel.ParkingLot()
 
     def count(self, size: int) -> None:
-        """So many bytes more, or less."""
+        """Count so many bytes more, or less."""
         self.used += size
         if size < 0 and self.changed:
             self.changed.unpark_all()
 
     def fits(self, size: int) -> bool:
-        """Whether `size` bytes more have room; what is above the limit alone does so when there is nothing else."""
+        """Return whether `size` bytes more have room; what is above the limit alone does so when there is nothing
+        else."""
         return not self.used or self.used + size <= self.limit
 
     async def wait(self) -> None:
-        """Until something was sent, or ended."""
+        """Wait until something was sent, or ended."""
         self.waiting += 1
         try:
             await self.changed.park()

@@ -63,11 +63,11 @@ class Authority:
         return self.directory / "ca.pem"
 
     def node(self, node: int, *, days: int = DAYS) -> Path:
-        """The certificate of a node, made if it is not there; its key beside it."""
+        """Return the path of a node's certificate, made if it is not there; its key lies beside it."""
         return self._holder(f"node-{node}", f"logyard://{self.cluster}/node/{node}", days)
 
     def client(self, name: str, *, days: int = DAYS) -> Path:
-        """The certificate of a client, made if it is not there; its key beside it."""
+        """Return the path of a client's certificate, made if it is not there; its key lies beside it."""
         if not _NAME.fullmatch(name):
             raise BadRequest(f"{name!r} is no client's name: letters, digits, dots, dashes, underscores")
         return self._holder(f"client-{name}", f"logyard://{self.cluster}/client/{name}", days)
@@ -116,19 +116,19 @@ class Authority:
 
 
 def key_path(certificate: Path) -> Path:
-    """Where the key to a certificate of ours lies."""
+    """Return the path of the key to a certificate of ours."""
     return certificate.with_name(f"{certificate.stem}-key.pem")
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A fresh P-256 key."""
+    """Return a fresh P-256 key."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """PKCS 8, not encrypted."""
+    """Return the key as PKCS 8, not encrypted."""
     from cryptography.hazmat.primitives import serialization
 
     return key.private_bytes(
@@ -137,20 +137,21 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:
-    """One certificate as PEM."""
+    """Return one certificate as PEM."""
     from cryptography.hazmat.primitives import serialization
 
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def write(path: Path, data: bytes, *, secret: bool = False) -> None:
-    """A new file; a secret one is its owner's alone from its first byte on."""
+    """Write a new file; a secret one is its owner's alone from its first byte on."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
 
 
 def issue(directory: Path, cluster: str, nodes: Iterable[int], clients: Iterable[str]) -> list[Path]:
-    """A CA and these certificates, as far as they are not there; returns all certificates' paths, the CA's first."""
+    """Issue a CA and these certificates, as far as they are not there; return all certificates' paths, the CA's
+    first."""
     authority = Authority(directory, cluster)
     return [authority.ca, *(authority.node(node) for node in nodes), *(authority.client(name) for name in clients)]

@@ -53,7 +53,7 @@ def check_directory(
 
 
 def _read(directory: Path, progress: Progress | None, machines: dict[str, str]) -> dict[str, Any]:
-    """The report of a reading process. One that dies inside a map is started again without that map."""
+    """Return the report of a reading process. One that dies inside a map is started again without that map."""
     skip: list[str] = []
     while True:
         fields, inside, code, errors = _process(directory, skip, progress, machines)
@@ -68,7 +68,7 @@ def _read(directory: Path, progress: Progress | None, machines: dict[str, str]) 
 def _process(
     directory: Path, skip: list[str], progress: Progress | None, machines: dict[str, str]
 ) -> tuple[dict[str, Any] | None, str, int, str]:
-    """(report or None, the map it was inside when it ended, exit code, its standard error)."""
+    """Return (report or None, the map it was inside when it ended, exit code, its standard error)."""
     where = str(directory.absolute())
     command = [sys.executable, "-m", "logyard.service.check_process", where, json.dumps(machines), *skip]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(part) for part in sys.path)}

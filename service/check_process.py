@@ -91,7 +91,7 @@ def inspect(directory: Path, skip: frozenset[str], tell: Tell, make: MachineFact
 
 
 def main(arguments: list[str]) -> int:
-    """One JSON object a line: progress, the map being read, and at last the report or the error that ended it."""
+    """Write one JSON object a line: progress, the map being read, and at last the report or the error that ended it."""
 
     def tell(line: dict[str, Any]) -> None:
         print(json.dumps(line), flush=True)

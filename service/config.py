@@ -221,7 +221,8 @@ def _required(key: str) -> bool:
 
 
 def _place_of(variable: str) -> tuple[str, str] | None:
-    """LOGYARD_LIMITS_TICK_MS -> ("limits", "tick_ms"). Other LOGYARD_ variables (the client's, say) are not ours."""
+    """Return ("limits", "tick_ms") for LOGYARD_LIMITS_TICK_MS. Other LOGYARD_ variables (the client's, say) are not
+    ours."""
     for prefix, table in _PREFIXES.items():
         if variable.startswith(prefix):
             return table, variable.removeprefix(prefix).lower()
@@ -246,8 +247,8 @@ def _node_value(key: str, value: object, root: Path) -> object:
 
 
 def read_secret(config: NodeConfig) -> Secret | None:
-    """What the nodes share where they do not speak TLS. Raises `BadRequest` for a file that others may read, or that
-    holds no secret."""
+    """Return what the nodes share where they do not speak TLS. Raises `BadRequest` for a file that others may read, or
+    that holds no secret."""
     path = config.peer_secret_file
     if path is None or config.tls is not None:
         return None
@@ -281,7 +282,7 @@ def make_secret(path: Path) -> None:
 
 
 def _path(key: str, value: str, root: Path) -> Path:
-    """A path, relative to `root`; ``~`` is a home."""
+    """Return a path, relative to `root`; ``~`` is a home."""
     try:
         return root / Path(value).expanduser()
     except RuntimeError as error:
@@ -289,7 +290,7 @@ def _path(key: str, value: str, root: Path) -> Path:
 
 
 def _switch(key: str, value: object) -> bool:
-    """true or false; as text where it comes from the environment."""
+    """Return true or false; as text where it comes from the environment."""
     known = {"true": True, "false": False, True: True, False: False}
     if not isinstance(value, str | bool) or value not in known:
         raise BadRequest(f"node.{key} = {value!r}: must be true or false", key=f"node.{key}")
@@ -323,7 +324,7 @@ def _address(key: str, value: object, *, listen: bool = False) -> Address:
 
 
 def _tls(table: str, given: Mapping[str, object], root: Path) -> TlsConfig:
-    """One door's three files; all or none of them."""
+    """Return one door's three files; all or none of them."""
     for key, value in given.items():
         if key not in _TLS_KEYS:
             raise unknown_key(key, list(_TLS_KEYS), f"[{table}]")
@@ -347,7 +348,7 @@ def _machine(name: str, place: object) -> str:
 
 
 def config_reference() -> str:
-    """The text of docs/config.md, from the fields themselves."""
+    """Return the text of docs/config.md, from the fields themselves."""
     lines = [
         "# Configuration",
         "",

@@ -36,7 +36,7 @@ TRUSTING = "without [client_tls] every user of this machine is trusted as a clie
 
 
 def start_audit() -> None:
-    """Who called administrative verbs goes to standard error, with the time, whatever else is logged."""
+    """Write who called administrative verbs to standard error, with the time, whatever else is logged."""
     audit = logging.getLogger("logyard.audit")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
@@ -46,7 +46,7 @@ def start_audit() -> None:
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The plain exceptions inside nested groups, in order."""
+    """Return the plain exceptions inside nested groups, in order."""
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]
@@ -90,7 +90,7 @@ def run_node(path: Path, *, until_eof: bool = False) -> int:
 
 
 def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
-    """One trio loop: the node, and one task each for signals and for the end of standard input."""
+    """Run one trio loop: the node, and one task each for signals and for the end of standard input."""
     import trio
 
     from logyard.engine.descriptors import raise_limit

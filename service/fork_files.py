@@ -31,12 +31,12 @@ class ForkRecord(NamedTuple):
 
 
 def fork_files(data: Path) -> list[Path]:
-    """The files of a data directory, by name."""
+    """Return the files of a data directory, by name."""
     return sorted((data / DIRECTORY).glob(f"*{SUFFIX}"))
 
 
 def read_fork(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The head and the entries of a file, all of it verified. Raises `Corrupt`."""
+    """Return the head and the entries of a file, all of it verified. Raises `Corrupt`."""
     raw = path.read_bytes()
     if not raw.startswith(MAGIC):
         raise Corrupt(str(path), 0, MAGIC.hex(), raw[: len(MAGIC)].hex())
@@ -58,7 +58,7 @@ def read_fork(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def records_of(entry: dict[str, Any]) -> Iterator[ForkRecord]:
-    """The records of one entry, in order."""
+    """Yield the records of one entry, in order."""
     if entry["kind"] != COMMANDS:
         return
     units, bodies = units_of(entry["data"]), entry["units"]

@@ -25,13 +25,13 @@ class KvPort(Protocol):
     async def events(
         self, name: str, key: bytes, end: bytes, flags: int, start: int, wait_s: float, consistency: str
     ) -> tuple[dict[str, Any], list[Buffer]]:
-        """What a watch sees from a revision on."""
+        """Return what a watch sees from a revision on."""
 
     async def listen(self, name: str, stream: int, add: list[Any], local: bool, sink: WatchSink) -> object:
         """Push what watches see."""
 
     def change(self, stream: int, add: list[Any], remove: list[int], close: bool) -> object:
-        """More watches for a stream, or less, or the end of it."""
+        """Give a stream more watches, or less, or end it."""
 
 
 class HasKv(Protocol):

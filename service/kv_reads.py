@@ -72,8 +72,8 @@ async def fetch(system: System, member: Member, requests: Sequence[bytes]) -> An
 
 
 async def read(system: System, member: Member, places: Iterable[Place]) -> Mapping[Place, Buffer]:
-    """The bytes of payloads, by (index, ordinal). What is damaged or lost here comes from a peer. Raises `Gone` for one
-    that is released, `Corrupt` where nobody has it."""
+    """Return the bytes of payloads, by (index, ordinal). What is damaged or lost here comes from a peer. Raises `Gone`
+    for one that is released, `Corrupt` where nobody has it."""
     wanted = sorted(places)
     await answers.take(ABOUT_BYTES)
     try:
@@ -125,7 +125,7 @@ def _locate(system: System, member: Member, places: Iterable[Place]) -> Iterable
 
 
 def _cut(data: Buffer, unit: Unit, number: int) -> Buffer:
-    """One record's body of what was read."""
+    """Return one record's body of what was read."""
     if not unit.records:
         return data
     table = table_of(data, unit.records)
@@ -136,5 +136,5 @@ def _cut(data: Buffer, unit: Unit, number: int) -> Buffer:
 
 
 def header_of(answers: Answers, node: int, term: int) -> dict[str, Any]:
-    """What goes before the bytes. `term`: the one in which it is answered."""
+    """Return what goes before the bytes. `term`: the one in which it is answered."""
     return {"node": node, "term": term, "answers": answers.answers, "places": answers.places}

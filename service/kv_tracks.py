@@ -51,7 +51,7 @@ class Track:
         self._ranges: dict[int, Watch] = {}
 
     def add(self, watch: Watch) -> None:
-        """Another watch."""
+        """Add another watch."""
         self.watches[watch.number] = watch
         if not watch.end:
             self._exact.setdefault(watch.key, {})[watch.number] = watch
@@ -64,7 +64,7 @@ class Track:
             self._ranges[watch.number] = watch
 
     def remove(self, number: int) -> None:
-        """A watch that is on this track."""
+        """Remove a watch that is on this track."""
         watch = self.watches.pop(number)
         if self._ranges.pop(number, None) is not None:
             return
@@ -78,7 +78,7 @@ class Track:
                     del self._lengths[len(watch.key)]
 
     def matching(self, key: bytes) -> Iterator[Watch]:
-        """The watches that a key is in the range of."""
+        """Yield the watches that a key is in the range of."""
         if key in self._exact:
             yield from self._exact[key].values()
         for length in self._lengths:
@@ -100,7 +100,8 @@ class Found(NamedTuple):
 
 
 def collect(track: Track, revisions: Iterable[tuple[int, tuple[Event, ...]]], start: int) -> Found:
-    """Events for the watches of a track, of revisions from `start` on: as many as fit into a push, at least one."""
+    """Return events for the watches of a track, of revisions from `start` on: as many as fit into a push, at least
+    one."""
     found: list[Any] = []
     payloads: dict[tuple[int, int], int] = {}
     rows, size, following = 0, 0, start
@@ -148,7 +149,7 @@ class Tracks:
         self.place: dict[int, Track] = {}
 
     def add(self, watch: Watch, revision: int) -> None:
-        """A watch whose next events are those of `revision`."""
+        """Add a watch whose next events are those of `revision`."""
         self.remove(watch.number)
         track = self.tracks.get(revision)
         if track is None:
@@ -170,7 +171,7 @@ class Tracks:
         return numbers
 
     def lowest(self) -> int | None:
-        """Where the watches that are furthest behind stand."""
+        """Return where the watches that are furthest behind stand."""
         while self.tracks:
             revision = min(self.tracks)
             if self.tracks[revision].watches:
@@ -179,11 +180,11 @@ class Tracks:
         return None
 
     def above(self, revision: int) -> int | None:
-        """Where the next ones stand."""
+        """Return where the next ones stand."""
         return min((at for at in self.tracks if at > revision), default=None)
 
     def move(self, revision: int, to: int) -> None:
-        """The track at `revision` has come up to `to`; it joins the one that stands there."""
+        """Move the track at `revision`, which has come up to `to`; it joins the one that stands there."""
         track = self.tracks.pop(revision)
         there = self.tracks.setdefault(to, track)
         if there is not track:

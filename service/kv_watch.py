@@ -48,7 +48,7 @@ class WatchSink(Protocol):
         """Queue a push."""
 
     async def room(self, size: int) -> None:
-        """Until less than `size` bytes wait to be sent."""
+        """Wait until less than `size` bytes wait to be sent."""
 
 
 class Stream:
@@ -68,7 +68,7 @@ class Stream:
         self.told = trio.current_time()
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Watches ``[number, key, end, revision or 0: from now on, flags]``. Raises `BadRequest`."""
+        """Add watches ``[number, key, end, revision or 0: from now on, flags]``. Raises `BadRequest`."""
         state = machine_of(self.member).state
         try:
             found = [
@@ -85,7 +85,7 @@ class Stream:
         self.stir()
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Watches that nobody wants any more."""
+        """Remove watches that nobody wants any more."""
         for one in numbers:
             self.tracks.remove(one)
 
@@ -105,7 +105,7 @@ class Watches:
         self.streams: dict[int, Stream] = {}
 
     def change(self, stream: int, add: Sequence[Any], remove: Sequence[int], close: bool = False) -> None:
-        """More watches for a stream, or less, or none for good. Raises `Refused` when it is over."""
+        """Give a stream more watches, or less, or none for good. Raises `Refused` when it is over."""
         found = self.streams.get(stream)
         if found is None:
             raise Refused("the stream of watches has ended")
@@ -188,7 +188,7 @@ def _newer(member: Member, at: int | None) -> bool:
 
 
 def machine_of(member: Member) -> KV:
-    """The member's machine, if it is a KV. Raises `WrongKind`, `GroupStopped`."""
+    """Return the member's machine, if it is a KV. Raises `WrongKind`, `GroupStopped`."""
     member.check_running()
     if not isinstance(member.machine, KV):
         raise WrongKind(member.spec.name, member.spec.machine, "kv")
@@ -202,7 +202,7 @@ def _revisions(history: History, start: int, end: int) -> Iterator[tuple[int, Ev
 async def filled(
     system: System, member: Member, found: Found, header: dict[str, Any]
 ) -> tuple[dict[str, Any], list[Buffer]]:
-    """Events as they travel, with the payloads that fit."""
+    """Return events as they travel, with the payloads that fit."""
     taken: list[tuple[int, int]] = []
     size = 0
     for place, length in found.payloads.items():
@@ -222,7 +222,7 @@ async def filled(
 async def events(
     system: System, member: Member, watch: Watch, start: int, wait_s: float
 ) -> tuple[dict[str, Any], list[Buffer]]:
-    """What one watch sees from revision `start` on, for who asks again and again; waits for something to see."""
+    """Return what one watch sees from revision `start` on, for who asks again and again; waits for something to see."""
     track = Track()
     track.add(watch)
     at = max(start, FIRST_REVISION) if start else machine_of(member).state.revision + 1

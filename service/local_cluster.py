@@ -73,7 +73,7 @@ class LocalNode:
         return self.directory / "log.txt"
 
     def log_tail(self) -> str:
-        """The last lines of the log, for an error message."""
+        """Return the last lines of the log, for an error message."""
         if not self.log_path.exists():
             return "(no log)"
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -81,7 +81,7 @@ class LocalNode:
 
 
 def free_ports(count: int, first: int | None = None) -> list[int]:
-    """Loopback ports that are free now: consecutive from `first`, or any."""
+    """Return loopback ports that are free now: consecutive from `first`, or any."""
     sockets = []
     try:
         for number in range(count):
@@ -107,7 +107,8 @@ def format_config(
     tls: TlsConfig | None = None,
     secret: Path | None = None,
 ) -> str:
-    """The text of a node's node.toml. `tls`: the files of both of its doors; `secret`: what its peers share without."""
+    """Return the text of a node's node.toml. `tls`: the files of both of its doors; `secret`: what its peers share
+    without."""
     others = [other for other in nodes if other is not node]
     lines = [
         "[node]",
@@ -133,18 +134,18 @@ def format_config(
 
 
 def secret_lines(secret: Path | None) -> list[str]:
-    """The line of [node] that names the file."""
+    """Return the line of [node] that names the file."""
     return [] if secret is None else [f"peer_secret_file = {json.dumps(str(secret))}"]
 
 
 def tls_files(directory: Path, stem: str) -> TlsConfig:
-    """Where `certificates.issue` puts a holder's files."""
+    """Return where `certificates.issue` puts a holder's files."""
     certificate = directory / f"{stem}.pem"
     return TlsConfig(ca=directory / "ca.pem", certificate=certificate, key=directory / f"{stem}-key.pem")
 
 
 def tls_lines(table: str, tls: TlsConfig | None) -> list[str]:
-    """One door's table."""
+    """Return one door's table."""
     if tls is None:
         return []
     return [
@@ -296,7 +297,7 @@ class LocalCluster:
             self.wait_ready(node_id)
 
     def kill9(self, *node_ids: int) -> None:
-        """SIGKILL: the nodes get no chance to write anything more. All of `node_ids` at once."""
+        """Send SIGKILL: the nodes get no chance to write anything more. All of `node_ids` at once."""
         targets = [self.nodes[node_id] for node_id in node_ids]
         for node in targets:
             assert node.process is not None
@@ -312,7 +313,7 @@ class LocalCluster:
         self.wait_ready(node_id)
 
     def exited(self) -> dict[int, int]:
-        """Nodes whose process ended by itself, with the exit code (negative: a signal)."""
+        """Return the nodes whose process ended by itself, with the exit code (negative: a signal)."""
         found = {}
         for node_id, node in self.nodes.items():
             if node.process is not None:
@@ -322,7 +323,7 @@ class LocalCluster:
         return found
 
     def stop(self) -> dict[int, int]:
-        """SIGTERM to all, SIGKILL to those that do not follow within STOP_S; returns exit codes by node."""
+        """Send SIGTERM to all, SIGKILL to those that do not follow within STOP_S; return exit codes by node."""
         running = [node for node in self.nodes.values() if node.process is not None]
         for node in running:
             assert node.process is not None

@@ -33,8 +33,8 @@ RECORDS_MAX = 1 << 31
 
 
 async def audit(system: System, name: str, uid: int, index: int, offset: int, max_bytes: int) -> dict[str, Any]:
-    """One step from entry `index` (0: the first one) on; see `client.scans.AuditStep`. Raises `UnknownGroup`, `Gone`
-    for a member that is below its payload floor, `GroupStopped`."""
+    """Take one step from entry `index` (0: the first one) on; see `client.scans.AuditStep`. Raises `UnknownGroup`,
+    `Gone` for a member that is below its payload floor, `GroupStopped`."""
     member = member_of(system, name, uid)
     machine = member.machine if isinstance(member.machine, AppendLog) else None
     if not member.resolves:
@@ -63,13 +63,13 @@ class Audit:
         self._blind = False
 
     def problem(self, kind: str, text: str) -> None:
-        """One more; `kind` is a field that counts."""
+        """Note one more problem; `kind` is a field that counts."""
         self.fields[kind] += 1
         if len(self.fields["problems"]) < PROBLEMS:
             self.fields["problems"].append(f"{kind}: {text}")
 
     def compare(self) -> None:
-        """What the machine needs must not be released."""
+        """Check that what the machine needs was not released."""
         found = self.system.snapshots.compare(self.member, self.member.raft.applied)
         if found:
             self.problem("mismatches", f"the machine needs {found} ranges, some of which are released")
@@ -112,8 +112,8 @@ class Audit:
         self.fields["digest"] = self._digest.to_bytes(16, "big")
 
     def _entries(self, index: int) -> Iterator[tuple[Located, set[int] | None]]:
-        """Entries with payload up to what was applied at the beginning, and the units that are stored of each (None:
-        all)."""
+        """Yield entries with payload up to what was applied at the beginning, and the units that are stored of each
+        (None: all)."""
         member, last = self.member, self.fields["applied"]
         at = max(index, 1)
         while at <= last:
@@ -131,7 +131,7 @@ class Audit:
             at = stop + 1
 
     def _stored(self, first: int, last: int) -> Iterator[StoredEntry]:
-        """Entries in a generation; past a damaged one, one by one."""
+        """Yield entries in a generation; past a damaged one, one by one."""
         scan, uid, at = self.system.store.scan, self.member.uid, first
         try:
             for stored in scan(uid, first, last):
@@ -197,7 +197,7 @@ class Audit:
         return [self._hash(located, unit) for located, unit in batch]
 
     def _hash(self, located: Located, unit: Unit) -> tuple[str, str] | None:
-        """What is wrong with a unit: (kind, text)."""
+        """Return what is wrong with a unit: (kind, text)."""
         uid, entry = self.member.uid, located.entry
         try:
             if entry is None:

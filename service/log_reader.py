@@ -63,7 +63,7 @@ class Encoded(NamedTuple):
 
 
 def append_log(member: Member) -> AppendLog:
-    """The member's machine, if it is an append log. Raises `WrongKind`, `GroupStopped`."""
+    """Return the member's machine, if it is an append log. Raises `WrongKind`, `GroupStopped`."""
     member.check_running()
     if not isinstance(member.machine, AppendLog):
         raise WrongKind(member.spec.name, member.spec.machine, "log")
@@ -73,7 +73,8 @@ def append_log(member: Member) -> AppendLog:
 async def poll(
     system: System, member: Member, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool
 ) -> tuple[dict[str, int], list[Buffer]]:
-    """Blocks of at least one record from `offset`, up to about `max_bytes`; empty at the end of the log after `wait_s`.
+    """Return blocks of at least one record from `offset`, up to about `max_bytes`; empty at the end of the log after
+    `wait_s`.
 
     Raises `OutOfRange` (with start and end), `Gone` (this member is below its payload floor), `Corrupt`.
     """
@@ -110,8 +111,8 @@ async def poll(
 async def read_body(
     system: System, member: Member, offset: int, start: int, stop: int | None, stored: bool = False
 ) -> Buffer | Encoded:
-    """Bytes `start`..`stop` of one record's body; if it is encoded, how, or bytes of what is `stored` of it. Raises
-    `OutOfRange` for a range outside of the body."""
+    """Return bytes `start`..`stop` of one record's body; if it is encoded, how, or bytes of what is `stored` of it.
+    Raises `OutOfRange` for a range outside of the body."""
     await answers.take(BODY_BYTES if stop is None else max(0, min(stop - start, BODY_BYTES)))
     machine = append_log(member)
     machine.anchor(offset)
@@ -147,7 +148,7 @@ async def read_body(
 
 
 def position_of(system: System, member: Member, offset: int) -> Position:
-    """Where the record at `offset` lies; for the end of the log, a position no later record lies before."""
+    """Return where the record at `offset` lies; for the end of the log, a position no later record lies before."""
     machine = append_log(member)
     if offset <= machine.start:
         return machine.start_position
@@ -237,8 +238,8 @@ def _plan(
     max_bytes: int,
     bodies: bool = False,
 ) -> list[Piece]:
-    """What to read for records from `offset` on: at least one, then whole frames while they fit; a payload that came
-    in pieces only if it fits. Raises `Corrupt`."""
+    """Return what to read for records from `offset` on: at least one, then whole frames while they fit; a payload that
+    came in pieces only if it fits. Raises `Corrupt`."""
     walk = Walk(system, member, machine, offset)
     pieces = _collect(walk, offset, max_records, max_bytes, bodies)
     walk.verify()
@@ -267,8 +268,8 @@ async def _mended(
     max_bytes: int,
     bodies: bool = False,
 ) -> list[Piece]:
-    """`_plan`; where entries are damaged or lost here, everything up to the next anchor comes from a peer, and as few
-    records are planned as can be."""
+    """Return what `_plan` does; where entries are damaged or lost here, everything up to the next anchor comes from a
+    peer, and as few records are planned as can be."""
     if offset >= machine.end:
         return []
     try:
@@ -298,7 +299,7 @@ async def _mended(
 
 
 def long_parts(system: System, member: Member, long: Long, start: int, stop: int) -> list[Wanted]:
-    """The units that hold bytes `start`..`stop` of a payload that came in pieces. Raises `Corrupt`."""
+    """Return the units that hold bytes `start`..`stop` of a payload that came in pieces. Raises `Corrupt`."""
     found: list[Wanted] = []
     at = 0
     for first, size, count in long.runs:
@@ -361,7 +362,7 @@ def _collect(walk: Walk, offset: int, max_records: int, max_bytes: int, bodies: 
 
 
 def packs_of(data: bytes) -> Iterator[tuple[Unit, list[Unit]]]:
-    """The pack of each frame and its large bodies."""
+    """Yield the pack of each frame and its large bodies."""
     pack: Unit | None = None
     large: list[Unit] = []
     for unit in units_of(data):
@@ -376,7 +377,8 @@ def packs_of(data: bytes) -> Iterator[tuple[Unit, list[Unit]]]:
 
 
 def _fit(pack: Unit, large: list[Unit], skip: int, records: int, max_records: int, max_bytes: int) -> tuple[int, int]:
-    """How many of `records` fit, and their bytes (the pack counts whole): all, or the longest prefix, at least one."""
+    """Return how many of `records` fit, and their bytes (the pack counts whole): all, or the longest prefix, at least
+    one."""
     records = min(records, max_records)
     first = pack.first_ordinal + skip
     size = pack.length
@@ -425,7 +427,7 @@ def _long_block(piece: Piece, pack: memoryview, body: list[Buffer], bodies: bool
 
 
 def _small_body(table: tuple[int, ...], record: int, marked: bool) -> tuple[int, int]:
-    """Where a record's small body starts in its pack, and its size."""
+    """Return where a record's small body starts in its pack, and its size."""
     at = 4 * len(table) + heads_bytes(table, marked) + sum(size for size in table[1 : 2 * record : 2] if size < LARGE)
     size = table[2 * record + 1] if 2 * record < len(table) else 0
     return at, 0 if size == ABSENT else size

@@ -38,7 +38,7 @@ LAST_ORDINAL = 1 << 62
 
 
 async def log_rows(system: System, after: str, names: Sequence[str] | None, limit: int) -> list[list[Any]]:
-    """Rows of `client.scans.LogRow` of the append logs behind the name `after`, by name, at most `limit`."""
+    """Return rows of `client.scans.LogRow` of the append logs behind the name `after`, by name, at most `limit`."""
     chosen = sorted(name for name in (system.names if names is None else set(names)) if name > after)
     found: list[list[Any]] = []
     for number, name in enumerate(chosen):
@@ -90,7 +90,7 @@ class Scanning:
         return self.columns.size >= self.max_bytes or self.columns.rows >= self.max_records
 
     async def run(self, ranges: Sequence[Range]) -> tuple[dict[str, Any], list[Buffer]]:
-        """The answer's header and sections."""
+        """Return the answer's header and sections."""
         outcomes: list[list[Any]] = []
         for number, one in enumerate(ranges):
             if self.full:
@@ -128,7 +128,8 @@ class Scanning:
     def _locate(
         self, member: Member, machine: AppendLog, offset: int, end: int, at: tuple[int, Position] | None
     ) -> tuple[list[Run], int, tuple[int, Position] | None]:
-        """Some runs from `offset` on, the offset behind them, and where the next step goes on. Raises `Corrupt`."""
+        """Return some runs from `offset` on, the offset behind them, and where the next step goes on. Raises
+        `Corrupt`."""
         walk = Walk(self.system, member, machine, offset, at)
         left = min(self.max_records - self.columns.rows, end - offset)
         size = packed = 0
@@ -214,7 +215,7 @@ class Scanning:
 
 
 def member_of(system: System, name: str, uid: int) -> Member:
-    """A group's member, woken. Raises `UnknownGroup`, also when the name is another group's than `uid`."""
+    """Return a group's member, woken. Raises `UnknownGroup`, also when the name is another group's than `uid`."""
     known = system.names.get(name, 0)
     if uid and known and known != uid:
         raise UnknownGroup(f"log {name!r} of uid {uid:016x} is gone: another one has its name", name=name)
@@ -224,7 +225,7 @@ def member_of(system: System, name: str, uid: int) -> Member:
 async def scan(
     system: System, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None
 ) -> tuple[dict[str, Any], list[Buffer]]:
-    """Columns of records of `ranges`; see `client.scans.Scan`. What goes wrong with one range is its outcome."""
+    """Return columns of records of `ranges`; see `client.scans.Scan`. What goes wrong with one range is its outcome."""
     config: SystemConfig = system.config
     await answers.take(min(max_bytes, config.poll_bytes_max))
     scanning = Scanning(system, min(max_bytes, config.poll_bytes_max), max_records, body_bytes)
@@ -232,7 +233,8 @@ async def scan(
 
 
 async def seek(system: System, times: Sequence[tuple[str, int, int]]) -> list[int | dict[str, Any]]:
-    """For each (log, uid, ms since 1970) the first offset stamped at or after it, or the log's end; or an error."""
+    """Return for each (log, uid, ms since 1970) the first offset stamped at or after it, or the log's end; or an
+    error."""
     found: list[int | dict[str, Any]] = []
     for name, uid, stamp in times:
         try:
@@ -245,7 +247,7 @@ async def seek(system: System, times: Sequence[tuple[str, int, int]]) -> list[in
 
 
 def offset_at(system: System, member: Member, machine: AppendLog, stamp: int) -> int:
-    """The first offset stamped at `stamp` (ms since 1970) or later, or the log's end. Raises `Corrupt`.
+    """Return the first offset stamped at `stamp` (ms since 1970) or later, or the log's end. Raises `Corrupt`.
 
     Log time never goes back, so anchors are searched by halves and the way from the best one is walked.
     """

@@ -36,8 +36,9 @@ class LogVerbs:
     config: SystemConfig
 
     async def consistent(self, name: str, consistency: str, staleness_s: float = 0.0, uid: int = 0) -> Member:
-        """The member of a group, once a read of it is as consistent as that. `uid`: unless the name is another group's
-        by now. Raises `NotLeader`, `UnknownGroup`, `Busy` when nobody can tell how old this member's state is."""
+        """Return the member of a group, once a read of it is as consistent as that. `uid`: unless the name is another
+        group's by now. Raises `NotLeader`, `UnknownGroup`, `Busy` when nobody can tell how old this member's state
+        is."""
         member = log_scan.member_of(self.system, name, uid)
         if consistency == "leader":
             await self.system.led(member)
@@ -70,25 +71,25 @@ class LogVerbs:
     async def read_body(
         self, name: str, offset: int, start: int, stop: int | None, stored: bool = False
     ) -> Buffer | log_reader.Encoded:
-        """Bytes start..stop of one record's body, from this member; see `log_reader.read_body`."""
+        """Return bytes start..stop of one record's body, from this member; see `log_reader.read_body`."""
         return await log_reader.read_body(self.system, self.system.member(name), offset, start, stop, stored)
 
     async def log_rows(self, after: str, names: Sequence[str] | None, limit: int) -> list[list[Any]]:
-        """This node's append logs, by name; wakes none."""
+        """Return this node's append logs, by name; wakes none."""
         return await log_scan.log_rows(self.system, after, names, limit)
 
     async def scan(
         self, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None
     ) -> tuple[dict[str, Any], list[Buffer]]:
-        """Columns of records of many logs, from the members on this node."""
+        """Return columns of records of many logs, from the members on this node."""
         return await log_scan.scan(self.system, ranges, max_bytes, max_records, body_bytes)
 
     async def audit(self, name: str, uid: int, index: int, offset: int, max_bytes: int) -> dict[str, Any]:
-        """A step of an audit of this node's copy of a log."""
+        """Take a step of an audit of this node's copy of a log."""
         return await log_audit.audit(self.system, name, uid, index, offset, max_bytes)
 
     async def seek(self, times: Sequence[tuple[str, int, int]]) -> list[int | dict[str, Any]]:
-        """Offsets by time."""
+        """Return offsets by time."""
         return await log_scan.seek(self.system, times)
 
     async def bounds(
@@ -113,7 +114,7 @@ class LogVerbs:
         return start
 
     async def retain(self, name: str, ms: int, size: int, records: int) -> int:
-        """Limits on what a log keeps (0: none), from now on; its start afterwards. On the leader only; raises
+        """Limit what a log keeps (0: no limit), from now on; return its start afterwards. On the leader only; raises
         `NotLeader`, `Rejected`, `Refused` while too few nodes know how."""
         member = self.system.member(name)
         check_leader(member)
@@ -124,8 +125,8 @@ class LogVerbs:
         return start
 
     async def open_producer(self, name: str, producer: int) -> int:
-        """The highest sequence that a producer has written, 0 for a new one; from now on the log takes its appends. On
-        the leader only; raises `NotLeader`, `Refused` while too few nodes know how."""
+        """Return the highest sequence that a producer has written, 0 for a new one, whose appends the log takes from
+        now on. On the leader only; raises `NotLeader`, `Refused` while too few nodes know how."""
         member = self.system.member(name)
         check_leader(member)
         machine = log_reader.append_log(member)

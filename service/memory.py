@@ -21,19 +21,19 @@ MIDDLE = 1000
 
 
 def begin() -> None:
-    """Everything alive now lives long."""
+    """Count everything alive now as living long."""
     gc.set_threshold(ALLOCATIONS, YOUNGEST, MIDDLE)
     gc.collect()
     gc.freeze()
 
 
 def grown() -> None:
-    """Many objects came that live long."""
+    """Count many objects that came as living long."""
     gc.freeze()
 
 
 def shrunk() -> None:
-    """Most of what there was has ended: collect what cycles kept, and give free memory back to the system.
+    """Collect what cycles kept, as most of what there was has ended, and give free memory back to the system.
 
     The interpreter gives back whole arenas of 1 MiB only, so a handful of cached objects made while there was much
     keeps as many of them.
@@ -46,11 +46,12 @@ def shrunk() -> None:
 
 
 def trim() -> None:
-    """The C library keeps what it was given back, in the middle of its heap above all. Only glibc has this call."""
+    """Give free memory of the C library back, which keeps what it was given back, in the middle of its heap above all.
+    Only glibc has this call."""
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None:
         give_back(0)
 
 
 def _nothing() -> None:
-    """Another interpreter's module may have no such cache."""
+    """Do nothing: another interpreter's module may have no such cache."""

@@ -111,7 +111,7 @@ class MemoryCluster:
         return self._machines[kind]() if kind in self._machines else create_machine(kind, arguments)
 
     async def crash(self, number: int) -> None:
-        """As kill -9: what was not synced is lost, nothing is flushed."""
+        """Crash a node as kill -9 does: what was not synced is lost, nothing is flushed."""
         node = self.nodes.pop(number)
         scope, ended = self._scopes.pop(number)
         if number in self.network.nodes:
@@ -124,7 +124,7 @@ class MemoryCluster:
         node.system.close()
 
     async def restart(self, number: int) -> Node:
-        """Crash, then start."""
+        """Crash a node, then start it."""
         await self.crash(number)
         return await self.start(number)
 
@@ -133,7 +133,7 @@ class MemoryCluster:
         self.network.partition(some, [number for number in self.ids if number not in some])
 
     def heal(self) -> None:
-        """All links work again."""
+        """Heal all links."""
         self.network.heal()
 
     # Groups.
@@ -146,11 +146,11 @@ class MemoryCluster:
         await self.leader(name)
 
     def member(self, number: int, name: str) -> Member:
-        """A group's replica on a node. Raises `UnknownGroup`."""
+        """Return a group's replica on a node. Raises `UnknownGroup`."""
         return self.nodes[number].system.member(name)
 
     def machine(self, number: int, name: str) -> Any:
-        """A replica's machine: to look at, not to change."""
+        """Return a replica's machine: to look at, not to change."""
         return self.member(number, name).machine
 
     def _leads(self, number: int, name: str) -> bool:
@@ -162,7 +162,7 @@ class MemoryCluster:
         return raft.role == LEADER and raft.commit >= raft.lead_index and not raft.stopped
 
     async def leader(self, name: str) -> int:
-        """The node that leads a group, once one does and knows what is committed."""
+        """Return the node that leads a group, once one does and knows what is committed."""
         found: list[int] = []
 
         def led() -> bool:
@@ -190,7 +190,7 @@ class MemoryCluster:
         return await self.nodes[await self.leader(name)].query(name, request, "linearizable")
 
     async def settled(self, name: str) -> None:
-        """Until every running member has applied all there is."""
+        """Wait until every running member has applied all there is."""
 
         def same() -> bool:
             rafts = [self.member(number, name).raft for number in self.nodes]
@@ -201,8 +201,8 @@ class MemoryCluster:
         await until(same, f"all members of {name} are equal")
 
     async def check(self, name: str) -> None:
-        """All running members have the same sections and the same live payloads, and their machines need none that
-        they released. Raises AssertionError."""
+        """Check that all running members have the same sections and the same live payloads, and that their machines
+        need none that they released. Raises AssertionError."""
         await self.settled(name)
         states: dict[int, tuple[dict[str, bytes], bytes]] = {}
         for number, node in self.nodes.items():
@@ -231,8 +231,8 @@ async def cluster(
     machines: Mapping[str, Callable[[], Machine]] | None = None,
     **limits: Any,
 ) -> AsyncIterator[MemoryCluster]:
-    """`nodes` running nodes in one process, with directories below `path`. `machines`: your own kinds by name, made
-    without arguments; `limits`: of `SystemConfig`."""
+    """Run `nodes` nodes in one process, with directories below `path`. `machines`: your own kinds by name, made without
+    arguments; `limits`: of `SystemConfig`."""
     Path(path).mkdir(parents=True, exist_ok=True)
     async with background(trio.open_nursery(), trio.Cancelled) as nursery:
         found = MemoryCluster(Path(path), nodes, nursery, machines or {}, limits)

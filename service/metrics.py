@@ -38,7 +38,7 @@ class Metric(NamedTuple):
 
 
 def field(*path: str, scale: float = 1.0) -> Read:
-    """The value at a path of the status."""
+    """Return what reads the value at a path of the status."""
 
     def read(status: Mapping[str, Any]) -> Samples:
         value: Any = status
@@ -50,39 +50,39 @@ def field(*path: str, scale: float = 1.0) -> Read:
 
 
 def by_key(key: str) -> Read:
-    """A mapping of the status: one sample a key, which is the label."""
+    """Return what reads a mapping of the status: one sample a key, which is the label."""
     return lambda status: [((name,), float(value)) for name, value in sorted(status[key].items())]
 
 
 def of_budget(key: str) -> Read:
-    """One column of the budget's stages."""
+    """Return what reads one column of the budget's stages."""
     return lambda status: [((stage,), float(value)) for stage, value in sorted(status["budget"][key].items())]
 
 
 def by_peer(key: str, table: str = "peers") -> Read:
-    """One column of the peers' rows; their number is the label."""
+    """Return what reads one column of the peers' rows; their number is the label."""
     return lambda status: [((str(row["node"]),), float(row[key])) for row in status[table]]
 
 
 def of_scrub(key: str) -> Read:
-    """One column of the scrub's kinds."""
+    """Return what reads one column of the scrub's kinds."""
     return lambda status: [((kind,), float(row[key])) for kind, row in sorted(status["scrub"]["kinds"].items())]
 
 
 def live_bytes(status: Mapping[str, Any]) -> Samples:
-    """Live payload bytes by home."""
+    """Return live payload bytes by home."""
     yield ("wal",), float(status["wal_bytes_live"])
     yield ("generations",), float(status["generations_bytes_live"])
 
 
 def dead_bytes(status: Mapping[str, Any]) -> Samples:
-    """Released payload bytes that still take space, by home."""
+    """Return released payload bytes that still take space, by home."""
     yield ("wal",), float(status["wal_bytes_dead"])
     yield ("generations",), float(sum(one["total"] - one["live"] for one in status["generations"]))
 
 
 def top_groups(status: Mapping[str, Any]) -> Samples:
-    """The largest groups' bytes by kind."""
+    """Return the largest groups' bytes by kind."""
     for name, kinds in status["top_groups"].items():
         for kind, size in kinds.items():
             yield (name, kind), float(size)
@@ -196,7 +196,7 @@ METRICS = (
 
 
 def largest_groups(system: System, count: int = TOP_GROUPS) -> dict[str, dict[str, int]]:
-    """The `count` groups with most bytes, largest first: bytes by kind."""
+    """Return the `count` groups with most bytes, largest first: bytes by kind."""
     wal: Counter[int] = Counter()
     for file in system.storage.files.values():
         for uid, share in file.shares.items():
@@ -210,7 +210,7 @@ def largest_groups(system: System, count: int = TOP_GROUPS) -> dict[str, dict[st
 
 
 def samples(system: System) -> Iterator[tuple[Metric, list[tuple[tuple[str, ...], float]]]]:
-    """Every metric with its samples, from one look at the node."""
+    """Yield every metric with its samples, from one look at the node."""
     status = node_status(system)
     status["top_groups"] = largest_groups(system)
     status["wal_bytes_dead"] = sum(max(0, file.total - file.live) for file in system.storage.files.values())
@@ -219,7 +219,7 @@ def samples(system: System) -> Iterator[tuple[Metric, list[tuple[tuple[str, ...]
 
 
 def render(system: System) -> tuple[str, bytes]:
-    """(content type, body) of a scrape, in the Prometheus text format."""
+    """Return (content type, body) of a scrape, in the Prometheus text format."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
@@ -239,7 +239,7 @@ def render(system: System) -> tuple[str, bytes]:
 
 
 def metrics_reference() -> str:
-    """The text of docs/metrics.md."""
+    """Return the text of docs/metrics.md."""
     lines = [
         "# Metrics",
         "",

@@ -54,7 +54,7 @@ RETRY_S = 0.02
 
 
 def kind_of(member: Member) -> str:
-    """What a group's clients speak to: the name of its machine, or of the built-in one that it is a kind of."""
+    """Return what a group's clients speak to: the name of its machine, or of the built-in one that it is a kind of."""
     return next((name for name, kind in BUILT_IN.items() if isinstance(member.machine, kind)), member.spec.machine)
 
 
@@ -85,11 +85,11 @@ class Node(LogVerbs):
         self.system.submit(uid, frame, sink, request, early=early, low=low)
 
     def receiving(self) -> None:
-        """Bytes of a connection are about to be handled: their commands share a turn."""
+        """Begin to handle bytes of a connection: their commands share a turn."""
         self.system.scheduler.hold()
 
     def received(self) -> None:
-        """They were: drain now, or soon, what they brought."""
+        """Drain now, or soon, what the bytes of a connection brought."""
         self.system.scheduler.release()
 
     def at_turn_end(self, call: Callable[[], None]) -> bool:
@@ -115,13 +115,13 @@ class Node(LogVerbs):
         await self.system.directory.delete([member.uid])
 
     def groups(self) -> list[dict[str, Any]]:
-        """A row a group. Wakes none."""
+        """Return a row a group. Wakes none."""
         return [describe_member(self.system, member, brief=True) for member in self.system.members.values()] + [
             describe_sleeper(self.system, uid, row) for uid, row in self.system.hibernation.sleepers.rows()
         ]
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Everything about one group on this node."""
+        """Return everything about one group on this node."""
         return describe_member(self.system, self.system.member(name), brief=False)
 
     def require_kind(self, group: int | str, kind: str) -> None:
@@ -135,7 +135,8 @@ class Node(LogVerbs):
             raise WrongKind(member.spec.name, kind_of(member), kind)
 
     def locate(self, names: Sequence[str]) -> list[tuple[str, int, int, list[int], bool, str]]:
-        """(name, uid, leader or 0, members, whether its option asks for compressed payloads, kind) of each group."""
+        """Return (name, uid, leader or 0, members, whether its option asks for compressed payloads, kind) of each
+        group."""
         found = []
         for name in names:
             member = self.system.member(name)
@@ -161,12 +162,12 @@ class Node(LogVerbs):
         await listen(self.system, name, session, sink)
 
     def heartbeat(self, client: int) -> None:
-        """A client is alive: all of its sessions in groups that this node leads go on. Raises `Busy`."""
+        """Prolong all sessions, in groups that this node leads, of a client that is alive. Raises `Busy`."""
         self.system.heartbeats.heard(client)
 
     async def session_reply(self, name: str, session: int, sequence: int, wait_s: float) -> bytes:
-        """What came of a session's frame, once this member itself has applied it. Raises `Busy` after `wait_s`, and
-        what the frame was refused with."""
+        """Return what came of a session's frame, once this member itself has applied it. Raises `Busy` after `wait_s`,
+        and what the frame was refused with."""
         member = self.system.member(name)
 
         def known() -> bytes | Reject | None:
@@ -181,8 +182,9 @@ class Node(LogVerbs):
         return reply
 
     async def wait_applied(self, name: str, index: int, term: int = 0, wait_s: float = 0.0) -> int:
-        """Until this member has applied `index`; what it has applied then. Raises `Busy` after `wait_s`; with a `term`
-        `Refused` when that entry was overwritten by another leader's, `Gone` when nobody can tell any more."""
+        """Wait until this member has applied `index`; return what it has applied then. Raises `Busy` after `wait_s`;
+        with a `term` `Refused` when that entry was overwritten by another leader's, `Gone` when nobody can tell any
+        more."""
         member = self.system.member(name)
         member.check_running()
         await self._until(member, lambda: member.raft.applied >= index, wait_s)
@@ -221,7 +223,7 @@ class Node(LogVerbs):
             await self.system.wait(member, condition)
 
     async def snapshot(self, names: Sequence[str] | None = None) -> dict[str, Any]:
-        """Snapshot the named groups' members on this node (all of them by default); returns counts and bytes."""
+        """Snapshot the named groups' members on this node (all of them by default); return counts and bytes."""
         members = [self.system.member(name) for name in names] if names else list(self.system.members.values())
         return await self.system.snapshots.take(members)
 
@@ -239,15 +241,15 @@ class Node(LogVerbs):
         await self.system.leadership.transfer(name, to)
 
     async def change_members(self, name: str, change: str, node: int, target: int = 0) -> dict[str, Any]:
-        """One change; see `change_membership`."""
+        """Make one change; see `change_membership`."""
         return await self.change_membership(name, [(change, node, target)])
 
     async def change_membership(
         self, name: str, changes: Sequence[Sequence[Any]], auto_leave: bool = True
     ) -> dict[str, Any]:
-        """Changes (kind, node, target or nothing) that take effect as one; on the leader. Kinds: see
-        `engine.raft.configuration.Change`. Returns the configuration when it is committed, and, unless `auto_leave`
-        is False, a joint one is left. Raises `NotLeader`, `BadRequest`, `Refused` with the reason."""
+        """Make changes (kind, node, target or nothing) that take effect as one; on the leader. Kinds: see
+        `engine.raft.configuration.Change`. Return the configuration when it is committed, and, unless `auto_leave` is
+        False, a joint one is left. Raises `NotLeader`, `BadRequest`, `Refused` with the reason."""
         steps = [Change(str(kind), int(node), *map(int, rest)) for kind, node, *rest in changes]
         for kind, node, _ in steps:
             if kind not in KINDS:
@@ -273,7 +275,7 @@ class Node(LogVerbs):
         return await self._configured(member, member.raft.leave_joint(), True)
 
     async def _configured(self, member: Member, index: int, left: bool) -> dict[str, Any]:
-        """When the entry at `index` is committed, and, if `left`, the configuration is joint no more."""
+        """Return the configuration when the entry at `index` is committed, and, if `left`, it is joint no more."""
         system, raft = self.system, member.raft
         term = raft.term
         system.active.add(member)
@@ -316,15 +318,15 @@ class Node(LogVerbs):
         await sink.wait()
 
     def board(self, after: str, limit: int) -> list[list[Any]]:
-        """Who leads what, as this node's tables have it; never waits."""
+        """Return who leads what, as this node's tables have it; never waits."""
         return board_rows(self.system, after, limit)
 
     def key_metrics(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Roles, indexes and sizes of groups in whatever state; never waits."""
+        """Return roles, indexes and sizes of groups in whatever state; never waits."""
         return key_metrics(self.system, names)
 
     def status(self) -> dict[str, Any]:
-        """Counters and sizes of this node; never waits."""
+        """Return counters and sizes of this node; never waits."""
         return node_status(self.system)
 
 
@@ -338,7 +340,7 @@ def build_system(
     machines: Callable[[str, dict[str, Any]], Machine] = create_machine,
     writer_command: Sequence[str] = (),
 ) -> System:
-    """An engine on a directory, not opened yet. `disk` and `machines` are other than the usual ones in tests.
+    """Return an engine on a directory, not opened yet. `disk` and `machines` are other than the usual ones in tests.
     `writer_command` starts the process that storage jobs run in; without one they run in threads."""
     disk = disk or Disk()
     writer = WriterProcess(path, config, disk, writer_command) if writer_command else None
@@ -348,7 +350,7 @@ def build_system(
 
 
 async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio.TASK_STATUS_IGNORED) -> None:
-    """The daemon: engine, transport and client door until cancelled; `started` when clients are answered.
+    """Run the daemon: engine, transport and client door until cancelled; `started` when clients are answered.
 
     Raises `WalFailed` when the disk failed this node, and what `System.open` raises.
     """
@@ -391,7 +393,7 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
 
 
 def build_peers(config: NodeConfig, system: System, door: Door | None = None) -> PeersPort | Peers:
-    """The transport for the configured peers, or none for a node alone. `door`: TLS."""
+    """Return the transport for the configured peers, or none for a node alone. `door`: TLS."""
     if not config.peers:
         return NoPeers()
     transport = TransportConfig.of(config.limits)

@@ -19,7 +19,8 @@ REQUIRED = ("version", "snapshot", "restore", "live_refs")
 
 
 def machine_factory(own: Mapping[str, str]) -> MachineFactory:
-    """Machines by name: the built-in ones, and `own`, each "module:Class", made with a group's arguments by keyword.
+    """Return machines by name: the built-in ones, and `own`, each "module:Class", made with a group's arguments by
+    keyword.
 
     Raises `BadRequest` naming the key."""
     classes = {name: _load(name, place) for name, place in own.items()}
@@ -51,7 +52,7 @@ def _load(name: str, place: str) -> type[Machine]:
 
 
 def _is_built_in(name: str) -> bool:
-    """Whether the registry knows a name, with whatever arguments."""
+    """Return whether the registry knows a name, with whatever arguments."""
     try:
         create_machine(name, {})
     except BadRequest as error:

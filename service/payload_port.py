@@ -59,7 +59,7 @@ class StoreAdapter:
         self._poisoned: set[int] = set()
 
     def open(self) -> Sequence[int]:
-        """BLOCKING."""
+        """Open what is there; return the generations set aside. BLOCKING."""
         return self._store.open()
 
     def close(self) -> None:
@@ -67,58 +67,58 @@ class StoreAdapter:
         self._store.close()
 
     def restore(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """The rows of earlier `changes`."""
+        """Restore the rows of earlier `changes`."""
         self._store.restore(pairs)
 
     def changes(self) -> list[tuple[bytes, bytes | None]]:
-        """Rows for the meta store."""
+        """Return rows for the meta store."""
         return self._store.changes()
 
     def new_liveness(self) -> Liveness:
-        """Everything lives."""
+        """Return an empty liveness: everything lives."""
         return Liveness()
 
     def decode_liveness(self, live_set: bytes) -> Liveness:
-        """Of a snapshot. A missing or damaged live set is an error."""
+        """Return the liveness of a snapshot. A missing or damaged live set is an error."""
         return decode_live_set(live_set).liveness
 
     def missing(self, live_set: bytes, have_through: int) -> list[tuple[int, int]]:
-        """Entry ranges to ask for, rising and disjoint: of one entry several parts may live."""
+        """Return entry ranges to ask for, rising and disjoint: of one entry several parts may live."""
         wanted = decode_live_set(live_set).ranges()
         held = [PayloadRange(Position(0, 0), Position(have_through + 1, 0))]
         left = subtract(wanted, held)
         return union((first.index, end.index if end.ordinal else end.index - 1) for first, end in left)
 
     def lost(self, uid: int, first: int, last: int) -> bool:
-        """Whether a failed generation took payloads of these entries that have no other home since."""
+        """Return whether a failed generation took payloads of these entries that have no other home since."""
         return self._store.is_lost(uid, first, last)
 
     def lost_ranges(self) -> Sequence[tuple[int, int, int]]:
-        """All of it."""
+        """Return everything that was lost."""
         return self._store.lost()
 
     def lose(self, uid: int, first: int, last: int) -> None:
-        """Their home is lost."""
+        """Count the home of these entries as lost."""
         self._store.lose(uid, first, last)
 
     def found(self, uid: int, first: int, last: int) -> None:
-        """What lives of these entries has a home again."""
+        """Count what lives of these entries as at home again."""
         self._store.found(uid, first, last)
 
     def home(self, uid: int, index: int) -> Home | None:
-        """Where an entry's payload is."""
+        """Return where an entry's payload is."""
         return self._store.home(uid, index)
 
     def homes(self, uid: int) -> Sequence[Home]:
-        """All homes of a group."""
+        """Return all homes of a group."""
         return self._store.homes(uid)
 
     def scan(self, uid: int, first: int, last: int) -> Iterator[StoredEntry]:
-        """Metadata of stored entries."""
+        """Yield the metadata of stored entries."""
         yield from self._store.scan(uid, first, last, bodies=False)
 
     def read_unit(self, uid: int, index: int, unit: int, start: int, stop: int) -> bytes:
-        """Verified bytes."""
+        """Return verified bytes."""
         return self._store.read_unit(uid, index, unit, start, stop)
 
     def pin(self, generation: int) -> None:
@@ -211,7 +211,7 @@ class StoreAdapter:
     async def _there(
         self, what: str, pack: Callable[[], Sequence[object]], bodies: Sequence[Buffer] = ()
     ) -> MigrateReport:
-        """A job in the writer process; what that was inside of when it died is looked at before it goes on."""
+        """Run a job in the writer process; what that was inside of when it died is looked at before it goes on."""
         assert self._writer is not None
 
         async def died() -> None:
@@ -222,43 +222,43 @@ class StoreAdapter:
         return unpack_report(await self._writer.call(what, pack, bodies, died))
 
     def mark_dead(self, uid: int, first: tuple[int, int], end: tuple[int, int]) -> object:
-        """These units are dead."""
+        """Mark these units as dead."""
         return self._store.mark_dead(uid, first, end)
 
     def truncate(self, uid: int, from_index: int) -> object:
-        """The log's tail was overwritten."""
+        """End the homes of the log's tail, which was overwritten."""
         return self._store.truncate(uid, from_index)
 
     def delete_group(self, uid: int) -> object:
-        """All of it is dead."""
+        """Count all payloads of a group as dead."""
         return self._store.delete_group(uid)
 
     def seal_current(self) -> None:
-        """BLOCKING."""
+        """Have the next write start a new generation. BLOCKING."""
         self._store.seal_current()
 
     def dead_generations(self) -> Sequence[int]:
-        """Those of which nothing lives and which may go now."""
+        """Return the generations of which nothing lives and which may go now."""
         return self._store.dead_generations()
 
     def unlink_dead(self, generations: Sequence[int]) -> int:
-        """BLOCKING."""
+        """Unlink these, unless something keeps them; return the bytes of disk given back. BLOCKING."""
         return 0 if self.jobs.frozen else sum(map(self._store.drop, generations))
 
     def generations(self) -> Sequence[GenerationInfo]:
-        """What there is."""
+        """Return what there is."""
         return self._store.generations()
 
     def disk_bytes(self) -> int:
-        """Allocated bytes."""
+        """Return the allocated bytes."""
         return self._store.disk_bytes()
 
     def data_file(self, generation: int) -> str:
-        """LMDB's name for it."""
+        """Return LMDB's name for it."""
         return os.path.join(self._store.shelf.path(generation), "data.mdb")
 
     async def verify(self, generation: int) -> tuple[Sequence[tuple[int, int]], str]:
-        """In a process of its own, which may die of it. Raises OSError when that could not tell."""
+        """Verify a generation in a process of its own, which may die of it. Raises OSError when that could not tell."""
         store = self._store
         path = store.shelf.path(generation)
         command = verify.command(path, generation, {home.run for _, home in store.homes_in(generation)})
@@ -275,14 +275,14 @@ class StoreAdapter:
         ], found.reason
 
     def at_home(self, generation: int) -> Sequence[tuple[int, int, int]]:
-        """All groups'."""
+        """Return what is at home there, of all groups."""
         return [(uid, home.first, home.last) for uid, home in self._store.homes_in(generation)]
 
     def fail(self, generation: int, reason: str) -> None:
-        """As if it could not be opened."""
+        """Treat a generation as if it could not be opened."""
         self._store.fail(generation, GenerationFailed(self._store.shelf.path(generation), reason))
 
 
 def _pause(seconds: float) -> None:
-    """In a worker thread: by the loop's clock, and over when its task is cancelled."""
+    """Wait, in a worker thread, by the loop's clock; over when its task is cancelled."""
     trio.from_thread.run(trio.sleep, seconds)

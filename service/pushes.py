@@ -36,7 +36,7 @@ class Sending(Protocol):
         """Bytes that wait to be sent."""
 
     async def drained(self, size: int) -> None:
-        """Until at most `size` bytes wait to be sent."""
+        """Wait until at most `size` bytes wait to be sent."""
 
     def queue(self, frame: list[Buffer]) -> None:
         """Send a frame, when its turn comes."""

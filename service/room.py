@@ -54,11 +54,11 @@ class Room:
         return self.used >= self.limit
 
     def count(self, size: int) -> None:
-        """Bytes that were received into a connection's own buffer."""
+        """Count bytes that were received into a connection's own buffer."""
         self.used += size
 
     def give(self, size: int) -> None:
-        """Bytes that were answered or dropped."""
+        """Give back the room of bytes that were answered or dropped."""
         self.used -= size
         assert self.used >= 0
         begun = self._begun
@@ -101,7 +101,7 @@ class Room:
         await self._wait(Waiting(size, frame), self._begun)
 
     def ended(self, frame: object) -> None:
-        """A frame is complete, or comes no more."""
+        """Take note that a frame is complete, or comes no more."""
         if self._above is frame:
             self._above = None
             self.give(0)
@@ -119,6 +119,6 @@ class Room:
             raise
 
     async def wait_small(self) -> None:
-        """Until small frames are taken again."""
+        """Wait until small frames are taken again."""
         while self.full:
             await self._small.park()

@@ -64,7 +64,7 @@ AUDIT = logging.getLogger("logyard.audit")
 
 
 def caller(raw: socket.socket, secured: TlsStream | None) -> str:
-    """Who is at the other end: the name in a certificate, a user of this machine, or nobody in particular."""
+    """Return who is at the other end: the name in a certificate, a user of this machine, or nobody in particular."""
     if raw.family == socket.AF_UNIX:
         size = struct.calcsize("3i")
         pid, uid, _ = struct.unpack("3i", raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
@@ -209,7 +209,7 @@ class Connection:
         return await self._flush()
 
     async def _secure(self) -> TlsStream | None:
-        """Behind a TLS door, the client's TLS connection takes the place of its socket."""
+        """Put, behind a TLS door, the client's TLS connection in the place of its socket."""
         if not self.server.path:
             self._raw.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
         if self.server.door is None:
@@ -258,7 +258,7 @@ class Connection:
             self.server.log.exception("connection closed by an unexpected error")
 
     def _take(self, frames: Sequence[wire.Received]) -> None:
-        """Nothing of a frame may outlive this call here: a waiting connection must not hold its last one."""
+        """Take frames; nothing of one may outlive this call here: a waiting connection must not hold its last one."""
         for frame in frames:
             held, self._reserved, self._frame = self._reserved, 0, 0
             if held:
@@ -363,7 +363,7 @@ class Connection:
         self._answer(request, answer)
 
     async def _take_room(self, size: int) -> None:
-        """Before `size` bytes are read for an answer."""
+        """Wait for room before `size` bytes are read for an answer."""
         answers = self.server.answers
         while True:
             waiting = self._taken + self._outgoing.size
@@ -377,11 +377,11 @@ class Connection:
         answers.count(size)
 
     async def changed(self) -> None:
-        """Until something of what waits here was sent, or a call ended."""
+        """Wait until something of what waits here was sent, or a call ended."""
         await self._drained.park()
 
     def _count(self) -> None:
-        """What waits to be sent is counted for the whole door."""
+        """Count what waits to be sent for the whole door."""
         size = self._outgoing.size
         if size != self._counted:
             self.server.answers.count(size - self._counted)
@@ -393,7 +393,7 @@ class Connection:
         return self._outgoing.size
 
     async def drained(self, size: int) -> None:
-        """Until at most `size` bytes wait to be sent."""
+        """Wait until at most `size` bytes wait to be sent."""
         while self._outgoing.size > size:
             await self._drained.park()
 
@@ -418,7 +418,7 @@ class Connection:
                 self._bell.unpark_all()
 
     def _send_now(self) -> None:
-        """The end of a turn: its replies leave without a task switch, unless the socket is full or in use."""
+        """Send the replies of a turn at its end without a task switch, unless the socket is full or in use."""
         if not self._parked:
             # The sender is awake and takes the replies along.
             return
@@ -471,7 +471,7 @@ class Connection:
         return True
 
     def overdue(self, now: float, handshake_s: float) -> bool:
-        """It takes too long over its handshake, a frame it began, or an answer it does not take."""
+        """Return whether it takes too long over its handshake, a frame it began, or an answer it does not take."""
         if not self.greeted:
             return now - self.progress > handshake_s
         if self._outgoing.size > 0 and now - self.progress > STALL_S:
@@ -487,7 +487,7 @@ class Connection:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """A bound socket at `path` (0600), in place of what a process that was killed left there. Raises OSError."""
+    """Return a bound socket at `path` (0600), in place of what a process that was killed left there. Raises OSError."""
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -547,7 +547,8 @@ class RpcServer:
         return self.room.used
 
     def buffered(self) -> int:
-        """Bytes at this door that the engine does not count: frames that are not complete, receive buffers, answers."""
+        """Return the bytes at this door that the engine does not count: frames that are not complete, receive buffers,
+        answers."""
         begun = sum(connection.reserved for connection in self.connections)
         return begun + self.answers.used + len(self.connections) * wire.RECEIVE_BYTES
 
@@ -578,7 +579,7 @@ class RpcServer:
                         os.unlink(self.path)
 
     def _listening(self) -> socket.socket:
-        """A bound socket. Raises `Refused`, which names the address."""
+        """Return a bound socket. Raises `Refused`, which names the address."""
         if self.path:
             return bind_unix(self.path)
         raw = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
@@ -592,7 +593,7 @@ class RpcServer:
         return raw
 
     def cluster(self) -> dict[str, object]:
-        """What the ``cluster`` call answers."""
+        """Return what the ``cluster`` call answers."""
         return {"cluster": self.system.cluster_id, "node": self.system.node_id, "nodes": self.client_addresses}
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
@@ -634,7 +635,7 @@ class RpcServer:
             self.connections.discard(connection)
 
     async def _sweep(self) -> None:
-        """One clock for all connections: no timer is paid for each receive."""
+        """Sweep over all connections by one clock: no timer is paid for each receive."""
         handshake = self.config.handshake_timeout_ms / 1000
         while True:
             if not self.connections:

@@ -28,8 +28,8 @@ _MAPS = {0xDE: 2, 0xDF: 4}
 
 
 def decode_call(body: Buffer) -> tuple[str, dict[str, Any]]:
-    """(method, arguments) of a CALL, without lists and maps that the method has no use for: of a large one those are
-    not even built. Raises `ProtocolError`."""
+    """Return (method, arguments) of a CALL, without lists and maps that the method has no use for: of a large one those
+    are not even built. Raises `ProtocolError`."""
     if len(body) <= SMALL_BYTES:
         method, arguments = wire.decode_call(body)
         used = CONTAINERS.get(method, frozenset())
@@ -60,7 +60,7 @@ def decode_call(body: Buffer) -> tuple[str, dict[str, Any]]:
 
 
 def skim(data: bytes, at: int, left: int) -> tuple[int, int]:
-    """Where the value at `at` ends, and how many of `left` elements are left behind it. Builds nothing. Raises
+    """Return where the value at `at` ends, and how many of `left` elements are left behind it. Builds nothing. Raises
     `ProtocolError` for what is deeper than `DEPTH_MAX`, cut, or more than `left`."""
     pending = [1]
     try:
@@ -109,7 +109,7 @@ def _is_container(tag: int) -> bool:
 
 
 def _map_header(data: bytes, at: int) -> tuple[int, int]:
-    """(pairs of the map at `at`, where they begin); -1 for what is no map."""
+    """Return (pairs of the map at `at`, where they begin); -1 for what is no map."""
     tag = data[at] if at < len(data) else 0
     if 0x80 <= tag <= 0x8F:
         return tag & 15, at + 1

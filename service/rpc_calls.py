@@ -30,7 +30,7 @@ class ReplySink(Protocol):
     """Where the answer to a submitted frame goes."""
 
     def reply(self, request: int, status: int, data: bytes) -> None:
-        """Status 0: the machine's reply; 1: a packed error. Called once, in a turn of the loop."""
+        """Reply with status 0: the machine's reply; 1: a packed error. Called once, in a turn of the loop."""
 
 
 class Quiet:
@@ -42,7 +42,7 @@ class Quiet:
         self._settled = settled
 
     def reply(self, request: int, status: int, data: Buffer) -> None:
-        """Nobody is told."""
+        """Tell nobody."""
         self._settled(request)
 
 
@@ -66,16 +66,16 @@ class SystemPort(ScanPort, HasKv, Protocol):
         """End it."""
 
     def heartbeat(self, client: int) -> object:
-        """A client is alive."""
+        """Prolong the sessions of a client that is alive."""
 
     async def listen(self, name: str, session: int, sink: SessionSink) -> object:
         """Let `sink` have what is sent to a session, until this raises."""
 
     async def session_reply(self, name: str, session: int, sequence: int, wait_s: float) -> bytes:
-        """What came of a session's frame, as this member applied it."""
+        """Return what came of a session's frame, as this member applied it."""
 
     async def wait_applied(self, name: str, index: int, term: int, wait_s: float) -> int:
-        """Until this member has applied an index."""
+        """Wait until this member has applied an index."""
 
     async def query(
         self, name: str, request: bytes, consistency: str, index: int, *, staleness_s: float = 0.0
@@ -83,10 +83,10 @@ class SystemPort(ScanPort, HasKv, Protocol):
         """Ask a group's machine something."""
 
     def receiving(self) -> None:
-        """Bytes of a connection are about to be handled."""
+        """Begin to handle bytes of a connection."""
 
     def received(self) -> None:
-        """They were: drain what they brought."""
+        """Drain what those bytes brought."""
 
     def at_turn_end(self, call: Callable[[], None]) -> bool:
         """Run `call` when the turn under way ends; False when there is none."""
@@ -98,39 +98,39 @@ class SystemPort(ScanPort, HasKv, Protocol):
         """Delete a group on all its members."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """A row a group."""
+        """Return a row a group."""
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Everything about a group."""
+        """Return everything about a group."""
 
     def locate(self, names: Sequence[str]) -> Sequence[Sequence[Any]]:
-        """(name, uid, leader or 0, members, compress, kind) of each group; raises `UnknownGroup`."""
+        """Return (name, uid, leader or 0, members, compress, kind) of each group; raise `UnknownGroup`."""
 
     async def poll(
         self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str,
         *, staleness_s: float = 0.0, since: int | None = None, uid: int = 0,
     ) -> tuple[dict[str, Any], list[Buffer]]:  # fmt: skip
-        """The log's bounds and node, and record blocks."""
+        """Return the log's bounds and node, and record blocks."""
 
     async def read_body(self, name: str, offset: int, start: int, stop: int | None, stored: bool = False) -> Any:
-        """A range of one record's body, or of what is stored of it."""
+        """Return a range of one record's body, or of what is stored of it."""
 
     async def bounds(
         self, name: str, consistency: str, *, staleness_s: float = 0.0, uid: int = 0
     ) -> dict[str, Any]:  # fmt: skip
-        """``{start, end, node}`` of a log."""
+        """Return ``{start, end, node}`` of a log."""
 
     async def truncate(self, name: str, before: int) -> int:
         """Drop the records before an offset; the log's start afterwards."""
 
     async def retain(self, name: str, ms: int, size: int, records: int) -> int:
-        """Limits on what a log keeps; its start afterwards."""
+        """Limit what a log keeps; return its start afterwards."""
 
     async def open_producer(self, name: str, producer: int) -> int:
-        """The highest sequence that a producer has written."""
+        """Return the highest sequence that a producer has written."""
 
     async def snapshot(self, names: Sequence[str] | None) -> object:
-        """Snapshot groups."""
+        """Snapshot these groups."""
 
     async def compact(self) -> object:
         """Give dead payload space back."""
@@ -145,7 +145,7 @@ class SystemPort(ScanPort, HasKv, Protocol):
         """Add or remove a member."""
 
     async def change_membership(self, name: str, changes: Sequence[tuple[str, int]]) -> object:
-        """Changes (kind, node) that take effect together."""
+        """Make changes (kind, node) that take effect together."""
 
     def campaign(self, name: str) -> object:
         """Let this node's member ask to lead."""
@@ -160,19 +160,20 @@ class SystemPort(ScanPort, HasKv, Protocol):
         """Leave out a command that a machine failed at."""
 
     def status(self) -> dict[str, Any]:
-        """Counters and sizes."""
+        """Return counters and sizes."""
 
     def board(self, after: str, limit: int) -> Sequence[Sequence[Any]]:
-        """Standings of at most `limit` groups behind the name `after`."""
+        """Return standings of at most `limit` groups behind the name `after`."""
 
     def key_metrics(self, names: Sequence[str]) -> Sequence[Mapping[str, Any]]:
-        """Roles, indexes and sizes of groups."""
+        """Return roles, indexes and sizes of groups."""
 
 
 def submit_command(
     system: SystemPort, sink: ReplySink, settled: Callable[[int], object], request: int, flags: int, body: Buffer
 ) -> None:
-    """An APPEND's body, as its flags want it. Raises `ProtocolError` for what is none; a refusal goes to its sink."""
+    """Submit an APPEND's body, as its flags want it. Raises `ProtocolError` for what is none; a refusal goes to its
+    sink."""
     if len(body) < wire.UID.size:
         raise wire.ProtocolError("an APPEND begins with a group's uid")
     uid, frame = wire.UID.unpack_from(body)[0], memoryview(body)[wire.UID.size :]
@@ -206,7 +207,7 @@ async def _locate(system: SystemPort, names: Sequence[str]) -> object:
 
 
 def _freshness(staleness_s: float, uid: int) -> dict[str, Any]:
-    """What a read says about whose state it wants, and how old: only what was said."""
+    """Return what a read says about whose state it wants, and how old: only what was said."""
     found: dict[str, Any] = {}
     if staleness_s:
         found["staleness_s"] = staleness_s
@@ -286,7 +287,7 @@ SHOWN = ("name", "change", "node", "to", "lost", "force", "before", "ms", "bytes
 
 
 def shown(arguments: Mapping[str, Any]) -> str:
-    """The plain arguments of an administrative verb, for a line of the log."""
+    """Return the plain arguments of an administrative verb, for a line of the log."""
     specs = arguments.get("specs")
     found = {key: arguments[key] for key in SHOWN if isinstance(arguments.get(key), str | int)}
     if isinstance(specs, list):
@@ -308,7 +309,7 @@ async def serve_call(system: SystemPort, method: str, arguments: Mapping[str, An
 
 
 def taken(system: SystemPort, verb: Verb, arguments: Mapping[str, Any]) -> list[Any]:
-    """The checked arguments of a call. Raises `WrongKind` for a group that is not of the kind that they name."""
+    """Return the checked arguments of a call. Raises `WrongKind` for a group that is not of the kind that they name."""
     if "kind" in arguments:
         system.require_kind(NAME.check(arguments.get("name")), KIND.check(arguments["kind"]))
     return verb.take(arguments)

@@ -23,18 +23,18 @@ class ScanPort(Protocol):
     node_id: int
 
     async def log_rows(self, after: str, names: Sequence[str] | None, limit: int) -> Sequence[Sequence[Any]]:
-        """The append logs of this node, by name."""
+        """Return the append logs of this node, by name."""
 
     async def scan(
         self, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None
     ) -> tuple[dict[str, Any], Sequence[Buffer]]:
-        """Columns of records of many logs."""
+        """Return columns of records of many logs."""
 
     async def audit(self, name: str, uid: int, index: int, offset: int, max_bytes: int) -> Mapping[str, Any]:
-        """A step of an audit."""
+        """Take a step of an audit."""
 
     async def seek(self, times: Sequence[tuple[str, int, int]]) -> Sequence[object]:
-        """Offsets by time."""
+        """Return offsets by time."""
 
 
 async def _scan(

@@ -40,8 +40,9 @@ class _Sums:
 
 
 def node_status(system: System) -> dict[str, Any]:
-    """Sizes in bytes; `live` are payload bytes that no release has named yet. `apply` is of this process: entries it
-    applied since its start, the processor time of that, and of the start's replay of the write-ahead log."""
+    """Return the node's figures, sizes in bytes; `live` are payload bytes that no release has named yet. `apply` is of
+    this process: entries it applied since its start, the processor time of that, and of the start's replay of the
+    write-ahead log."""
     sums = _Sums(system)
     sleepers = system.hibernation.sleepers
     storage = system.storage
@@ -119,7 +120,7 @@ def node_status(system: System) -> dict[str, Any]:
 
 
 def describe_sleeper(system: System, uid: int, row: Row) -> dict[str, Any]:
-    """One hibernating group on this node, as briefly as its row says it."""
+    """Describe one hibernating group on this node, as briefly as its row says it."""
     found: dict[str, Any] = {
         "name": row.name,
         "uid": uid,
@@ -162,7 +163,7 @@ def _sleeper_metrics(system: System, uid: int) -> dict[str, Any]:
 
 
 def describe_member(system: System, member: Member, brief: bool) -> dict[str, Any]:
-    """One group on this node."""
+    """Describe one group on this node."""
     raft = member.raft
     row: dict[str, Any] = {
         "name": member.spec.name,
@@ -214,7 +215,8 @@ def describe_member(system: System, member: Member, brief: bool) -> dict[str, An
 
 
 def board_rows(system: System, after: str, limit: int) -> list[list[Any]]:
-    """At most `limit` groups of this node by name, those behind `after`: see `client.board.Standing` for the columns.
+    """Return at most `limit` groups of this node by name, those behind `after`: see `client.board.Standing` for the
+    columns.
 
     From this node's own tables: no group is asked, whatever state it is in.
     """
@@ -239,7 +241,7 @@ def board_rows(system: System, after: str, limit: int) -> list[list[Any]]:
 
 
 def key_metrics(system: System, names: Iterable[str]) -> list[dict[str, Any]]:
-    """What is known of each group without asking it (Ra's key_metrics): also of stopped and of busy ones.
+    """Return what is known of each group without asking it (Ra's key_metrics): also of stopped and of busy ones.
 
     `leader_since_ms` is a wall-clock time of this node, `pending_bytes` are queued or not yet committed here. Names
     without a group are left out.
@@ -277,6 +279,6 @@ def key_metrics(system: System, names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _resident_bytes() -> int:
-    """Resident memory of this process."""
+    """Return the resident memory of this process."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

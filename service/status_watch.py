@@ -20,13 +20,14 @@ SIZES: Final = ("wal_bytes_live", "generations_bytes_live", "payload_disk_bytes"
 
 
 def counter(row: Mapping[str, Any], name: str) -> float:
-    """A counter's value; a mapping counts as its sum."""
+    """Return a counter's value; a mapping counts as its sum."""
     value = row.get(name, 0)
     return float(sum(value.values()) if isinstance(value, Mapping) else value)
 
 
 def rates(before: Statuses, now: Statuses, seconds: float) -> dict[int, dict[str, float]]:
-    """Per node and second since `before`. A node that was not seen then, or has restarted since, has none yet."""
+    """Return rates per node and second since `before`. A node that was not seen then, or has restarted since, has none
+    yet."""
     found: dict[int, dict[str, float]] = {}
     for node, row in now.items():
         old = before.get(node)
@@ -40,17 +41,17 @@ def rates(before: Statuses, now: Statuses, seconds: float) -> dict[int, dict[str
 
 
 def missing(found: Statuses) -> list[int]:
-    """Nodes that gave no status."""
+    """Return the nodes that gave no status."""
     return [node for node, row in found.items() if "error" in row]
 
 
 def size_text(value: object) -> str:
-    """A byte count for the table; "" where the node did not say."""
+    """Return a byte count for the table; "" where the node did not say."""
     return bytes_text(value) if isinstance(value, (int, float)) else ""
 
 
 def rows(found: Statuses) -> list[list[object]]:
-    """One row of counts and sizes for each node that answered."""
+    """Return one row of counts and sizes for each node that answered."""
     return [
         [node, *(row.get(key, "") for key in COUNTS), *(size_text(row.get(key)) for key in SIZES)]
         for node, row in sorted(found.items())
@@ -59,7 +60,7 @@ def rows(found: Statuses) -> list[list[object]]:
 
 
 def troubles(found: Statuses) -> list[str]:
-    """What an operator should know of disks and data directories, one line each."""
+    """Return what an operator should know of disks and data directories, one line each."""
     lines: dict[str, None] = {}
     for node, row in sorted(found.items()):
         disk, space = row.get("disk", {}), row.get("space", {})
@@ -81,7 +82,7 @@ def troubles(found: Statuses) -> list[str]:
 
 
 def rate_rows(found: Statuses, rate: Mapping[int, Mapping[str, float]]) -> list[list[object]]:
-    """One row of rates and of what is short for each node that answered."""
+    """Return one row of rates and of what is short for each node that answered."""
     shown: list[list[object]] = []
     for node, row in sorted(found.items()):
         if "error" in row:
@@ -100,7 +101,7 @@ def rate_rows(found: Statuses, rate: Mapping[int, Mapping[str, float]]) -> list[
 
 
 def screen(found: Statuses, rate: Mapping[int, Mapping[str, float]]) -> RenderableType:
-    """What `status --watch` shows."""
+    """Return what `status --watch` shows."""
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table

@@ -135,7 +135,7 @@ class PeerGuard:
 
 
 def checker(stream: TlsStream) -> Callable[[str, int], None]:
-    """What compares a cluster and a node with the other side's certificate; it raises `WrongIdentity`."""
+    """Return what compares a cluster and a node with the other side's certificate; it raises `WrongIdentity`."""
 
     def check(cluster: str, node: int) -> None:
         try:
@@ -147,7 +147,7 @@ def checker(stream: TlsStream) -> Callable[[str, int], None]:
 
 
 def open_doors(config: NodeConfig) -> tuple[Door | None, Door | None]:
-    """(peer door, client door) of a node, None where its table is absent. Raises `BadRequest` naming the key."""
+    """Return (peer door, client door) of a node, None where its table is absent. Raises `BadRequest` naming the key."""
     found: list[Door | None] = []
     for table, files in (("tls", config.tls), ("client_tls", config.client_tls)):
         door = None
