@@ -39,9 +39,10 @@ from ..quiesce import unquiesce
 from ..quiesce.quiesce import Quiesce
 from ..raft.messages import Message
 from ..raft.progress import Window
-from ..repair import log_repair
+from ..repair import log_repair, scrub, scrub_walks
 from ..repair.log_repair import LogRepair, MendTurns
 from ..repair.payload_repair import PayloadRepair, Refill
+from ..repair.scrub import Findings, Repairs, Scrub
 from ..replica import applier, snapshot_sections
 from ..replica.applier import Applier
 from ..replica.build import Builder, Cores, Enliven, limits_of
@@ -85,7 +86,6 @@ from .pace import Pace
 from .pulse import Pulse
 from .replica_gc import Departures
 from .scheduler import Scheduler
-from .scrub import Scrub
 from .segment_flush import SegmentFlush
 from .segments import Segments
 from .storage import Storage
@@ -214,7 +214,6 @@ class System:
         self.budget = Budget(
             config, self.durability, self.space, unflushed, compactor, self.cache, self.windows, self.counters.refused
         )
-        self.scrub = Scrub(self)
         self.pulse = Pulse(self.disk, path, config, self.durability, self.ticker.is_resting, self.spawn)
         self.slow_disk = SlowDisk(
             config, self.durability, self.pulse, self.members, self._others, self._be_patient, self.mark
@@ -290,6 +289,33 @@ class System:
             self.reader, self.create_machine, lambda uid: books.load_snapshot(books.snapshot(uid)), self.queue_own
         )
         self.applier = self._applier()
+        self.scrub = self._scrub()
+
+    def _scrub(self) -> Scrub:
+        """Build what reads through all that is stored."""
+        config, disk, storage, store, members = self.config, self.disk, self.storage, self.store, self.members
+        books, segments, files = storage.books, storage.segments, storage.files
+        unflushed = storage.flush.unflushed
+        findings = Findings(
+            config.scrub_bytes_per_s,
+            lambda: bool(self.slow_disk.slow or self.budget.full or unflushed.backlog_files > 1),
+        )  # fmt: skip
+        host = scrub.Host(self.find, self._damaged, self.snapshots.renew, self.refill.lose, store.lost)
+        repairs = Repairs(self.node_id, members, findings, self.mend_turns, host)
+        groups, read = scrub_walks.Groups(members, self.find, self.spec), findings.read
+        walks = {
+            "meta": scrub_walks.MetaWalk(disk, books, groups, read, repairs).run,
+            "snapshot": scrub_walks.SnapshotWalk(books, groups, read, repairs).run,
+            "segment": scrub_walks.SegmentWalk(
+                disk, segments, files, members, storage.janitor_lock, storage.homes.recount, read, repairs
+            ).run,
+            "wal": scrub_walks.WalWalk(
+                disk, self.path / "wal", segments.path, files, members,
+                lambda uid, index: store.home(uid, index) is not None, read, repairs,
+            ).run,
+            "generation": scrub_walks.GenerationWalk(disk, store, books, groups, read, repairs).run,
+        }  # fmt: skip
+        return Scrub(config.scrub_every_s, self.clocks.wall_ns, books, findings, repairs, walks, self.refill.look)
 
     def _applier(self) -> Applier:
         """Build what applies entries on top of what it tells."""

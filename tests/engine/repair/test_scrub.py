@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import trio
 import trio.testing
 
 from logyard.engine.disk import Disk
-from logyard.engine.host.scrub import GIVE_WAY_MAX_S, Scrub
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
 from logyard.engine.log.segment import HEAD, HEAD_BYTES, ROW_BYTES
 from logyard.engine.raft.membership import Change
@@ -22,9 +20,9 @@ from logyard.engine.repair import log_repair
 from logyard.payloads import verify
 from logyard.protocol.errors import Corrupt
 
-from .cluster import Cluster, cluster, plain, until
-from .test_mending import hurt_segments, mended, metadata
-from .test_repair import all_read, filled, hurt_file, hurt_generations, in_files
+from ..host.cluster import Cluster, cluster, plain, until
+from ..host.test_mending import hurt_segments, mended, metadata
+from ..host.test_repair import all_read, filled, hurt_file, hurt_generations, in_files
 
 
 async def scrubbed(c: Cluster, number: int) -> dict[str, Any]:
@@ -159,7 +157,10 @@ async def test_no_member_is_mended_that_the_quorum_needs(tmp_path: Path) -> None
         await c.crash(2)
         await until(lambda: 2 not in c.system(1).live)
         c.system(3).scrub.ask()
-        await until(lambda: c.system(3).scrub.findings and c.system(3).scrub._kind == "repair", "it is found")
+        await until(
+            lambda: c.system(3).scrub.status()["findings"] and c.system(3).scrub.status()["running"] == "repair",
+            "it is found",
+        )
         turns = c.system(3).mend_turns
         assert not await turns.may_begin(c.member(3), 1)
         await c.fill(1, 1, 100)
@@ -480,31 +481,6 @@ async def test_a_pass_comes_by_itself_and_a_restart_knows_when_the_last_one_was(
         before = scrub.finished_ms
         await c.restart(1)
         await until(lambda: c.system(1).scrub.finished_ms >= before)
-
-
-async def test_it_is_off_and_can_be_asked(tmp_path: Path) -> None:
-    async with cluster(tmp_path, 1, scrub_every_s=0) as c:
-        first, second = c.system(1).scrub.ask(), c.system(1).scrub.ask()
-        assert first == second == 1
-        assert (await scrubbed(c, 1))["passes"]
-
-
-async def test_the_rate_and_giving_way(autojump_clock: trio.testing.MockClock) -> None:
-    """A second for each second's bytes; longer while the node is busy, and not for ever."""
-    flush = SimpleNamespace(unflushed=SimpleNamespace(backlog_files=0))
-    system: Any = SimpleNamespace(
-        config=SimpleNamespace(scrub_bytes_per_s=1000), slow_disk=SimpleNamespace(slow=False),
-        budget=SimpleNamespace(full=False), storage=SimpleNamespace(flush=flush),
-    )  # fmt: skip
-    scrub = Scrub(system)
-    began = trio.current_time()
-    for _ in range(5):
-        await scrub.read("wal", 200)
-    assert trio.current_time() - began == pytest.approx(1.0)
-    system.slow_disk.slow = True
-    await scrub.read("wal", 1000)
-    assert trio.current_time() - began == pytest.approx(2 + GIVE_WAY_MAX_S, abs=0.5)
-    assert scrub.counts["wal"].bytes == 2000
 
 
 @pytest.mark.parametrize("covered", [False, True], ids=["log", "snapshot"])

@@ -9,11 +9,11 @@ import trio
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import KEY, SnapshotRow
 
-from .cluster import MIB, Cluster, cluster
-from .test_repair import all_read, filled
+from ..host.cluster import MIB, Cluster, cluster
+from ..host.test_repair import all_read, filled
+from ..host.test_sections import put, shelves, stored
+from ..host.test_uploads import begin, upload
 from .test_scrub import overwrite_rows, scrubbed
-from .test_sections import put, shelves, stored
-from .test_uploads import begin, upload
 
 
 async def hurt_snapshot(c: Cluster, number: int) -> None:
