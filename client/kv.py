@@ -22,6 +22,7 @@ from .log import of_kind, read_call
 from .network import Network
 from .pending import finished
 from .runtime import Event
+from .yards import Yard
 
 QUESTIONS_MAX = 1000
 QUESTION_BYTES = 128 << 10
@@ -47,27 +48,15 @@ class _Round:
         self.event.set()
 
 
-class KV(KVVerbs):
-    """See the module; its verbs are in `_async.kv`."""
+class Watches(KVVerbs):
+    """A KV group whose watches are pushed."""
 
-    yard: Network
+    yard: Yard
 
-    def __init__(self, yard: Network, name: str) -> None:
+    def __init__(self, yard: Yard, name: str) -> None:
         self.yard = yard
         self.name = name
-        self._lane = cast(KvLane, yard.lane(name, KvLane))
-        self._rounds: dict[tuple[str, int | None], _Round] = {}
         self._watcher: Watcher | None = None
-        # The newest term in which a question was answered, and who led then.
-        self.term = 0
-        self._term_of = 0
-
-    @property
-    def same_leader(self) -> bool:
-        """Whether commands go to the node that led when `term` was learned."""
-        return self._lane.leader == self._term_of
-
-    # Watches
 
     def watch(
         self,
@@ -93,6 +82,25 @@ class KV(KVVerbs):
             self._watcher = Watcher(self)
         flow = Flow(key, end, start, previous, values, puts, deletes, progress)
         return self._watcher.open(flow, node)
+
+
+class KV(Watches):
+    """See the module; its verbs are in `_async.kv`."""
+
+    yard: Network
+
+    def __init__(self, yard: Network, name: str) -> None:
+        super().__init__(yard, name)
+        self._lane = cast(KvLane, yard.lane(name, KvLane))
+        self._rounds: dict[tuple[str, int | None], _Round] = {}
+        # The newest term in which a question was answered, and who led then.
+        self.term = 0
+        self._term_of = 0
+
+    @property
+    def same_leader(self) -> bool:
+        """Whether commands go to the node that led when `term` was learned."""
+        return self._lane.leader == self._term_of
 
     # How it is asked
 

@@ -8,11 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgpack
-
-from logyard.protocol import wire
-from logyard.protocol.errors import LogyardError
-from logyard.protocol.frame import Frame
 from logyard.protocol.kv import (
     KEYS_ONLY,
     NO_DELETE,
@@ -28,19 +23,15 @@ from logyard.protocol.kv import (
     value_questions,
 )
 
-from ._sync.kv import KVVerbs
+from ._sync.frames import Appends, FramedKV
 from .admin import Call, plain
-from .kv_requests import Command, check_consistency
-from .log import POLL_WAIT_S, of_kind, read_call
-from .sync_session import Appends
+from .log import POLL_WAIT_S
 
 
-class KV(KVVerbs):
+class KV(FramedKV):
     """See `kv.KV`: the same verbs with the same options."""
 
     __slots__ = ()
-
-    yard: Appends
 
     def __init__(self, yard: Appends, name: str) -> None:
         self.yard = yard
@@ -106,25 +97,3 @@ class KV(KVVerbs):
                     bodies |= more
                 found = Decoder(bodies).changes(one)
             yield from found.values()
-
-    # How it is asked
-
-    def _command(self, command: Command, timeout: float) -> Any:
-        frame = Frame()
-        frame.command = command.data
-        for body in command.bodies or (None,):
-            frame.put(b"", body)
-        reply, _ = self.yard.append(self.name, frame, timeout, wire.for_kind("kv"))
-        return msgpack.unpackb(reply)
-
-    def ask(
-        self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
-    ) -> tuple[bytes, Bodies]:
-        """Ask one question: its packed answer, and payloads, those that it names among them."""
-        arguments: dict[str, object] = {"consistency": check_consistency(consistency), "requests": [data]}
-        header, found = self.yard.run(
-            read_call("fetch", self.name, node, of_kind(arguments, "kv"), plain, "kv"), timeout
-        )
-        if not header["answers"]:
-            raise LogyardError("a question got no answer")
-        return header["answers"][0], bodies_of(header["places"], found)

@@ -32,10 +32,10 @@ from logyard.protocol.kv import (
 
 from .admin import Call, plain
 from .log import of_kind
-from .network import Network
 from .runtime import Handover
 from .sequences import new_number
 from .session import Retry
+from .yards import Yard
 
 BUFFER_BYTES = 4 << 20
 """What is kept for the reader of one watch; one revision alone may be more."""
@@ -50,7 +50,7 @@ class Asked(Protocol):
     """A KV group, as its watches need it."""
 
     @property
-    def yard(self) -> Network:
+    def yard(self) -> Yard:
         """Its client."""
 
     @property

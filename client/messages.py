@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 from logyard.protocol.errors import LogyardError, WrongKind
 from logyard.protocol.frame import Buffer, encode_frame
@@ -19,9 +20,7 @@ from logyard.protocol.wire import ProtocolError
 from .admin import call_leader
 from .log import open_call
 from .sequences import Sequences, final, new_number
-
-if TYPE_CHECKING:
-    from .network import Network
+from .yards import Yard
 
 BUFFER_BYTES = 8 << 20
 """What is kept for `messages`; one message alone may be larger."""
@@ -71,7 +70,8 @@ def decode_push(header: Any, data: memoryview) -> Received | None:
 
 
 class Session:
-    """See the module. `id`: what the machine knows it by. `dropped`: what this end had no room for; `lost`: what the
+    """See the module; `close` or the end of an ``async with`` closes it. `id`: what the machine knows it by.
+    `dropped`: what this end had no room for; `lost`: what the
     node dropped, since it or this session moved last, for a connection that was too slow."""
 
     __slots__ = (
@@ -79,7 +79,7 @@ class Session:
         "_scope", "_room",
     )  # fmt: skip
 
-    def __init__(self, network: Network, name: str, number: int) -> None:
+    def __init__(self, network: Yard, name: str, number: int) -> None:
         self.id = number
         self.name = name
         self.dropped = 0
@@ -93,6 +93,15 @@ class Session:
         self._lot = network.runtime.lot()
         self._room = network.runtime.lot()
         self._scope = network.runtime.scope()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._network.runtime.scope(shield=True), suppress(LogyardError):
+            await self.close()
 
     async def command(
         self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"", timeout: float | None = None
@@ -166,7 +175,7 @@ class Session:
 S = TypeVar("S", bound=Session)
 
 
-async def open_session(network: Network, name: str, make: Callable[[Network, str, int], S], kind: str = "") -> S:
+async def open_session(network: Yard, name: str, make: Callable[[Yard, str, int], S], kind: str = "") -> S:
     """Begin one, and listen. `make`: Session, or a kind of it; `kind`: what the group must be, "" for any."""
     keeper = network.sessions
     session = make(network, name, new_number())

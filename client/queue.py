@@ -22,46 +22,17 @@ from .lane import Lane
 from .messages import Session, open_session
 from .network import Network
 from .pending import PendingAppend, finished
+from .yards import Yard
 
 __all__ = ["Consumer", "Message", "Queue"]
 
 
-class QueueLane(Lane):
-    """The pipeline of one queue."""
+class Consumes(QueueVerbs):
+    """A queue whose consumers are sessions of its yard."""
 
     __slots__ = ()
-    kind = "queue"
 
-
-class Queue(QueueVerbs):
-    """The queue `name`; nothing is asked until it is used. Make one with `yard.create(name, machine="queue", ...)`. Its
-    verbs are in `_async.queue`; here is how publications leave, in the frames of its lane, and what consumes them."""
-
-    __slots__ = ("lane",)
-
-    yard: Network
-
-    def __init__(self, yard: Network, name: str) -> None:
-        self.yard = yard
-        self.name = name
-        self.lane: Lane = yard.lane(name, QueueLane)
-
-    def publish_nowait(
-        self,
-        body: Buffer | None,
-        *,
-        metadata: Buffer = b"",
-        command: bytes = qw.PLAIN,
-    ) -> PendingAppend:
-        """Publish without waiting: what is given in one turn of the loop leaves as one frame; its `offset` is the id.
-        `command`: of `queue_wire.publish_command`, for options. Raises `Busy` when the client's window is full."""
-        yard, lane = self.yard, self.lane
-        if yard.window.used >= yard.window.limit:
-            raise Busy.told("the client's window is full", {"cause": "client window", "retry_after": 0.001})
-        batch, position = lane.add(metadata, body, yard.timeout, 0, command)
-        if not lane.dirty:
-            yard.kick(lane)
-        return PendingAppend(batch, position)
+    yard: Yard
 
     @asynccontextmanager
     async def consume(
@@ -96,6 +67,44 @@ class Queue(QueueVerbs):
             with self.yard.runtime.scope(shield=True), suppress(LogyardError):
                 await consumer.close()
 
+
+class QueueLane(Lane):
+    """The pipeline of one queue."""
+
+    __slots__ = ()
+    kind = "queue"
+
+
+class Queue(Consumes):
+    """The queue `name`; nothing is asked until it is used. Make one with `yard.create(name, machine="queue", ...)`. Its
+    verbs are in `_async.queue`; here is how publications leave, in the frames of its lane, and what consumes them."""
+
+    __slots__ = ("lane",)
+
+    yard: Network
+
+    def __init__(self, yard: Network, name: str) -> None:
+        self.yard = yard
+        self.name = name
+        self.lane: Lane = yard.lane(name, QueueLane)
+
+    def publish_nowait(
+        self,
+        body: Buffer | None,
+        *,
+        metadata: Buffer = b"",
+        command: bytes = qw.PLAIN,
+    ) -> PendingAppend:
+        """Publish without waiting: what is given in one turn of the loop leaves as one frame; its `offset` is the id.
+        `command`: of `queue_wire.publish_command`, for options. Raises `Busy` when the client's window is full."""
+        yard, lane = self.yard, self.lane
+        if yard.window.used >= yard.window.limit:
+            raise Busy.told("the client's window is full", {"cause": "client window", "retry_after": 0.001})
+        batch, position = lane.add(metadata, body, yard.timeout, 0, command)
+        if not lane.dirty:
+            yard.kick(lane)
+        return PendingAppend(batch, position)
+
     async def _send(
         self, metadata: Buffer, body: Buffer | None, command: bytes, timeout: float | None
     ) -> int:  # fmt: skip
@@ -127,7 +136,7 @@ class Consumer(Session):
 
     __slots__ = ("credit_bytes", "_inbox", "_messages", "_settles", "_wake", "_settled", "_given", "_known")
 
-    def __init__(self, network: Network, name: str, number: int) -> None:
+    def __init__(self, network: Yard, name: str, number: int) -> None:
         super().__init__(network, name, number)
         self.credit_bytes = qw.PREFETCH_BYTES
         self._inbox = qw.Inbox()

@@ -10,25 +10,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from logyard.protocol import queue as qw
 from logyard.protocol.errors import LogyardError
-from logyard.protocol.frame import Buffer, Frame, encode_frame
+from logyard.protocol.frame import encode_frame
 from logyard.protocol.queue import Message
-from logyard.protocol.wire import REPLY, for_kind
 
-from ._sync.queue import QueueVerbs
+from ._sync.frames import Appends, FramedQueue
 from .sequences import Sequences, final
 from .session import Pushed
 from .sync_link import Connection
-from .sync_session import Appends
 
 __all__ = ["Consumer", "Message", "Queue"]
-
-FOR_QUEUE = for_kind("queue")
 
 
 class Listens(Appends, Protocol):
@@ -58,7 +54,7 @@ class Listens(Appends, Protocol):
         """Take what a session is sent until it is over: raises why."""
 
 
-class Queue(QueueVerbs):
+class Queue(FramedQueue):
     """The queue `name`; nothing is asked until it is used. Make one with `yard.create(name, machine="queue", ...)`."""
 
     __slots__ = ()
@@ -93,22 +89,6 @@ class Queue(QueueVerbs):
                 consumer.told()
         finally:
             consumer.close()
-
-    def _send(
-        self, metadata: Buffer, body: Buffer | None, command: bytes, timeout: float | None
-    ) -> int:  # fmt: skip
-        return self._send_many([(metadata, body)], command, timeout)[0]
-
-    def _send_many(
-        self, messages: Iterable[tuple[Buffer, Buffer | None]], command: bytes, timeout: float | None
-    ) -> tuple[int, int]:
-        frame = Frame(None, command)
-        frame.put_many(messages)
-        reply, _ = self.yard.append(self.name, frame, timeout, FOR_QUEUE)
-        if len(reply) != REPLY.size:
-            raise LogyardError(f"{self.name}: the machine's answer is not a queue's")
-        first, taken = REPLY.unpack(reply)
-        return first, taken
 
 
 class Consumer:

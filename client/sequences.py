@@ -7,6 +7,7 @@ a window of replies can answer any that is asked for again. Sans-IO; used by `la
 from __future__ import annotations
 
 import random
+from typing import TypeAlias
 
 from logyard.protocol.errors import LogyardError, SessionExpired, Unknown
 
@@ -69,3 +70,7 @@ def final(name: str, error: LogyardError) -> LogyardError:
     if error.code == STALE:
         return Unknown(f"{name}: it was applied or refused long ago, and its answer is not kept any more")
     return error
+
+
+Ticket: TypeAlias = tuple[Sequences, int]
+"""A session and the number of a frame in it."""

@@ -26,11 +26,11 @@ from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, open_call
 from .machine_sync import Machine
 from .queue_sync import Queue
-from .sequences import RENEW, STRUCK, expired, final, new_number
+from .sequences import RENEW, STRUCK, Ticket, expired, final, new_number
 from .session import ATTEMPT_S, Pushed, Retry, Routes, outcome
 from .sync_link import Connection
 from .sync_log import Log
-from .sync_session import SyncSession, Ticket
+from .sync_session import SyncSession
 
 __all__ = ["Log", "Yard", "connect_sync"]
 

@@ -10,28 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
 
 from logyard.protocol.errors import Busy
-from logyard.protocol.frame import Buffer, Frame
 
-from ._sync.caller import Caller
-from .sequences import OUT_OF_WINDOW, Sequences
-
-Ticket = tuple[Sequences, int]
-"""A session and the number of a frame in it."""
-
-
-class Appends(Caller, Protocol):
-    """A yard that takes frames."""
-
-    def append(
-        self, name: str, frame: Frame, timeout: float | None = None, flags: int = 0
-    ) -> tuple[bytes, Ticket | None]:
-        """Send a frame for a group's leader, in its session: the machine's reply, and the frame's place in that."""
-
-    def command(self, name: str, frame: list[Buffer], timeout: float | None = None, flags: int = 0) -> bytes:
-        """Send a frame that has a session's number, or none: the machine's reply."""
+from .sequences import OUT_OF_WINDOW, Sequences, Ticket
 
 
 class SyncSession:

@@ -12,12 +12,12 @@ from typing import BinaryIO
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import PIECE_BYTES_MAX, Buffer
 
-from .network import Network
 from .upload import CLOSE_S, Cutter, Upload, check_size, check_total
+from .yards import Yard
 
 
 async def upload(
-    network: Network,
+    network: Yard,
     name: str,
     metadata: Buffer,
     source: AsyncIterable[Buffer],
@@ -46,7 +46,7 @@ async def upload(
                 pass
 
 
-async def _send_pieces(network: Network, one: Upload, source: AsyncIterable[Buffer], timeout: float | None) -> None:
+async def _send_pieces(network: Yard, one: Upload, source: AsyncIterable[Buffer], timeout: float | None) -> None:
     failure: list[BaseException] = []
     lot = network.runtime.lot()
     window = network.window
@@ -97,7 +97,7 @@ async def views(payload: Buffer) -> AsyncIterator[Buffer]:
     yield payload
 
 
-async def read_file(network: Network, file: BinaryIO) -> AsyncIterator[Buffer]:
+async def read_file(network: Yard, file: BinaryIO) -> AsyncIterator[Buffer]:
     """A file as a source, read in a thread."""
     while data := await network.runtime.in_thread(file.read, PIECE_BYTES_MAX):
         yield data

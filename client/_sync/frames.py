@@ -1,0 +1,178 @@
+# Made from client/_async/frames.py by `python -m logyard.client._async.generate`: change that file.
+"""Handles of a face whose every command is a frame of its own: nothing is gathered. What the blocking client and an
+embedded system have; `aio` and its like send by lanes instead.
+
+The faces add what is by hand: uploads, watches, consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgpack
+
+from logyard.protocol import wire
+from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import Buffer, Frame
+from logyard.protocol.kv import Bodies, bodies_of
+
+from ..admin import plain
+from ..kv_requests import Command, check_consistency
+from ..log import of_kind, read_call
+from ..sequences import Sequences, Ticket
+from .caller import Caller
+from .kv import KVVerbs
+from .log import LogVerbs
+from .machine import MachineVerbs
+from .queue import QueueVerbs
+
+FOR_LOG, FOR_KV, FOR_QUEUE = map(wire.for_kind, ("log", "kv", "queue"))
+
+
+class Appends(Caller, Protocol):
+    """A yard that takes frames."""
+
+    def append(
+        self, name: str, frame: Frame, timeout: float | None = None, flags: int = 0
+    ) -> tuple[bytes, Ticket | None]:
+        """Send a frame for a group's leader, in its session: the machine's reply, and the frame's place in that."""
+
+    def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
+        """Send a frame that has a session's number, or none: the machine's reply."""
+
+
+class Done:
+    """What came of a frame: see `caller.Done`."""
+
+    __slots__ = ("first", "given", "place", "numbers", "sequence")
+
+    def __init__(self) -> None:
+        self.first = -1
+        self.given = 0
+        self.place = (0, 0)
+        self.numbers: Sequences | None = None
+        self.sequence = 0
+
+
+class FramedLog(LogVerbs):
+    """An append log."""
+
+    __slots__ = ()
+
+    yard: Appends
+
+    def _send(
+        self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
+    ) -> tuple[Done, int]:  # fmt: skip
+        frame = Frame()
+        frame.put(metadata, payload)
+        return self._ask(frame, timeout, flags), 0
+
+    def _send_many(
+        self,
+        records: Iterable[tuple[Buffer, Buffer | None]],
+        timeout: float | None,
+        flags: int,
+        command: bytes,
+        keys: Iterable[bytes] | None,
+        at: int | None,
+    ) -> Done:
+        frame = Frame(at, command)
+        frame.put_many(records, keys)
+        return self._ask(frame, timeout, flags)
+
+    def _ask(self, frame: Frame, timeout: float | None, flags: int) -> Done:
+        reply, ticket = self.yard.append(self.name, frame, timeout, flags | FOR_LOG)
+        done = Done()
+        mode = flags & wire.REPLY_MODE
+        if mode == wire.REPLY_APPEND:
+            done.place = wire.PLACE.unpack(reply)
+        elif mode != wire.REPLY_NONE:
+            done.first, done.given = _counted(self.name, reply, "an append log's")
+        if ticket is not None:
+            done.numbers, done.sequence = ticket
+        return done
+
+
+class FramedKV(KVVerbs):
+    """A KV group."""
+
+    __slots__ = ()
+
+    yard: Appends
+
+    def _command(self, command: Command, timeout: float) -> Any:
+        frame = Frame()
+        frame.command = command.data
+        for body in command.bodies or (None,):
+            frame.put(b"", body)
+        reply, _ = self.yard.append(self.name, frame, timeout, FOR_KV)
+        return msgpack.unpackb(reply)
+
+    def ask(
+        self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
+    ) -> tuple[bytes, Bodies]:
+        """Ask one question: its packed answer, and payloads, those that it names among them."""
+        arguments: dict[str, object] = {"consistency": check_consistency(consistency), "requests": [data]}
+        call = read_call("fetch", self.name, node, of_kind(arguments, "kv"), plain, "kv")
+        header, found = self.yard.run(call, timeout)
+        if not header["answers"]:
+            raise LogyardError("a question got no answer")
+        return header["answers"][0], bodies_of(header["places"], found)
+
+
+class FramedQueue(QueueVerbs):
+    """A queue."""
+
+    __slots__ = ()
+
+    yard: Appends
+
+    def _send(
+        self, metadata: Buffer, body: Buffer | None, command: bytes, timeout: float | None
+    ) -> int:  # fmt: skip
+        return (self._send_many([(metadata, body)], command, timeout))[0]
+
+    def _send_many(
+        self, messages: Iterable[tuple[Buffer, Buffer | None]], command: bytes, timeout: float | None
+    ) -> tuple[int, int]:
+        frame = Frame(None, command)
+        frame.put_many(messages)
+        reply, _ = self.yard.append(self.name, frame, timeout, FOR_QUEUE)
+        return _counted(self.name, reply, "a queue's")
+
+
+class FramedMachine(MachineVerbs):
+    """A group of any machine."""
+
+    __slots__ = ()
+
+    yard: Appends
+
+    def _send(self, command: bytes, metadata: Buffer, payload: Buffer | None, timeout: float | None) -> bytes:
+        reply, _ = self.yard.append(self.name, CommandFrame(command, metadata, payload), timeout)
+        return reply
+
+
+class CommandFrame(Frame):
+    """One command with one record."""
+
+    __slots__ = ()
+
+    def __init__(self, command: bytes, metadata: Buffer, payload: Buffer | None) -> None:
+        super().__init__()
+        self.command = command
+        self.put(metadata, payload)
+
+    def _region(self) -> bytes:
+        # As it was given: what it begins with has no meaning but its machine's.
+        return self.command
+
+
+def _counted(name: str, reply: bytes, whose: str) -> tuple[int, int]:
+    """Return the first number that a reply names, and how many there are."""
+    if len(reply) != wire.REPLY.size:
+        raise LogyardError(f"{name}: the machine's answer is not {whose}")
+    first, count = wire.REPLY.unpack(reply)
+    return first, count
