@@ -43,7 +43,7 @@ ENTRY_OVERHEAD = 256
 
 
 def metadata_bytes(entries: Iterable[Entry]) -> int:
-    """What entries without their payloads hold in memory."""
+    """Return the bytes that entries without their payloads hold in memory."""
     return sum(len(entry.data) + ENTRY_OVERHEAD for entry in entries)
 
 
@@ -118,7 +118,8 @@ class GroupCommit:
             self.metadata_bytes += size + ENTRY_OVERHEAD
 
     def drop(self, uid: int) -> None:
-        """What is queued of a replica that is gone is never written: a new one's records must not come before it."""
+        """Drop what is queued of a replica that is gone: it is never written, as a new one's records must not come
+        before it."""
         kept = []
         self._back = sum(item.uid != uid for item in self.items[: self._back])
         for item in self.items:
@@ -143,7 +144,7 @@ class GroupCommit:
         self.metadata_bytes -= metadata_bytes(entry for _, entry in entries)
 
     def leave_out(self, uid: int, lists: Iterable[list[tuple[int, Entry]]]) -> None:
-        """What is kept of a group for segments shall be in none."""
+        """Leave what is kept of a group for segments out of all of them."""
         for entries in lists:
             gone = [entry for owner, entry in entries if owner == uid]
             if gone:
@@ -178,13 +179,13 @@ class GroupCommit:
         self.error = self.error or error
 
     def resume(self) -> None:
-        """There may be space again for what a full disk refused."""
+        """Resume, as there may be space again, what a full disk refused."""
         if self.held and not self._sizes:
             self.held = False
             self.kick()
 
     def _hold(self, items: Sequence[WalItem], error: NoSpace) -> None:
-        """What was not written goes back to the head of the line: nobody was told anything of it."""
+        """Hold what was not written at the head of the line: nobody was told anything of it."""
         done = self.wal.written(items) if items else 0
         self.items[self._back : self._back] = items[done:]
         self._back += len(items) - done
@@ -199,8 +200,8 @@ class GroupCommit:
             self.persisted(items[:done])
 
     def _take(self) -> tuple[list[WalItem], int]:
-        """The next batch: all of it, unless it is many bytes. Then small items go first, in every other batch without
-        the large ones, of which no more are taken than fit, and at least one: a small group waits for one large
+        """Return the next batch: all of it, unless it is many bytes. Then small items go first, in every other batch
+        without the large ones, of which no more are taken than fit, and at least one: a small group waits for one large
         record, not for several. The items of one group keep their order."""
         if self.bytes <= MIXED_BYTES:
             items, self.items = self.items, []
@@ -256,7 +257,7 @@ class GroupCommit:
             self._freed()
 
     def seal(self) -> None:
-        """An empty batch, so that an acknowledged batch is soon never the last (law 8)."""
+        """Write an empty batch, so that an acknowledged batch is soon never the last (law 8)."""
         if not (self.sealed or self.busy or self.held or self.items) and self.error is None:
             self.sealed = True
             self._hand_over((), 0)
@@ -267,7 +268,7 @@ class GroupCommit:
         return self.bytes + self.writing_bytes
 
     def stalled_s(self) -> float:
-        """Seconds that the oldest unfinished write has been under way; 0.0 when there is none.
+        """Return the seconds that the oldest unfinished write has been under way; 0.0 when there is none.
 
         A disk that hangs never says so: renewals stop when this grows (docs/internals/hosting.md).
         """
@@ -275,8 +276,8 @@ class GroupCommit:
         return time.monotonic() - self._begun if self._begun > self.last_write else 0.0
 
     def status(self) -> dict[str, float]:
-        """Counters since the start, for `logyard status`: `stalled_ms` is that of `stalled_s`, `write_s` the time
-        spent in writes and syncs."""
+        """Return counters since the start, for `logyard status`: `stalled_ms` is that of `stalled_s`, `write_s` the
+        time spent in writes and syncs."""
         return {
             "queued_bytes": self.queued_bytes,
             "queued_items": len(self.items),

@@ -173,7 +173,7 @@ class MetaStore:
             raise WrongIdentity(f"{self._directory} {wanted}")
 
     def _is_cut(self, environment: lmdb.Environment, path: str) -> bool:
-        """Whether a file is shorter than it says: touching what is not there would kill the process."""
+        """Return whether a file is shorter than it says: touching what is not there would kill the process."""
         fd = self._disk.open_file(os.path.join(path, "data.mdb"))
         try:
             return self._disk.size(fd) < (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
@@ -222,8 +222,8 @@ class MetaStore:
         return environment
 
     def _open_for_writing(self) -> None:
-        """Until its first commit a store is open for reading only. Opened anew it has mapped nothing, so what recovery
-        read of it does not count as this process's memory. Not beside a read."""
+        """Open the store, which until its first commit is open for reading only, for writing. Opened anew it has mapped
+        nothing, so what recovery read of it does not count as this process's memory. Not beside a read."""
         if self._writable:
             return
         for number, name in enumerate(NAMES):
@@ -274,8 +274,9 @@ class MetaStore:
             fixes[judged[0]].append((key, judged[1]))
 
     def _apply(self, environment: lmdb.Environment, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """One durable transaction. Raises `NoSpace` when the disk or the map is full; nothing of it is then kept; and
-        `WalFailed` for every other failure, after which nobody knows what the pages in memory are worth (law 7)."""
+        """Apply the changes as one durable transaction. Raises `NoSpace` when the disk or the map is full; nothing of
+        it is then kept; and `WalFailed` for every other failure, after which nobody knows what the pages in memory are
+        worth (law 7)."""
         try:
             with environment.begin(write=True) as transaction:
                 cursor = transaction.cursor()
@@ -358,7 +359,7 @@ class MetaStore:
             return Verified(None if end is None else end + b"\0", size, mended, lost)
 
     def get(self, key: bytes) -> bytes | None:
-        """A row's value, or None. Raises `Corrupt` when neither copy verifies."""
+        """Return a row's value, or None. Raises `Corrupt` when neither copy verifies."""
         bad, failed = False, 0
         for environment in self._environments:
             try:
@@ -378,7 +379,7 @@ class MetaStore:
         return None
 
     def keys(self, prefix: bytes) -> list[bytes]:
-        """The keys that start with `prefix`, in order; their rows are not read. Raises `Corrupt`."""
+        """Return the keys that start with `prefix`, in order; their rows are not read. Raises `Corrupt`."""
 
         def read(cursor: lmdb.Cursor[bytes]) -> list[bytes]:
             there = cursor.set_range(prefix)
@@ -387,8 +388,8 @@ class MetaStore:
         return self._either(read)
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows whose keys start with `prefix`, in key order; rows lost in both copies are left out (`lost` names them).
-        Raises `Corrupt`.
+        """Yield rows whose keys start with `prefix`, in key order; rows lost in both copies are left out (`lost` names
+        them). Raises `Corrupt`.
 
         They are read in portions: no read transaction outlives one, which would let the file grow.
         """
@@ -405,7 +406,7 @@ class MetaStore:
             yield from self._verified(found)
 
     def _either(self, read: Callable[[lmdb.Cursor[bytes]], list[T]]) -> list[T]:
-        """What the first environment says, or, where a page of it is damaged, its twin."""
+        """Return what the first environment says, or, where a page of it is damaged, its twin."""
         failed: object = "nothing is open"
         for environment in self._environments:
             try:
@@ -428,18 +429,18 @@ class MetaStore:
                 yield key, value
 
     def files(self) -> list[str]:
-        """The environments' data files."""
+        """Return the environments' data files."""
         return [os.path.join(self._directory, name, "data.mdb") for name in NAMES]
 
     def info(self) -> dict[str, Any]:
-        """Rows, commit number and bytes on disk of each environment, for status and metrics."""
+        """Return rows, commit number and bytes on disk of each environment, for status and metrics."""
         sizes = [os.path.getsize(path) for path in self.files()]
         return {"rows": int(self._environments[0].stat()["entries"]), "commit": self._commit, "bytes": sizes}
 
 
 def read_environment(path: str) -> tuple[dict[bytes, bytes], int]:
-    """All raw rows of one environment, and how many it says it has; leaves no trace. For the offline check. Raises
-    `Corrupt`."""
+    """Return all raw rows of one environment, and how many it says it has; leaves no trace. For the offline check.
+    Raises `Corrupt`."""
     found: dict[bytes, bytes] = {}
     try:
         environment = lmdb.open(
@@ -458,7 +459,7 @@ def read_environment(path: str) -> tuple[dict[bytes, bytes], int]:
 
 
 def fill_environment(path: str, rows: dict[bytes, bytes]) -> None:
-    """A fresh environment with these raw rows, not synced: the check's own copy, in a temporary directory."""
+    """Write a fresh environment with these raw rows, not synced: the check's own copy, in a temporary directory."""
     os.mkdir(path, 0o700)
     environment = lmdb.open(path, map_size=MAP_BYTES, max_dbs=0, sync=False)
     with environment, environment.begin(write=True) as transaction:

@@ -15,25 +15,26 @@ Fixes: TypeAlias = tuple[list[tuple[bytes, bytes | None]], list[tuple[bytes, byt
 
 
 def seal(key: bytes, value: bytes, commit: int) -> bytes:
-    """A raw row."""
+    """Return a raw row."""
     body = commit.to_bytes(8, "little") + value
     return xxh3_64_intdigest(body, xxh3_64_intdigest(key)).to_bytes(8, "little") + body
 
 
 def holds(key: bytes, raw: bytes) -> bool:
-    """Whether a raw row verifies."""
+    """Return whether a raw row verifies."""
     if len(raw) < HEADER_BYTES:
         return False
     return xxh3_64_intdigest(raw[8:], xxh3_64_intdigest(key)) == int.from_bytes(raw[:8], "little")
 
 
 def commit_of(raw: bytes) -> int:
-    """The number of the commit that wrote a row."""
+    """Return the number of the commit that wrote a row."""
     return int.from_bytes(raw[8:HEADER_BYTES], "little")
 
 
 def judge(key: bytes, one: bytes | None, two: bytes | None, newest: Sequence[int]) -> tuple[int, bytes | None] | None:
-    """The copies differ, or are both bad: (which environment is wrong, what belongs there), None when neither verifies.
+    """Return (which environment is wrong, what belongs there) where the copies differ, or are both bad; None when
+    neither verifies.
 
     `newest`: each environment's last commit. A missing row was deleted only if its side is newer as a whole."""
     sides = (one, two)

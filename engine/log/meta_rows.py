@@ -52,7 +52,7 @@ class SegmentRun(NamedTuple):
 
 
 def cut_runs(runs: list[SegmentRun], index: int) -> list[SegmentRun]:
-    """Runs below `index` only."""
+    """Return the runs below `index` only."""
     if not runs or runs[-1].last < index:
         return runs
     return [run._replace(last=min(run.last, index - 1)) for run in runs if run.first < index]
@@ -83,13 +83,13 @@ class GroupRow:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def put(self) -> tuple[bytes, bytes]:
-        """Key and value for `MetaStore.commit`."""
+        """Return key and value for `MetaStore.commit`."""
         values = [self.name, self.machine, self.arguments, self.configuration, self.created, self.extra]
         return group_key(self.uid), _pack(values)
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes) -> GroupRow:
-        """From a row of `scan`."""
+        """Return the row of `scan`'s key and value."""
         return cls(KEY.unpack(key[1:])[0], *_unpack(value))
 
 
@@ -116,7 +116,7 @@ class StateRow:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def put(self) -> tuple[bytes, bytes]:
-        """Key and value for `MetaStore.commit`."""
+        """Return key and value for `MetaStore.commit`."""
         return state_key(self.uid), _pack(
             [
                 self.term, self.vote, self.commit, self.snapshot_index, self.snapshot_term, self.floor,
@@ -126,7 +126,7 @@ class StateRow:
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes) -> StateRow:
-        """From a row of `scan`."""
+        """Return the row of `scan`'s key and value."""
         row = cls(KEY.unpack(key[1:])[0], *_unpack(value))
         row.runs = [SegmentRun(*run) for run in row.runs]
         row.term_runs = [(first, term) for first, term in row.term_runs]
@@ -145,12 +145,12 @@ class SnapshotRow:
     data: bytes
 
     def put(self) -> tuple[bytes, bytes]:
-        """Key and value for `MetaStore.commit`."""
+        """Return key and value for `MetaStore.commit`."""
         return snapshot_key(self.uid), _pack([self.index, self.term, self.data])
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes) -> SnapshotRow:
-        """From a row of `scan`."""
+        """Return the row of `scan`'s key and value."""
         return cls(KEY.unpack(key[1:])[0], *_unpack(value))
 
 
@@ -165,12 +165,12 @@ class FileRow:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def put(self) -> tuple[bytes, bytes]:
-        """Key and value for `MetaStore.commit`."""
+        """Return key and value for `MetaStore.commit`."""
         return file_key(self.kind, self.id), _pack([self.fields])
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes) -> FileRow:
-        """From a row of `scan`."""
+        """Return the row of `scan`'s key and value."""
         kind, _, number = key[1:].partition(b"\0")
         return cls(kind.decode(), KEY.unpack(number)[0], *_unpack(value))
 
@@ -188,12 +188,12 @@ class Departed(NamedTuple):
 
 
 def peer_key(node: int) -> bytes:
-    """The key of what is known of another node's directory."""
+    """Return the key of what is known of another node's directory."""
     return PEER + node.to_bytes(4, "big")
 
 
 def peers(found: Iterable[tuple[bytes, bytes]]) -> dict[int, Origin]:
-    """Rows of other nodes read back."""
+    """Return the rows of other nodes, read back."""
     return {int.from_bytes(key[1:], "big"): Origin(*msgpack.unpackb(value)[:4]) for key, value in found}
 
 
@@ -203,32 +203,32 @@ def departed(found: Iterable[tuple[bytes, bytes]]) -> dict[int, Departed]:
 
 
 def group_key(uid: int) -> bytes:
-    """The key of a `GroupRow`."""
+    """Return the key of a `GroupRow`."""
     return GroupRow.PREFIX + KEY.pack(uid)
 
 
 def state_key(uid: int) -> bytes:
-    """The key of a `StateRow`."""
+    """Return the key of a `StateRow`."""
     return StateRow.PREFIX + KEY.pack(uid)
 
 
 def snapshot_key(uid: int) -> bytes:
-    """The key of a `SnapshotRow`."""
+    """Return the key of a `SnapshotRow`."""
     return SnapshotRow.PREFIX + KEY.pack(uid)
 
 
 def file_key(kind: str, number: int) -> bytes:
-    """The key of a `FileRow`."""
+    """Return the key of a `FileRow`."""
     return FileRow.PREFIX + kind.encode() + b"\0" + KEY.pack(number)
 
 
 def chunk_key(uid: int, name: bytes) -> bytes:
-    """The key of one chunk of a large section. As every row about one group, it ends with the uid."""
+    """Return the key of one chunk of a large section. As every row about one group, it ends with the uid."""
     return CHUNK + name + KEY.pack(uid)
 
 
 def intent_key(uid: int) -> bytes:
-    """The key of the row of a snapshot that is on its way."""
+    """Return the key of the row of a snapshot that is on its way."""
     return INTENT + KEY.pack(uid)
 
 
@@ -241,21 +241,21 @@ class Rows(Protocol):
 
 
 def group_rows(store: Rows) -> Iterator[GroupRow]:
-    """All groups, by uid."""
+    """Yield all groups, by uid."""
     return (GroupRow.unpack(key, value) for key, value in store.scan(GroupRow.PREFIX))
 
 
 def state_rows(store: Rows) -> Iterator[StateRow]:
-    """All states, by uid."""
+    """Yield all states, by uid."""
     return (StateRow.unpack(key, value) for key, value in store.scan(StateRow.PREFIX))
 
 
 def snapshot_rows(store: Rows) -> Iterator[SnapshotRow]:
-    """All small snapshots, by uid."""
+    """Yield all small snapshots, by uid."""
     return (SnapshotRow.unpack(key, value) for key, value in store.scan(SnapshotRow.PREFIX))
 
 
 def file_rows(store: Rows, kind: str = "") -> Iterator[FileRow]:
-    """All files, or those of one kind, by number."""
+    """Yield all files, or those of one kind, by number."""
     prefix = FileRow.PREFIX + (kind.encode() + b"\0" if kind else b"")
     return (FileRow.unpack(key, value) for key, value in store.scan(prefix))

@@ -51,13 +51,13 @@ class FileSource(NamedTuple):
         return [group[:3] for group in self.groups]
 
     def pack(self) -> list[object]:
-        """As nested lists, for the way to another process."""
+        """Return nested lists, for the way to another process."""
         groups = [[*group[:3], [list(span) for span in group.live]] for group in self.groups]
         return [self.segment, self.directory, self.file, groups]
 
     @classmethod
     def unpack(cls, plain: Sequence[Any]) -> FileSource:
-        """From what `pack` made."""
+        """Return what `pack` was given."""
         segment, directory, file, groups = plain
         found = (LiveGroup(uid, first, last, tuple(map(tuple, live))) for uid, first, last, live in groups)
         return cls(segment, directory, file, tuple(found))
@@ -96,7 +96,7 @@ class FileReader:
         self.close()
 
     def read(self, uid: int, first: int, last: int) -> Iterator[SourceEntry]:
-        """The entries first..last of a group of which something lives. Raises `Corrupt`."""
+        """Yield the entries first..last of a group of which something lives. Raises `Corrupt`."""
         spans = self._live[uid]
         ends = [span[2:] for span in spans]
         while first <= last:
@@ -127,7 +127,7 @@ class FileReader:
 
 
 def _live_units(index: int, units: Sequence[Unit], live: Sequence[Span], ends: Sequence[tuple[int, int]]) -> set[int]:
-    """The numbers of the units of which a record lives: as a group's liveness says it, from its spans."""
+    """Return the numbers of the units of which a record lives: as a group's liveness says it, from its spans."""
     found = set()
     for unit in units:
         start, stop = (index, unit.first_ordinal), (index, unit.first_ordinal + max(unit.records, 1))

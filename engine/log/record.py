@@ -131,18 +131,18 @@ class Encoded(NamedTuple):
 
 
 def draw_salt() -> int:
-    """62 random bits: a position can be added without leaving 64."""
+    """Draw 62 random bits: a position can be added without leaving 64."""
     return int.from_bytes(os.urandom(8), "little") >> 2
 
 
 def encode_file_head(head: FileHead) -> bytes:
-    """One copy of the head, a block long."""
+    """Return one copy of the head, a block long."""
     fixed = FILE.pack(FILE_MAGIC, FORMAT, 0, *head)
     return (fixed + xxh3_64_digest(fixed)).ljust(BLOCK, b"\0")
 
 
 def decode_file_head(block: bytes) -> FileHead | None:
-    """The head, or None when the copy is damaged. The caller compares `epoch` with the file's name."""
+    """Return the head, or None when the copy is damaged. The caller compares `epoch` with the file's name."""
     if len(block) < FILE_BYTES or xxh3_64_digest(block[: FILE.size]) != block[FILE.size : FILE_BYTES]:
         return None
     magic, _, _, *fields = FILE.unpack_from(block)
@@ -150,7 +150,7 @@ def decode_file_head(block: bytes) -> FileHead | None:
 
 
 def format_of(block: bytes) -> int:
-    """The format number of an intact head copy, 0 otherwise."""
+    """Return the format number of an intact head copy, 0 otherwise."""
     if decode_file_head(block) is None:
         return 0
     number: int = FILE.unpack_from(block)[1]
@@ -158,12 +158,13 @@ def format_of(block: bytes) -> int:
 
 
 def batch_bytes(metadata: int, payload: int, rows: int) -> int:
-    """Bytes of a whole batch, in blocks: `metadata` counts header, directory and records; the trailer comes on top."""
+    """Return the bytes of a whole batch, in blocks: `metadata` counts header, directory and records; the trailer comes
+    on top."""
     return (metadata + payload + rows * ROW_BYTES + BATCH_BYTES + BLOCK - 1) // BLOCK * BLOCK
 
 
 def metadata_bytes(rows: int, records: int, contents: int) -> int:
-    """Bytes of header, directory and records, for records whose contents sum to `contents` bytes."""
+    """Return the bytes of header, directory and records, for records whose contents sum to `contents` bytes."""
     return BATCH_BYTES + rows * ROW_BYTES + records * RECORD_BYTES + contents
 
 
@@ -174,7 +175,8 @@ def _frame_bytes(magic: bytes, epoch: int, frame: BatchFrame, salt: int, positio
 
 
 def decode_frame(block: bytes, at: int, magic: bytes, head: FileHead, position: int) -> BatchFrame | None:
-    """The frame at `at` in `block`, which is `position` in the file; None when it isn't one of this use of the file."""
+    """Return the frame at `at` in `block`, which is `position` in the file; None when it isn't one of this use of the
+    file."""
     if block[at : at + 4] != magic or len(block) < at + BATCH_BYTES:
         return None
     fixed = block[at : at + BATCH.size]
@@ -188,7 +190,7 @@ def decode_frame(block: bytes, at: int, magic: bytes, head: FileHead, position: 
 
 
 def check_directory(directory: bytes, head: FileHead, frame: BatchFrame) -> bool:
-    """True when these are the directory's bytes, as header and trailer both hold them."""
+    """Return True when these are the directory's bytes, as header and trailer both hold them."""
     return (
         len(directory) == frame.rows * ROW_BYTES
         and xxh3_64_intdigest(directory, head.salt + frame.start) == frame.directory_check
@@ -253,7 +255,7 @@ def encode_batch(
 
 
 def own_sizes(item: WalItem) -> tuple[int, int]:
-    """(records, content bytes) of an item besides its entries."""
+    """Return (records, content bytes) of an item besides its entries."""
     records = contents = 0
     if item.hard_state is not None:
         records, contents = 1, HARD.size
@@ -265,7 +267,8 @@ def own_sizes(item: WalItem) -> tuple[int, int]:
 
 
 def _own_records(item: WalItem, salt: int, at: int) -> list[bytes]:
-    """Hard state, floor, truncation, in this order: a tombstone's floor is never behind the entry that brings it."""
+    """Return hard state, floor, truncation, in this order: a tombstone's floor is never behind the entry that brings
+    it."""
     wanted: list[tuple[int, int, bytes]] = []
     if item.hard_state is not None:
         wanted.append((HARD_STATE_RECORD, 0, HARD.pack(*item.hard_state)))

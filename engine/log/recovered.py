@@ -27,7 +27,7 @@ class Recovered:
         self.restart = 0
 
     def cut(self, index: int) -> None:
-        """Entries from `index` on are void."""
+        """Void the entries from `index` on."""
         entries = self.entries
         if entries and index <= entries[-1].index:
             del entries[max(0, index - entries[0].index) :]
@@ -41,14 +41,14 @@ class Collector:
         self.groups: dict[int, Recovered] = {}
 
     def of(self, uid: int) -> Recovered:
-        """One group's record."""
+        """Return one group's record."""
         found = self.groups.get(uid)
         if found is None:
             found = self.groups[uid] = Recovered()
         return found
 
     def hard_state(self, uid: int, term: int, vote: int, commit: int) -> None:
-        """The newest wins; within a term a set vote never changes."""
+        """Take a hard state: the newest wins; within a term a set vote never changes."""
         self.of(uid).hard_state = (term, vote, commit)
 
     def entry(self, uid: int, entry: Entry) -> None:
@@ -69,6 +69,6 @@ class Collector:
         group.end = from_index - 1
 
     def floor(self, uid: int, p: int) -> None:
-        """The payload floor rises."""
+        """Raise the payload floor."""
         group = self.of(uid)
         group.floor = max(group.floor, p)

@@ -38,7 +38,7 @@ class Cut(NamedTuple):
     seen: Container[int] | None = None
 
     def covers(self, batch: int, mark: int) -> bool:
-        """Whether damage that is met in a batch is known."""
+        """Return whether damage that is met in a batch is known."""
         return batch <= self.through and (self.whole or self.seen is None or mark in self.seen)
 
 

@@ -167,7 +167,8 @@ class SegmentReader:
         raise Corrupt(self.path, 0, "a segment's head or foot", "neither")
 
     def _rebuild(self) -> None:
-        """The index is damaged somewhere: keep the rows that verify, in memory, and derive the groups from them."""
+        """Rebuild an index that is damaged somewhere: keep the rows that verify, in memory, and derive the groups from
+        them."""
         good: list[tuple[int, int, int]] = []
         for number in range(self._rows):
             row = self._read(self._index + number * ROW_BYTES, ROW_BYTES)
@@ -207,7 +208,7 @@ class SegmentReader:
         return self._read(self._index + number * ROW_BYTES, ROW_BYTES)
 
     def _table(self, start: int, count: int) -> Iterator[bytes]:
-        """Rows `start` to `start + count`, read at once while the index is whole."""
+        """Yield rows `start` to `start + count`, read at once while the index is whole."""
         if self._good is not None:
             for number in range(start, start + count):
                 yield self._row(number)
@@ -217,15 +218,15 @@ class SegmentReader:
             yield table[at : at + ROW_BYTES]
 
     def _find(self, group: Group, index: int) -> int:
-        """The group's first row with an index of at least `index`."""
+        """Return the group's first row with an index of at least `index`."""
         if group.last - group.first + 1 == group.rows:
             return group.row + max(0, index - group.first)
         positions = range(group.row, group.row + group.rows)
         return group.row + bisect_left(positions, index, key=lambda number: int(ROW.unpack_from(self._row(number))[1]))
 
     def entries(self, uid: int, low: int, high: int, max_bytes: int = 1 << 62) -> list[Entry]:
-        """The group's entries from `low` to `high`, both included, up to `max_bytes` of metadata and payload, at least
-        one.
+        """Return the group's entries from `low` to `high`, both included, up to `max_bytes` of metadata and payload, at
+        least one.
 
         `bodies` is None where there is a payload; `file` and `offset` say where it lay when the segment was written.
         Raises `Corrupt`
@@ -278,7 +279,7 @@ class SegmentReader:
         return entry
 
     def terms(self, uid: int) -> Terms:
-        """(first index, term) of the group's runs, from the index alone."""
+        """Return (first index, term) of the group's runs, from the index alone."""
         group = self.groups.get(uid)
         found: Terms = []
         if group is None:
@@ -315,7 +316,7 @@ class SegmentReader:
         return found
 
     def contents(self) -> list[tuple[int, Entry]]:
-        """(uid, entry) of everything, as `write_segment` takes it. Raises `Corrupt`."""
+        """Return (uid, entry) of everything, as `write_segment` takes it. Raises `Corrupt`."""
         found = []
         for uid, group in self.groups.items():
             low = group.first

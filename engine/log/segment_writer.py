@@ -42,12 +42,12 @@ class SegmentJob(NamedTuple):
     runs: tuple[ValidRun, ...]
 
     def pack(self) -> list[object]:
-        """As nested lists, for the way to another process."""
+        """Return nested lists, for the way to another process."""
         return [*self[:-1], [list(run) for run in self.runs]]
 
     @classmethod
     def unpack(cls, plain: Sequence[object]) -> SegmentJob:
-        """From what `pack` made."""
+        """Return what `pack` was given."""
         segment, path, directory, file, epoch, length, runs = plain
         assert isinstance(runs, (list, tuple)) and isinstance(path, str) and isinstance(directory, str)
         assert isinstance(segment, int) and isinstance(file, int) and isinstance(epoch, int) and isinstance(length, int)
@@ -61,12 +61,12 @@ class SegmentWritten(NamedTuple):
     sizes: dict[int, int]
 
     def pack(self) -> list[object]:
-        """As nested lists: maps with number keys are refused by careful decoders."""
+        """Return nested lists: maps with number keys are refused by careful decoders."""
         return [pack_info(self.info), list(self.sizes.items())]
 
     @classmethod
     def unpack(cls, plain: Sequence[object]) -> SegmentWritten:
-        """From what `pack` made."""
+        """Return what `pack` was given."""
         info, sizes = plain
         assert isinstance(info, (list, tuple)) and isinstance(sizes, (list, tuple))
         return cls(unpack_info(info), dict(sizes))
@@ -76,13 +76,13 @@ class SegmentRunner(Protocol):
     """Whoever runs segment jobs: a thread, or the writer process. Idempotent, durable on return."""
 
     async def __call__(self, job: SegmentJob, entries: Sequence[tuple[int, Entry]]) -> SegmentWritten:
-        """`entries` are the file's, for who has no need to read them again. Raises `Corrupt`, `OSError`."""
+        """Run a job; `entries` are the file's, for who has no need to read them again. Raises `Corrupt`, `OSError`."""
         ...
 
 
 def latest_entries(entries: Sequence[tuple[int, Entry]]) -> dict[int, list[Entry]]:
-    """By uid, with rising indexes, what the file's writes leave standing: an entry voids its group's older ones from
-    its index on.
+    """Return by uid, with rising indexes, what the file's writes leave standing: an entry voids its group's older ones
+    from its index on.
 
     Truncations that no entry followed are not in the list: `valid` of `build_segment_job` knows them.
     """
@@ -157,12 +157,12 @@ def _index(entry: Entry) -> int:
 
 
 def pack_info(info: SegmentInfo) -> list[object]:
-    """A segment's description as nested lists: maps with number keys are refused by careful decoders."""
+    """Return a segment's description as nested lists: maps with number keys are refused by careful decoders."""
     return [info.id, [[uid, *run, info.terms[uid]] for uid, run in info.runs.items()], info.bytes]
 
 
 def unpack_info(plain: Sequence[object]) -> SegmentInfo:
-    """From what `pack_info` made."""
+    """Return what `pack_info` was given."""
     number, groups, size = plain
     assert isinstance(number, int) and isinstance(size, int) and isinstance(groups, (list, tuple))
     terms: dict[int, Terms] = {uid: [(index, term) for index, term in runs] for uid, _, _, runs in groups}

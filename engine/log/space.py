@@ -87,7 +87,8 @@ class Space:
         return os.path.join(self._directory, "reserve")
 
     def open(self) -> None:
-        """BLOCKING. Before recovery, which writes: a node that stopped on a full disk starts on one."""
+        """Open the reserve before recovery, which writes: a node that stopped on a full disk starts on one.
+        BLOCKING."""
         self._held = os.path.exists(self._path)
         disk, path = self._disk, self._directory
         if self._held and disk.free_bytes(path) < self._config.disk_reserve_bytes:
@@ -99,7 +100,7 @@ class Space:
                 disk.unlink(os.path.join(wal, name))
 
     def is_low(self) -> bool:
-        """Whether there is next to nothing left."""
+        """Return whether there is next to nothing left."""
         return self._disk.free_bytes(self._directory) < LOW_BYTES
 
     @property
@@ -110,15 +111,15 @@ class Space:
     # Asked in turns
 
     def takes(self, size: int) -> bool:
-        """Whether an ordinary write of `size` bytes still has room in the WAL file in use, behind all that is queued.
-        Asked only while `full`."""
+        """Return whether an ordinary write of `size` bytes still has room in the WAL file in use, behind all that is
+        queued. Asked only while `full`."""
         durability = self._durability
         if durability.wal.stock.short or durability.held:
             return False
         return size + durability.queued_bytes + self._waiting() + MARGIN_BYTES <= durability.wal.room
 
     def refusal(self) -> NoSpace:
-        """What an ordinary write gets."""
+        """Return what an ordinary write gets."""
         self._counted(DISK)
         return NoSpace(
             f"the disk of this node is full ({self.reason}): reads, truncation and deletion go on, writes wait",
@@ -127,7 +128,7 @@ class Space:
         )
 
     def accepts(self, entries: Sequence[Entry]) -> int:
-        """How many of a leader's entries a follower writes while `full`. What carries next to no payload may be
+        """Return how many of a leader's entries a follower writes while `full`. What carries next to no payload may be
         what frees space, and all but half a file of the reserve is for it; that half is for terms and votes, and for
         what this node's leaders owe."""
         total = own = 0
@@ -144,7 +145,7 @@ class Space:
         return len(entries)
 
     def note(self, reason: str) -> None:
-        """No room for another WAL file: from now on ordinary writes wait."""
+        """Note that there is no room for another WAL file: from now on ordinary writes wait."""
         if not self.full:
             self.full = True
             self.reason = reason
@@ -154,7 +155,7 @@ class Space:
     # The janitor's
 
     def found(self, what: str, error: BaseException) -> bool:
-        """A job failed; True when for want of space: then it is done again out of the reserve."""
+        """Return whether a job failed for want of space: then it is done again out of the reserve."""
         if not (isinstance(error, NoSpace) or is_full(error)):
             return False
         self.failed = True
@@ -178,7 +179,7 @@ class Space:
             raise NoSpace(f"no room on the disk for {what}") from error
 
     def may_copy(self, size: int) -> bool:
-        """Whether `size` bytes may be copied to a generation now, and leave what is claimed untouched."""
+        """Return whether `size` bytes may be copied to a generation now, and leave what is claimed untouched."""
         if time.monotonic() < self._copy_at:
             return False
         return 2 * size < self._disk.free_bytes(self._directory)
@@ -192,8 +193,8 @@ class Space:
         self._copy_at = 0.0
 
     async def look(self, quiet: bool) -> None:
-        """Once a second, after the jobs: claim what is to be held, or give up what they need. `quiet`: the disk has
-        time to fill the next file with zeros ahead."""
+        """Look once a second, after the jobs: claim what is to be held, or give up what they need. `quiet`: the disk
+        has time to fill the next file with zeros ahead."""
         if self.failed or not await trio.to_thread.run_sync(self._claim, quiet):
             self.note("no room for the next WAL file")
             if self._held:
@@ -207,7 +208,7 @@ class Space:
         self._durability.resume()
 
     def _claim(self, quiet: bool) -> bool:
-        """BLOCKING. Whether the reserve and the next WAL file are there, made where missing."""
+        """Return whether the reserve and the next WAL file are there, made where missing. BLOCKING."""
         config, wal = self._config, self._durability.wal
         self.free = self._disk.free_bytes(self._directory)
         size = 0 if self._held else config.disk_reserve_bytes
@@ -246,7 +247,8 @@ class Space:
         self._disk.unlink(self._path)
 
     def status(self) -> dict[str, Any]:
-        """For `logyard status`: `full_s` since when writes are refused, `free_bytes` as of the last look."""
+        """Return what `logyard status` shows: `full_s` since when writes are refused, `free_bytes` as of the last
+        look."""
         return {
             "full": self.full,
             "full_s": round(time.monotonic() - self._since, 1) if self.full else 0.0,

@@ -56,7 +56,7 @@ class WalConfig:
 
     @classmethod
     def of(cls, config: SystemConfig) -> WalConfig:
-        """The WAL's part of a system's limits."""
+        """Return the WAL's part of a system's limits."""
         return cls(config.wal_file_bytes, config.wal_batch_bytes, config.wal_stock_files, config.wal_reserve_files)
 
 
@@ -210,7 +210,8 @@ class Wal:
         return self.take()
 
     def written(self, items: Sequence[WalItem]) -> int:
-        """How many of the items that `write` refused with `NoSpace` are durable all the same: the first so many."""
+        """Return how many of the items that `write` refused with `NoSpace` are durable all the same: the first so
+        many."""
         return next((number for number, item in enumerate(items) if item is self._from), 0)
 
     def _write(self, items: Sequence[WalItem]) -> None:
@@ -273,7 +274,7 @@ class Wal:
             self._put(plan.measured(records, contents, payload))
 
     def _split(self, item: WalItem) -> _Plan:
-        """An item above a batch's limit, entry by entry, into an empty plan; return the plan left open."""
+        """Split an item above a batch's limit, entry by entry, into an empty plan; return the plan left open."""
         plan = _Plan()
         plan.records, plan.contents = own_sizes(item)
         taken: list[Entry] = []
@@ -353,7 +354,7 @@ class Wal:
         return self._rolled.sealed.pop()
 
     def take(self) -> Rolled | None:
-        """What happened since the last call; a sealed file is never lost to an exception that came after it."""
+        """Return what happened since the last call; a sealed file is never lost to an exception that came after it."""
         rolled = self._rolled
         if not rolled.sealed and not rolled.gaps:
             return None
@@ -378,8 +379,8 @@ class Wal:
             raise WalFailed(str(self._error))
 
     def _fail(self, error: OSError) -> NoReturn:
-        """A full disk, or a process without descriptors or memory, refuses this write only; everything else ends this
-        WAL for good."""
+        """Fail this write only, where a full disk, or a process without descriptors or memory, refuses it; everything
+        else ends this WAL for good."""
         if not isinstance(error, SyncFailed) and (is_full(error) or is_short(error)):
             raise NoSpace(f"no room for the WAL: {error.strerror}") from error
         self._error = WalFailed(f"WAL file {self._head.epoch}: {error}; this node acknowledges nothing more")
@@ -395,20 +396,20 @@ class Wal:
         return True
 
     def forget(self, uid: int) -> None:
-        """The group is deleted, or hibernates and owns nothing here."""
+        """Forget a group that is deleted, or hibernates and owns nothing here."""
         self._seen.pop(uid, None)
         self.restart(uid)
 
     def restart(self, uid: int) -> None:
-        """The group's next write may start anywhere."""
+        """Let the group's next write start anywhere."""
         self._last.pop(uid, None)
 
     def keep_only(self, uids: Container[int]) -> None:
-        """Other groups own nothing in the current file, and need no segment. Not beside a write."""
+        """Keep only these groups: others own nothing in the current file, and need no segment. Not beside a write."""
         self._entries = [pair for pair in self._entries if pair[0] in uids]
 
     def recycle(self, file: int) -> bool:
-        """Everything in `file` is durable elsewhere or dead: reuse its space once no pin holds it (False: one does)."""
+        """Recycle `file`, of which everything is durable elsewhere or dead, once no pin holds it (False: one does)."""
         assert file != self._head.epoch, "the current file is in use"
         return self._files.recycle(file)
 
@@ -421,11 +422,12 @@ class Wal:
         self._files.unpin(file)
 
     def payload_fd(self, file: int) -> int:
-        """A descriptor for reads at `Entry.offset`, valid under a pin. Raises `Gone`."""
+        """Return a descriptor for reads at `Entry.offset`, valid under a pin. Raises `Gone`."""
         return self._files.fd(file)
 
     def read_payload(self, file: int, offset: int, length: int) -> bytes:
-        """`length` bytes at `offset`, from any thread; the caller checks the hash. Raises `Gone` or `Corrupt`."""
+        """Return `length` bytes at `offset`, from any thread; the caller checks the hash. Raises `Gone` or
+        `Corrupt`."""
         return self._files.read(file, offset, length)
 
     @property
@@ -459,5 +461,5 @@ class Wal:
         return self._files
 
     def allocated_bytes(self) -> int:
-        """Bytes of disk held, spares included."""
+        """Return the bytes of disk held, spares included."""
         return self._files.allocated_bytes()

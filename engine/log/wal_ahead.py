@@ -31,13 +31,13 @@ class Ahead:
         self._zeros = memoryview(mmap.mmap(-1, AHEAD_BYTES))
 
     def begin(self, fd: int, direct: int, size: int) -> None:
-        """Another file of `size` bytes; without a descriptor for direct writes (-1) there are no zeros."""
+        """Begin another file of `size` bytes; without a descriptor for direct writes (-1) there are no zeros."""
         self._direct = direct
         self._size = size
         self._written = size if direct < 0 else self._disk.unwritten_from(fd, 0)
 
     def follow(self, end: int, size: int) -> None:
-        """A batch of `size` bytes was written up to `end`; its sync comes after this. OSErrors pass."""
+        """Follow a batch of `size` bytes that was written up to `end`; its sync comes after this. OSErrors pass."""
         if end <= self._written:
             return
         self._written = end

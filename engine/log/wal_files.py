@@ -47,12 +47,12 @@ class SyncFailed(OSError):
 
 
 def wal_name(epoch: int) -> str:
-    """The name of a WAL file in its directory."""
+    """Return the name of a WAL file in its directory."""
     return f"{epoch:016x}{WAL}"
 
 
 def wal_epochs(names: Sequence[str]) -> list[int]:
-    """Epochs of the WAL files among `names`, oldest first; other names are skipped."""
+    """Return the epochs of the WAL files among `names`, oldest first; other names are skipped."""
     found = []
     for name in names:
         stem = name.removesuffix(WAL)
@@ -235,7 +235,7 @@ class WalFiles:
         return path, size
 
     def recycle(self, epoch: int) -> bool:
-        """A file whose content is durable elsewhere or dead: to the stock, or unlinked. Twice is harmless.
+        """Recycle a file whose content is durable elsewhere or dead: to the stock, or unlinked. Twice is harmless.
 
         False while pins hold it: then the last `unpin` does it. Unlinking a big file takes milliseconds.
         """
@@ -287,14 +287,15 @@ class WalFiles:
         self._retire(epoch, file)
 
     def fd(self, epoch: int) -> int:
-        """The descriptor of a file in use; only valid under a pin. Raises `Gone`."""
+        """Return the descriptor of a file in use; only valid under a pin. Raises `Gone`."""
         file = self._files.get(epoch)
         if file is None:
             raise Gone(f"WAL file {epoch} was recycled")
         return file.fd
 
     def read(self, epoch: int, offset: int, length: int) -> bytes:
-        """Payload bytes, whose hash the caller checks. Raises `Gone`, or `Corrupt` when the disk can't give them."""
+        """Return payload bytes, whose hash the caller checks. Raises `Gone`, or `Corrupt` when the disk can't give
+        them."""
         self.pin(epoch)
         try:
             file = self._files[epoch]
@@ -315,16 +316,16 @@ class WalFiles:
             return sorted((epoch, file.bytes) for epoch, file in self._files.items())
 
     def path(self, epoch: int) -> str:
-        """Where a file in use lies."""
+        """Return where a file in use lies."""
         return self._files[epoch].path
 
     def descriptor(self, epoch: int) -> tuple[int, int]:
-        """(descriptor, bytes) of a file that is there."""
+        """Return (descriptor, bytes) of a file that is there."""
         file = self._files[epoch]
         return file.fd, file.bytes
 
     def allocated_bytes(self) -> int:
-        """Bytes of disk the directory holds, spares included."""
+        """Return the bytes of disk the directory holds, spares included."""
         with self._lock:
             used = sum(file.bytes for file in self._files.values())
         return used + self.spare_bytes

@@ -57,19 +57,20 @@ class Sink(Protocol):
     """Who takes what replay finds, in the order it was written."""
 
     def hard_state(self, uid: int, term: int, vote: int, commit: int) -> None:
-        """The group's hard state became this."""
+        """Take the group's hard state."""
         ...
 
     def entry(self, uid: int, entry: Entry) -> None:
-        """An entry; it voids the group's older ones from its index on. `bodies` is None when there is a payload."""
+        """Take an entry; it voids the group's older ones from its index on. `bodies` is None when there is a
+        payload."""
         ...
 
     def truncate(self, uid: int, from_index: int) -> None:
-        """Entries from `from_index` on are void; the next one has that index, also when it lies ahead of the last."""
+        """Void entries from `from_index` on; the next one has that index, also when it lies ahead of the last."""
         ...
 
     def floor(self, uid: int, p: int) -> None:
-        """The group's payload floor became `p`."""
+        """Take the group's payload floor."""
         ...
 
 
@@ -98,7 +99,8 @@ def replay(
 
 
 def replay_file(disk: Disk, directory: str, epoch: int) -> list[tuple[int, Entry]]:
-    """The intact entries of a sealed file, in write order, for the segment writer. Raises `Corrupt` without a head."""
+    """Return the intact entries of a sealed file, in write order, for the segment writer. Raises `Corrupt` without a
+    head."""
     head = read_heads(disk, directory, [epoch])[epoch].head
     if head is None:
         raise Corrupt(wal_name(epoch), 0, "a file's head", "none of two copies")
@@ -193,7 +195,7 @@ class _Replay:
         self._file(head, None, False)
 
     def _flushed(self, epoch: int, head: FileHead) -> None:
-        """Even the newest file is flushed: walk it only to learn where it ends and the number of the next batch."""
+        """Walk the newest file, which is flushed, too, only to learn where it ends and the number of the next batch."""
         result = self.result
         result.next_batch = head.first_batch
         with FileScan(self.disk, self.directory, head) as scan:
@@ -202,7 +204,7 @@ class _Replay:
             result.previous = (epoch, scan.tail)
 
     def _blocks(self, epoch: int) -> int:
-        """The most batches a file can hold."""
+        """Return the most batches a file can hold."""
         fd = self.disk.open_file(os.path.join(self.directory, wal_name(epoch)))
         try:
             return self.disk.size(fd) // BLOCK
@@ -286,7 +288,7 @@ class _Replay:
         self.result.sure.clear()
 
     def _salvage(self, lost: Lost) -> None:
-        """A region without readable headers: trailers tell what they can, the rest is nobody's."""
+        """Salvage a region without readable headers: trailers tell what they can, the rest is nobody's."""
         epoch = self.scan.head.epoch
         expected = lost.first
         for frame in lost.frames:
@@ -303,13 +305,13 @@ class _Replay:
         self._hole(first, through)
 
     def _hole(self, first: int, through: int) -> None:
-        """The damage that was noted last is of these batches."""
+        """Note that the damage noted last is of these batches."""
         self.holes.append((first, through, self.result.damage[-1].mark))
 
     # Batches
 
     def _directory(self, frame: BatchFrame, metadata: bytes) -> bytes | None:
-        """The directory, from the header or from the trailer."""
+        """Return the directory, from the header or from the trailer."""
         head = self.scan.head
         size = frame.rows * ROW_BYTES
         directory = metadata[BATCH_BYTES : BATCH_BYTES + size]
@@ -338,7 +340,7 @@ class _Replay:
             self._records(frame, metadata, uid, offset, records)
 
     def _row(self, uid: int, previous: int, frame: BatchFrame) -> None:
-        """Does the group's row step over a hole, or come out of one?"""
+        """Check whether the group's row steps over a hole, or comes out of one."""
         for first, through, mark in self.holes:
             if first <= previous <= through and uid not in self.hurt:
                 if not self._is_known(uid, previous, mark):

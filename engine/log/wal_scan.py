@@ -62,7 +62,7 @@ class Lost(NamedTuple):
 
 
 def read_heads(disk: Disk, directory: str, epochs: Sequence[int]) -> dict[int, Heads]:
-    """The heads of all files. A head that names another epoch than the file's name is none."""
+    """Return the heads of all files. A head that names another epoch than the file's name is none."""
     found: dict[int, Heads] = {}
     for epoch in epochs:
         fd = disk.open_file(os.path.join(directory, wal_name(epoch)))
@@ -121,7 +121,7 @@ class FileScan:
         self._disk.close(self._fd)
 
     def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes at `offset`; fewer at the end of the file."""
+        """Return `length` bytes at `offset`; fewer at the end of the file."""
         at = offset - self._base
         if at >= 0 and at + length <= len(self._window):
             return self._window[at : at + length]
@@ -135,7 +135,8 @@ class FileScan:
         return self._window[:length]
 
     def header(self, position: int) -> BatchFrame | None:
-        """The batch that starts at `position`, by its header. The window stays: a peek ahead does not read payloads."""
+        """Return the batch that starts at `position`, by its header. The window stays: a peek ahead does not read
+        payloads."""
         at = position - self._base
         if 0 <= at <= len(self._window) - BATCH_BYTES:
             block = self._window[at : at + BATCH_BYTES]
@@ -145,14 +146,15 @@ class FileScan:
         return frame if frame is not None and frame.start == position and frame.end <= self._size else None
 
     def trailer(self, end: int) -> BatchFrame | None:
-        """The batch that ends at `end`, by its trailer."""
+        """Return the batch that ends at `end`, by its trailer."""
         position = end - BATCH_BYTES
         block = _read(self._disk, self._fd, BATCH_BYTES, position, self.unreadable)
         frame = decode_frame(block, 0, TRAILER_MAGIC, self.head, position)
         return frame if frame is not None and frame.end == end else None
 
     def walk(self, end: int, next_batch: int = 0) -> Iterator[BatchFrame | Lost]:
-        """Batches in order. `end` and `next_batch` come from the next file's head; 0: there is none, find the tail."""
+        """Yield batches in order. `end` and `next_batch` come from the next file's head; 0: there is none, find the
+        tail."""
         limit = end or self._size
         position, number = DATA_START, self.head.first_batch
         while position < limit:
@@ -172,7 +174,7 @@ class FileScan:
         self.leftover = position < self._size and any(self.read(position, BLOCK))
 
     def _sweep(self, position: int, limit: int, number: int) -> BatchFrame | None:
-        """The first valid header from `position` on that a later batch may have."""
+        """Return the first valid header from `position` on that a later batch may have."""
         while position < limit:
             chunk = _read(self._disk, self._fd, min(SWEEP, limit - position), position, self.unreadable)
             if not chunk:
@@ -201,7 +203,8 @@ class FileScan:
         return Lost(first, through, start, frames[::-1])
 
     def whole(self, frame: BatchFrame) -> bool:
-        """Law 8: the very last batch counts only if every byte that matters is there, payloads included."""
+        """Return whether the very last batch counts: only if every byte that matters is there, payloads included (law
+        8)."""
         if self.trailer(frame.end) != frame:
             return False
         metadata = self.read(frame.start, frame.metadata)

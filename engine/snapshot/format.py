@@ -86,12 +86,12 @@ class Encoded(NamedTuple):
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """Bytes of a snapshot with every section inline."""
+    """Return bytes of a snapshot with every section inline."""
     return split(snapshot, 1 << 62).manifest
 
 
 def split(snapshot: Snapshot, inline_bytes: int = INLINE_BYTES) -> Encoded:
-    """A snapshot's manifest, with sections above `inline_bytes` as chunks."""
+    """Return a snapshot's manifest, with sections above `inline_bytes` as chunks."""
     rows: list[tuple[object, ...]] = []
     chunks: dict[bytes, memoryview] = {}
     beside = 0
@@ -179,8 +179,8 @@ def _section(row: list[object], where: str) -> Section:
 
 
 def assemble(manifest: Manifest, load: Callable[[bytes], bytes | None]) -> Snapshot:
-    """The snapshot with all of its sections; `load` gives a chunk by name. Raises `Corrupt` for one that is missing or
-    does not match its name."""
+    """Return the snapshot with all of its sections; `load` gives a chunk by name. Raises `Corrupt` for one that is
+    missing or does not match its name."""
     sections: dict[str, bytes] = {}
     for section in manifest.sections:
         if section.data is not None:

@@ -44,7 +44,8 @@ class Piece(NamedTuple):
 
 
 def live_digest(liveness: LivenessPort, ranges: Iterable[Range]) -> int:
-    """A number that two members share if and only if, but for chance, the same lives for both in these ranges."""
+    """Return a number that two members share if and only if, but for chance, the same lives for both in these
+    ranges."""
     found: list[PayloadRange] = []
     for first, last in ranges:
         found += liveness.live_within((first, 0), (last + 1, 0))
@@ -54,7 +55,7 @@ def live_digest(liveness: LivenessPort, ranges: Iterable[Range]) -> int:
 def read_piece(
     uid: int, ranges: Sequence[Range], names: Sequence[bytes], header: Mapping[str, Any], body: Any
 ) -> Piece:
-    """An answer to a pull of `ranges` and chunks `names`. Raises `Corrupt` unless all of it adds up."""
+    """Return an answer to a pull of `ranges` and chunks `names`. Raises `Corrupt` unless all of it adds up."""
     where = f"snapshot piece of group {uid:016x}"
     data = memoryview(body)
     chunks: dict[bytes, memoryview] = {}
@@ -79,7 +80,7 @@ def read_piece(
 
 
 def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[SourceEntry]:
-    """The entries of one piece with their live units, whose bytes are sliced from `body` and verified. Raises
+    """Return the entries of one piece with their live units, whose bytes are sliced from `body` and verified. Raises
     `Corrupt`."""
     where = f"snapshot piece of group {uid:016x}"
     rows = []
@@ -112,8 +113,8 @@ def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[
 
 
 def slicer(parts: Sequence[tuple[int, Buffer]]) -> Callable[[int, int], Buffer]:
-    """Bytes of an entry's payload by offset. A reader may ask for a stretch with released units in it, which it then
-    ignores."""
+    """Return what gives bytes of an entry's payload by offset. A reader may ask for a stretch with released units in
+    it, which it then ignores."""
 
     def read(offset: int, length: int) -> Buffer:
         found = bytearray()
