@@ -77,8 +77,8 @@ class Books:
     async def commit(
         self, build: Callable[[], Iterable[rows.Put]], store: bool = False, then: Callable[[], None] | None = None
     ) -> None:
-        """One meta commit. Rows are built under the lock: a row that was built before another's commit must not undo
-        that one.
+        """Make one meta commit. Rows are built under the lock: a row that was built before another's commit must not
+        undo that one.
 
         `then` is called under the lock when they are durable. `store` brings the payload store's rows along; they are
         asked for once, so those of a failed commit go with the next.
@@ -131,7 +131,7 @@ class Books:
         self._floors.discard(member)
 
     def look(self) -> None:
-        """Once a second: what is new of the other nodes is stored."""
+        """Store, once a second, what is new of the other nodes."""
         known = self._acquaintances
         late = known.stale and time.monotonic() - self._peers_at >= PEERS_SECONDS
         if (known.fresh or late) and not self._looking:
@@ -149,7 +149,7 @@ class Books:
     async def commit_members(
         self, members: Iterable[Member], sealed_files: Sequence[SealedFile] = (), gone_files: Sequence[int] = ()
     ) -> None:
-        """One meta commit: state rows of `members`, files sealed or gone, and the payload store's counters."""
+        """Make one meta commit: state rows of `members`, files sealed or gone, and the payload store's counters."""
 
         def build() -> Iterator[rows.Put]:
             yield from (rows.state(member) for member in members if not member.is_gone and not member.damaged)
@@ -186,7 +186,7 @@ class Books:
         return stored
 
     def snapshot(self, uid: int) -> SnapshotRow:
-        """A group's newest snapshot, its chunks apart. Raises `LogyardError` when there is none."""
+        """Return a group's newest snapshot, its chunks apart. Raises `LogyardError` when there is none."""
         key = snapshot_key(uid)
         value = self.meta.get(key)
         if value is None:
@@ -194,10 +194,10 @@ class Books:
         return SnapshotRow.unpack(key, value)
 
     def has_snapshot(self, uid: int) -> bool:
-        """Whether there is one."""
+        """Return whether there is one."""
         return self.meta.get(snapshot_key(uid)) is not None
 
     def load_snapshot(self, row: SnapshotRow) -> Snapshot:
-        """What a row says, with its chunks. Raises `Corrupt`."""
+        """Return what a row says, with its chunks. Raises `Corrupt`."""
         uid = row.uid
         return snapshot_format.decode(row.data, uid, lambda name: self.meta.get(meta_rows.chunk_key(uid, name)))

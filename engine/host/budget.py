@@ -53,7 +53,7 @@ class Stages(NamedTuple):
 
 
 def stages(config: SystemConfig, share: float) -> Stages:
-    """The limits of a config, each times `share`."""
+    """Return the limits of a config, each times `share`."""
     return Stages(
         *(
             int(limit * share)
@@ -84,7 +84,7 @@ class Drain:
         self._promised_at = now
 
     def sample(self, total: int, now: float) -> None:
-        """`total` bytes have left since the start."""
+        """Take a sample: `total` bytes have left since the start."""
         passed = now - self._at
         if passed < SAMPLE_S:
             return
@@ -95,7 +95,8 @@ class Drain:
         self._total, self._at = total, now
 
     def retry(self, cause: str, over: int, size: int, now: float) -> float:
-        """Seconds until there is room: `over` bytes have to leave first, and what others were promised before."""
+        """Return the seconds until there is room: `over` bytes have to leave first, and what others were promised
+        before."""
         passed, self._promised_at = now - self._promised_at, now
         for name in list(self._promised):
             left = self._promised[name] - passed * self.rate
@@ -217,27 +218,27 @@ class Budget:
         self.queued += size
 
     def door(self, receiving: Callable[[], int]) -> None:
-        """Clients come in from here on: `receiving()` bytes are allocated for frames that are not complete."""
+        """Let clients come in from here on: `receiving()` bytes are allocated for frames that are not complete."""
         self.receiving = receiving
 
     def drop(self, size: int) -> None:
-        """Frames of `size` bytes that waited for their turn were answered without one."""
+        """Drop frames of `size` bytes that waited for their turn and were answered without one."""
         self.queued -= size
         self.settle(size)
 
     def settle(self, size: int) -> None:
-        """A frame of `size` bytes was answered."""
+        """Settle a frame of `size` bytes that was answered."""
         self.inflight -= size
         self.settled += size
 
     def memory(self) -> int:
-        """Bytes of entries and frames that this node holds: metadata of the memtables, payload bytes in the cache's
-        books, frames of clients, what is on its way to peers. Bytes that two of them share count twice."""
+        """Return the bytes of entries and frames that this node holds: metadata of the memtables, payload bytes in the
+        cache's books, frames of clients, what is on its way to peers. Bytes that two of them share count twice."""
         on_the_way = sum(window.bytes for window in self._windows.values())
         return self._durability.metadata_bytes + self._cache.bytes + self.inflight + self.receiving() + on_the_way
 
     def look(self) -> None:
-        """Once a tick: the rate, and the memory."""
+        """Look once a tick at the rate, and the memory."""
         self._drain.sample(self.settled, self._clock())
         self._is_full(self._most.memory)
 
@@ -257,7 +258,7 @@ class Budget:
         raise Busy(cause, self._drain.retry(cause, over, size, now))
 
     def status(self) -> dict[str, Any]:
-        """Bytes a stage, with its limit, for `logyard status`."""
+        """Return bytes a stage, with its limit, for `logyard status`."""
         durability = self._durability
         held = {
             "node": self.inflight,
@@ -280,6 +281,6 @@ def _nothing() -> int:
 
 
 def apply_lag(member: Debtor) -> int:
-    """Bytes that are committed and not applied; of those that left memory only the number is known."""
+    """Return the bytes that are committed and not applied; of those that left memory only the number is known."""
     raft = member.raft
     return raft.log.bytes_of(raft.applied + 1, raft.commit)

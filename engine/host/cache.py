@@ -45,11 +45,11 @@ class PayloadCache:
             self._shrink()
 
     def hold(self) -> None:
-        """A turn begins: what is in memory now may be part of a message that it sends."""
+        """Hold what is in memory now, as a turn begins: it may be part of a message that it sends."""
         self._held = True
 
     def release(self) -> None:
-        """Its messages left."""
+        """Release what the turn held: its messages left."""
         self._held = False
         if self.bytes > self.bytes_max:
             self._shrink()

@@ -149,7 +149,7 @@ class SlowDisk:
             self._tried.clear()
 
     def _faster(self) -> set[int]:
-        """Live nodes whose disks take half as long at most, and which do not hold them for slow."""
+        """Return the live nodes whose disks take half as long at most, and which do not hold them for slow."""
         own = self.sync_us
         return {node for node, vitals in self._others() if not vitals.slow and 0 < 2 * vitals.sync_us <= own}
 
@@ -186,7 +186,7 @@ class SlowDisk:
         return True
 
     def status(self) -> dict[str, Any]:
-        """For `logyard status`."""
+        """Return what `logyard status` shows."""
         return {
             "slow": self.slow,
             "sync_ms": round(self.pace.mean_s * 1000, 3),

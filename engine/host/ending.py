@@ -37,7 +37,7 @@ LOOK_SECONDS = 0.01
 
 
 def begin(system: System, error: LogyardError) -> None:
-    """Nothing more is promised from here on; `System.run` ends soon. The first reason stays."""
+    """Begin the end: nothing more is promised from here on, and `System.run` ends soon. The first reason stays."""
     if system.failure is not None:
         return
     system.failure = error
@@ -69,7 +69,7 @@ async def finish(system: System) -> None:
 
 
 def _hand_over(system: System) -> None:
-    """The most advanced live voter of each group that this node leads is asked to take over, the others are told."""
+    """Ask the most advanced live voter of each group that this node leads to take over, and tell the others."""
     words: list[Message] = []
     handed = 0
     for member in system.members.values():
@@ -88,7 +88,8 @@ def _hand_over(system: System) -> None:
 
 
 def _mark(system: System) -> None:
-    """BLOCKING. Not synced: a restart of the machine forgets the page cache, and may forget this as well."""
+    """Leave the mark of a failed disk. Not synced: a restart of the machine forgets the page cache, and may forget this
+    as well. BLOCKING."""
     disk, path = system.disk, str(system.path / MARK)
     try:
         disk.unlink(path)

@@ -46,8 +46,8 @@ class FollowerReads:
         self._answering = 0
 
     async def within(self, member: Member, staleness_s: float) -> None:
-        """Until this member has applied everything that was committed `staleness_s` before this call. Raises `Busy`
-        while there is nobody to say what that is, `GroupStopped`."""
+        """Wait until this member has applied everything that was committed `staleness_s` before this call. Raises
+        `Busy` while there is nobody to say what that is, `GroupStopped`."""
         uid = member.uid
         came = trio.current_time()
         while True:
@@ -102,7 +102,7 @@ class FollowerReads:
         return index
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
-        """Another node asks, or answers."""
+        """Answer another node that asks, or take its answer."""
         if kind == READ_ASK:
             if self._answering < ANSWERS_MAX:
                 self._answering += 1

@@ -138,7 +138,7 @@ class Directory:
             )
 
     async def _ask_all(self, round_: _Round, specs: Sequence[Spec]) -> None:
-        """Until every node answered; a dead one is not waited for once there is a majority without it.
+        """Ask until every node answered; a dead one is not waited for once there is a majority without it.
 
         A link that is not up yet drops what it is given, so the question is put again; the answer to it is always the
         same.
@@ -179,7 +179,7 @@ class Directory:
             raise Refused(f"node {round_.conflict[0]} can't be a member: {round_.conflict[1]}")
 
     async def _store(self, specs: Sequence[Spec], admitted: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Durable first, then alive. Raises `GroupExists` when a name is another group's here.
+        """Store the groups, durable first, then alive. Raises `GroupExists` when a name is another group's here.
 
         `admitted`: by uid, the configuration that makes this node a member (see `departures`). One at a time: a
         definition that comes twice is answered when the first one is durable.
@@ -223,7 +223,7 @@ class Directory:
                 await trio.lowlevel.checkpoint()
 
     def _take_back(self, specs: Sequence[Spec], kind: int) -> None:
-        """A creation that failed: whoever stored the definitions hears of it.
+        """Take back a creation that failed: whoever stored the definitions hears of it.
 
         Members ask each other about a group, and never a creator that is none of them: it tells them on each new link.
         """
@@ -233,7 +233,7 @@ class Directory:
             self.on_link_up(node)
 
     def on_link_up(self, node: int) -> None:
-        """What `node` may not have heard."""
+        """Tell `node` what it may not have heard."""
         for kind in (DELETE_GROUPS, TAKE_BACK):
             uids = self._taken_back.get((node, kind))
             if uids:
@@ -257,7 +257,7 @@ class Directory:
                 system.peers.send_blob(node, DELETE_GROUPS, 0, {"uids": list(uids)})
 
     def detach(self, member: Member, reason: str) -> None:
-        """This node has no such replica any more; what it led is told so. Its rows are the caller's business."""
+        """Detach a replica that this node has no more; what it led is told so. Its rows are the caller's business."""
         system = self.system
         self.silence(member, reason, DELETED)
         system.members.pop(member.uid, None)
@@ -265,7 +265,8 @@ class Directory:
             del system.names[member.spec.name]
 
     def silence(self, member: Member, reason: str, state: str) -> None:
-        """A replica takes no part from now on; what it led is told so, what it would write is not written."""
+        """Silence a replica, which takes no part from now on; what it led is told so, what it would write is not
+        written."""
         system = self.system
         running = not member.raft.stopped
         member.stop(reason, state)
@@ -277,8 +278,8 @@ class Directory:
         system.durability.drop(member.uid)
 
     def on_delete(self, member: Member, index: int) -> bytes:
-        """The replicated `delete` was applied: the group is gone on every member that gets here, and on every other as
-        soon as it speaks or is told. Returns the reply.
+        """Apply the replicated `delete`: the group is gone on every member that gets here, and on every other as soon
+        as it speaks or is told. Return the reply.
 
         Nothing after it is applied; the replica goes when the turn that applies it has answered the client.
         """
@@ -288,7 +289,7 @@ class Directory:
         return b""
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
-        """Definitions, questions for them, and deletions from other nodes."""
+        """Take definitions, questions for them, and deletions from other nodes."""
         system = self.system
         if kind == DEFINE_GROUPS:
             specs = [_spec_from(row) for row in header["specs"]]
@@ -333,7 +334,8 @@ class Directory:
             self.system.peers.send_blob(node, DEFINED, request, {"error": error})
 
     async def _without_refused(self, node: int, specs: Sequence[Spec], admitted: Mapping[int, int]) -> list[Spec]:
-        """Those of an offer that may be stored here; a member of an unborn group hears that the others may not."""
+        """Return those of an offer that may be stored here; a member of an unborn group hears that the others may
+        not."""
         names, departures = self.system.names, self.system.departures
         async with self.storing:
             taken = {spec.uid for spec in specs if names.get(spec.name, spec.uid) != spec.uid}
@@ -345,7 +347,7 @@ class Directory:
         return kept
 
     def _why_not(self, specs: Sequence[Spec]) -> str | None:
-        """Why these groups can't live here, if they can't."""
+        """Return why these groups can't live here, if they can't."""
         try:
             for spec in specs:
                 self._check_foreign(spec)
@@ -389,7 +391,7 @@ class _Round:
             self.done.set()
 
     def short_of(self, specs: Sequence[Spec]) -> Spec | None:
-        """A group that no majority of its members has stored yet."""
+        """Return a group that no majority of its members has stored yet."""
         return next(
             (spec for spec in specs if len(self.stored.intersection(spec.voters)) * 2 <= len(spec.voters)), None
         )
@@ -405,7 +407,7 @@ class _Round:
 
 
 def check_name(name: str) -> None:
-    """Names never become paths, and are tame anyway. Raises `BadRequest`."""
+    """Refuse a name that could become a path, which none does, or is not tame. Raises `BadRequest`."""
     if not NAME.fullmatch(name) or name in (".", ".."):
         raise BadRequest(f"{name!r} is no group name: use 1 to 128 of A-Z a-z 0-9 . _ -")
 

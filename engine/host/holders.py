@@ -43,8 +43,8 @@ class Holders:
         self._take = take
 
     def status(self) -> dict[str, Any]:
-        """For `logyard status`: the oldest WAL file without or with a segment and the oldest segment (0: none), with
-        how many groups hold each and the first few as (name, reason)."""
+        """Return, for `logyard status`, the oldest WAL file without or with a segment and the oldest segment (0: none),
+        with how many groups hold each and the first few as (name, reason)."""
         users = self._segments.users
         wal_file, segment = min(self._files, default=0), min(users, default=0)
         wal = list(islice(self._of_file(wal_file), NAMED_MAX))
@@ -61,7 +61,7 @@ class Holders:
         }
 
     def _of_file(self, number: int) -> Iterator[tuple[Member, str]]:
-        """Those that hold it against migration come first."""
+        """Yield those that hold a file, the ones that hold it against migration first."""
         file = self._files.get(number)
         shares = () if file is None else file.shares.items()
         holding = [(member, share) for uid, share in shares if (member := self._members.get(uid)) is not None]
@@ -86,7 +86,8 @@ class Holders:
                 yield member, "its snapshot is a checkpoint"
 
     async def ask(self) -> None:
-        """With more than `segments_max` segments: a snapshot of the groups that need the oldest, so that it can go."""
+        """Ask, with more than `segments_max` segments, for a snapshot of the groups that need the oldest, so that it
+        can go."""
         users = self._segments.users
         for number in sorted(users)[: max(0, len(users) - self._segments_max)]:
             asked = list(islice((one for one, _ in self._of_segment(number) if one.state == RUNNING), ASKED_MAX))

@@ -114,8 +114,8 @@ class Homes:
                     found.put(member.uid, counted[0])
 
     def _count(self, member: Member, run: SegmentRun) -> tuple[Share, int]:
-        """What a group still has in a sealed WAL file: entries not dead here and not migrated; and the bytes of all of
-        its entries."""
+        """Return what a group still has in a sealed WAL file: entries not dead here and not migrated; and the bytes of
+        all of its entries."""
         size = total = 0
         position = run.first
         reader = self._segments.reader(run.segment)
@@ -161,7 +161,7 @@ class Homes:
         self._mark(member, first, end)
 
     def _mark(self, member: Member, first: Position, end: Position) -> None:
-        """Dead in every copy: whole entries, and of those at the ends the units of which nothing lives."""
+        """Mark as dead in every copy: whole entries, and of those at the ends the units of which nothing lives."""
         low, high = first.index + (first.ordinal > 0), end.index - 1
         if low <= high:
             self._store.mark_dead(member.uid, (low, 0), (high + 1, 0))
@@ -169,8 +169,8 @@ class Homes:
             self._part(member, index)
 
     def hidden_by(self, member: Member, before: Sequence[HomePort], dense: bool) -> Callable[[int, int], bool]:
-        """Whether a new home over a gap (first, last) would hide what is stored elsewhere: has a home already, or lives
-        in this member's own log. `dense`: it always would."""
+        """Return whether a new home over a gap (first, last) would hide what is stored elsewhere: has a home already,
+        or lives in this member's own log. `dense`: it always would."""
         end = member.raft.log.last_index
 
         def hides(first: int, last: int) -> bool:
@@ -182,14 +182,14 @@ class Homes:
         return hides
 
     def look_for_lost(self, member: Member) -> None:
-        """After a start: what is dead is not lost."""
+        """Settle after a start what was lost: what is dead is not."""
         last = member.raft.log.last_index
         if not member.damaged and self._store.lost(member.uid, 1, last):
             self.settle(member, 1, last)
 
     def settle(self, member: Member, first: int, last: int) -> None:
-        """Entries first..last were copied by a job that was built after their source: what died in between is dead in
-        the copy, too."""
+        """Mark what died of entries first..last while a job copied them, built after their source, as dead in the copy,
+        too."""
         at, stop = Position(first, 0), Position(last + 1, 0)
         for lives in member.liveness.live_within(at, stop):
             if at < lives.first:
@@ -199,7 +199,7 @@ class Homes:
             self._mark(member, at, stop)
 
     def replaced(self, member: Member, old: LivenessPort, upto: int) -> None:
-        """A snapshot's live set took the place of `old`: book what died by it up to and with an index."""
+        """Book what died as a snapshot's live set took the place of `old`, up to and with an index."""
         for lived in old.live_ranges(upto):
             at = lived.first
             for lives in member.liveness.live_within(lived.first, lived.end):
@@ -210,8 +210,7 @@ class Homes:
                 self.released(member, at, lived.end)
 
     def cut(self, member: Member, last: int) -> None:
-        """Above `last`, a group's payloads have no home in sealed files any more: overwritten, or stored anew with a
-        snapshot."""
+        """Cut a group's payloads above `last` from sealed files: overwritten, or stored anew with a snapshot."""
         for file in self._files.values():
             share = file.shares.get(member.uid)
             if share is None or share.last <= last:
@@ -227,7 +226,7 @@ class Homes:
             file.shorten(member.uid, last, gone)
 
     def _shares(self, member: Member, first: int, last: int) -> list[tuple[SealedFile, Share]]:
-        """A member's shares in which entries of first..last are."""
+        """Return a member's shares in which entries of first..last are."""
         found = [(file, file.shares.get(member.uid)) for file in self._files.values()]
         return [(file, share) for file, share in found if share and share.last >= first and share.first <= last]
 
@@ -239,8 +238,8 @@ class Homes:
                 self._segments.reader(file.file)
 
     def rehomed(self, member: Member, first: int, last: int, before: Sequence[HomePort]) -> None:
-        """Entries first..last were stored in a generation: those that had no home in one (`before`) lived in sealed
-        files until now."""
+        """Take entries first..last, which were stored in a generation, from sealed files: those that had no home in one
+        (`before`) lived there until now."""
         for file, share in self._shares(member, first, last):
             reader = self._segments.reader(file.file)
             gone = sum(
@@ -253,7 +252,7 @@ class Homes:
             file.reduce(member.uid, min(share.live, gone))
 
     def _part(self, member: Member, index: int) -> None:
-        """Some records of an entry died: units whose records are all dead die with them."""
+        """Mark the units of an entry, of which some records died, whose records are all dead."""
         if not member.liveness.live_within((index, 0), (index + 1, 0)):
             self._store.mark_dead(member.uid, (index, 0), (index + 1, 0))
             return
@@ -272,8 +271,8 @@ class Homes:
                 self._store.mark_dead(member.uid, (index, unit.number), (index, unit.number + 1))
 
     def _died(self, member: Member, file: SealedFile, index: int, first: Position, end: Position) -> int:
-        """Payload bytes of an entry at an end of a release: an entry counts as dead when its last living record dies.
-        Positions behind its last record never existed, so nothing died with them."""
+        """Return the payload bytes that died of an entry at an end of a release: an entry counts as dead when its last
+        living record dies. Positions behind its last record never existed, so nothing died with them."""
         entries = self._segments.reader(file.file).entries(member.uid, index, index, SCAN_BYTES)
         if not entries or entries[0].tombstone or self._store.home(member.uid, index) is not None:
             return 0
@@ -283,8 +282,8 @@ class Homes:
         return entry.body_bytes if begin < min(stop, records_in(entry.data)) and member.is_dead(entry) else 0
 
     def _bytes(self, member: Member, number: int, low: int, high: int, living: bool = False) -> int:
-        """Payload bytes of a group's entries low..high in a sealed file, but for those at home in a generation; of
-        the `living` ones only."""
+        """Return the payload bytes of a group's entries low..high in a sealed file, but for those at home in a
+        generation; of the `living` ones only."""
         if high < low:
             return 0
         size = 0
@@ -305,8 +304,8 @@ class Homes:
         return size
 
     def present(self, number: int, found: Mapping[int, tuple[int, int, int, int]]) -> list[Present]:
-        """What of a new segment is the content of logs; `found` says of each group (first, last, term of the last,
-        payload bytes). Reads the segment where it must, and so may fail: it changes nothing."""
+        """Return what of a new segment is the content of logs; `found` says of each group (first, last, term of the
+        last, payload bytes). Reads the segment where it must, and so may fail: it changes nothing."""
         present = []
         for uid, (first, last, last_term, size) in found.items():
             member = self._members.get(uid)
@@ -323,8 +322,8 @@ class Homes:
         return present
 
     def _current_part(self, member: Member, segment: int, first: int, last: int) -> tuple[int, int]:
-        """The longest prefix of a segment's run that is still the log's content: its last index and its payload bytes
-        at home here."""
+        """Return the longest prefix of a segment's run that is still the log's content: its last index and its payload
+        bytes at home here."""
         size = 0
         good = first - 1
         home = self._store.home
@@ -341,8 +340,8 @@ class Homes:
         return good, size
 
     def _share_of(self, member: Member, number: int, first: int, last: int, size: int) -> Share:
-        """A freshly sealed run's share: `size` payload bytes, less what was released, or stored in a generation, before
-        it was booked."""
+        """Return a freshly sealed run's share: `size` payload bytes, less what was released, or stored in a generation,
+        before it was booked."""
         lives = member.liveness.live_within((first, 0), (last + 1, 0))
         if not lives:
             size = 0
@@ -353,7 +352,8 @@ class Homes:
         return Share(first, last, size)
 
     def live_bytes(self) -> int:
-        """Live or pending payload bytes whose home is the WAL: sealed files by counter, unsealed ones by looking."""
+        """Return the live or pending payload bytes whose home is the WAL: sealed files by counter, unsealed ones by
+        looking."""
         size = sum(file.live for file in self._files.values())
         for uid, entry in self._location.unsealed():
             member = self._members.get(uid)

@@ -110,7 +110,8 @@ class Inbound:
             raise BadRequest(lie)
 
     def ask(self, node: int, uid: int) -> None:
-        """A group that is not here: deleted, which its sender should know, or created while this node was away."""
+        """Ask `node` about a group that is not here, or tell it: deleted, which its sender should know, or created
+        while this node was away."""
         asked = self._asked.setdefault(node, set())
         if uid in asked or len(asked) >= ASK_UNKNOWN_MAX:
             return
@@ -123,14 +124,14 @@ class Inbound:
         self._asked.clear()
 
     def on_link_up(self, node: int) -> None:
-        """A fresh link: what was in flight on the old one may be lost."""
+        """Take note of a fresh link: what was in flight on the old one may be lost."""
         self.system.departures.forget_told(node)
         self.system.directory.on_link_up(node)
         self._reset(node)
         self.system.versions.on_link_up(node)
 
     def on_link_down(self, node: int) -> None:
-        """A link was lost, or dropped messages because its queue was full."""
+        """Take note that a link was lost, or dropped messages because its queue was full."""
         self._reset(node)
         self.system.snapshot_sender.on_link_lost(node)
         self.system.pulls.on_link_lost(node)
@@ -152,7 +153,7 @@ class Inbound:
         system.walks.over_members(reset)
 
     def on_liveness(self, live: set[int]) -> None:
-        """Nodes appeared or went: groups that a lost node led, or that this node leads, look again."""
+        """Take note that nodes appeared or went: groups that a lost node led, or that this node leads, look again."""
         system = self.system
         system.live.clear()
         system.live.update(live)
@@ -167,13 +168,14 @@ class Inbound:
         system.hibernation.sweeps.on_liveness(system.live)
 
     def on_outdated(self, node: int, reason: str) -> None:
-        """`node` knows a newer life of this node, or another directory: what was promised there is not known here."""
+        """Take note that `node` knows a newer life of this node, or another directory: what was promised there is not
+        known here."""
         system = self.system
         if system.failure is None:
             system.fail(Outdated(system.node_id, f"{reason} (says node {node})"))
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
-        """Typed requests beside the consensus stream: group definitions and snapshot transfers."""
+        """Take typed requests beside the consensus stream: group definitions and snapshot transfers."""
         check_shape(kind, header)
         if self.system.failure is not None:
             return
@@ -201,7 +203,7 @@ class Inbound:
 
 
 def _first_of(message: Message, count: int) -> Message:
-    """An APPEND with the first `count` of its entries."""
+    """Return an APPEND with the first `count` of its entries."""
     entries = message.entries
     assert entries is not None
     return Message(

@@ -117,7 +117,7 @@ class Janitor:
                 self._no_room()
 
     async def _try_anew(self, what: str, job: Callable[[], Awaitable[Any]]) -> None:
-        """The same, for jobs that change nothing before their switch: a defect is counted, and tried again later."""
+        """Try the same for jobs that change nothing before their switch: a defect is counted, and tried again later."""
         if not self._jobs.is_due(what):
             return
 

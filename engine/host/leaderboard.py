@@ -42,7 +42,7 @@ class Leaderboard:
         self.lost = 0
 
     def note(self, member: Member) -> None:
-        """The role, the term or the leader of a member may have changed."""
+        """Note that the role, the term or the leader of a member may have changed."""
         raft = member.raft
         old = self.rows.get(member.uid, UNKNOWN)
         leader, term = raft.leader, raft.term
@@ -55,7 +55,7 @@ class Leaderboard:
         self.rows[member.uid] = Standing(leader, term, time.time_ns() // 1_000_000)
 
     def of(self, uid: int) -> Standing:
-        """The standing of a group; `UNKNOWN` before its first election here."""
+        """Return the standing of a group; `UNKNOWN` before its first election here."""
         return self.rows.get(uid, UNKNOWN)
 
     def prune(self, members: Container[int], count: int) -> None:
@@ -80,5 +80,5 @@ class Counters:
         self.replay_nanoseconds = 0
 
     def refused(self, cause: str) -> None:
-        """One `Busy` was answered."""
+        """Count one `Busy` that was answered."""
         self.busy[cause] = self.busy.get(cause, 0) + 1

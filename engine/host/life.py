@@ -32,9 +32,9 @@ KINDS = (".wal", ".mdb", ".seg")
 
 
 def revalidate(system: System) -> None:
-    """BLOCKING. Before anything is read: the kernel calls pages clean whose sync failed, and reads them back as if the
-    disk had them. The newest files of the log always, everything if the last process left the mark of a failed disk.
-    Raises `WalFailed` where the disk still fails."""
+    """Validate, before anything is read, what the page cache holds: the kernel calls pages clean whose sync failed, and
+    reads them back as if the disk had them. The newest files of the log always, everything if the last process left the
+    mark of a failed disk. Raises `WalFailed` where the disk still fails. BLOCKING."""
     disk, root = system.disk, system.path
     wal = root / "wal"
     names = disk.list_directory(str(wal)) if wal.is_dir() else []
@@ -51,9 +51,9 @@ def revalidate(system: System) -> None:
 
 
 def begin(system: System, meta: MetaStore) -> bool:
-    """BLOCKING. A new epoch, which `recovered` stores; who this directory is, and who the others are. False when it is
-    the directory's first life. What a release without proofs let anybody store is left out. Raises `Outdated` for one
-    that the others refused."""
+    """Begin a new epoch, which `recovered` stores; learn who this directory is, and who the others are. False when it
+    is the directory's first life. What a release without proofs let anybody store is left out. Raises `Outdated` for
+    one that the others refused. BLOCKING."""
     refused = meta.get(meta_rows.OUTDATED)
     if refused is not None:
         where = f"see {system.path} and docs/operating.md, 'A node that lost its data'"
@@ -72,8 +72,8 @@ def begin(system: System, meta: MetaStore) -> bool:
 
 
 def readmit(disk: Disk, path: Path) -> str:
-    """BLOCKING. Let a stopped directory that the others refused start again; why they had refused it, or nothing. They
-    judge anew at its next start: who did forget is refused again. Raises `DirectoryInUse`, `BadRequest`."""
+    """Let a stopped directory that the others refused start again; return why they had refused it, or nothing. They
+    judge anew at its next start: who did forget is refused again. Raises `DirectoryInUse`, `BadRequest`. BLOCKING."""
     if not (path / "meta").is_dir():
         raise BadRequest(f"{path} is no data directory")
     lock = disk.lock_directory(str(path))
@@ -90,7 +90,8 @@ def readmit(disk: Disk, path: Path) -> str:
 
 
 def recovered(system: System, damaged: bool) -> None:
-    """BLOCKING. Everything was read. Who lost batches knows it, and claims none: its groups are mended."""
+    """Store who this node is, as everything was read. Who lost batches knows it, and claims none: its groups are
+    mended. BLOCKING."""
     origin = system.origin
     # The first commit, unless a group was found damaged: what was read of the store is mapped no more from here on.
     system.storage.books.meta.commit(

@@ -76,13 +76,13 @@ class SealedFile:
             del self.shares[uid]
 
     def shorten(self, uid: int, last: int, gone: int) -> None:
-        """A group's share ends at `last` from now on; at most `gone` bytes lived above that."""
+        """End a group's share at `last` from now on; at most `gone` bytes lived above that."""
         share = self.shares[uid]
         share.last = last
         self.reduce(uid, min(share.live, gone))
 
     def remove(self, uid: int) -> None:
-        """The group is gone, or all it had here is dead."""
+        """Remove a group that is gone, or all of which here is dead."""
         share = self.shares.pop(uid, None)
         if share is not None:
             self.live -= share.live
@@ -93,7 +93,7 @@ class SealedFile:
         self.failed = failed
 
     def keep(self) -> None:
-        """Never migrate it, nor let it go."""
+        """Keep the file: never migrate it, nor let it go."""
         self.kept = True
 
 
@@ -124,14 +124,14 @@ class Unflushed:
         return self._under_way
 
     def end(self, flushed: bool) -> None:
-        """The flush that began is over; one that failed is begun again later."""
+        """End the flush that began; one that failed is begun again later."""
         assert self._under_way is not None
         if not flushed:
             self._waiting.appendleft(self._under_way)
         self._under_way = None
 
     def is_open(self, file: int) -> bool:
-        """Whether a WAL file has no segment yet."""
+        """Return whether a WAL file has no segment yet."""
         return file == self.wal.current or any(sealed.file == file for sealed in self.files())
 
     def files(self) -> Iterator[Sealed]:
@@ -225,7 +225,8 @@ class Location:
             self._recycle(file)
 
     def _recycle(self, file: int) -> None:
-        """May be called by a reader that gives its pin back: nothing of the janitor's trouble is the reader's."""
+        """Recycle a file, perhaps for a reader that gives its pin back: nothing of the janitor's trouble is the
+        reader's."""
         jobs = self._store.jobs
         if jobs.frozen:
             return
@@ -241,11 +242,11 @@ class Location:
         return self._unflushed.entries()
 
     def is_open(self, file: int) -> bool:
-        """Whether a WAL file has no segment yet: it is then the home of all its entries."""
+        """Return whether a WAL file has no segment yet: it is then the home of all its entries."""
         return self._unflushed.is_open(file)
 
     def holds(self, entry: Entry | None) -> bool:
-        """Whether an entry's bytes are in memory or in a WAL file that is still a home."""
+        """Return whether an entry's bytes are in memory or in a WAL file that is still a home."""
         if entry is None or entry.tombstone:
             return False
         return bool(entry.bodies) or entry.file in self.files or self._unflushed.is_open(entry.file)

@@ -33,8 +33,8 @@ GROUPS_PER_JOB = 4096
 def choose_victims(
     files: Iterable[SealedFile], now: float, budget_bytes: int, age_s: float, dead_ratio: float
 ) -> list[SealedFile]:
-    """The least live first, while all files together exceed the budget; beyond that the too old, the dead, and the too
-    dead in which nothing dies any more."""
+    """Return the least live first, while all files together exceed the budget; beyond that the too old, the dead, and
+    the too dead in which nothing dies any more."""
     ordered = sorted(files, key=lambda file: file.live / file.length)
     total = sum(file.length for file in ordered)
     found = []
@@ -47,7 +47,7 @@ def choose_victims(
 
 
 def name_of(file: SealedFile) -> str:
-    """What its migration is called in the log and in the status."""
+    """Return what its migration is called in the log and in the status."""
     return f"migration of WAL file {file.file}"
 
 
@@ -80,8 +80,8 @@ class Migration:
         self.debt = 0
 
     def victims(self) -> list[SealedFile]:
-        """Sealed files to migrate now, by this node's limits. One that failed waits until nothing in it lives, for
-        a repair, a start, or `compact`."""
+        """Return the sealed files to migrate now, by this node's limits. One that failed waits until nothing in it
+        lives, for a repair, a start, or `compact`."""
         config, jobs = self._config, self._jobs
         if jobs.frozen:
             return []
@@ -104,8 +104,8 @@ class Migration:
         self.debt = max(0, min(held - self._config.migrate_budget_bytes, movable))
 
     def _may_go(self, file: SealedFile) -> bool:
-        """Whether the books have its segment (a commit may have failed after the switch), and all in it is committed: a
-        generation never holds what another leader may overwrite."""
+        """Return whether the books have its segment (a commit may have failed after the switch), and all in it is
+        committed: a generation never holds what another leader may overwrite."""
         if file.kept or self._location.is_open(file.file):
             return False
         members = self._members
@@ -169,13 +169,13 @@ class Migration:
             self._segments.release(file.file)
 
     async def flushed(self, file: SealedFile) -> None:
-        """A file got its segment: one in which nothing lives goes at once."""
+        """Let a file that got its segment go at once when nothing in it lives."""
         if not file.live and not file.kept:
             await self.migrate(file)
         self.book()
 
     def _source(self, file: SealedFile, uids: Sequence[int]) -> FileSource:
-        """What to copy of these groups: each one's share, without its dead prefix, and what of it lives now."""
+        """Return what to copy of these groups: each one's share, without its dead prefix, and what of it lives now."""
         groups = []
         for uid in uids:
             share = file.shares[uid]

@@ -43,6 +43,6 @@ class Names(MutableMapping[str, int]):
         yield from self._quiesced.names()
 
     def behind(self, after: str, limit: int) -> list[str]:
-        """At most `limit` of them that are greater than `after`, in order."""
+        """Return at most `limit` of them that are greater than `after`, in order."""
         awake = nsmallest(limit, (name for name in self.awake if name > after))
         return list(islice(merge(awake, self._quiesced.names(after, limit)), limit))

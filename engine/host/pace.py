@@ -30,7 +30,7 @@ class Pace:
         self._at = clock()
 
     def sample(self, total: int) -> None:
-        """The WAL took `total` bytes since the start."""
+        """Take a sample: the WAL took `total` bytes since the start."""
         now = self._clock()
         passed = now - self._at
         if passed < SAMPLE_S:
@@ -40,7 +40,8 @@ class Pace:
         self._total, self._at = total, now
 
     def limit(self, debt: int, backlog_files: int) -> int:
-        """Bytes a second that a job may copy; 0: no limit, as half of what may be owed is, or sealing waits for it."""
+        """Return the bytes a second that a job may copy; 0: no limit, as half of what may be owed is, or sealing waits
+        for it."""
         config = self._config
         if debt * 2 > config.migrate_debt_bytes_max or backlog_files > 1:
             return 0

@@ -67,11 +67,11 @@ class Leftovers:
         return SourceEntry(uid, entry.index, entry.term, entry.data, live, read)
 
     def ranges(self) -> list[tuple[int, int, int]]:
-        """(uid, first, last) of what is to be copied."""
+        """Return (uid, first, last) of what is to be copied."""
         return [(one.uid, found[0].index, found[-1].index) for one, found in self.sources.items()]
 
     def read(self, uid: int, first: int, last: int) -> Iterable[SourceEntry]:
-        """In a thread."""
+        """Return the entries, in a thread."""
         by_uid = {member.uid: found for member, found in self.sources.items()}
         return [one for one in by_uid[uid] if first <= one.index <= last]
 

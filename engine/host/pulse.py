@@ -58,7 +58,7 @@ class Pulse:
         self._fd = -1
 
     def stalled_s(self) -> float:
-        """Seconds that the disk has owed the oldest sync; 0.0 while it owes none."""
+        """Return the seconds that the disk has owed the oldest sync; 0.0 while it owes none."""
         now = time.monotonic()
         stalled = self._durability.stalled_s()
         if stalled:
@@ -71,11 +71,11 @@ class Pulse:
         return max(stalled, now - self._probing) if self._probing > self._synced else stalled
 
     def healthy(self) -> bool:
-        """Whether renewals may be sent."""
+        """Return whether renewals may be sent."""
         return self._durability.error is None and self.stalled_s() * 1000 < self._config.disk_stall_ms
 
     def look(self) -> None:
-        """Once a tick: probe the disk when nothing was synced for a while."""
+        """Probe the disk, once a tick, when nothing was synced for a while."""
         if self._probing or self._durability.busy:
             return
         proved = max(self._probed, self._durability.last_write)
@@ -87,7 +87,8 @@ class Pulse:
             self._spawn(self._probe)
 
     async def _probe(self) -> None:
-        """A probe that fails proves nothing, and is made again; the WAL's own next write decides about this node."""
+        """Probe the disk: a probe that fails proves nothing, and is made again; the WAL's own next write decides about
+        this node."""
         while True:
             try:
                 # A thread that hangs in a sync can't be ended, and must not keep the node from ending.
@@ -102,7 +103,7 @@ class Pulse:
         self._probing = 0.0
 
     def _sync(self) -> None:
-        """BLOCKING. The file has no name: nothing of it is left behind."""
+        """Sync a file that has no name: nothing of it is left behind. BLOCKING."""
         disk = self._disk
         if self._fd < 0:
             path = str(self._directory / "wal" / "probe.tmp")

@@ -46,7 +46,7 @@ class _Beside(Generic[R]):
         self._next: R | None = next(rows_, None)
 
     def of(self, uid: int) -> R | None:
-        """A group's; asked in the order of uids."""
+        """Return a group's; asked in the order of uids."""
         while self._next is not None and self._next.uid < uid:
             self._next = next(self._rows, None)
         return self._next if self._next is not None and self._next.uid == uid else None
@@ -167,7 +167,7 @@ def _build_members(
 
 
 def _leave_out(wal: Wal, segments: Segments, result: ReplayResult, blank: set[int]) -> None:
-    """Groups that begin with nothing have no entries in WAL files either."""
+    """Leave the groups that begin with nothing out of WAL files, too."""
     if not blank:
         return
     lists = [sealed.entries for sealed in result.sealed]
@@ -182,7 +182,7 @@ def _leave_out(wal: Wal, segments: Segments, result: ReplayResult, blank: set[in
 
 
 def _adopt_files(system: System, flushed: int) -> None:
-    """Sealed WAL files that are homes, their shares counted anew; files that are nobody's home are recycled."""
+    """Adopt sealed WAL files that are homes, their shares counted anew; files that are nobody's home are recycled."""
     storage = system.storage
     homes = {row.id for row in meta_rows.file_rows(storage.books.meta, "wal")}
     users: dict[int, set[int]] = {}
@@ -234,8 +234,8 @@ def _unplaced(member: Member, first: int, homes: Iterable[HomePort]) -> Iterator
 
 
 def _kept(system: System, users: dict[int, set[int]]) -> set[int]:
-    """The segments that have something of groups which nobody can mend, by what they say themselves; such a group
-    becomes a user of them."""
+    """Return the segments that have something of groups which nobody can mend, by what they say themselves; such a
+    group becomes a user of them."""
     left = {uid for uid, member in system.members.items() if system.damages.is_left(member)}
     kept: set[int] = set()
     for name in os.listdir(system.path / "segments") if left else ():
@@ -254,7 +254,7 @@ def _kept(system: System, users: dict[int, set[int]]) -> set[int]:
 
 
 def _segment_number(name: str) -> int:
-    """A segment's number, 0 for any other name: what is not ours is left alone."""
+    """Return a segment's number, 0 for any other name: what is not ours is left alone."""
     stem, _, kind = name.partition(".")
     try:
         return int(stem, 16) if kind == "seg" else 0

@@ -57,7 +57,7 @@ class Departures:
     # Telling others
 
     def tell(self, node: int, member: Member) -> None:
-        """`node` speaks for a group whose configuration here lacks it: say so if that is committed."""
+        """Tell `node`, which speaks for a group whose configuration here lacks it, so if that is committed."""
         raft = member.raft
         if not raft.applied or node in raft.base[1].nodes() or node in raft.configuration.nodes():
             return
@@ -71,7 +71,8 @@ class Departures:
             self._told.add((node, member.uid))
 
     def applied(self, member: Member, before: Iterable[int]) -> None:
-        """A configuration was applied here; `before` are the members under the one before it."""
+        """Tell those who left that a configuration was applied here; `before` are the members under the one before
+        it."""
         nodes = member.raft.configuration.nodes()
         if self.system.node_id in nodes:
             for node in {*before} - nodes:
@@ -81,8 +82,8 @@ class Departures:
     # Being told
 
     def on_told(self, groups: Sequence[Sequence[int]], lineages: Sequence[forks.Lineage] = ()) -> None:
-        """Another member has applied configurations without this node. `lineages`: what it has applied of each group;
-        programs of the first release do not say."""
+        """Drop the groups of which another member has applied configurations without this node. `lineages`: what it has
+        applied of each group; programs of the first release do not say."""
         for number, (uid, index, term) in enumerate(groups):
             lineage = lineages[number] if number < len(lineages) else ()
             member = self.system.hibernation.find(uid)
@@ -140,12 +141,13 @@ class Departures:
 
     @staticmethod
     def admission(member: Member) -> int:
-        """What a definition is offered with: the index of the configuration it stands for, 0 if the group is unborn."""
+        """Return what a definition is offered with: the index of the configuration it stands for, 0 if the group is
+        unborn."""
         return max(member.raft.configuration_index, min(member.raft.log.last_index, 1))
 
     async def refuse(self, uids: Sequence[int]) -> list[int]:
-        """Unborn groups get no replica here as long as they are that. Returns those that are refused, which is durable;
-        the caller sees to it that none of them is being stored."""
+        """Refuse unborn groups a replica here as long as they are that. Return those that are refused, which is
+        durable; the caller sees to it that none of them is being stored."""
         system, directory = self.system, self.system.directory
         fresh = [uid for uid in uids if uid not in self.departed and not system.has(uid)]
         fresh = [uid for uid in fresh if uid not in directory.deleted and uid not in system.damages.barred]
@@ -155,7 +157,8 @@ class Departures:
         return [uid for uid in uids if self.refuses(uid, {})]
 
     async def take_back(self, uids: Sequence[int]) -> None:
-        """A creation of these failed for want of answers: they must not be born of it, and stay if they were."""
+        """Take back a creation of these that failed for want of answers: they must not be born of it, and stay if they
+        were."""
         async with self.system.directory.storing:
             await self.refuse(uids)
             for uid in uids:
@@ -164,7 +167,7 @@ class Departures:
                     await self.drop_unborn(member)
 
     def on_refused(self, node: int, uids: Sequence[int]) -> None:
-        """`node` will have no replica of these before somebody led them."""
+        """Take note that `node` will have no replica of these before somebody led them."""
         for uid in uids:
             member = self.system.hibernation.find(uid)
             if member is None or not self.unborn(member):
@@ -177,40 +180,40 @@ class Departures:
                 self.system.nursery.start_soon(self.drop_unborn, member)
 
     def unborn(self, member: Member) -> bool:
-        """Whether nobody is known here who ever led it: its log is empty, it does not lead, and this node was not let
-        in again, which takes one who did."""
+        """Return whether nobody is known here who ever led it: its log is empty, it does not lead, and this node was
+        not let in again, which takes one who did."""
         raft = member.raft
         empty = not raft.log.last_index and not raft.configuration_index and member.uid not in self.departed
         return empty and raft.role != LEADER and not raft.stopped and not member.damaged
 
     async def drop_unborn(self, member: Member) -> None:
-        """A creation that failed: this node refuses the group from here on, and keeps its vote."""
+        """Drop a creation that failed: this node refuses the group from here on, and keeps its vote."""
         self._refused_by.pop(member.uid, None)
         if self.unborn(member):
             log.info("group %s, whose creation failed, goes", member.spec.name)
             await self._leave(member, 0, "its creation failed")
 
     def forget(self, uid: int) -> None:
-        """The group is deleted: nothing of it is promised any more."""
+        """Forget a group that is deleted: nothing of it is promised any more."""
         self.departed.pop(uid, None)
         self._refused_by.pop(uid, None)
 
     # Coming back
 
     def admits(self, uid: int, admitted: Mapping[int, int]) -> bool:
-        """Whether a definition may make a replica: this node never left, or `admitted` names a configuration that has
-        it again."""
+        """Return whether a definition may make a replica: this node never left, or `admitted` names a configuration
+        that has it again."""
         left = self.departed.get(uid)
         return left is None or admitted.get(uid, 0) > left.removed_at
 
     def refuses(self, uid: int, admitted: Mapping[int, int]) -> bool:
-        """Whether no replica is made here because the group is unborn, for all that `admitted` says."""
+        """Return whether no replica is made here because the group is unborn, for all that `admitted` says."""
         left = self.departed.get(uid)
         return left is not None and not left.removed_at and not self.admits(uid, admitted)
 
     async def readmit(self, uids: Iterable[int], admitted: Mapping[int, int]) -> list[rows.Put]:
-        """Before replicas of groups that this node left are made anew: what the WAL has of the old ones is void from
-        here on. Returns the rows to store with their definitions."""
+        """Void what the WAL has of replicas that this node left before they are made anew. Return the rows to store
+        with their definitions."""
         back = [uid for uid in uids if uid in self.departed]
         if not back:
             return []
@@ -223,7 +226,7 @@ class Departures:
         return [rows.departed_row(uid, self.departed[uid]) for uid in back]
 
     def on_blob(self, node: int, kind: int, header: Mapping[str, Any]) -> None:
-        """A blob of this module."""
+        """Take a blob of this module."""
         if kind == REFUSED_GROUPS:
             self.on_refused(node, header["uids"])
         elif kind == TAKE_BACK:

@@ -36,19 +36,20 @@ class Captured(NamedTuple):
 
 
 def peer(node: int, origin: Origin) -> Put:
-    """Which directory a node had, in which epoch and start, and how many batches were durable there."""
+    """Return the row of another node's directory: which it had, in which epoch and start, and how many batches were
+    durable there."""
     return meta_rows.peer_key(node), msgpack.packb(list(origin))
 
 
 def group(spec: Spec) -> Put:
-    """A group's definition."""
+    """Return the row of a group's definition."""
     configuration = Configuration(spec.voters).encode()
     return meta_rows.GroupRow(spec.uid, spec.name, spec.machine, spec.arguments, configuration, spec.created).put()
 
 
 def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int] = (), keep_log: bool = False) -> Put:
-    """A group's checkpoint; `snapshot` is one that becomes durable in the same commit, `keep_log`: and the log below it
-    is not free to go.
+    """Return the row of a group's checkpoint; `snapshot` is one that becomes durable in the same commit, `keep_log`:
+    and the log below it is not free to go.
 
     `asleep`: the group may hibernate by this row: [leader, its node's epoch, next timer, start, end, snapshot bytes].
     """
@@ -79,8 +80,8 @@ def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int
 
 
 def _configurations(raft: Raft) -> list[list[object]]:
-    """(index, term, configuration) of the one in force and of those after it; at a restart only what is still in the
-    log counts."""
+    """Return (index, term, configuration) of the one in force and of those after it; at a restart only what is still in
+    the log counts."""
     index, base = raft.base
     found: list[list[object]] = [[index, 0, base.encode()]]
     found += [[at, raft.log.term(at) or 0, later.encode()] for at, later in raft.history]
@@ -93,23 +94,23 @@ def sealed_file(number: int, length: int) -> Put:
 
 
 def gone_file(number: int) -> Put:
-    """A WAL file that is no home any more. The row stays as the mark of how far files were flushed, until a later one
-    replaces it."""
+    """Return the row of a WAL file that is no home any more. The row stays as the mark of how far files were flushed,
+    until a later one replaces it."""
     return meta_rows.file_key("wal", number), None
 
 
 def flushed(number: int) -> Put:
-    """Files up to this one have their metadata in segments."""
+    """Return the row that says that files up to this one have their metadata in segments."""
     return meta_rows.FileRow("flushed", 0, {"file": number}).put()
 
 
 def snapshot(uid: int, index: int, term: int, data: bytes) -> Put:
-    """A group's newest snapshot."""
+    """Return the row of a group's newest snapshot."""
     return meta_rows.SnapshotRow(uid, index, term, data).put()
 
 
 def deleted(uid: int) -> list[Put]:
-    """All of a group's rows go, its uid is remembered. Its chunks are nobody's, and go at a start."""
+    """Return what removes all of a group's rows and remembers its uid. Its chunks are nobody's, and go at a start."""
     return [
         *_without(uid),
         (meta_rows.DEPARTED + meta_rows.KEY.pack(uid), None),
@@ -118,12 +119,12 @@ def deleted(uid: int) -> list[Put]:
 
 
 def departed(uid: int, left: Sequence[int]) -> list[Put]:
-    """All of a group's rows go, the promises of its replica stay."""
+    """Return what removes all of a group's rows but the promises of its replica."""
     return [*_without(uid), departed_row(uid, left)]
 
 
 def departed_row(uid: int, left: Sequence[int]) -> Put:
-    """What is kept of a replica that went: the fields of `Departed`."""
+    """Return what is kept of a replica that went: the fields of `Departed`."""
     return meta_rows.DEPARTED + meta_rows.KEY.pack(uid), msgpack.packb(list(left))
 
 
@@ -138,10 +139,11 @@ def _without(uid: int) -> list[Put]:
 
 
 def damaged(uid: int, known: bytes | None) -> Put:
-    """A group lost records: it takes no part until it is deleted or repaired. None: of that nothing is left."""
+    """Return the row of a group that lost records: it takes no part until it is deleted or repaired. None: of that
+    nothing is left."""
     return meta_rows.DAMAGED + meta_rows.KEY.pack(uid), known
 
 
 def store_rows(pairs: Iterable[tuple[bytes, bytes | None]]) -> list[Put]:
-    """The payload store's own rows."""
+    """Return the payload store's own rows."""
     return [(meta_rows.STORE + key, value) for key, value in pairs]

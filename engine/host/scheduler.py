@@ -62,7 +62,7 @@ class Scheduler:
         self._telling = trio.lowlevel.ParkingLot()
 
     def mark(self, member: Member) -> None:
-        """This member has something to do; the next turn does it."""
+        """Mark a member that has something to do; the next turn does it."""
         if not member.dirty:
             member.dirty = True
             self.dirty.append(member)
@@ -75,12 +75,13 @@ class Scheduler:
             self._task = None
 
     def hold(self) -> None:
-        """Bytes of one connection are about to be handled: marks wake nobody until `release`."""
+        """Hold back marks while bytes of one connection are handled: they wake nobody until `release`."""
         self._held = True
 
     def release(self) -> None:
-        """They were handled. A node with little to do drains at once: a task switch would cost a lone client as much
-        as its append. A busy one lets the other connections have their say first, so that their work shares a sync.
+        """Release the marks: the bytes were handled. A node with little to do drains at once: a task switch would cost
+        a lone client as much as its append. A busy one lets the other connections have their say first, so that their
+        work shares a sync.
         """
         self._held = False
         if not self.dirty or self.running:
@@ -245,7 +246,7 @@ class Scheduler:
         self.system.durability.add(item)
 
     def persist_alone(self, member: Member, item: WalItem) -> None:
-        """Something of the host's own (a truncation mark) for the next batch."""
+        """Persist something of the host's own (a truncation mark) with the next batch."""
         item.token = (member, (), None)
         member.unpersisted += 1
         self.system.durability.add(item)
@@ -267,7 +268,7 @@ class Scheduler:
         member.wake()
 
     def persisted(self, items: Sequence[WalItem]) -> None:
-        """A batch is stable: tell the cores, let go of what waited for it."""
+        """Tell the cores that a batch is stable, and let go of what waited for it."""
         if self.system.failure is not None:
             return
         messages: list[Message] = []

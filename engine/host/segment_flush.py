@@ -47,11 +47,11 @@ class SegmentFlush:
         self._hard_states: set[Member] = set()
 
     def hard_state_written(self, member: Member) -> None:
-        """This member's hard state is in the current WAL file."""
+        """Note that this member's hard state is in the current WAL file."""
         self._hard_states.add(member)
 
     def forget(self, member: Member) -> None:
-        """Nothing more is to be stored of a member."""
+        """Forget a member, of which nothing more is to be stored."""
         self._hard_states.discard(member)
 
     async def run(self) -> None:

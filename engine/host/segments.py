@@ -60,24 +60,24 @@ class Segments:
         self.users = users
 
     def spoil(self, files: Collection[int]) -> None:
-        """Something is left out of these WAL files: their segments are written here."""
+        """Have the segments of these WAL files written here: something is left out of them."""
         self.spoiled |= set(files)
 
     def source(self, file: int, groups: Sequence[LiveGroup]) -> FileSource:
-        """What to copy of a sealed WAL file, as whoever does it finds it."""
+        """Return what to copy of a sealed WAL file, as whoever does it finds it."""
         return FileSource(str(self.path(file)), str(self._directory / "wal"), file, tuple(groups))
 
     def status(self) -> dict[str, int]:
-        """How many there are, and their bytes."""
+        """Return how many there are, and their bytes."""
         paths = [self.path(one) for one in self.users]
         return {"files": len(paths), "bytes": sum(path.stat().st_size for path in paths if path.exists())}
 
     def path(self, number: int) -> Path:
-        """Where a segment lies."""
+        """Return where a segment lies."""
         return self._directory / "segments" / f"{number:016x}.seg"
 
     def reader(self, number: int) -> SegmentReader:
-        """An open segment. Raises `Corrupt`."""
+        """Return an open segment. Raises `Corrupt`."""
         reader = self._readers.get(number)
         if reader is None:
             path = str(self.path(number))
@@ -88,17 +88,17 @@ class Segments:
         return reader
 
     def opened(self, number: int) -> SegmentReader | None:
-        """The reader in use, if there is one."""
+        """Return the reader in use, if there is one."""
         return self._readers.get(number)
 
     def renew(self, number: int) -> None:
-        """The file was written anew: who reads next opens it again."""
+        """Close a file that was written anew: who reads next opens it again."""
         reader = self._readers.pop(number, None)
         if reader is not None:
             reader.close()
 
     async def write(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
-        """(first, last, term of the last, payload bytes) of each group in the file."""
+        """Write the segment; return (first, last, term of the last, payload bytes) of each group in the file."""
         written = await trio.to_thread.run_sync(self._write_in_thread, sealed)
         if not isinstance(written, SegmentWritten):
             assert self._elsewhere is not None
@@ -110,7 +110,7 @@ class Segments:
         return {uid: (first, last, info.terms[uid][-1][1], sizes[uid]) for uid, (first, last) in info.runs.items()}
 
     def _write_in_thread(self, sealed: Sealed) -> SegmentWritten | SegmentJob:
-        """The segment, or the job for who else runs such jobs."""
+        """Write the segment, or return the job for who else runs such jobs."""
         members = self._members
         job = build_segment_job(
             sealed, lambda uid, index, term: uid in members, segment=sealed.file,
@@ -120,7 +120,7 @@ class Segments:
         return run_segment_job(self._disk, job, sealed.entries) if here else job
 
     def leave(self, member: Member, number: int) -> None:
-        """A group needs nothing of a segment any more, and its runs do not name it."""
+        """Note that a group needs nothing of a segment any more, and that its runs do not name it."""
         self._unreferring.add(member)
         users = self.users.get(number)
         if users is not None:
@@ -129,7 +129,7 @@ class Segments:
                 self.release(number)
 
     def take_over(self, old: Member, member: Member) -> None:
-        """A member made anew, with less in segments, stands for an old one."""
+        """Put a member made anew, with less in segments, in the place of an old one."""
         self.shed(member)
         kept = {run.segment for run in member.segments}
         for run in old.segments:
@@ -137,8 +137,8 @@ class Segments:
                 self.leave(member, run.segment)
 
     def shed(self, member: Member) -> None:
-        """Runs that lie below the log say where payloads are, or nothing, where the segment's WAL file is no home:
-        those go. Called wherever a log gets a new start."""
+        """Drop runs that lie below the log and say nothing, as the segment's WAL file is no home; the others say where
+        payloads are. Called wherever a log gets a new start."""
         base = member.raft.log.snapshot_index
         gone = [run for run in member.segments if run.last <= base and not self._is_home(run.segment)]
         if gone:
@@ -147,18 +147,18 @@ class Segments:
                 self.leave(member, run.segment)
 
     def drop_below(self, member: Member, run: SegmentRun, base: int) -> None:
-        """Nothing up to `base` is of use in a run any more."""
+        """Drop a run of which nothing up to `base` is of use any more."""
         rest = [run._replace(first=base + 1)] if run.last > base else []
         member.keep_runs([part for one in member.segments for part in (rest if one == run else [one])])
         if not rest:
             self.leave(member, run.segment)
 
     def forget(self, member: Member) -> None:
-        """A member's stored row refers to no segment."""
+        """Forget a member, whose stored row refers to no segment."""
         self._unreferring.discard(member)
 
     def release(self, number: int) -> None:
-        """Unless its WAL file is a home still, a segment goes as soon as no log needs its entries."""
+        """Remove a segment, unless its WAL file is a home still, as soon as no log needs its entries."""
         if self._is_home(number):
             return
         users = self.users.get(number, set())

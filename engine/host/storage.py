@@ -79,11 +79,11 @@ class Storage:
         return self.location.unsealed()
 
     def wal_live_bytes(self) -> int:
-        """Live or pending payload bytes at home in WAL files."""
+        """Return the live or pending payload bytes at home in WAL files."""
         return self.homes.live_bytes()
 
     def disk_bytes(self) -> int:
-        """Allocated bytes of everything that holds payloads: WAL files (spares included) and generations."""
+        """Return the allocated bytes of everything that holds payloads: WAL files (spares included) and generations."""
         return self._durability.wal.allocated_bytes() + self._store.disk_bytes()
 
     async def compact(self) -> dict[str, Any]:
@@ -106,8 +106,8 @@ class Storage:
     # Payloads that get a home in a generation
 
     async def store_payloads(self, member: Member, entries: Sequence[SourceEntry], dense: bool = False) -> None:
-        """Payloads that came from a peer, rising, durable in a generation; their home from now on. Between them nothing
-        that has a home in a generation, or lives in this log, changes it; with `dense` nothing at all. Raises
+        """Store payloads that came from a peer, rising, durably in a generation, their home from now on. Between them
+        nothing that has a home in a generation, or lives in this log, changes it; with `dense` nothing at all. Raises
         `NoSpace`, and `LogyardError` for a replica that went."""
         async with self.janitor_lock:
             if self._members.get(member.uid) is not member:
@@ -140,7 +140,7 @@ class Storage:
         ranges: Sequence[tuple[int, int, int]],
         read: Callable[[int, int, int], Iterable[SourceEntry]],
     ) -> None:
-        """Payloads of several groups from WAL files to a generation: (uid, first, last) of each, one a member."""
+        """Move payloads of several groups from WAL files to a generation: (uid, first, last) of each, one a member."""
         async with self.janitor_lock:
             here = [self._members.get(member.uid) is member for member in members]
             members = [member for member, is_here in zip(members, here, strict=True) if is_here]

@@ -424,7 +424,7 @@ class System:
         self.storage.location.expire(math.inf)
 
     def _others(self) -> Iterator[tuple[int, Vitals]]:
-        """Live nodes, and what they say of themselves."""
+        """Yield the live nodes, and what they say of themselves."""
         peers = self.peers
         return ((node, peers.vitals_of(node)) for node in peers.nodes if node in self.live)
 
@@ -432,7 +432,8 @@ class System:
         self.limits.patience = doublings
 
     def part(self) -> None:
-        """The last word of a node that stops in order, after `run` and before `close`; a crash has none. BLOCKING."""
+        """Leave the last word of a node that stops in order, after `run` and before `close`; a crash has none.
+        BLOCKING."""
         if self.failure is None:
             parting.note_commits(self)
 
@@ -449,15 +450,15 @@ class System:
             self.closing.pop()()
 
     def fail(self, error: LogyardError) -> None:
-        """This node can't go on: `run` ends soon, by this error."""
+        """Fail this node, which can't go on: `run` ends soon, by this error."""
         ending.begin(self, error if isinstance(error, WalFailed | Outdated) else WalFailed(str(error)))
 
     def vitals(self) -> Vitals:
-        """What goes with each renewal."""
+        """Return what goes with each renewal."""
         return Vitals(self.wal.position[0], self.slow_disk.sync_us, self.slow_disk.slow)
 
     def stop_member(self, member: Member, reason: str) -> None:
-        """One group's fault: it stops, with a reason that `describe` shows; its followers look for another leader."""
+        """Stop a group that is at fault, with a reason that `describe` shows; its followers look for another leader."""
         log.error("group %s stopped: %s", member.spec.name, reason)
         member.stop(reason)
         ready = member.raft.ready()
@@ -505,7 +506,7 @@ class System:
         return self.hibernation.find(uid)
 
     def member(self, name: str) -> Member:
-        """By name, woken if it hibernates. Raises `UnknownGroup`."""
+        """Return a member by name, woken if it hibernates. Raises `UnknownGroup`."""
         # A name is taken before its group is durable, and so before there is a member.
         member = self.hibernation.find(self.names.get(name, 0), use=True)
         if member is None:
@@ -515,7 +516,7 @@ class System:
         return member
 
     def has(self, uid: int) -> bool:
-        """Whether this node has a group, awake or not."""
+        """Return whether this node has a group, awake or not."""
         return uid in self.members or uid in self.hibernation.sleepers
 
     @property
@@ -524,7 +525,7 @@ class System:
         return len(self.members) + len(self.hibernation.sleepers)
 
     def spec(self, uid: int) -> Spec | None:
-        """A group's definition; wakes nobody."""
+        """Return a group's definition; wakes nobody."""
         member = self.members.get(uid)
         if member is not None:
             return member.spec

@@ -47,11 +47,11 @@ class Ticker:
         self._storage = 0.0
 
     def is_resting(self) -> bool:
-        """Whether no group here needs a tick."""
+        """Return whether no group here needs a tick."""
         return self.resting
 
     def stir(self) -> None:
-        """There is something to tick: the next tick comes one interval from now."""
+        """Have the next tick come one interval from now: there is something to tick."""
         if self.resting:
             self.resting = False
             self._lot.unpark_all()
@@ -73,7 +73,7 @@ class Ticker:
             self._look()
 
     def _rest_until(self) -> float:
-        """Until when nothing has to be done, by the loop's clock; 0.0 while a tick may change anything."""
+        """Return until when nothing has to be done, by the loop's clock; 0.0 while a tick may change anything."""
         system = self.system
         if (
             system.active or system.effects.timed or system.effects.ticking or system.budget.full or system.space.full
@@ -142,7 +142,7 @@ def _tick(system: System) -> None:
 
 
 def _abdicate(system: System) -> None:
-    """The disk hangs: groups that others can lead are theirs now."""
+    """Leave the groups that others can lead to them: the disk hangs."""
     log.warning("the disk has not completed a sync for %d ms: leaderships move", system.pulse.stalled_s() * 1000)
 
     def abdicate(member: Member) -> None:

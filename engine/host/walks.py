@@ -45,7 +45,7 @@ class Walks:
                 self._queue.popleft()
 
     def _step(self, act: Callable[[Member], None], members: Iterator[Member]) -> bool:
-        """Whether there may be more."""
+        """Act on the next members; return whether there may be more."""
         count = 0
         for member in islice(members, STEP):
             count += 1

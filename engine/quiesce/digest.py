@@ -45,11 +45,11 @@ class Digests:
         self._differences: dict[int, _Difference] = {}
 
     def digest(self, node: int) -> int:
-        """What a renewal to `node` says: the groups that this node leads and `node` sleeps in."""
+        """Return what a renewal to `node` says: the groups that this node leads and `node` sleeps in."""
         return self.sleepers.led_with.get(node, 0)
 
     def compare(self) -> None:
-        """The follower's side, once a tick."""
+        """Compare the digests, on the follower's side, once a tick."""
         peers = self.system.peers
         for node in peers.nodes:
             sums = (self.sleepers.under.get(node, 0), peers.digest_of(node))
@@ -68,7 +68,8 @@ class Digests:
                 peers.send_blob(node, DIGEST, 0, {"parts": [list(pair) for pair in parts.items()]})
 
     def differing(self, node: int, parts: Mapping[int, int]) -> None:
-        """The leader's side: `node` sleeps in other groups than this node thinks; its sums by bucket."""
+        """Answer, on the leader's side, that `node` sleeps in other groups than this node thinks; its sums by
+        bucket."""
         own = self.sleepers.parts(self.system.node_id, node)
         differ = {number for number in own.keys() | parts.keys() if own.get(number) != parts.get(number)}
         table = [
@@ -79,8 +80,8 @@ class Digests:
         self.system.peers.send_blob(node, SLEEPERS, 0, {"parts": sorted(differ), "groups": table})
 
     def corrected(self, node: int, parts: Sequence[int], table: Sequence[Sequence[int]]) -> None:
-        """The follower's side: the leader's account of some buckets. What it does not know of wakes here, and asks it;
-        what is awake here wakes there."""
+        """Act, on the follower's side, on the leader's account of some buckets. What it does not know of wakes here,
+        and asks it; what is awake here wakes there."""
         theirs = {int(uid): int(term) for uid, term in table}
         differ = set(parts)
         for uid, row in self.sleepers.between(node, self.system.node_id):

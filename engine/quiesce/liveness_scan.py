@@ -39,12 +39,12 @@ class LivenessScan:
         return bool(self._queue)
 
     def gives_up(self, leader: int) -> bool:
-        """Whether the groups of a dead node are not all given up yet."""
+        """Return whether the groups of a dead node are not all given up yet."""
         return any(leader == node for node, _ in self._queue if node)
 
     def on_liveness(self, live: set[int]) -> None:
-        """Nodes appeared or went. A leader's death wakes its groups, where a quorum is left; a leader without a quorum
-        leads no more; who comes back wakes what went to sleep without it."""
+        """Act on nodes that appeared or went. A leader's death wakes its groups, where a quorum is left; a leader
+        without a quorum leads no more; who comes back wakes what went to sleep without it."""
         died, came = self._live - live, live - self._live
         self._live = set(live)
         if not died and not came:
@@ -57,7 +57,7 @@ class LivenessScan:
         self.go_on()
 
     def go_on(self) -> None:
-        """As far as there is time; the ticker asks again."""
+        """Go on as far as there is time; the ticker asks again."""
         end = time.monotonic() + SWEEP_SECONDS
         while self._queue:
             for _ in self._queue[0][1]:
@@ -67,7 +67,7 @@ class LivenessScan:
             self._queue.popleft()
 
     def _bereave(self, node: int) -> Iterator[None]:
-        """The groups that slept under a node which is gone have no leader, and wake where a quorum is left."""
+        """Leave the groups that slept under a node which is gone without a leader; they wake where a quorum is left."""
         for uid, row in self.sleepers.rows("leader = ?", node):
             self.sleepers.follow(uid, 0)
             if quorum_lives(row.shape, self._live):
@@ -75,8 +75,8 @@ class LivenessScan:
             yield
 
     def _recount(self, live: set[int], came: set[int]) -> Iterator[None]:
-        """Groups that sleep under this node: without a quorum it leads them no more, and who comes back wakes those
-        that went to sleep without it."""
+        """Count anew the groups that sleep under this node: without a quorum it leads them no more, and who comes back
+        wakes those that went to sleep without it."""
         for uid, _ in self.sleepers.led_where(lambda shape: not quorum_lives(shape, live)):
             self.sleepers.follow(uid, 0)
             yield
@@ -85,8 +85,8 @@ class LivenessScan:
             yield
 
     def _meet(self, node: int, epoch: int) -> Iterator[None]:
-        """Before a restart of this node some groups slept under `node`: they still do, if it is the same process. If
-        not, nobody leads them until somebody needs them."""
+        """Meet `node`, under which some groups slept before a restart of this node: they still do, if it is the same
+        process. If not, nobody leads them until somebody needs them."""
         for uid, _ in self.sleepers.rows("leader = 0 AND under = ? AND epoch = ?", node, epoch):
             self.sleepers.follow(uid, node)
             yield

@@ -78,7 +78,8 @@ class Quiesce:
     # Going to sleep: the leader's side
 
     def rest(self, member: Member) -> None:
-        """A member needs no ticks any more. Called by the ticker, now and whenever it came to rest again."""
+        """Take note that a member needs no ticks any more. Called by the ticker, now and whenever it came to rest
+        again."""
         after = self.system.config.hibernate_after_ms / 1000
         if after and member.raft.role == LEADER:
             self._resting.pop(member, None)
@@ -135,7 +136,7 @@ class Quiesce:
             self._patient[member] = time.monotonic() + PATIENCE * self.system.config.hibernate_after_ms / 1000
 
     def _may_sleep(self, member: Member) -> bool:
-        """Nothing is under way, nobody waits, nothing is to be done before the next timer."""
+        """Return whether nothing is under way, nobody waits, and nothing is to be done before the next timer."""
         if (
             member.state != RUNNING or member.dirty or not member.proposals.is_idle
             or member.unpersisted or member.waiters or member.reads or member.transfers or member.slow_sends
@@ -151,7 +152,8 @@ class Quiesce:
         return member.resolves and member.raft.log.last_index > 0 and quiescence.may_hibernate(member.raft)
 
     def look(self) -> None:
-        """Once a second: sessions of silent clients have to end, so their groups wake; memory of those asleep."""
+        """Wake, once a second, groups whose sessions of silent clients have to end; free the memory of those
+        asleep."""
         if self.slept > self._tidied:
             self._tidy()
         for uid in self.guests.overdue():
@@ -159,7 +161,8 @@ class Quiesce:
                 self.wake_soon(uid, self.system.node_id)
 
     def _has_moved_out(self, member: Member) -> bool:
-        """Nothing that lives is at home in a WAL file without a segment: only a member in memory can locate that."""
+        """Return whether nothing that lives is at home in a WAL file without a segment: only a member in memory can
+        locate that."""
         raft_log = member.raft.log
         if any(member.uid in one.shares for one in self.system.storage.files.values()):
             # Migration needs its liveness.
@@ -215,7 +218,7 @@ class Quiesce:
         return lost
 
     async def _prepare(self, members: Sequence[Member], leader: int) -> dict[Member, rows.Put]:
-        """Snapshots at the last entry, and state rows that say all there is: durable when this returns."""
+        """Prepare snapshots at the last entry, and state rows that say all there is: durable when this returns."""
         system = self.system
         found: dict[Member, rows.Put] = {}
         async with self._preparing:
@@ -247,7 +250,7 @@ class Quiesce:
     def _give_up(
         self, member: Member, put: rows.Put, leader: int, asleep: set[int] | None = None, absent: set[int] | None = None
     ) -> bool:
-        """The member becomes a row, if what was stored is still all there is to say. In one step of the loop."""
+        """Make the member a row, if what was stored is still all there is to say. In one step of the loop."""
         system = self.system
         if system.members.get(member.uid) is not member or not self._may_sleep(member):
             return False
@@ -274,7 +277,7 @@ class Quiesce:
     # Going to sleep: the follower's side
 
     async def _asked(self, node: int, number: int, table: Sequence[Sequence[int]]) -> None:
-        """The leader on `node` would let these groups sleep."""
+        """Answer the leader on `node`, which would let these groups sleep."""
         slept: list[int] = []
         members: list[Member] = []
         for uid, term, last in table:
@@ -303,8 +306,8 @@ class Quiesce:
     # Waking
 
     def find(self, uid: int, use: bool = False, by: int = 0) -> Member | None:
-        """A group's member, woken if it sleeps; None when this node has none. `use`: somebody waits for it, so without
-        a leader it campaigns at once. `by`: the node whose word this is."""
+        """Return a group's member, woken if it sleeps; None when this node has none. `use`: somebody waits for it, so
+        without a leader it campaigns at once. `by`: the node whose word this is."""
         member = self.system.members.get(uid)
         if member is None and uid in self.sleepers:
             member = self._wake(uid, use, by)
@@ -362,7 +365,7 @@ class Quiesce:
         return bool(self._waking or self._notices or self.sweeps.pending)
 
     def tick(self) -> None:
-        """Once a tick: wake what is due, as much as there is time for; say what there is to say; compare digests."""
+        """Wake, once a tick, what is due, as much as there is time for; say what there is to say; compare digests."""
         self.sweeps.go_on()
         end = time.monotonic() + WAKE_SECONDS
         while self._waking:
@@ -391,7 +394,7 @@ class Quiesce:
             self.system.ticker.stir()
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
-        """What another node says of groups that sleep or wake; its shape was checked."""
+        """Take what another node says of groups that sleep or wake; its shape was checked."""
         if kind == SLEEP:
             self.system.nursery.start_soon(self._asked, node, request, header["groups"])
         elif kind == SLEEPING:
@@ -408,7 +411,8 @@ class Quiesce:
             self.accord.corrected(node, header["parts"], header["groups"])
 
     def adopt(self, uid: int, row: Row, leader: int, epoch: int, slept_ms: int) -> None:
-        """At recovery: a group that slept when this node ended. Nobody leads it until its leader is met again."""
+        """Adopt, at recovery, a group that slept when this node ended. Nobody leads it until its leader is met
+        again."""
         under = leader if leader != self.system.node_id else 0
         self.sleepers.add(uid, row._replace(leader=0, under=under, epoch=epoch))
         if row.due:
@@ -426,7 +430,7 @@ class _Offer:
         self.done = trio.Event()
 
     def answer(self, node: int, uids: Sequence[int]) -> None:
-        """A node's answer."""
+        """Take a node's answer."""
         if node in self.waiting:
             self.slept[node] = set(uids)
             self.waiting.discard(node)
@@ -440,7 +444,7 @@ def _next_due(member: Member) -> int:
 
 
 def row_of(member: Member, leader: int, asleep: Sequence[int] | set[int], absent: Sequence[int] | set[int]) -> Row:
-    """What is left of a member."""
+    """Return what is left of a member."""
     raft, machine = member.raft, member.machine
     configuration = raft.configuration
     shape = Shape(

@@ -31,19 +31,20 @@ class QuiescedSessions:
         return 1000 * (hearts.now() - max(since, hearts.last_seen.get(client, 0.0)))
 
     def is_silent(self, member: Member) -> bool:
-        """A session's client was not heard of for half its time to live: its end may have to be proposed soon."""
+        """Return whether a session's client was not heard of for half its time to live: its end may have to be proposed
+        soon."""
         return member.sessions is not None and any(
             2 * self._silent_ms(one.client, member.lead_since) > one.ttl_ms for one in member.sessions.by_id.values()
         )
 
     def sleep(self, member: Member) -> None:
-        """A group that this node leads goes to sleep."""
+        """Take note that a group that this node leads goes to sleep."""
         for session in member.sessions.by_id.values() if member.sessions is not None else ():
             self._clients.setdefault(session.client, {})[member.uid] = session.ttl_ms
             self._since[member.uid] = member.lead_since
 
     def wake(self, member: Member) -> None:
-        """It is awake."""
+        """Take note that it is awake."""
         member.leads_since(self._since.pop(member.uid, member.lead_since))
         for session in member.sessions.by_id.values() if member.sessions is not None else ():
             groups = self._clients.get(session.client, {})
@@ -52,7 +53,7 @@ class QuiescedSessions:
                 self._clients.pop(session.client, None)
 
     def overdue(self) -> Iterator[int]:
-        """Groups with a session to end. Asked once a second."""
+        """Yield the groups with a session to end. Asked once a second."""
         for client, groups in self._clients.items():
             for uid, ttl_ms in groups.items():
                 if self._silent_ms(client, self._since[uid]) > ttl_ms:

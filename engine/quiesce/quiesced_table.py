@@ -62,12 +62,12 @@ class Row(NamedTuple):
 
 
 def mark(uid: int, term: int) -> int:
-    """A group's share of a digest."""
+    """Return a group's share of a digest."""
     return xxh3_64_intdigest(MARK.pack(uid, term))
 
 
 def bucket(uid: int) -> int:
-    """Which part of a digest a group is in."""
+    """Return which part of a digest a group is in."""
     return (uid >> 8) % BUCKETS
 
 
@@ -107,7 +107,7 @@ class QuiescedTable:
         return found
 
     def row(self, uid: int) -> Row:
-        """A group's row. Raises KeyError."""
+        """Return a group's row. Raises KeyError."""
         found = self._find(uid, "*")
         if found is None:
             raise KeyError(uid)
@@ -118,7 +118,7 @@ class QuiescedTable:
         return Row(term, last, due, start, end, leader, size, self._shapes[shape], name, since_ms, under, epoch)
 
     def rows(self, where: str = "1", *values: int) -> Iterator[tuple[int, Row]]:
-        """Those for which an SQL expression holds, in steps; the table may change meanwhile."""
+        """Yield the groups for which an SQL expression holds, in steps; the table may change meanwhile."""
         after = LOWEST
         query = f"SELECT * FROM rows WHERE uid >= ? AND ({where}) ORDER BY uid LIMIT {PAGE}"
         while True:
@@ -130,17 +130,17 @@ class QuiescedTable:
             after = columns[0] + 1
 
     def named(self, name: str) -> int:
-        """The uid of a group, 0 for none."""
+        """Return the uid of a group, 0 for none."""
         found = self._table.execute("SELECT uid FROM rows WHERE name = ?", (name,)).fetchone() if self._count else None
         return 0 if found is None else int(found[0]) & MASK
 
     def names(self, after: str = "", limit: int = -1) -> list[str]:
-        """At most so many names behind `after`, in order."""
+        """Return at most so many names behind `after`, in order."""
         query = "SELECT name FROM rows WHERE name > ? ORDER BY name LIMIT ?"
         return [name for (name,) in self._table.execute(query, (after, limit))]
 
     def add(self, uid: int, row: Row) -> None:
-        """A group goes to sleep."""
+        """Add a group that goes to sleep."""
         number = self._numbers.get(row.shape)
         if number is None:
             number = self._numbers[row.shape] = len(self._shapes)
@@ -152,7 +152,7 @@ class QuiescedTable:
         self._sum(uid, row, 1)
 
     def pop(self, uid: int) -> Row | None:
-        """A group wakes, or goes."""
+        """Remove and return the row of a group that wakes, or goes."""
         found = self._find(uid, "*")
         if found is None:
             return None
@@ -163,7 +163,7 @@ class QuiescedTable:
         return row
 
     def follow(self, uid: int, leader: int) -> None:
-        """Another leader, or none (0), from now on."""
+        """Set another leader, or none (0), from now on."""
         row = self.row(uid)
         self._table.execute("UPDATE rows SET leader = ? WHERE uid = ?", (leader, _signed(uid)))
         self._sum(uid, row, -1)
@@ -183,18 +183,18 @@ class QuiescedTable:
             self.led_with[node] = (self.led_with.get(node, 0) + share) & MASK
 
     def led_where(self, holds: Callable[[Shape], bool]) -> Iterator[tuple[int, Row]]:
-        """The groups that this node leads and whose shape `holds`; the table may change meanwhile."""
+        """Yield the groups that this node leads and whose shape `holds`; the table may change meanwhile."""
         numbers = [str(number) for number, shape in enumerate(self._shapes) if holds(shape)]
         return self.rows(f"leader = {self.node} AND shape IN ({','.join(numbers)})") if numbers else iter(())
 
     def between(self, leader: int, follower: int) -> Iterator[tuple[int, Row]]:
-        """The groups behind the digest of `leader` for `follower`; one of the two is this node."""
+        """Yield the groups behind the digest of `leader` for `follower`; one of the two is this node."""
         for uid, row in self.rows("leader = ?", leader):
             if follower == self.node or follower in row.shape.asleep:
                 yield uid, row
 
     def parts(self, leader: int, follower: int) -> dict[int, int]:
-        """The same digest by bucket, empty ones left out."""
+        """Return the same digest by bucket, empty ones left out."""
         found: dict[int, int] = {}
         for uid, row in self.between(leader, follower):
             found[bucket(uid)] = (found.get(bucket(uid), 0) + mark(uid, row.term)) & MASK
@@ -206,10 +206,10 @@ class QuiescedTable:
 
 
 def _signed(uid: int) -> int:
-    """As SQLite has integers."""
+    """Return a uid as SQLite has integers."""
     return uid - (1 << 64) if uid >> 63 else uid
 
 
 def quorum_lives(shape: Shape, live: Container[int]) -> bool:
-    """Whether a majority of a group's voters is alive. (A joint configuration never sleeps.)"""
+    """Return whether a majority of a group's voters is alive. (A joint configuration never sleeps.)"""
     return 2 * sum(1 for node in shape.voters if node in live) > len(shape.voters)

@@ -38,7 +38,7 @@ class Timers:
         self._ahead: int | None = None
 
     def set(self, uid: int, due_ms: int, member: Member) -> None:
-        """A group goes to sleep whose next timer is due at `due_ms` of log time."""
+        """Set the timer of a group that goes to sleep, whose next is due at `due_ms` of log time."""
         system, clock = self.system, member.clock
         if clock is None:
             clock = system.log_clock.fresh(member)
@@ -48,8 +48,8 @@ class Timers:
         self._push(uid, system.clocks.monotonic_ns() + wait, clock)
 
     def adopt(self, uid: int, due_ms: int, slept_ms: int) -> None:
-        """A group sleeps on after a restart, since `slept_ms` of log time: what passed meanwhile is not known, so it is
-        looked at when either clock would say that the timer is due."""
+        """Adopt the timer of a group that sleeps on after a restart, since `slept_ms` of log time: what passed
+        meanwhile is not known, so it is looked at when either clock would say that the timer is due."""
         wait = min(due_ms * MS - self.system.clocks.wall_ns(), (due_ms - slept_ms) * MS)
         self._push(uid, self.system.clocks.monotonic_ns() + max(0, wait), None)
 
@@ -60,11 +60,11 @@ class Timers:
             self.system.ticker.stir()
 
     def next_s(self) -> float:
-        """Seconds until the next one rings; infinity without any."""
+        """Return the seconds until the next one rings; infinity without any."""
         return max(0, self._due[0][0] - self.system.clocks.monotonic_ns()) / 1e9 if self._due else math.inf
 
     def pop(self, uid: int) -> LogTime | None:
-        """A group wakes, or goes: its clock."""
+        """Remove a group that wakes, or goes, and return its clock."""
         return self._alarms.pop(uid, (0, None))[1]
 
     def ring(self) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def adopt_row(system: System, spec: Spec, state: meta_rows.StateRow) -> None:
-    """A hibernating group stays one: no member is built."""
+    """Adopt a hibernating group, which stays one: no member is built."""
     leader, epoch, due, start, end, size = state.extra["asleep"]
     configuration = Configuration.decode(state.extra["configurations"][0][2])
     shape = Shape(configuration.voters, configuration.learners, (), (), spec.machine)
@@ -33,7 +33,7 @@ def adopt_row(system: System, spec: Spec, state: meta_rows.StateRow) -> None:
 
 
 def stored_spec(system: System, uid: int) -> Spec:
-    """A group's definition from its stored row. Raises `Corrupt`."""
+    """Return a group's definition from its stored row. Raises `Corrupt`."""
     key = meta_rows.group_key(uid)
     value = system.storage.books.meta.get(key)
     if value is None:
@@ -42,8 +42,8 @@ def stored_spec(system: System, uid: int) -> Spec:
 
 
 def revive(system: System, uid: int, name: str) -> Member:
-    """A member from the rows that it hibernated by: recovery of one group, with nothing in the WAL. One whose rows are
-    damaged comes up stopped."""
+    """Return a member from the rows that it hibernated by: recovery of one group, with nothing in the WAL. One whose
+    rows are damaged comes up stopped."""
     meta = system.storage.books.meta
     try:
         spec = stored_spec(system, uid)

@@ -176,7 +176,7 @@ class Applier:
         self._guarded(member, context_of(member, entry), entry, [frame])
 
     def _guarded(self, member: Member, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
-        """An entry with frames of sessions or of the engine's own."""
+        """Apply an entry with frames of sessions or of the engine's own."""
         began = member.sessions is None
         batch = member.run_guarded(context, entry, frames, self._on_delete)
         self._table_began(member, began)

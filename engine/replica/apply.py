@@ -104,7 +104,7 @@ class Replicated:
         on_delete: OnDelete,
         left_out: Sequence[int] = (),
     ) -> Batch:
-        """An entry with frames of sessions or of the engine's own: the machine sees what it shall apply."""
+        """Apply an entry with frames of sessions or of the engine's own: the machine sees what it shall apply."""
         own: list[Effect] = []
         guarded = apply_guarded(
             self.sessions,
@@ -121,7 +121,7 @@ class Replicated:
         return Batch(guarded.batch.replies, [*own, *guarded.batch.effects]) if own else guarded.batch
 
     def run_again(self, context: Context, entry: Entry, on_delete: OnDelete) -> Batch:
-        """Any entry of commands, without what an operator had skipped."""
+        """Apply any entry of commands, without what an operator had skipped."""
         left_out = (self.left_out or {}).get(entry.index, ())
         frames = frames_of(entry.data)
         for frame in frames if left_out else ():
@@ -157,20 +157,20 @@ class Replicated:
 
 
 def context_of(state: Replicated, entry: Entry) -> Context:
-    """Where an entry of commands stands."""
+    """Return where an entry of commands stands."""
     data = entry.data
     return Context(state.spec.uid, entry.index, entry.term, timestamp_of(data), state.version, records_in(data))
 
 
 def run_machine(state: Replicated, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
-    """What the machine says to frames of one entry; what it refuses is released at that index."""
+    """Return what the machine says to frames of one entry; what it refuses is released at that index."""
     if state.apply_batch is None:
         return _apply_each(state.machine, context, entry, frames)
     return run_batch(state.apply_batch, context, frames)
 
 
 def claims_of(state: Replicated) -> Iterator[PayloadRange]:
-    """What the machine needs, but for pieces of uploads that ended before it heard of them."""
+    """Yield what the machine needs, but for pieces of uploads that ended before it heard of them."""
     for needed in state.machine.live_refs():
         if state.uploads is None:
             yield needed
@@ -179,7 +179,7 @@ def claims_of(state: Replicated) -> Iterator[PayloadRange]:
 
 
 def _session_end_of(state: Replicated) -> OnEnd | None:
-    """The machine's optional `on_session_end(context, session)`, called for sessions that it monitors."""
+    """Return the machine's optional `on_session_end(context, session)`, called for sessions that it monitors."""
     hook = getattr(state.machine, "on_session_end", None)
     if hook is None:
         return None
@@ -187,7 +187,7 @@ def _session_end_of(state: Replicated) -> OnEnd | None:
 
 
 def _wants_end(state: Replicated, session: int) -> bool:
-    """Whether the machine monitors a session that has ended now; asked once, by the one who tells it."""
+    """Return whether the machine monitors a session that has ended now; asked once, by the one who tells it."""
     kept = state.kept
     if kept is None or session not in kept.monitors:
         return False
@@ -196,7 +196,7 @@ def _wants_end(state: Replicated, session: int) -> bool:
 
 
 def _apply_each(machine: Machine, context: Context, entry: Entry, frames: list[Frame]) -> Batch:
-    """One `apply` a command, for machines without `apply_batch`. A frame's reply is that of its last command."""
+    """Call `apply` once a command, for machines without `apply_batch`. A frame's reply is that of its last command."""
     hashes: dict[int, tuple[int, bytes]] = {}
     packs: dict[int, bytes] = {}
     for unit in units_of(entry.data):
@@ -281,14 +281,14 @@ def _took(effects: list[Effect], applied: Applied) -> bytes:
 
 
 def _on_skip(state: Replicated, index: int, ordinal: int) -> bytes | Reject:
-    """The skip itself did its work when its command failed (`quarantine`); here it is only answered."""
+    """Answer a skip, which itself did its work when its command failed (`quarantine`)."""
     if ordinal in (state.left_out or {}).get(index, ()):
         return b""
     return Reject("not_failed", f"command ({index}, {ordinal}) did not fail here; nothing was skipped")
 
 
 def _on_left_out(state: Replicated, command: list[Any]) -> None:
-    """An operator had a command of the engine's own skipped: it is not asked for again."""
+    """Forget a command of the engine's own that an operator had skipped: it is not asked for again."""
     name, *arguments = command
     kept = state.kept
     if kept is not None and name == "timer" and kept.timers.get(arguments[0]) == arguments[1]:

@@ -33,7 +33,7 @@ class SessionSink(Protocol):
     """The connection of a session's client, registered in `Delivery.sinks` under the session while it lasts."""
 
     def push(self, uid: int, session: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> object:
-        """Something for the client, without having been asked; never blocks. False: dropped.
+        """Push something to the client, without having been asked; never blocks. False: dropped.
 
         `header`: kind "message" or "records", index, and for records tag and rows ``[index, ordinal, head bytes, body
         bytes or -1]``; `body` is the message, or heads and bodies in turn.
@@ -41,7 +41,7 @@ class SessionSink(Protocol):
         ...
 
     def missed(self) -> None:
-        """Something for the client was dropped before it came here."""
+        """Take note that something for the client was dropped before it came here."""
         ...
 
 
@@ -113,13 +113,13 @@ class Delivery:
         self._lots: dict[int, trio.lowlevel.ParkingLot] = {}
 
     def stir(self, uid: int) -> None:
-        """A group's leader or sessions changed: who listens there looks again."""
+        """Wake who listens to a group, whose leader or sessions changed: it looks again."""
         lot = self._lots.pop(uid, None)
         if lot is not None:
             lot.unpark_all()
 
     async def stirred(self, uid: int, patience_s: float) -> None:
-        """Until `stir`, or for so many seconds."""
+        """Wait until `stir`, or for so many seconds."""
         lot = self._lots.setdefault(uid, trio.lowlevel.ParkingLot())
         try:
             with trio.move_on_after(patience_s):
@@ -141,7 +141,7 @@ class Delivery:
             sink.missed()
 
     def send(self, member: Member, index: int, effect: Send) -> None:
-        """A message: at once, unless something of the same session waits."""
+        """Send a message: at once, unless something of the same session waits."""
         sink = self.sinks.get(effect.session)
         if sink is None:
             return
@@ -152,7 +152,7 @@ class Delivery:
             self._queue(effect.session, _Item(member, header, len(effect.message), [effect.message]))
 
     def deliver(self, member: Member, index: int, effect: Deliver) -> None:
-        """Records by reference: found and pinned now, read and sent by the session's task."""
+        """Deliver records by reference: found and pinned now, read and sent by the session's task."""
         if effect.session not in self.sinks:
             return
         lacking: set[int] = set()
@@ -177,7 +177,7 @@ class Delivery:
         queue.append(item)
 
     async def _run(self, session: int, queue: deque[_Item]) -> None:
-        """Works a session's queue off and ends; the next item starts another."""
+        """Work a session's queue off and end; the next item starts another."""
         try:
             while queue:
                 item = queue[0]
@@ -236,7 +236,7 @@ class Delivery:
         return rows, body
 
     def _find(self, member: Member, refs: Iterable[PayloadRef | PayloadRange], lacking: set[int]) -> Iterable[_Found]:
-        """Where records are now; what is released is left out. `lacking` gets the entries whose place is lost or
+        """Yield where records are now; what is released is left out. `lacking` gets the entries whose place is lost or
         damaged here."""
         located: Located | None = None
         packs: list[Unit] = []
@@ -278,8 +278,8 @@ class Delivery:
 def records_of(
     pack: memoryview, records: int, first: int, end: int, start: int = 0, large: Mapping[int, Buffer] | None = None
 ) -> tuple[list[tuple[int, int]], list[Buffer]]:
-    """The records `first` up to `end` of a pack of so many: (head bytes, body bytes or -1) of each, and buffers with
-    heads and bodies in turn. `large` are bodies that are not in the pack, by number behind `start`."""
+    """Return the records `first` up to `end` of a pack of so many: (head bytes, body bytes or -1) of each, and buffers
+    with heads and bodies in turn. `large` are bodies that are not in the pack, by number behind `start`."""
     table = table_of(pack, records)
     heads, bodies = table[::2], table[1::2]
     if max(heads) & MARK:
@@ -309,7 +309,7 @@ def records_of(
 
 
 def _homes(found: Sequence[_Found]) -> list[tuple[str, int]]:
-    """Also of what is in memory now: it may have to be read again by then."""
+    """Return the homes also of what is in memory now: it may have to be read again by then."""
     homes: set[tuple[str, int]] = set()
     for one in found:
         if one.located.home is not None:

@@ -53,15 +53,16 @@ class Heartbeats:
         self._looked = time.monotonic()
 
     def now(self) -> float:
-        """The clock between two looks."""
+        """Return the clock between two looks."""
         return self.clock + min(time.monotonic() - self._looked, LOOK_SECONDS_MAX)
 
     def seen(self, client: int) -> None:
-        """A sign of life of a client that has a session here."""
+        """Note a sign of life of a client that has a session here."""
         self.last_seen[client] = self.now()
 
     def heard(self, client: int) -> None:
-        """Somebody says that it is alive. Raises `Busy` when too many without a session here are remembered."""
+        """Note that somebody says that it is alive. Raises `Busy` when too many without a session here are
+        remembered."""
         if client not in self.last_seen and len(self.last_seen) >= CLIENTS_MAX:
             self._forget()
         self.last_seen[client] = self.now()
@@ -82,13 +83,13 @@ class Heartbeats:
         await self._commands.commit(member, REGISTER, session, client, ttl_ms)
 
     def leads(self, member: Member) -> None:
-        """This node was elected: every session has its whole time to live again."""
+        """Give every session its whole time to live again: this node was elected."""
         member.leads_since(self.now())
         if member.sessions is not None:
             self.began(member)
 
     def began(self, member: Member) -> None:
-        """A group has its first session, or is led on after it slept: silence counts on."""
+        """Count silence on, as a group has its first session, or is led on after it slept."""
         if member.raft.role == LEADER:
             self._groups.add(member)
 

@@ -20,8 +20,8 @@ class LogTime:
     __slots__ = ("_stamp", "_read")
 
     def __init__(self, last_ms: int, wall_ns: int, monotonic_ns: int) -> None:
-        """`last_ms`: the newest log time in the group's log, known at `monotonic_ns`; 0 for a log without any, which
-        begins at the wall clock."""
+        """Begin at `last_ms`, the newest log time in the group's log, known at `monotonic_ns`; 0 for a log without any,
+        which begins at the wall clock."""
         self._stamp = last_ms * MS if last_ms else wall_ns
         self._read = monotonic_ns
 
@@ -48,14 +48,14 @@ class LogTime:
         self._stamp = max(self._stamp, wall_ns)
 
     def until(self, due_ms: int) -> int:
-        """Nanoseconds of monotonic time from the last reading to `due_ms`, while a term is running."""
+        """Return the nanoseconds of monotonic time from the last reading to `due_ms`, while a term is running."""
         return max(0, due_ms * MS - self._stamp)
 
     def until_by(self, due_ms: int, wall_ns: int) -> int:
-        """The same while none is running, if the wall clock stays as it is."""
+        """Return the same while none is running, if the wall clock stays as it is."""
         by_wall = max(0, due_ms * MS - wall_ns)
         return by_wall if wall_ns >= self._stamp else min(BEHIND * self.until(due_ms), by_wall)
 
     def read_at(self, stamp_ms: int) -> int:
-        """When it showed `stamp_ms`, or a bit later, by the monotonic clock."""
+        """Return when it showed `stamp_ms`, or a bit later, by the monotonic clock."""
         return self._read - max(0, self._stamp - stamp_ms * MS)

@@ -41,13 +41,13 @@ class MachineState:
         return bool(self.timers or self.appends)
 
     def lead(self) -> None:
-        """Everything is to be proposed anew by a new leader: what the old one proposed may be lost."""
+        """Have everything proposed anew by a new leader: what the old one proposed may be lost."""
         self.due = [(due, name) for name, due in self.timers.items()]
         heapq.heapify(self.due)
         self.todo = list(self.appends)
 
     def follow(self) -> None:
-        """Somebody else proposes."""
+        """Leave proposing to somebody else."""
         self.due, self.todo = [], []
 
     def set_timer(self, name: str, due_ms: int | None, leading: bool) -> None:
@@ -65,11 +65,11 @@ class MachineState:
                 heapq.heappush(self.due, (due_ms, name))
 
     def put_timer(self, timer: tuple[int, str]) -> None:
-        """Its proposal failed."""
+        """Put back a timer whose proposal failed."""
         heapq.heappush(self.due, timer)
 
     def put_append(self, key: tuple[int, int]) -> None:
-        """Its proposal failed."""
+        """Put back an append whose proposal failed."""
         self.todo.append(key)
 
     def add_append(self, index: int, command: bytes, leading: bool) -> None:
@@ -83,8 +83,8 @@ class MachineState:
             self.todo.append(key)
 
     def sections(self) -> dict[str, bytes]:
-        """msgpack: ``[[name, due], ...]``, ``[[index, number, command], ...]`` and ``[session, ...]``; what is empty
-        has no section."""
+        """Return, in msgpack, ``[[name, due], ...]``, ``[[index, number, command], ...]`` and ``[session, ...]``; what
+        is empty has no section."""
         found: dict[str, bytes] = {}
         if self.timers:
             found[TIMERS] = msgpack.packb(list(self.timers.items()))
@@ -96,7 +96,7 @@ class MachineState:
 
     @classmethod
     def of_sections(cls, sections: Mapping[str, bytes]) -> MachineState | None:
-        """From a snapshot's sections; None when there is none of these."""
+        """Return the state of a snapshot's sections; None when there is none of these."""
         if not any(name in sections for name in SECTIONS):
             return None
         found = cls()

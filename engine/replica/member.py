@@ -62,7 +62,7 @@ class Halt:
         return f"({self.index}, {self.ordinal if self.records else '?'})"
 
     def covers(self, index: int, ordinal: int) -> bool:
-        """Whether a skip of (index, ordinal) is one of the frame that failed."""
+        """Return whether a skip of (index, ordinal) is one of the frame that failed."""
         return index == self.index and (not self.records or self.first <= ordinal < self.first + self.records)
 
 
@@ -180,14 +180,15 @@ class Member(Replicated):
             raise GroupStopped(f"group {self.spec.name!r} is {self.state} on this node: {self.reason}")
 
     def overwritten(self, index: int) -> None:
-        """Entries from `index` on were replaced by another leader's: they are not committed and never will be."""
+        """Forget what waited for entries from `index` on, which were replaced by another leader's: they are not
+        committed and never will be."""
         self.proposals.fail_proposed(NotLeader(self.raft.leader), index)
         self.segments = cut_runs(self.segments, index)
         self.flushed = min(self.flushed, index - 1)
         self.wake()
 
     def stop(self, reason: str, state: str = STOPPED) -> None:
-        """This group's fault stops this group only (law 7). The core tells its followers, if it led."""
+        """Stop this group for its own fault, and only this group (law 7). The core tells its followers, if it led."""
         self.state = state
         self.reason = reason
         self.raft.stop()
@@ -310,7 +311,7 @@ class Member(Replicated):
         self.waiters = still or None
 
     def add_segment(self, run: SegmentRun) -> None:
-        """A newer segment overrides what older ones say from its first index on."""
+        """Add a newer segment, which overrides what older ones say from its first index on."""
         self.segments = [*cut_runs(self.segments, run.first), run]
         self.flush_through(run.last)
 
@@ -319,24 +320,24 @@ class Member(Replicated):
         self.segments = runs
 
     def flush_through(self, index: int) -> None:
-        """Entries up to `index` need no WAL file, nor memory."""
+        """Note that entries up to `index` need no WAL file, nor memory."""
         self.flushed = max(self.flushed, index)
 
     def restart_flush(self) -> None:
-        """The log starts over above the snapshot."""
+        """Restart the flush, as the log starts over above the snapshot."""
         self.flushed = self.snapshot_index
 
     def stored(self, index: int, chunks: tuple[bytes, ...]) -> None:
-        """A snapshot at `index` is durable, and so are its chunks."""
+        """Note that a snapshot at `index` is durable, and so are its chunks."""
         self.snapshot_stored = index
         self.chunks = chunks
 
     def covered(self, index: int, term: int, size: int) -> None:
-        """From now on a snapshot of `size` bytes says what the log up to `index` says."""
+        """Note that from now on a snapshot of `size` bytes says what the log up to `index` says."""
         self.snapshot_index, self.snapshot_term, self.snapshot_bytes = index, term, size
 
     def need_no_log(self) -> None:
-        """The log up to the snapshot may go."""
+        """Let the log up to the snapshot go."""
         self.compactable = self.snapshot_index
 
     def need_log_above(self, index: int) -> None:
@@ -351,5 +352,5 @@ class Member(Replicated):
         return True
 
     def is_dead(self, entry: Entry) -> bool:
-        """Whether every payload of an entry was released."""
+        """Return whether every payload of an entry was released."""
         return self.liveness.is_dead_range((entry.index, 0), (entry.index, records_in(entry.data)))

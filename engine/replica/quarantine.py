@@ -148,7 +148,7 @@ class Quarantine:
         member.forget_halt()
 
     def _skipped(self, member: Member, halt: Halt) -> bool:
-        """Whether a committed skip names what failed; it is then noted in `member.left_out`."""
+        """Return whether a committed skip names what failed; it is then noted in `member.left_out`."""
         commit = member.raft.commit
         while halt.scanned < commit:
             for entry in self._log.log_entries(member, halt.scanned + 1, commit, SCAN_BYTES):
@@ -164,7 +164,7 @@ class Quarantine:
         return False
 
     def _diagnose(self, again: Again, member: Member, entry: Entry, error: Exception) -> Halt:
-        """Which command failed, as exactly as the machine lets it be known."""
+        """Return which command failed, as exactly as the machine lets it be known."""
         if isinstance(error, CommandFault) and isinstance(error.__cause__, UnknownVersion):
             error = error.__cause__
         if isinstance(error, UnknownVersion):
@@ -188,7 +188,8 @@ class Quarantine:
         return Halt(entry.index, first, records, ordinal, reason)
 
     def _probe(self, again: Again, member: Member, entry: Entry, frames: list[Frame]) -> Frame | None:
-        """The first frame of a batch that fails alone, tried one by one on a machine that is thrown away afterwards."""
+        """Return the first frame of a batch that fails alone, tried one by one on a machine that is thrown away
+        afterwards."""
         self.rebuild(again, member, entry.index - 1)
         for frame in frames:
             try:
@@ -200,7 +201,7 @@ class Quarantine:
         return None
 
     def rebuild(self, again: Again, member: Member, through: int) -> None:
-        """A fresh machine, and what is kept beside it, from the snapshot and the log up to `through`.
+        """Build a fresh machine, and what is kept beside it, from the snapshot and the log up to `through`.
 
         Liveness stays: releases only add up, and those of what is replayed were made already. Nothing leaves the node.
         """
@@ -224,5 +225,5 @@ class Quarantine:
 
 
 def _used(member: Member, index: int, ordinal: int) -> bool:
-    """Each skip does its work once: one that did not help must not be tried for ever."""
+    """Return whether a skip was used: each does its work once, and one that did not help must not be tried for ever."""
     return ordinal in (member.left_out or {}).get(index, ())

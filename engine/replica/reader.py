@@ -89,7 +89,7 @@ class Reader:
         self._mend = mend
 
     def log_entries(self, member: Member, first: int, last: int, bytes_max: int) -> list[Entry]:
-        """Entries of the Raft log from `first`, at least one; from segments where they left memory. Raises
+        """Return entries of the Raft log from `first`, at least one; from segments where they left memory. Raises
         `Corrupt`."""
         found = member.raft.log.slice(first, last, bytes_max)
         if found is not None:
@@ -97,7 +97,7 @@ class Reader:
         return self.stored_entries(member, first, last, bytes_max)
 
     def stored_entries(self, member: Member, first: int, last: int, bytes_max: int = SCAN_BYTES) -> list[Entry]:
-        """Entries of the log from `first` as segments have them, at least one. Raises `Corrupt`."""
+        """Return entries of the log from `first` as segments have them, at least one. Raises `Corrupt`."""
         for run in reversed(member.segments):
             if run.first <= first <= run.last:
                 reader = self._segments.reader(run.segment)
@@ -107,8 +107,8 @@ class Reader:
         raise Corrupt(f"group {member.spec.name}", 0, f"entry {first}", "no segment that holds it")
 
     def newest_time(self, member: Member) -> int:
-        """The newest log time (ms) of a group's log: what is not applied here yet counts, and no entry is ever stamped
-        lower than the one before it."""
+        """Return the newest log time (ms) of a group's log: what is not applied here yet counts, and no entry is ever
+        stamped lower than the one before it."""
         last = member.raft.log.last_index
         stamp = member.log_time
         if last > member.raft.applied:
@@ -120,7 +120,7 @@ class Reader:
         return stamp
 
     def payload_entries(self, member: Member, first: int, last: int) -> Iterator[Located]:
-        """Entries with payload from `first` to `last`, in order; entries without payload may be among them.
+        """Yield entries with payload from `first` to `last`, in order; entries without payload may be among them.
 
         Read in chunks on the loop: stop asking when enough was seen.
         """
@@ -158,8 +158,8 @@ class Reader:
         return []
 
     async def read(self, member: Member, wanted: Sequence[Wanted], mend: bool = True) -> list[Buffer]:
-        """The bytes of each wanted range, verified by unit hash. Raises `Gone`, `Corrupt`, `Busy`. `mend`: what is
-        missing or damaged here comes from a peer, unless it was released.
+        """Return the bytes of each wanted range, verified by unit hash. Raises `Gone`, `Corrupt`, `Busy`. `mend`: what
+        is missing or damaged here comes from a peer, unless it was released.
 
         Pins every home before the first await, so that nothing asked for here can be destroyed while it is read.
         """
@@ -197,7 +197,7 @@ class Reader:
     def _load_all(
         self, uid: int, wanted: Sequence[Wanted], bodies: Sequence[Sequence[Buffer] | None]
     ) -> list[Buffer | LogyardError]:
-        """What could not be read is its error."""
+        """Return the bytes; what could not be read is its error."""
         found: list[Buffer | LogyardError] = []
         for want, held in zip(wanted, bodies, strict=True):
             try:
@@ -222,8 +222,8 @@ class Reader:
         return self._store.read_unit(uid, located.index, unit.number, start, stop)
 
     async def whole(self, member: Member, located: Sequence[Located]) -> list[tuple[Buffer, ...]]:
-        """All units of each entry, for the log of another member: also below the floor, where what is there may be
-        released. Raises as `read`."""
+        """Return all units of each entry, for the log of another member: also below the floor, where what is there may
+        be released. Raises as `read`."""
         wanted = [Wanted(one, unit, 0, unit.length) for one in located for unit in units_of(one.data)]
         data = iter(await self._read(member, wanted, member.resolves))
         return [tuple(next(data) for _ in units_of(one.data)) for one in located]

@@ -65,7 +65,7 @@ class Sessions:
         self.bytes = 0
 
     def known(self, session: int, sequence: int) -> Reply | None:
-        """The answer to a frame when it is certain now and for good; None for one that must be proposed."""
+        """Return the answer to a frame when it is certain now and for good; None for one that must be proposed."""
         found = self.by_id.get(session)
         if found is None:
             return None
@@ -92,7 +92,7 @@ class Sessions:
         return None
 
     def keep(self, session: int, sequence: int, reply: Reply) -> None:
-        """The reply of a claimed sequence."""
+        """Keep the reply of a claimed sequence."""
         found = self.by_id.get(session)
         if found is not None and sequence > found.highest - WINDOW:
             size = reply_bytes(reply)
@@ -125,8 +125,8 @@ class Sessions:
         return True
 
     def encode(self) -> bytes:
-        """The snapshot section: msgpack ``[[id, client, ttl_ms, highest, replies], ...]``, a reply being ``[sequence,
-        code or nil, bytes or message]``."""
+        """Return the snapshot section: msgpack ``[[id, client, ttl_ms, highest, replies], ...]``, a reply being
+        ``[sequence, code or nil, bytes or message]``."""
         rows = [
             (number, one.client, one.ttl_ms, one.highest, [_packed(*item) for item in one.replies.items()])
             for number, one in self.by_id.items()
@@ -136,7 +136,7 @@ class Sessions:
 
     @classmethod
     def decode(cls, data: bytes) -> Sessions:
-        """From `encode`."""
+        """Return the sessions that `encode` gave."""
         table = cls()
         for number, client, ttl_ms, highest, replies in msgpack.unpackb(data):
             session = table.by_id[number] = Session(client, ttl_ms)
@@ -157,7 +157,7 @@ def _stale(sequence: int) -> Reject:
 
 
 def reply_bytes(reply: Reply) -> int:
-    """What a kept reply counts."""
+    """Return the bytes that a kept reply counts."""
     return len(reply.message) + len(reply.code) if isinstance(reply, Reject) else len(reply)
 
 
@@ -170,8 +170,8 @@ class Guarded(NamedTuple):
 
 
 def apply_next(sessions: Sessions, context: Context, frames: Sequence[Frame], apply_batch: ApplyBatch) -> Batch | None:
-    """`apply_guarded` of the usual entry: its one frame is a session's, whole, and new. None for any other: nothing
-    was changed."""
+    """Apply the usual entry as `apply_guarded` does: its one frame is a session's, whole, and new. None for any other:
+    nothing was changed."""
     frame = frames[0]
     session = frame.session
     if not session or frame.flags & (SYSTEM | PIECE | BINDS) or sessions.take(session, frame.sequence) is not None:
@@ -260,7 +260,7 @@ def apply_guarded(
 def _keep(
     sessions: Sessions | None, claimed: dict[tuple[int, int], int], copies: dict[int, int], replies: list[Reply | None]
 ) -> list[Reply]:
-    """The replies of an entry's frames, those of sessions kept."""
+    """Return the replies of an entry's frames, and keep those of sessions."""
     for (session, sequence), number in claimed.items():
         kept = replies[number]
         assert sessions is not None and kept is not None
@@ -298,19 +298,20 @@ def _holds_any(frame: Frame, ordinals: Sequence[int]) -> bool:
 
 
 def release_of(context: Context, frame: Frame) -> Release:
-    """The payloads of one frame, dead at its own index or they would leak."""
+    """Return the payloads of one frame, dead at its own index or they would leak."""
     if frame.records == context.records:
         return Release(Position(context.index, 0), Position(context.index + 1, 0))
     return Release(Position(context.index, frame.first), Position(context.index, frame.first + frame.records))
 
 
 def batch_of(machine: Machine) -> ApplyBatch | None:
-    """A machine's `apply_batch`, if it has one. Ask once: a protocol's instance check costs more than applying."""
+    """Return a machine's `apply_batch`, if it has one. Ask once: a protocol's instance check costs more than
+    applying."""
     return machine.apply_batch if isinstance(machine, BatchMachine) else None
 
 
 def run_batch(apply_batch: ApplyBatch, context: Context, frames: Sequence[Frame]) -> Batch:
-    """A batch machine on frames of one entry; what it refuses is released at that index."""
+    """Run a batch machine on frames of one entry; what it refuses is released at that index."""
     batch = apply_batch(context, frames)
     for reply in batch.replies:
         if type(reply) is not bytes:
@@ -319,7 +320,7 @@ def run_batch(apply_batch: ApplyBatch, context: Context, frames: Sequence[Frame]
 
 
 def _with_rejects_released(context: Context, frames: Sequence[Frame], batch: Batch) -> Batch:
-    """A batch whose refused frames release their payloads."""
+    """Release the payloads of the batch's refused frames."""
     refused = [
         release_of(context, frame)
         for frame, reply in zip(frames, batch.replies, strict=True)

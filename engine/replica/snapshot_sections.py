@@ -27,7 +27,7 @@ UPLOADS = "@uploads"
 
 
 def restore(member: Replicated, snapshot: Snapshot) -> None:
-    """Machine and engine state as of a snapshot. Raises `UnknownVersion` before anything is changed."""
+    """Restore machine and engine state as of a snapshot. Raises `UnknownVersion` before anything is changed."""
     if snapshot.version > member.machine.version:
         raise UnknownVersion(snapshot.version, member.machine.version)
     machine, engine = split(snapshot.sections)
@@ -45,7 +45,7 @@ def restore_member(member: Member, snapshot: Snapshot, liveness: LivenessPort, n
 
 
 def sections(member: Member) -> dict[str, bytes]:
-    """The engine's sections; none for a group that uses nothing of it."""
+    """Return the engine's sections; none for a group that uses nothing of it."""
     found: dict[str, bytes] = {}
     if member.sessions is not None:
         found[SESSIONS] = member.sessions.encode()
@@ -58,26 +58,26 @@ def sections(member: Member) -> dict[str, bytes]:
 
 
 def sessions_of(sections: Mapping[str, bytes]) -> Sessions | None:
-    """The sessions' table; None for a group without any."""
+    """Return the sessions' table; None for a group without any."""
     data = sections.get(SESSIONS)
     return Sessions.decode(data) if data is not None else None
 
 
 def uploads_of(uid: int, sections: Mapping[str, bytes]) -> Uploads | None:
-    """The table of unfinished uploads; None for a group without any."""
+    """Return the table of unfinished uploads; None for a group without any."""
     data = sections.get(UPLOADS)
     return Uploads.decode(uid, data) if data is not None else None
 
 
 def split(sections: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """(the machine's sections, the engine's)."""
+    """Return (the machine's sections, the engine's)."""
     machine = {name: data for name, data in sections.items() if not name.startswith("@")}
     engine = {name: data for name, data in sections.items() if name.startswith("@")}
     return machine, engine
 
 
 def merge(machine: Mapping[str, bytes], engine: Mapping[str, bytes]) -> dict[str, bytes]:
-    """All sections of one snapshot."""
+    """Return all sections of one snapshot."""
     odd = [name for name in machine if name.startswith("@")]
     if odd:
         raise ValueError(f"a machine's section must not begin with '@': {', '.join(odd)}")

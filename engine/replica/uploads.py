@@ -119,18 +119,18 @@ class Uploads:
         return refused or b""
 
     def give_up(self, key: tuple[int, int]) -> list[Release]:
-        """An upload ends unbound: its pieces are dead."""
+        """Give up an upload that ends unbound: its pieces are dead."""
         return self.discard(self._remove(key)) if key in self.open else []
 
     def end(self, sessions: Collection[int]) -> list[Release]:
-        """Sessions ended: so do their uploads."""
+        """End the uploads of sessions that ended."""
         found = []
         for key in [key for key in self.open if key[0] in sessions]:
             found += self.give_up(key)
         return found
 
     def discard(self, refs: Iterable[PayloadRef]) -> list[Release]:
-        """Releases of pieces that no machine took, remembered as such."""
+        """Return the releases of pieces that no machine took, remembered as such."""
         releases = []
         for first, end in runs(sorted(ref.index for ref in refs)):
             insort(self.discarded, (first, end))
@@ -145,7 +145,7 @@ class Uploads:
         return list(found.pieces.values())
 
     def spared(self, first: Position, end: Position) -> Iterator[tuple[Position, Position]]:
-        """A machine's release without the pieces it can't know of."""
+        """Yield a machine's release without the pieces it can't know of."""
         stop = bisect_left(self.indexes, end.index + (end.ordinal > 0))
         for index in self.indexes[bisect_left(self.indexes, first.index) : stop]:
             if first < (index, 0):
@@ -155,7 +155,7 @@ class Uploads:
             yield first, end
 
     def claims(self, needed: PayloadRange) -> Iterator[PayloadRange]:
-        """What a machine says it needs, without the pieces that died before it heard of them."""
+        """Yield what a machine says it needs, without the pieces that died before it heard of them."""
         at, end = needed
         for low, high in self.discarded[max(0, bisect_left(self.discarded, (at.index, 0)) - 1) :]:
             if (low, 0) >= end:
@@ -172,7 +172,7 @@ class Uploads:
         return not self.open and not self.discarded
 
     def encode(self) -> bytes:
-        """The snapshot section: msgpack ``[[[session, upload, pieces], ...], [[first, end], ...]]``; a piece is
+        """Return the snapshot section: msgpack ``[[[session, upload, pieces], ...], [[first, end], ...]]``; a piece is
         `_PIECE`, joined."""
         rows = [
             (*key, b"".join(_PIECE.pack(at, one.index, one.term, one.size, one.hash) for at, one in found))
@@ -183,7 +183,7 @@ class Uploads:
 
     @classmethod
     def decode(cls, uid: int, data: bytes) -> Uploads:
-        """From `encode`."""
+        """Return the uploads that `encode` gave."""
         table = cls()
         rows, discarded = msgpack.unpackb(data)
         for session, number, pieces in rows:
@@ -199,7 +199,7 @@ class Uploads:
 
 
 def runs(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(first, end) of each unbroken stretch of rising numbers."""
+    """Yield (first, end) of each unbroken stretch of rising numbers."""
     first = end = -1
     for index in indexes:
         if index != end:
@@ -212,7 +212,7 @@ def runs(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _ref(context: Context, data: bytes) -> PayloadRef:
-    """The payload of the entry that a piece is alone in; of size 0 in a frame that gives its upload up."""
+    """Return the payload of the entry that a piece is alone in; of size 0 in a frame that gives its upload up."""
     pack, *large = units_of(data)
     one = large[0] if large else pack
     size = one.length if large else pack.length - TABLE_BYTES

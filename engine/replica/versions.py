@@ -58,7 +58,7 @@ class Versions:
         self._unsaid: set[int] = set()
 
     def learn(self, member: Member) -> None:
-        """A member's machine says how new its kind is here; a kind that is new here is told to all nodes."""
+        """Learn how new a member's machine kind is here; a kind that is new here is told to all nodes."""
         kind = member.spec.machine
         if getattr(member.machine, "upgrade_on_demand", False):
             self.on_demand.add(kind)
@@ -67,19 +67,19 @@ class Versions:
             self._unsaid.update(self._nodes())
 
     def on_link_up(self, node: int) -> None:
-        """A node that came (back) is told at the next look."""
+        """Have a node that came (back) told at the next look."""
         self._unsaid.add(node)
 
     def on_blob(self, node: int, header: Mapping[str, Any]) -> None:
-        """What another node knows; it replaces what it said before."""
+        """Take what another node knows; it replaces what it said before."""
         self.nodes[node] = {str(kind): int(version) for kind, version in header["machines"].items()}
 
     def knows(self, node: int, kind: str) -> int:
-        """The newest version of a machine kind on a node; 0 when it has not said."""
+        """Return the newest version of a machine kind on a node; 0 when it has not said."""
         return self.own.get(kind, 0) if node == self._node_id else self.nodes.get(node, {}).get(kind, 0)
 
     def look(self) -> None:
-        """Once a second: tell who was not told; propose upgrades, or hand over to a node that can. Costs groups only
+        """Tell, once a second, who was not told; propose upgrades, or hand over to a node that can. Costs groups only
         where some node's machine is newer than 1."""
         if self._unsaid:
             say, self._unsaid = self._unsaid, set()
@@ -120,7 +120,7 @@ class Versions:
             self._mark(member)
 
     def _hand_over(self, member: Member) -> None:
-        """A newer machine can come into force only under a leader that knows it."""
+        """Hand over to a leader that knows a newer machine, which can come into force only under such a one."""
         raft, kind = member.raft, member.spec.machine
         if raft.transferring:
             return
@@ -148,8 +148,8 @@ class Versions:
         await self._commands.commit(member, "upgrade", version)
 
     def supported(self, member: Member) -> int:
-        """The newest version that enough voters know: a majority or `machine_upgrade_percent`, of both sets in a joint
-        configuration."""
+        """Return the newest version that enough voters know: a majority or `machine_upgrade_percent`, of both sets in a
+        joint configuration."""
         configuration = member.raft.configuration
         sets = [configuration.voters, configuration.outgoing]
         return min((self._of(voters, member.spec.machine) for voters in sets if voters), default=0)
@@ -161,5 +161,5 @@ class Versions:
 
 
 def must_wait(member: Member) -> bool:
-    """Whether a member has stopped applying until its process knows a newer machine."""
+    """Return whether a member has stopped applying until its process knows a newer machine."""
     return member.state == HALTED and member.halt is not None and member.halt.version > 0
