@@ -79,7 +79,7 @@ def node_status(system: System) -> dict[str, Any]:
         "snapshot_bytes": sums.snapshot_bytes + sleepers.bytes,
         "liveness_mismatches": system.snapshots.mismatches,
         "snapshots": sums.snapshots + len(sleepers),
-        "forks": system.counters.forks,
+        "forks": system.departures.forked,
         "snapshots_taken": system.snapshots.taken,
         "snapshots_sent": system.snapshot_sender.sent,
         "snapshots_installed": system.receiving.installed,

@@ -72,11 +72,10 @@ class Counters:
     `replay_nanoseconds` is the processor time of the start's replay of the write-ahead log and of building the members.
     """
 
-    __slots__ = ("busy", "forks", "replay_nanoseconds")
+    __slots__ = ("busy", "replay_nanoseconds")
 
     def __init__(self) -> None:
         self.busy: dict[str, int] = {}
-        self.forks = 0
         self.replay_nanoseconds = 0
 
     def refused(self, cause: str) -> None:

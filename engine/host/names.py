@@ -35,6 +35,11 @@ class Names(MutableMapping[str, int]):
         # Who sleeps is woken before it goes.
         del self.awake[name]
 
+    def drop(self, name: str, uid: int) -> None:
+        """Let a name go if it is this group's."""
+        if self.get(name) == uid:
+            del self[name]
+
     def __len__(self) -> int:
         return len(self.awake) + len(self._quiesced)
 

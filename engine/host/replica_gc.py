@@ -6,7 +6,7 @@ Invariants: a replica goes only when its node is not in the configuration at a *
 configuration it knows (if it leads: of a term beyond its own); of what goes, (term, vote) and the position of the last
 entry stay for good, and a replica made anew votes by them (`Raft.promise`), so that dropping one is, for elections, as
 if it were still there; a new one is made only when a member's configuration above has it again. Called by `inbound`,
-`applier` and `directory`.
+`applier` and `groups`.
 
 A node may also never have been a member in deed: the definition came when its name was another group's. Then it
 refuses for good (`Departed` at index 0), until a member offers the group with a log that is not empty: somebody led it,
@@ -20,8 +20,8 @@ third, which has heard of nothing, to be elected by the old configuration, and c
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from logyard.protocol.errors import LogyardError
 
@@ -29,23 +29,69 @@ from ..log.meta_rows import Departed
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..replica.member import STOPPED, Member
-from ..transport.blobs import REFUSED_GROUPS, REMOVED_GROUPS, TAKE_BACK
+from ..transport.blobs import REFUSED_GROUPS, REMOVED_GROUPS, SendBlob
 from . import forks, rows
-
-if TYPE_CHECKING:
-    from .system import System
 
 log = logging.getLogger(__name__)
 
 REFUSES = (0, 0, 0, 0, 0)
 
 
-class Departures:
-    """Who left this node, by uid; filled by recovery from the meta store."""
+class Retire(Protocol):
+    """Who ends members."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def silence(self, member: Member, reason: str, state: str) -> None:
+        """Let a replica take no part from now on."""
+        ...
+
+    def detach(self, member: Member, reason: str) -> None:
+        """Silence a replica that this node has no more."""
+        ...
+
+
+class Keeper(Protocol):
+    """Who keeps what only a replica has that goes."""
+
+    async def keep(self, member: Member, first: int, lineage: forks.Lineage) -> str:
+        """Write everything of a stopped replica from `first` on to a file, and return its path. Raises `LogyardError`,
+        `OSError`."""
+        ...
+
+
+class Rows(NamedTuple):
+    """What makes it durable that replicas go, and come back."""
+
+    commit: Callable[[Callable[[], Iterable[rows.Put]]], Awaitable[None]]
+    """Store rows that are built when it is their turn."""
+    forget: Callable[[Sequence[Member], Callable[[], Iterable[rows.Put]]], Awaitable[None]]
+    """Let replicas go, with the rows that say so; their payloads are dead."""
+    write: Callable[[Sequence[WalItem]], Awaitable[None]]
+    """Write these records to the WAL, durable on return."""
+
+
+class ReplicaGC:
+    """Replicas that left this node, and those that are to. `departed` by uid, filled by recovery from the meta store;
+    `forked`: what only they had of so many of them was kept. `find` wakes a group's member."""
+
+    def __init__(
+        self,
+        node_id: int,
+        find: Callable[[int], Member | None],
+        retire: Retire,
+        forks: Keeper,
+        rows: Rows,
+        send: SendBlob,
+        spawn: Callable[..., None],
+    ) -> None:
         self.departed: dict[int, Departed] = {}
+        self.forked = 0
+        self._node_id = node_id
+        self._find = find
+        self._retire = retire
+        self._forks = forks
+        self._rows = rows
+        self._send = send
+        self._spawn = spawn
         self._told: set[tuple[int, int]] = set()
         # By uid of an unborn group here: the nodes that refuse it.
         self._refused_by: dict[int, set[int]] = {}
@@ -57,7 +103,8 @@ class Departures:
     # Telling others
 
     def tell(self, node: int, member: Member) -> None:
-        """Tell `node`, which speaks for a group whose configuration here lacks it, so if that is committed."""
+        """Say to `node`, which speaks for a group whose configuration here lacks it, that it is out, if that is
+        committed."""
         raft = member.raft
         if not raft.applied or node in raft.base[1].nodes() or node in raft.configuration.nodes():
             return
@@ -66,15 +113,14 @@ class Departures:
         index = raft.applied
         groups = [[member.uid, index, raft.log.term(index) or 0]]
         header = {"groups": groups, "lineages": [forks.lineage_of(member)]}
-        if self.system.peers.send_blob(node, REMOVED_GROUPS, 0, header):
+        if self._send(node, REMOVED_GROUPS, 0, header):
             # Else it is told when it speaks again, and a learner that comes back speaks once.
             self._told.add((node, member.uid))
 
     def applied(self, member: Member, before: Iterable[int]) -> None:
-        """Tell those who left that a configuration was applied here; `before` are the members under the one before
-        it."""
+        """Tell who is out by a configuration that was applied; `before` are the members under the one before it."""
         nodes = member.raft.configuration.nodes()
-        if self.system.node_id in nodes:
+        if self._node_id in nodes:
             for node in {*before} - nodes:
                 self._told.discard((node, member.uid))
                 self.tell(node, member)
@@ -82,13 +128,13 @@ class Departures:
     # Being told
 
     def on_told(self, groups: Sequence[Sequence[int]], lineages: Sequence[forks.Lineage] = ()) -> None:
-        """Drop the groups of which another member has applied configurations without this node. `lineages`: what it has
-        applied of each group; programs of the first release do not say."""
+        """Hear that another member has applied configurations without this node. `lineages`: what it has applied of
+        each group; programs of the first release do not say."""
         for number, (uid, index, term) in enumerate(groups):
             lineage = lineages[number] if number < len(lineages) else ()
-            member = self.system.hibernation.find(uid)
+            member = self._find(uid)
             if member is not None and not member.raft.stopped and self._is_out(member, index, term):
-                self.system.nursery.start_soon(self._drop, member, index, term, lineage)
+                self._spawn(self._drop, member, index, term, lineage)
 
     def _is_out(self, member: Member, index: int, term: int) -> bool:
         raft = member.raft
@@ -104,7 +150,7 @@ class Departures:
         # later term: it will be overwritten.
         known_term = raft.log.term(known)
         here, there = (0 if known_term is None else known_term, known), (0 if known_term is None else term, index)
-        return there > here or (there == here and self.system.node_id not in raft.configuration.nodes())
+        return there > here or (there == here and self._node_id not in raft.configuration.nodes())
 
     async def _drop(self, member: Member, index: int, term: int, lineage: forks.Lineage = ()) -> None:
         # What came before this task ran may have made it a member, and been acknowledged.
@@ -113,20 +159,20 @@ class Departures:
         first = forks.first_of(member, lineage)
         if first and not await self._keep_fork(member, first, lineage):
             return
-        log.info("group %s: node %d is no member since index %d", member.spec.name, self.system.node_id, index)
+        log.info("group %s: node %d is no member since index %d", member.spec.name, self._node_id, index)
         await self._leave(member, index, f"this node is no member of the group any more (index {index})")
 
     async def _keep_fork(self, member: Member, first: int, lineage: forks.Lineage) -> bool:
         """Keep what only this replica has, before it goes; False where it can't be kept: then it stays, stopped."""
-        system, name, last = self.system, member.spec.name, member.raft.log.last_index
-        system.directory.silence(member, "forked: what its group's lineage has not is being kept", STOPPED)
+        name, last = member.spec.name, member.raft.log.last_index
+        self._retire.silence(member, "forked: what its group's lineage has not is being kept", STOPPED)
         try:
-            path = await system.forks.keep(member, first, lineage)
+            path = await self._forks.keep(member, first, lineage)
         except (LogyardError, OSError) as error:
-            member.reason = forks.why_it_stays(error)
+            member.explain(forks.why_it_stays(error))
             log.error("group %s stopped: %s", name, member.reason)
             return False
-        system.counters.forks += 1
+        self.forked += 1
         log.error("group %s: entries %d to %d are not in its lineage; kept in %s", name, first, last, path)
         return True
 
@@ -134,8 +180,8 @@ class Departures:
         raft = member.raft
         last = max((raft.log.last_term, raft.log.last_index), raft.promise)
         left = self.departed[member.uid] = Departed(raft.term, raft.vote, *last, index)
-        self.system.directory.detach(member, reason)
-        await self.system.storage.forget([member], lambda: rows.departed(member.uid, left))
+        self._retire.detach(member, reason)
+        await self._rows.forget([member], lambda: rows.departed(member.uid, left))
 
     # Groups that were never born
 
@@ -145,31 +191,18 @@ class Departures:
         unborn."""
         return max(member.raft.configuration_index, min(member.raft.log.last_index, 1))
 
-    async def refuse(self, uids: Sequence[int]) -> list[int]:
-        """Refuse unborn groups a replica here as long as they are that. Return those that are refused, which is
-        durable; the caller sees to it that none of them is being stored."""
-        system, directory = self.system, self.system.directory
-        fresh = [uid for uid in uids if uid not in self.departed and not system.has(uid)]
-        fresh = [uid for uid in fresh if uid not in directory.deleted and uid not in system.damages.barred]
+    async def refuse(self, uids: Sequence[int]) -> None:
+        """Let unborn groups get no replica here as long as they are that: durable on return. The caller sees to it that
+        none of them is here, or being stored."""
+        fresh = [uid for uid in uids if uid not in self.departed]
         if fresh:
-            await system.storage.books.commit(lambda: [rows.departed_row(uid, REFUSES) for uid in fresh])
+            await self._rows.commit(lambda: [rows.departed_row(uid, REFUSES) for uid in fresh])
             self.departed.update((uid, Departed(*REFUSES)) for uid in fresh)
-        return [uid for uid in uids if self.refuses(uid, {})]
-
-    async def take_back(self, uids: Sequence[int]) -> None:
-        """Take back a creation of these that failed for want of answers: they must not be born of it, and stay if they
-        were."""
-        async with self.system.directory.storing:
-            await self.refuse(uids)
-            for uid in uids:
-                member = self.system.hibernation.find(uid)
-                if member is not None:
-                    await self.drop_unborn(member)
 
     def on_refused(self, node: int, uids: Sequence[int]) -> None:
-        """Take note that `node` will have no replica of these before somebody led them."""
+        """Hear that `node` will have no replica of these before somebody led them."""
         for uid in uids:
-            member = self.system.hibernation.find(uid)
+            member = self._find(uid)
             if member is None or not self.unborn(member):
                 self._refused_by.pop(uid, None)
                 continue
@@ -177,7 +210,7 @@ class Departures:
             refused_by = self._refused_by.setdefault(uid, set())
             refused_by.update({node} & voters)
             if (len(voters) - len(refused_by)) * 2 <= len(voters):
-                self.system.nursery.start_soon(self.drop_unborn, member)
+                self._spawn(self.drop_unborn, member)
 
     def unborn(self, member: Member) -> bool:
         """Return whether nobody is known here who ever led it: its log is empty, it does not lead, and this node was
@@ -187,14 +220,14 @@ class Departures:
         return empty and raft.role != LEADER and not raft.stopped and not member.damaged
 
     async def drop_unborn(self, member: Member) -> None:
-        """Drop a creation that failed: this node refuses the group from here on, and keeps its vote."""
+        """Let a group go whose creation failed: this node refuses it from here on, and keeps its vote."""
         self._refused_by.pop(member.uid, None)
         if self.unborn(member):
             log.info("group %s, whose creation failed, goes", member.spec.name)
             await self._leave(member, 0, "its creation failed")
 
     def forget(self, uid: int) -> None:
-        """Forget a group that is deleted: nothing of it is promised any more."""
+        """Promise nothing of a group any more, as it is deleted."""
         self.departed.pop(uid, None)
         self._refused_by.pop(uid, None)
 
@@ -212,25 +245,20 @@ class Departures:
         return left is not None and not left.removed_at and not self.admits(uid, admitted)
 
     async def readmit(self, uids: Iterable[int], admitted: Mapping[int, int]) -> list[rows.Put]:
-        """Void what the WAL has of replicas that this node left before they are made anew. Return the rows to store
-        with their definitions."""
+        """Make what the WAL has of old replicas void, before groups that this node left get new ones. Returns the rows
+        to store with their definitions."""
         back = [uid for uid in uids if uid in self.departed]
         if not back:
             return []
-        system = self.system
-        rolled = await system.durability.exclusive(lambda: system.wal.write([WalItem(uid, truncate=1) for uid in back]))
-        if rolled is not None:
-            system.rolled(rolled)
+        await self._rows.write([WalItem(uid, truncate=1) for uid in back])
         for uid in back:
             self.departed[uid] = self.departed[uid]._replace(admitted=admitted[uid])
         return [rows.departed_row(uid, self.departed[uid]) for uid in back]
 
     def on_blob(self, node: int, kind: int, header: Mapping[str, Any]) -> None:
-        """Take a blob of this module."""
+        """Take what another node says of replicas that are to go."""
         if kind == REFUSED_GROUPS:
             self.on_refused(node, header["uids"])
-        elif kind == TAKE_BACK:
-            self.system.nursery.start_soon(self.take_back, header["uids"])
         else:
             groups = [(int(uid), int(index), int(term)) for uid, index, term in header["groups"]]
             self.on_told(groups, header.get("lineages", ()))

@@ -54,6 +54,7 @@ from ..replica.log_clock import Clocks, LogClock
 from ..replica.member import Member
 from ..replica.quarantine import Quarantine
 from ..replica.reader import Reader
+from ..replica.retire import Retire
 from ..replica.submit import Submit
 from ..replica.versions import Versions
 from ..snapshot.format import Snapshot
@@ -64,7 +65,7 @@ from ..transfer.snapshot_receiver import SnapshotReceiver
 from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
 from ..transfer.snapshot_store import SnapshotStore
 from ..types import Buffer, Spec
-from . import ending, outbound, parting, recovery
+from . import ending, groups, outbound, parting, recovery, replica_gc
 from .books import Books
 from .budget import Budget
 from .cache import PayloadCache
@@ -72,7 +73,7 @@ from .checkpoints import Checkpoints, DueSnapshots
 from .disk_pace import SlowDisk
 from .follower_reads import FollowerReads
 from .forks import Forks
-from .groups import Directory
+from .groups import GroupRegistry
 from .holders import Holders
 from .homes import Homes, Recount
 from .inbound import Inbound
@@ -84,7 +85,7 @@ from .names import Names
 from .outbound import Outbound
 from .pace import Pace
 from .pulse import Pulse
-from .replica_gc import Departures
+from .replica_gc import ReplicaGC
 from .scheduler import Scheduler
 from .segment_flush import SegmentFlush
 from .segments import Segments
@@ -222,6 +223,10 @@ class System:
     def _compose_groups(self) -> None:
         """Build what makes replicas of groups live, on top of that."""
         self.walks = Walks(self.members, self.spawn)
+        self.retire = Retire(
+            self.members, self.active, self._send, self.durability.drop, lambda name, uid: self.names.drop(name, uid)
+        )
+        self.stop_member = self.retire.stop
         self.commands = Submit(
             self.node_id, self.config, self.members, lambda uid: self.hibernation.find(uid, use=True),
             self.scheduler.mark,
@@ -241,8 +246,6 @@ class System:
             self.store, self.storage.segments, pins, self.wal.read_payload, lambda *asked: self.repair.unit(*asked)
         )
         self.inbound = Inbound(self)
-        self.directory = Directory(self)
-        self.departures = Departures(self)
         self.snapshots = SnapshotStore(self.checkpoints, self.store.decode_liveness, self._settled, self.stop_member)
         self.chunks = Chunks(self.config, self.members, self.storage.books, self.checkpoints.compact_log)
         self.pulls = Pulls(self.config, self.node_id, self.live, self.send_blob)
@@ -271,6 +274,11 @@ class System:
         self.forks = Forks(self.disk, self.path, self.config.disk_reserve_bytes, self.node_id, self.reader)
         self.hibernation = Quiesce(self)
         self.names = Names(self.hibernation.sleepers)
+        self.departures = ReplicaGC(
+            self.node_id, self.find, self.retire, self.forks,
+            replica_gc.Rows(books.commit, self.storage.forget, self.durability.write_alone), self.send_blob, self.spawn,
+        )  # fmt: skip
+        self.directory = self._registry()
         self.versions = Versions(
             self.node_id, self.config.machine_upgrade_percent, self.members, self.live, lambda: self.peers.nodes,
             self.commands, self.send_blob, self.mark,
@@ -291,6 +299,19 @@ class System:
         self.applier = self._applier()
         self.scrub = self._scrub()
 
+    def _registry(self) -> GroupRegistry:
+        """Build what knows this node's groups."""
+        here = groups.Groups(
+            self.names, self.find, self.has, self.spec, lambda: self.group_count, self.damages.barred
+        )  # fmt: skip
+        host = groups.Host(
+            self.start_member, lambda: self.grown(), self.retire.detach, self.storage.forget, self.spawn
+        )  # fmt: skip
+        return GroupRegistry(
+            self.node_id, self.config.groups_max, self.create_machine, here, self.departures, self.storage.books,
+            groups.Peers(lambda: self.peers.nodes, self.live, self.send_blob), host,
+        )  # fmt: skip
+
     def _scrub(self) -> Scrub:
         """Build what reads through all that is stored."""
         config, disk, storage, store, members = self.config, self.disk, self.storage, self.store, self.members
@@ -302,10 +323,10 @@ class System:
         )  # fmt: skip
         host = scrub.Host(self.find, self._damaged, self.snapshots.renew, self.refill.lose, store.lost)
         repairs = Repairs(self.node_id, members, findings, self.mend_turns, host)
-        groups, read = scrub_walks.Groups(members, self.find, self.spec), findings.read
+        here, read = scrub_walks.Groups(members, self.find, self.spec), findings.read
         walks = {
-            "meta": scrub_walks.MetaWalk(disk, books, groups, read, repairs).run,
-            "snapshot": scrub_walks.SnapshotWalk(books, groups, read, repairs).run,
+            "meta": scrub_walks.MetaWalk(disk, books, here, read, repairs).run,
+            "snapshot": scrub_walks.SnapshotWalk(books, here, read, repairs).run,
             "segment": scrub_walks.SegmentWalk(
                 disk, segments, files, members, storage.janitor_lock, storage.homes.recount, read, repairs
             ).run,
@@ -313,7 +334,7 @@ class System:
                 disk, self.path / "wal", segments.path, files, members,
                 lambda uid, index: store.home(uid, index) is not None, read, repairs,
             ).run,
-            "generation": scrub_walks.GenerationWalk(disk, store, books, groups, read, repairs).run,
+            "generation": scrub_walks.GenerationWalk(disk, store, books, here, read, repairs).run,
         }  # fmt: skip
         return Scrub(config.scrub_every_s, self.clocks.wall_ns, books, findings, repairs, walks, self.refill.look)
 
@@ -339,7 +360,7 @@ class System:
     def _log_repair(self) -> LogRepair:
         """Build what has damaged groups mended."""
         host = log_repair.Host(
-            self.builder.build, self.enliven, self.directory.silence, self.stop_member, self.spawn,
+            self.builder.build, self.enliven, self.retire.silence, self.stop_member, self.spawn,
         )  # fmt: skip
         return LogRepair(self.node_id, self.members, self.storage.books, self.storage, self.reader, host)
 
@@ -386,11 +407,12 @@ class System:
         finally:
             self.durability.stop()
 
-    def start_member(self, spec: Spec) -> Member:
-        """Let a group that was just registered come alive."""
-        member = self.builder.fresh(spec)
-        self.enliven(member, fresh=True)
-        return member
+    def start_member(self, spec: Spec) -> None:
+        """Let a group that was just registered come alive; one whose definition was lost here is mended."""
+        if spec.uid in self.damages.barred:
+            self.enliven(self.damages.admit(spec))
+        else:
+            self.enliven(self.builder.fresh(spec), fresh=True)
 
     def _own_time(self, uid: int, kind: int) -> int:
         """Return log time of an entry of a core's own: of one that is being built there is none yet."""
@@ -456,15 +478,6 @@ class System:
     def vitals(self) -> Vitals:
         """Return what goes with each renewal."""
         return Vitals(self.wal.position[0], self.slow_disk.sync_us, self.slow_disk.slow)
-
-    def stop_member(self, member: Member, reason: str) -> None:
-        """Stop a group that is at fault, with a reason that `describe` shows; its followers look for another leader."""
-        log.error("group %s stopped: %s", member.spec.name, reason)
-        member.stop(reason)
-        ready = member.raft.ready()
-        if ready is not None and ready.messages:
-            self.peers.send(list(ready.messages))
-        self.active.discard(member)
 
     def send_blob(
         self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()

@@ -229,6 +229,12 @@ class GroupCommit:
         self.items = left
         return taken, total
 
+    async def write_alone(self, items: Sequence[WalItem]) -> None:
+        """Write these with the WAL to itself, ahead of what is queued."""
+        rolled = await self.exclusive(lambda: self.wal.write(items))
+        if rolled is not None:
+            self.rolled(rolled)
+
     async def exclusive(self, call: Callable[[], T]) -> T:
         """Run `call` in a thread with the WAL to itself: for the rare verbs that are no batch. Raises what it
         raises."""

@@ -201,6 +201,10 @@ class Member(Replicated):
         self.reads = None
         self.wake()
 
+    def is_to_go(self) -> None:
+        """Apply nothing more: the group is deleted, and its replica goes when the turn that said so is over."""
+        self.state = DELETED
+
     def suspend(self, halt: Halt) -> None:
         """Apply nothing more and serve nobody, until a skip or a newer process; the core runs on, but who waits for a
         newer machine had better not lead."""
