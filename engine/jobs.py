@@ -3,7 +3,7 @@
 Invariant: building changes nothing that counts, so whatever it raises is counted and named, and the job is done again
 after a pause; a file whose job failed `TRIES` times is set aside. A switch (references, counters of what lives) that
 was cut short leaves liveness unknown: from then on this process recycles and unlinks nothing, until a restart counts
-anew. Neither ends the node. Used by `host.storage`, `host.migration` and the payload store.
+anew. Neither ends the node. Used by `log.janitor`, `log.compactor` and the payload store.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from typing import NamedTuple, Protocol
 
 from logyard.protocol.errors import GenerationUnfinished, JobStale, PayloadCorrupt, PayloadMissing
 
+from .catalog import DiskDoor, Shelf
 from .generation import Generation
 from .layout import Buffer, SourceRow, SourceUnit, StoredEntry
 from .ledger import ENTRY_SLOT, Ledger, Marks
-from .shelf import DiskDoor, Shelf
 from .writing import GenerationConfig, JobState, Step, quiet
 
 Run = tuple[int, int, int, int, int]

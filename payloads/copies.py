@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from .catalog import Shelf
 from .ledger import Columns, Ledger, Marks
-from .shelf import Shelf
 
 Owner = tuple[int, int, int]
 """(generation, run, uid): the name of a copy."""

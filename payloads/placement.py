@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from logyard.protocol.errors import GenerationFailed, PayloadCorrupt
 
 from . import checkpoints
+from .catalog import Shelf
 from .copies import END, Copies, Owner, Place
 from .homes import Home, HomeTable, without
-from .shelf import Shelf
 
 NOWHERE = 0
 """As a generation's number: none has it."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from logyard.protocol.errors import GenerationFailed, PayloadCorrupt, PayloadMissing
 
 from . import compaction, probe
+from .catalog import DiskDoor, Shelf, allocated
 from .compaction import MigrateJob, MigrateReport, Reader, RewriteJob
 from .copies import END, Owner, Place
 from .generation import Generation
@@ -26,7 +27,6 @@ from .layout import SourceRow, StoredEntry
 from .measuring import Counts, Measured
 from .placement import Placement
 from .running import Running
-from .shelf import DiskDoor, Shelf, allocated
 from .writing import GenerationConfig, Step, quiet
 
 

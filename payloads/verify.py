@@ -33,8 +33,8 @@ PASSING = (lmdb.MemoryError, lmdb.ReadersFullError, lmdb.LockError, lmdb.TlsFull
            lmdb.ReadonlyError, lmdb.DiskError)  # fmt: skip
 """Of LMDB's errors those that say nothing about a file."""
 LASTING = (errno.EIO, errno.ENOENT, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO, errno.EILSEQ)
-"""Of the system's those that do: those of `engine.disk.is_damage`, which this package, importing nothing of ours, can't
-ask."""
+"""Of the system's those that do: those of `engine.disk.door.is_damage`, which this package, importing nothing of ours,
+can't ask."""
 
 
 class Verified(NamedTuple):

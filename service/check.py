@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.pipeline.directory.lock import held
 from logyard.pipeline.directory.report import DAMAGE, Progress
 from logyard.protocol.errors import BadRequest, LogyardError, WrongIdentity

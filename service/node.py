@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.host.decommission import forget_node
 from logyard.engine.host.system import System
 from logyard.engine.machine import Machine, Reject

@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.jobs import Jobs
 from logyard.engine.log.payload_source import FileSource
 from logyard.engine.ports import SourceEntry

@@ -19,7 +19,7 @@ PACKAGES = ("bench", "client", "engine", "machines", "payloads", "pipeline", "pr
 
 @dataclass(frozen=True)
 class Source:
-    """One file. `module` is its dotted name, `logyard.engine.disk`; `path` counts from the root of the repository."""
+    """One file. `module` is its dotted name, `logyard.engine.entry`; `path` counts from the root of the repository."""
 
     path: str
     module: str

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from logyard.engine.lock import lock_directory
+from logyard.engine.disk.lock import lock_directory
 
 
 def wipe(data: Path) -> None:

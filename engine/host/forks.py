@@ -24,7 +24,7 @@ import xxhash
 
 from logyard.protocol.errors import Gone, LogyardError, NoSpace
 
-from ..disk import Disk
+from ..disk.door import Disk
 from ..entry import Entry, units_of
 from ..raft.election import FORCED_TERMS
 from ..replica.member import Member

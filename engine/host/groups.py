@@ -21,6 +21,7 @@ import trio
 
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, Refused
 
+from ..log import checkpoint_rows as rows
 from ..raft import membership
 from ..replica.member import Member
 from ..transport.blobs import (
@@ -34,7 +35,6 @@ from ..transport.blobs import (
     SendBlob,
 )
 from ..types import Spec
-from . import rows
 from .replica_gc import ReplicaGC
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from .ending import MARK
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..disk import Disk
+    from ..disk.door import Disk
     from .system import System
 
 log = logging.getLogger(__name__)

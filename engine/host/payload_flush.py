@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..entry import units_of
+from ..log.location import Location
 from ..log.wal import Wal
 from ..ports import SourceEntry, StorePort
 from ..replica.member import Member
 from ..replica.reader import Located, Reader
-from .location import Location
 from .storage import Storage
 
 

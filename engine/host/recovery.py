@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from logyard.protocol.errors import Busy, LogyardError
 
-from ..disk import is_short
+from ..disk.door import is_short
 from ..log import meta_rows
+from ..log.location import SealedFile
 from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
+from ..log.segment_files import Segments
 from ..log.wal import Wal, WalItem
 from ..log.wal_files import wal_epochs
 from ..ports import HomePort
@@ -28,8 +30,6 @@ from ..recovery.inspect import replay_wal
 from ..recovery.rebuild import log_base, placed_through, slept_on, spec_of
 from ..replica.member import STOPPED, Member
 from . import life
-from .location import SealedFile
-from .segments import Segments
 
 if TYPE_CHECKING:
     from .system import System

@@ -25,12 +25,13 @@ from typing import Any, NamedTuple, Protocol
 
 from logyard.protocol.errors import LogyardError
 
+from ..log import checkpoint_rows as rows
 from ..log.meta_rows import Departed
 from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..replica.member import STOPPED, Member
 from ..transport.blobs import REFUSED_GROUPS, REMOVED_GROUPS, SendBlob
-from . import forks, rows
+from . import forks
 
 log = logging.getLogger(__name__)
 

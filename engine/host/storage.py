@@ -15,20 +15,20 @@ import trio
 from logyard.protocol.errors import LogyardError, NoSpace
 
 from ..entry import Entry
+from ..log import checkpoint_rows as rows
+from ..log.compactor import Migration
+from ..log.gc_blockers import Holders
 from ..log.group_commit import GroupCommit
+from ..log.janitor import Janitor
+from ..log.liveness_accounting import Homes
+from ..log.location import Location, SealedFile
+from ..log.meta_batch import Books
+from ..log.segment_files import Segments
+from ..log.segment_writer import SegmentFlush
 from ..log.space import RETRY_S
 from ..ports import SourceEntry, StorePort
 from ..ranges import runs_of
 from ..replica.member import Member
-from . import rows
-from .books import Books
-from .holders import Holders
-from .homes import Homes
-from .janitor import Janitor
-from .location import Location, SealedFile
-from .migration import Migration
-from .segment_flush import SegmentFlush
-from .segments import Segments
 
 
 class Storage:

@@ -27,10 +27,23 @@ from logyard.protocol.errors import (
 )
 
 from ..config import SystemConfig
-from ..disk import Disk
+from ..disk.door import Disk
+from ..disk.health import Pulse
+from ..disk.rate_limiter import Pace
+from ..disk.slow_disk import SlowDisk
 from ..identity import Acquaintances, Origin, Vitals
+from ..log.cache import PayloadCache
+from ..log.checkpoints import Checkpoints, DueSnapshots
+from ..log.compactor import Migration
+from ..log.gc_blockers import Holders
 from ..log.group_commit import GroupCommit
+from ..log.janitor import Janitor
+from ..log.liveness_accounting import Homes, Recount
+from ..log.location import Location, SealedFile, Unflushed
 from ..log.meta import MetaStore
+from ..log.meta_batch import Books
+from ..log.segment_files import Segments
+from ..log.segment_writer import SegmentFlush
 from ..log.space import Space
 from ..log.wal import Rolled, Sealed, Wal, WalConfig
 from ..machine import Machine
@@ -66,29 +79,16 @@ from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
 from ..transfer.snapshot_store import SnapshotStore
 from ..types import Buffer, Spec
 from . import ending, groups, outbound, parting, recovery, replica_gc
-from .books import Books
-from .budget import Budget
-from .cache import PayloadCache
-from .checkpoints import Checkpoints, DueSnapshots
-from .disk_pace import SlowDisk
+from .admission import Budget
 from .follower_reads import FollowerReads
 from .forks import Forks
 from .groups import GroupRegistry
-from .holders import Holders
-from .homes import Homes, Recount
 from .inbound import Inbound
-from .janitor import Janitor
 from .leaderboard import Counters, Leaderboard
-from .location import Location, SealedFile, Unflushed
-from .migration import Migration
 from .names import Names
 from .outbound import Outbound
-from .pace import Pace
-from .pulse import Pulse
 from .replica_gc import ReplicaGC
 from .scheduler import Scheduler
-from .segment_flush import SegmentFlush
-from .segments import Segments
 from .storage import Storage
 from .ticker import Ticker
 from .walks import Walks

@@ -32,7 +32,7 @@ from logyard.protocol.errors import (
     WrongIdentity,
 )
 
-from ..disk import Disk, is_full, is_short
+from ..disk.door import Disk, is_full, is_short
 from .meta_copies import HEADER_BYTES, Fixes, commit_of, holds, judge, seal
 from .meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
 

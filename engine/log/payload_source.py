@@ -3,7 +3,7 @@ node and in the writer process.
 
 Invariant: the main process alone says what lives, when it builds the source; what dies later is marked dead when the
 job's report is adopted. Metadata comes from the file's segment, payload bytes from the file. Built by
-`host.migration`, read by the payload store's jobs.
+`log.compactor`, read by the payload store's jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from logyard.protocol.errors import Corrupt
 
-from ..disk import Disk, unreadable
+from ..disk.door import Disk, unreadable
 from ..entry import Unit, units_of
 from ..ports import SourceEntry
 from .segment import SegmentReader

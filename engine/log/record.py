@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from ..disk import JOIN_BELOW
+from ..disk.door import JOIN_BELOW
 from ..entry import Entry
 from ..types import Buffer
 

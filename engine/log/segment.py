@@ -20,7 +20,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from logyard.protocol.errors import Corrupt, WrongIdentity
 
-from ..disk import Disk, unreadable
+from ..disk.door import Disk, unreadable
 from ..entry import Entry, parse_entry
 from ..types import Buffer
 from .record import BLOCK

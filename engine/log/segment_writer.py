@@ -1,169 +1,104 @@
-"""Turns sealed WAL files into segments. Plain data in, plain data out, so that it runs in a thread or in another
-process.
+"""A sealed WAL file's metadata becomes a segment; the file stays as the home of its payloads.
 
-Invariant: the main process alone decides what is valid (at the time the job is built); a job run twice, or again after
-a crash, writes the same segment. The sealed file stays as it is: it remains the home of its entries' payloads. Called
-by the host after a roll.
+Order (storage.md): the segment durable -> the switch in memory -> one meta commit. A flush that failed is done again;
+what a switch left half adopted is not adopted once more: a restart reads it anew from the file. Driven by `janitor`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-from logyard.protocol.errors import Corrupt
-
-from ..disk import Disk
-from ..entry import Entry
-from .segment import SegmentInfo, Terms, write_segment
-from .wal_files import Sealed
-from .wal_replay import replay_file
-
-
-class ValidRun(NamedTuple):
-    """Entries `first` to `last` of a group, all of `term`, were the log's content when the job was built."""
-
-    uid: int
-    first: int
-    last: int
-    term: int
+from ..jobs import Jobs
+from ..replica.member import Member
+from .liveness_accounting import Homes, Present
+from .location import Location, SealedFile, Unflushed
+from .meta_batch import Books
+from .segment_files import Segments
+from .space import Space
+from .wal import Sealed
 
 
-class SegmentJob(NamedTuple):
-    """Write segment `segment` at `path` from WAL file `file` in `directory`. Tuples of plain values: msgpack-able."""
+class SegmentFlush:
+    """One node's. `adopted(sealed, file, members)` hears of each flushed file and of the members it speaks of."""
 
-    segment: int
-    path: str
-    directory: str
-    file: int
-    epoch: int
-    length: int
-    runs: tuple[ValidRun, ...]
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        unflushed: Unflushed,
+        space: Space,
+        books: Books,
+        location: Location,
+        segments: Segments,
+        homes: Homes,
+        jobs: Jobs,
+        adopted: Callable[[Sealed, SealedFile, set[Member]], Awaitable[None]],
+    ) -> None:
+        self._members = members
+        self.unflushed = unflushed
+        self._space = space
+        self._books = books
+        self._location = location
+        self._segments = segments
+        self._homes = homes
+        self._jobs = jobs
+        self._adopted = adopted
+        self._half_adopted = False
+        # Members whose hard state is in a file without a segment: before that goes, the meta store must have it.
+        self._hard_states: set[Member] = set()
 
-    def pack(self) -> list[object]:
-        """Return nested lists, for the way to another process."""
-        return [*self[:-1], [list(run) for run in self.runs]]
+    def hard_state_written(self, member: Member) -> None:
+        """Note that this member's hard state is in the current WAL file."""
+        self._hard_states.add(member)
 
-    @classmethod
-    def unpack(cls, plain: Sequence[object]) -> SegmentJob:
-        """Return what `pack` was given."""
-        segment, path, directory, file, epoch, length, runs = plain
-        assert isinstance(runs, (list, tuple)) and isinstance(path, str) and isinstance(directory, str)
-        assert isinstance(segment, int) and isinstance(file, int) and isinstance(epoch, int) and isinstance(length, int)
-        return cls(segment, path, directory, file, epoch, length, tuple(ValidRun(*run) for run in runs))
+    def forget(self, member: Member) -> None:
+        """Forget a member, of which nothing more is to be stored."""
+        self._hard_states.discard(member)
 
+    async def run(self) -> None:
+        """Write segments for all files that have none."""
+        while self.unflushed.backlog_files and not self._half_adopted:
+            sealed = self.unflushed.begin()
+            flushed = False
+            try:
+                await self._flush(sealed)
+                flushed = True
+            finally:
+                self.unflushed.end(flushed)
 
-class SegmentWritten(NamedTuple):
-    """A segment that is durable, and the payload bytes that its WAL file holds of each group in it."""
+    async def _flush(self, sealed: Sealed) -> None:
+        hard_states, self._hard_states = self._hard_states, set()
+        try:
+            found = await self._space.out_of_reserve("a segment", lambda: self._segments.write(sealed))
+            file = SealedFile(sealed.file, sealed.length)
+            touched = {member for member in hard_states if self._members.get(member.uid) is member}
+            present = self._homes.present(file.file, found)
+            self._half_adopted = True
+            with self._jobs.switching(f"the segment of WAL file {file.file}"):
+                self._adopt(file, found, present, touched)
+            self._half_adopted = False
+            await self._books.commit_members(touched, sealed_files=[file])
+        except BaseException:
+            # The file is sealed again later, and what it says of terms and votes must be stored then.
+            self._hard_states |= hard_states
+            raise
+        await self._adopted(sealed, file, touched)
 
-    info: SegmentInfo
-    sizes: dict[int, int]
-
-    def pack(self) -> list[object]:
-        """Return nested lists: maps with number keys are refused by careful decoders."""
-        return [pack_info(self.info), list(self.sizes.items())]
-
-    @classmethod
-    def unpack(cls, plain: Sequence[object]) -> SegmentWritten:
-        """Return what `pack` was given."""
-        info, sizes = plain
-        assert isinstance(info, (list, tuple)) and isinstance(sizes, (list, tuple))
-        return cls(unpack_info(info), dict(sizes))
-
-
-class SegmentRunner(Protocol):
-    """Whoever runs segment jobs: a thread, or the writer process. Idempotent, durable on return."""
-
-    async def __call__(self, job: SegmentJob, entries: Sequence[tuple[int, Entry]]) -> SegmentWritten:
-        """Run a job; `entries` are the file's, for who has no need to read them again. Raises `Corrupt`, `OSError`."""
-        ...
-
-
-def latest_entries(entries: Sequence[tuple[int, Entry]]) -> dict[int, list[Entry]]:
-    """Return by uid, with rising indexes, what the file's writes leave standing: an entry voids its group's older ones
-    from its index on.
-
-    Truncations that no entry followed are not in the list: `valid` of `build_segment_job` knows them.
-    """
-    found: dict[int, list[Entry]] = {}
-    for uid, entry in entries:
-        group = found.get(uid)
-        if group is None:
-            found[uid] = [entry]
-            continue
-        index = entry.index
-        while group and group[-1].index >= index:
-            group.pop()
-        group.append(entry)
-    return found
-
-
-def build_segment_job(
-    sealed: Sealed, valid: Callable[[int, int, int], bool], *, segment: int, path: str, directory: str
-) -> SegmentJob:
-    """Decide what of `sealed` is to be kept: `valid(uid, index, term)` is asked once for each last write.
-
-    Deleted groups, truncated entries and entries below a snapshot are simply not valid.
-    """
-    latest = latest_entries(sealed.entries)
-    runs: list[ValidRun] = []
-    for uid in sorted(latest):
-        first = last = term = 0
-        for entry in latest[uid]:
-            index = entry.index
-            if not valid(uid, index, entry.term):
-                continue
-            if index == last + 1 and entry.term == term:
-                last = index
-                continue
-            if first:
-                runs.append(ValidRun(uid, first, last, term))
-            first = last = index
-            term = entry.term
-        if first:
-            runs.append(ValidRun(uid, first, last, term))
-    return SegmentJob(segment, path, directory, sealed.file, sealed.epoch, sealed.length, tuple(runs))
-
-
-def run_segment_job(disk: Disk, job: SegmentJob, entries: Sequence[tuple[int, Entry]] | None = None) -> SegmentWritten:
-    """Write the job's segment; durable on return. Without `entries` (another process) they are read from the WAL file.
-
-    Raises `Corrupt` when the file no longer holds an entry the job names: then memory, or a peer, has to give it.
-    """
-    if entries is None:
-        entries = replay_file(disk, job.directory, job.file)
-    latest = latest_entries(entries)
-    rows: list[tuple[int, Entry]] = []
-    sizes: dict[int, int] = {}
-    for uid, first, last, term in job.runs:
-        size = 0
-        group = latest.get(uid, [])
-        at = bisect_left(group, first, key=_index)
-        for index in range(first, last + 1):
-            entry = group[at] if at < len(group) else None
-            at += 1
-            if entry is None or entry.index != index or entry.term != term:
-                raise Corrupt(f"WAL file {job.file}", 0, f"entry {index} of group {uid:016x}", entry)
-            rows.append((uid, entry))
-            if entry.file:
-                size += entry.body_bytes
-        sizes[uid] = sizes.get(uid, 0) + size
-    return SegmentWritten(write_segment(disk, job.path, job.segment, rows), sizes)
-
-
-def _index(entry: Entry) -> int:
-    return entry.index
-
-
-def pack_info(info: SegmentInfo) -> list[object]:
-    """Return a segment's description as nested lists: maps with number keys are refused by careful decoders."""
-    return [info.id, [[uid, *run, info.terms[uid]] for uid, run in info.runs.items()], info.bytes]
-
-
-def unpack_info(plain: Sequence[object]) -> SegmentInfo:
-    """Return what `pack_info` was given."""
-    number, groups, size = plain
-    assert isinstance(number, int) and isinstance(size, int) and isinstance(groups, (list, tuple))
-    terms: dict[int, Terms] = {uid: [(index, term) for index, term in runs] for uid, _, _, runs in groups}
-    return SegmentInfo(number, {uid: (first, last) for uid, first, last, _ in groups}, terms, size)
+    def _adopt(
+        self, file: SealedFile, found: Collection[int], present: Sequence[Present], touched: set[Member]
+    ) -> None:
+        """Switch to a segment that is durable, of the groups in `found`; the members it speaks of go to `touched`."""
+        users: set[int] = set()
+        for uid in found:
+            member = self._members.get(uid)
+            if member is not None and self._segments.is_left(member):
+                users.add(uid)
+                file.keep()
+            if member is not None and not member.damaged:
+                # Its floor and its truncations are in the file as well.
+                touched.add(member)
+        for member, run, share, size in present:
+            users.add(member.uid)
+            member.add_segment(run)
+            file.add(member.uid, share, size)
+        self._segments.adopt(file.file, users)
+        self._location.add(file)

@@ -21,7 +21,7 @@ import trio
 from logyard.protocol.errors import NoSpace
 
 from ..config import SystemConfig
-from ..disk import Disk, is_full
+from ..disk.door import Disk, is_full
 from ..entry import Entry
 from .group_commit import GroupCommit
 from .wal_files import SPARE

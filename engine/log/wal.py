@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 from logyard.protocol.errors import LogyardError, NoSpace, WalFailed
 
 from ..config import SystemConfig
-from ..disk import Disk, is_full, is_short
+from ..disk.door import Disk, is_full, is_short
 from ..entry import Entry
 from .record import (
     BLOCK,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 
-from ..disk import Disk
+from ..disk.door import Disk
 
 AHEAD_BYTES = 512 * 1024
 """So much space behind a small batch is written with zeros when it never was written: a sync of 4 KiB into reserved

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from logyard.protocol.errors import Corrupt, Gone
 
-from ..disk import Disk, is_full, unreadable
+from ..disk.door import Disk, is_full, unreadable
 from ..entry import Entry
 from .record import BLOCK, DATA_START, FileHead, encode_file_head
 

@@ -25,7 +25,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from logyard.protocol.errors import Corrupt, WrongIdentity
 
-from ..disk import Disk
+from ..disk.door import Disk
 from ..entry import Entry, parse_entry
 from .record import (
     BATCH_BYTES,

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from logyard.protocol.errors import Corrupt
 
-from ..disk import Disk
+from ..disk.door import Disk
 from ..entry import parse_entry, split_bodies, verify_bodies
 from .record import (
     BATCH_BYTES,

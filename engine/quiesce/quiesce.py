@@ -19,8 +19,9 @@ import trio
 
 from logyard.protocol.errors import LogyardError
 
-from ..host import payload_flush, rows
+from ..host import payload_flush
 from ..host.leaderboard import UNKNOWN, Standing
+from ..log import checkpoint_rows as rows
 from ..raft import quiescence
 from ..raft.core import LEADER
 from ..replica.member import ASLEEP, RUNNING, STOPPED, Member

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from logyard.protocol.errors import WrongIdentity
 
-from ..disk import Disk
+from ..disk.door import Disk
 from ..identity import Origin
 from ..log import meta_rows
 from ..log.meta_rows import FileRow, GroupRow, SnapshotRow, StateRow

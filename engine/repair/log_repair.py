@@ -26,7 +26,7 @@ import trio
 from logyard.protocol.errors import Corrupt, LogyardError
 
 from ..entry import Entry
-from ..host import rows
+from ..log import checkpoint_rows as rows
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SegmentRun, cut_runs

@@ -21,7 +21,7 @@ import trio
 
 from logyard.protocol.errors import Corrupt, LogyardError
 
-from ..host import rows
+from ..log import checkpoint_rows as rows
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..raft.core import LEADER

@@ -18,9 +18,9 @@ import trio
 
 from logyard.protocol.errors import Corrupt, LogyardError
 
-from ..disk import Disk, is_damage
+from ..disk.door import Disk, is_damage
 from ..entry import Entry, Unit, unit_hash, units_of
-from ..host import rows
+from ..log import checkpoint_rows as rows
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SegmentRun, SnapshotRow

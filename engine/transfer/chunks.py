@@ -20,7 +20,7 @@ import msgpack
 from logyard.protocol.errors import LogyardError
 
 from ..config import SystemConfig
-from ..host import rows
+from ..log import checkpoint_rows as rows
 from ..log import meta_rows
 from ..log.meta import MetaStore
 from ..log.meta_rows import SnapshotRow

@@ -27,7 +27,7 @@ from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
 from ..config import SystemConfig
 from ..entry import Entry, Unit, units_of
-from ..host import rows
+from ..log import checkpoint_rows as rows
 from ..log.meta_rows import SnapshotRow
 from ..ports import StorePort
 from ..raft.core import LEADER

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from ..host.rows import Captured
+from ..log.checkpoint_rows import Captured
 from ..machine import Frozen, PayloadRange, Position
 from ..ports import LivenessPort
 from ..replica import snapshot_sections

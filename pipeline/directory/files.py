@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.entry import Entry
 from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
 from logyard.engine.log.segment import HEAD_BYTES, SegmentReader

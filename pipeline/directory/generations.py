@@ -10,15 +10,15 @@ import os
 import re
 from pathlib import Path
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.recovery.inspect import Facts
 from logyard.payloads import checkpoints
+from logyard.payloads.catalog import Shelf
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
 from logyard.payloads.ledger import Columns, Ledger, Marks
 from logyard.payloads.measuring import Measured
 from logyard.payloads.placement import NOWHERE
-from logyard.payloads.shelf import Shelf
 from logyard.payloads.writing import GenerationConfig
 from logyard.protocol.errors import FormatNewer, GenerationUnfinished, PayloadError, WrongIdentity
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from logyard.engine.lock import LOCK, in_use
+from logyard.engine.disk.lock import LOCK, in_use
 from logyard.protocol.errors import DirectoryInUse
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta import (
     COMMIT,

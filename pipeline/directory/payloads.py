@@ -10,7 +10,7 @@ import os
 from bisect import bisect_right
 from pathlib import Path
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.entry import Entry, Unit, frames_of, unit_hash, units_of
 from logyard.engine.ranges import subtract, union
 from logyard.engine.recovery.inspect import Facts, Wal

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.entry import COMMANDS, Entry, Unit, unit_hash, units_of
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.recovery.inspect import Facts

@@ -152,7 +152,7 @@ def readmit(path: Path, output: Output) -> None:
     Example:
       logyard readmit ./yard/node-2
     """
-    from logyard.engine.disk import Disk
+    from logyard.engine.disk.door import Disk
     from logyard.engine.host.life import readmit as admit
     from logyard.pipeline.directory.places import data_directories
 

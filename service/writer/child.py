@@ -14,8 +14,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from logyard.engine.disk import Disk
-from logyard.engine.lock import lock_writer
+from logyard.engine.disk.door import Disk
+from logyard.engine.disk.lock import lock_writer
 from logyard.payloads.writing import GenerationConfig, Step, quiet
 from logyard.protocol.errors import DirectoryInUse
 

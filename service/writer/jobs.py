@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.entry import unit_seed, units_of
 from logyard.engine.log.payload_source import FileReader, FileSource
-from logyard.engine.log.segment_writer import SegmentJob, run_segment_job
+from logyard.engine.log.segment_job import SegmentJob, run_segment_job
 from logyard.engine.ports import SourceEntry
+from logyard.payloads.catalog import Shelf
 from logyard.payloads.compaction import MigrateJob, MigrateReport, RewriteJob, run_migrate, run_rewrite
 from logyard.payloads.journal import IN_USE_WRITER, Journal
 from logyard.payloads.layout import SourceRow, SourceUnit
-from logyard.payloads.shelf import Shelf
 from logyard.payloads.writing import GenerationConfig, Step
 from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
 

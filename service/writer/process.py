@@ -20,9 +20,9 @@ from typing import Any
 import trio
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.entry import Entry
-from logyard.engine.log.segment_writer import SegmentJob, SegmentWritten, run_segment_job
+from logyard.engine.log.segment_job import SegmentJob, SegmentWritten, run_segment_job
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import Corrupt, JobPoisoned, LogyardError
 

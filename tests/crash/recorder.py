@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.types import Buffer
 
 from .events import CREATE, DIRECTORY, MARK, RENAME, SIZE, SYNC, SYNC_DIRECTORY, UNLINK, WRITE, Event

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.wal import WalConfig, WalItem
 from tests.engine.log.model import Memory, command, open_wal, recover

@@ -19,7 +19,7 @@ from pathlib import Path
 import trio
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.machines.log import AppendLog
 from logyard.service import embedded, node
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgpack
 from pyroaring import BitMap
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.entry import CONFIGURATION, Entry, build_commands, build_plain
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.segment import write_segment

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgpack
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.entry import unit_hash, units_of
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.log.wal_files import wal_name

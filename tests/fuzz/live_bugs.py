@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log import wal
 from logyard.engine.transport import listener
 from logyard.engine.transport.peers import Peers

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from logyard.payloads.catalog import Shelf
 from logyard.payloads.generation import Generation
-from logyard.payloads.shelf import Shelf
 
 from .support import SMALL, Door
 

@@ -14,7 +14,7 @@ import trio
 from xxhash import xxh3_128_digest
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log.meta import IDENTITY, MetaStore
 from logyard.machines.log import AppendLog
 from logyard.pipeline.directory.reading import StoppedLog, StoppedNode

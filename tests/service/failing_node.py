@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.service import node
 from logyard.service.daemon import run_node
 

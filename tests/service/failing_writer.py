@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.types import Buffer
 from logyard.payloads.writing import GenerationConfig
 from logyard.service.writer.child import serve

@@ -21,7 +21,7 @@ from xxhash import xxh3_64_digest
 from logyard.client.log import open_call
 from logyard.client.sync import connect_sync
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log.meta import HEADER_BYTES, IDENTITY, MetaStore
 from logyard.engine.log.meta_copies import seal
 from logyard.engine.log.meta_rows import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.meta_rows import KEY, state_key

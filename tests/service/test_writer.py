@@ -16,9 +16,9 @@ import trio
 import trio.testing
 
 from logyard.client.sync import Yard, connect_sync
-from logyard.engine.disk import Disk
-from logyard.engine.host import budget
-from logyard.engine.lock import lock_directory, lock_holders
+from logyard.engine.disk.door import Disk
+from logyard.engine.disk.lock import lock_directory, lock_holders
+from logyard.engine.host import admission as budget
 from logyard.protocol.errors import Busy, DirectoryInUse, JobPoisoned, NoSpace
 from logyard.service.check import check_directory
 from logyard.service.local_cluster import LocalCluster
@@ -454,7 +454,7 @@ async def test_an_orphan_keeps_the_directory_until_it_has_ended(tmp_path: Path) 
 
 STARTING = """
 import signal, subprocess, sys
-from logyard.engine.lock import lock_directory
+from logyard.engine.disk.lock import lock_directory
 
 lock = lock_directory(sys.argv[1])
 subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=(lock,))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from logyard.engine import identity
-from logyard.engine.disk import Disk
-from logyard.engine.host.migration import Migration
-from logyard.engine.host.segment_flush import SegmentFlush
+from logyard.engine.disk.door import Disk
 from logyard.engine.log import meta, segment_writer, wal, wal_files, wal_scan
+from logyard.engine.log.compactor import Migration
 from logyard.engine.log.group_commit import GroupCommit
+from logyard.engine.log.segment_writer import SegmentFlush
 from logyard.engine.recovery import inspect
 from logyard.engine.repair import log_repair
 from logyard.payloads import layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from logyard.engine.host import storage
-from logyard.engine.host.migration import Migration
+from logyard.engine.log.compactor import Migration
 from logyard.engine.replica import sessions, snapshot_sections
 from logyard.engine.replica.member import Member
 from logyard.engine.transfer import snapshot_store

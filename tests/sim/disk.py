@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import DirectoryInUse
 

@@ -23,8 +23,10 @@ import lmdb
 import trio
 
 from logyard.engine import jobs
-from logyard.engine.host import budget, cache, disk_pace, pace
-from logyard.engine.log import group_commit, meta, wal, wal_ahead
+from logyard.engine.disk import rate_limiter as pace
+from logyard.engine.disk import slow_disk as disk_pace
+from logyard.engine.host import admission as budget
+from logyard.engine.log import cache, group_commit, meta, wal, wal_ahead
 from logyard.engine.replica import member
 from logyard.engine.replica.log_time import LogTime
 from logyard.engine.transfer import pull

@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.host.system import System
 from logyard.engine.log import meta_rows
 from logyard.engine.machine import Machine

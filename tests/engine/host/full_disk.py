@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.types import Buffer
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log.group_commit import GroupCommit
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from logyard.engine.host.homes import Homes
+from logyard.engine.log.liveness_accounting import Homes
 from logyard.engine.quiesce import unquiesce
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.state import PRECANDIDATE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.host.location import SealedFile
+from logyard.engine.log.location import SealedFile
 from logyard.engine.log.wal import Wal
 from logyard.payloads.store import PayloadStore
 from logyard.protocol.errors import JobFailed

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.disk import FaultyDisk
+from logyard.engine.disk.door import FaultyDisk
 from logyard.engine.entry import Entry
-from logyard.engine.host.cache import PayloadCache
+from logyard.engine.log.cache import PayloadCache
 from logyard.engine.machine import Applied, Context, PayloadRange, PayloadRef, Reject, Sections
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import DirectoryInUse, GroupStopped, LogyardError, WalFailed, WrongIdentity

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.host import forks
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.member import STOPPED

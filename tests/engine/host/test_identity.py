@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.engine.disk import Disk
-from logyard.engine.host import rows
+from logyard.engine.disk.door import Disk
 from logyard.engine.host.life import readmit
 from logyard.engine.identity import Acquaintances, Origin
+from logyard.engine.log import checkpoint_rows as rows
 from logyard.engine.log import meta_rows
 from logyard.protocol.errors import LogyardError, Outdated, Refused
 

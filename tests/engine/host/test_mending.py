@@ -12,8 +12,8 @@ import lmdb
 import pytest
 import trio
 
-from logyard.engine.disk import Disk
-from logyard.engine.host import rows
+from logyard.engine.disk.door import Disk
+from logyard.engine.log import checkpoint_rows as rows
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
 from logyard.engine.log.segment import SegmentReader

@@ -14,13 +14,13 @@ import lmdb
 import pytest
 import trio
 
-from logyard.engine.disk import SPARE_DESCRIPTORS, Disk, FaultyDisk
+from logyard.engine.disk.door import SPARE_DESCRIPTORS, Disk, FaultyDisk
 from logyard.engine.entry import Entry
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.wal import WalItem
 from logyard.engine.ports import SourceEntry
+from logyard.payloads.catalog import Shelf
 from logyard.payloads.generation import Generation
-from logyard.payloads.shelf import Shelf
 from logyard.protocol.errors import Busy, NoSpace, StoreShort
 from tests.engine.log.model import command, open_wal, recover
 from tests.payloads.support import SMALL, Door

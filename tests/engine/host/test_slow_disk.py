@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.disk import Disk
-from logyard.engine.host.disk_pace import DiskPace
+from logyard.engine.disk.door import Disk
+from logyard.engine.disk.slow_disk import DiskPace
 from logyard.engine.host.system import System
 from logyard.engine.raft import election
 from logyard.engine.raft.core import LEADER, Raft

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.entry import Entry, build_commands
 from logyard.engine.log.wal import Wal, WalConfig, WalItem
 from logyard.engine.log.wal_replay import ReplayResult, replay

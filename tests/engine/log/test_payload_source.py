@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.entry import Unit
 from logyard.engine.log.payload_source import FileReader, FileSource, LiveGroup, _live_units
 from logyard.payloads.liveness import Liveness

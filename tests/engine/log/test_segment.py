@@ -9,11 +9,11 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from logyard.engine.disk import Disk, FaultyDisk
+from logyard.engine.disk.door import Disk, FaultyDisk
 from logyard.engine.entry import Entry
 from logyard.engine.log.record import BLOCK
 from logyard.engine.log.segment import HEAD_BYTES, ROW_BYTES, SegmentReader, write_segment
-from logyard.engine.log.segment_writer import (
+from logyard.engine.log.segment_job import (
     SegmentJob,
     SegmentWritten,
     build_segment_job,

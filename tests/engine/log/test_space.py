@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.entry import NOOP, build_plain
 from logyard.engine.log.group_commit import GroupCommit
 from logyard.engine.log.space import DISK, MARGIN_BYTES, Space

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.wal import WalConfig, WalItem
 from logyard.engine.log.wal_files import wal_name

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log.record import (
     BATCH_BYTES,
     BLOCK,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log.record import BLOCK
 from logyard.engine.log.wal import WalConfig, WalItem
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
 from logyard.engine.log.segment import HEAD, HEAD_BYTES, ROW_BYTES
 from logyard.engine.raft.membership import Change

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import SegmentRun
 from logyard.engine.log.segment import ROW_BYTES, SegmentReader, write_segment

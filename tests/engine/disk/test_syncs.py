@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk import Disk
+from logyard.engine.disk.door import Disk
 
 
 class Calls:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from logyard.engine.host.location import SealedFile, Share
-from logyard.engine.host.migration import DYING_S, choose_victims
+from logyard.engine.log.compactor import DYING_S, choose_victims
+from logyard.engine.log.location import SealedFile, Share
 
 NOW = 1000.0
 TABLE = [

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.host import budget
-from logyard.engine.host.budget import Drain
+from logyard.engine.host import admission as budget
+from logyard.engine.host.admission import Drain
 from logyard.engine.replica.submit import Answer
 from logyard.machines.command import APPEND
 from logyard.protocol.errors import Busy

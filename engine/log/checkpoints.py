@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..log.meta_rows import cut_runs
-from ..log.wal import WalItem
 from ..ports import LivenessPort
 from ..replica.member import RUNNING, Member
 from ..snapshot.format import Encoded, Snapshot
-from . import rows
-from .books import Books
-from .homes import Homes
-from .segment_flush import SegmentFlush
-from .segments import Segments
+from . import checkpoint_rows as rows
+from .liveness_accounting import Homes
+from .meta_batch import Books
+from .meta_rows import cut_runs
+from .segment_files import Segments
+from .segment_writer import SegmentFlush
+from .wal import WalItem
 
 FULL_ENTRIES = 64
 """While the disk is full a snapshot is due after so many entries: with it the segments below can go."""

@@ -16,14 +16,14 @@ import trio
 
 from logyard.protocol.errors import Busy, Corrupt, LogyardError
 
-from ..disk import is_short
+from ..disk.door import is_short
 from ..entry import records_in, units_of
-from ..log.meta_rows import SegmentRun
 from ..machine import Position
 from ..ports import HomePort, LivenessPort, StorePort
 from ..replica.member import Member
 from .location import Location, SealedFile, Share
-from .segments import Segments
+from .meta_rows import SegmentRun
+from .segment_files import Segments
 
 log = logging.getLogger(__name__)
 

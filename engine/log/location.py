@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from ..entry import Entry
-from ..log.wal import Sealed, Wal
 from ..ports import StorePort
+from .wal import Sealed, Wal
 
 log = logging.getLogger(__name__)
 

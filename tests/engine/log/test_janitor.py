@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.host.janitor import QUIET_SECONDS, Janitor
 from logyard.engine.jobs import Jobs
+from logyard.engine.log.janitor import QUIET_SECONDS, Janitor
 from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import trio
 
 from ..config import SystemConfig
-from ..disk import Disk, is_full, is_short
 from ..log.group_commit import GroupCommit
+from .door import Disk, is_full, is_short
 
 REST_PROBES = 2
 """So many times the usual pause between probes while no group here needs a tick."""

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import trio
 
-from ..disk import Disk, unreadable
-from ..log.meta_rows import SegmentRun
-from ..log.payload_source import FileSource, LiveGroup
-from ..log.segment import SegmentReader
-from ..log.segment_writer import SegmentJob, SegmentRunner, SegmentWritten, build_segment_job, run_segment_job
-from ..log.wal import Sealed
+from ..disk.door import Disk, unreadable
 from ..replica.member import Member
+from .meta_rows import SegmentRun
+from .payload_source import FileSource, LiveGroup
+from .segment import SegmentReader
+from .segment_job import SegmentJob, SegmentRunner, SegmentWritten, build_segment_job, run_segment_job
+from .wal import Sealed
 
 
 class Segments:

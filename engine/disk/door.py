@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from logyard.protocol.errors import SHORT, SHORT_RETRY_S, SHORTAGE, Busy, Corrupt, LogyardError, Refused
 
+from ..types import Buffer
 from .lock import lock_directory
-from .types import Buffer
 
 IOV_MAX = 1024
 """Buffers one `pwritev` takes on Linux."""

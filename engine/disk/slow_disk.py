@@ -23,7 +23,7 @@ from ..log.group_commit import GroupCommit
 from ..raft.core import LEADER
 from ..raft.election import heirs
 from ..replica.member import RUNNING, Member
-from .pulse import Pulse
+from .health import Pulse
 
 log = logging.getLogger(__name__)
 

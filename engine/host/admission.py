@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 from logyard.protocol.errors import Busy
 
 from ..config import SystemConfig
+from ..log.cache import PayloadCache
 from ..log.group_commit import GroupCommit
 from ..log.space import Space
 from ..raft.core import Raft
 from ..raft.progress import Window
-from .cache import PayloadCache
 
 GROUP: Final = "the group's byte budget"
 NODE: Final = "the node's byte budget"

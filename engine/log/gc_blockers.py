@@ -15,7 +15,7 @@ from typing import Any
 
 from ..replica.member import RUNNING, Member
 from .location import Location, Unflushed
-from .segments import Segments
+from .segment_files import Segments
 
 NAMED_MAX = 8
 ASKED_MAX = 500

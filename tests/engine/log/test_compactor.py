@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.location import Location, SealedFile, Share, Unflushed
-from logyard.engine.host.migration import GROUPS_PER_JOB, Migration, name_of
 from logyard.engine.jobs import TRIES, Jobs
+from logyard.engine.log.compactor import GROUPS_PER_JOB, Migration, name_of
+from logyard.engine.log.location import Location, SealedFile, Share, Unflushed
 from logyard.payloads.liveness import Liveness
 from logyard.protocol.errors import Corrupt, JobFailed, LogyardError, NoSpace
 

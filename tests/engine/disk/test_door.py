@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk import IOV_MAX, Call, Disk, FaultyDisk, join_small
+from logyard.engine.disk.door import IOV_MAX, Call, Disk, FaultyDisk, join_small
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import DirectoryInUse
 

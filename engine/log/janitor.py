@@ -16,13 +16,13 @@ import trio
 from logyard.protocol.errors import LogyardError
 
 from ..jobs import Jobs
-from ..log.group_commit import GroupCommit
-from ..log.space import Space
-from ..log.wal import Sealed
-from .books import Books
-from .migration import Migration, name_of
-from .segment_flush import SegmentFlush
-from .segments import Segments
+from .compactor import Migration, name_of
+from .group_commit import GroupCommit
+from .meta_batch import Books
+from .segment_files import Segments
+from .segment_writer import SegmentFlush
+from .space import Space
+from .wal import Sealed
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ import trio
 from logyard.protocol.errors import Corrupt, JobPoisoned, LogyardError, NoSpace
 
 from ..config import SystemConfig
-from ..log.payload_source import FileSource, LiveGroup
-from ..log.space import Space
 from ..ports import StorePort
 from ..ranges import subtract
 from ..replica.member import Member
-from .books import Books
 from .location import Location, SealedFile
-from .segments import Segments
+from .meta_batch import Books
+from .payload_source import FileSource, LiveGroup
+from .segment_files import Segments
+from .space import Space
 
 DYING_S = 10.0
 """A file in which something died more recently is not copied for its dead: the rest would follow, and was in vain."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgpack
 
 from ..identity import Origin
-from ..log import meta_rows
 from ..raft.membership import Configuration
 from ..replica.member import Member
 from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
+from . import meta_rows
 
 if TYPE_CHECKING:
     from ..raft.core import Raft

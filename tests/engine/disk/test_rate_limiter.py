@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logyard.engine.config import MIB, SystemConfig
-from logyard.engine.host.pace import FORGET_S, Pace
+from logyard.engine.disk.rate_limiter import FORGET_S, Pace
 from logyard.service.writer.jobs import PAUSE_S_MIN, Pacer
 
 CONFIG = SystemConfig(migrate_bytes_s_min=10 * MIB, migrate_rate_ratio=2.0, migrate_debt_bytes_max=100 * MIB)

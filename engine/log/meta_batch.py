@@ -16,17 +16,17 @@ import trio
 from logyard.protocol.errors import LogyardError, WalFailed
 
 from ..identity import Acquaintances
-from ..log import meta_rows
-from ..log.meta import MetaStore
-from ..log.meta_rows import SnapshotRow, snapshot_key
-from ..log.space import Space
 from ..ports import StorePort
 from ..replica.member import Member
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
-from . import rows
+from . import checkpoint_rows as rows
+from . import meta_rows
 from .location import SealedFile
+from .meta import MetaStore
+from .meta_rows import SnapshotRow, snapshot_key
+from .space import Space
 
 log = logging.getLogger(__name__)
 
