@@ -11,41 +11,42 @@ from __future__ import annotations
 import struct
 
 from logyard.payloads.reference import Position
+from logyard.protocol.frame import (
+    APPEND_AT,
+    APPEND_AT_CODE,
+    APPEND_COMMAND,
+    EPOCH_APPEND,
+    EPOCH_APPEND_CODE,
+    EPOCH_DONE,
+    EPOCH_DONE_CODE,
+    PRODUCE,
+    PRODUCE_CODE,
+    Epoch,
+)
 
-APPEND = b"\x01"
+APPEND = APPEND_COMMAND
 TRUNCATE = 2
-APPEND_AT = 3
 RETAIN = 4
-PRODUCE = 5
 KEYED = 6
 KEYED_REMOVAL = 7
-"""The rest of these two is the key; one command a record."""
+"""The rest of these two is the key; one command a record. Codes 3, 5, 8 and 9 are `protocol.frame`'s."""
 APPEND_REPLY = struct.Struct("<QI")
 """First offset, records."""
-APPEND_AT_COMMAND = struct.Struct("<BQ")
-"""APPEND_AT, the offset that the frame's first record must get."""
 TRUNCATE_COMMAND = struct.Struct("<BQQI")
 """TRUNCATE, offset, index, ordinal."""
 TRUNCATE_REPLY = struct.Struct("<Q")
 """The log's start afterwards."""
 RETAIN_COMMAND = struct.Struct("<BQQQ")
 """RETAIN, milliseconds, bytes, records; 0 is no limit. Its reply is a `TRUNCATE_REPLY`."""
-PRODUCE_COMMAND = struct.Struct("<BQQ")
-"""PRODUCE, a producer's number, the sequence it gave the frame."""
 NO_OFFSET = (1 << 64) - 1
 """As the first offset of an append's reply: these records are in the log since long ago, it is not known where."""
 
 
-def append_at_command(offset: int) -> bytes:
-    """Append, if the log ends at `offset`; else it is refused."""
-    return APPEND_AT_COMMAND.pack(APPEND_AT, offset)
-
-
 def expected_offset(command: bytes) -> int | None:
     """Return the offset that a conditional append names; None for every other command."""
-    if len(command) != APPEND_AT_COMMAND.size or command[0] != APPEND_AT:
+    if len(command) != APPEND_AT.size or command[0] != APPEND_AT_CODE:
         return None
-    offset: int = APPEND_AT_COMMAND.unpack(command)[1]
+    offset: int = APPEND_AT.unpack(command)[1]
     return offset
 
 
@@ -54,22 +55,37 @@ def retain_command(ms: int, size: int, records: int) -> bytes:
     return RETAIN_COMMAND.pack(RETAIN, ms, size, records)
 
 
-def produce_command(producer: int, sequence: int) -> bytes:
-    """Append, unless this producer gave another frame the same sequence."""
-    return PRODUCE_COMMAND.pack(PRODUCE, producer, sequence)
-
-
 def produced_by(command: bytes) -> tuple[int, int] | None:
     """Return the producer and the sequence of a producer's append; None for every other command."""
-    if len(command) != PRODUCE_COMMAND.size or command[0] != PRODUCE:
+    if len(command) != PRODUCE.size or command[0] != PRODUCE_CODE:
         return None
-    _, producer, sequence = PRODUCE_COMMAND.unpack(command)
+    _, producer, sequence = PRODUCE.unpack(command)
     return producer, sequence
+
+
+def epoch_append_of(command: bytes) -> tuple[Epoch, int, int, bytes] | None:
+    """Return the epoch, the lane, the number and the hash of a fenced append; None for every other command."""
+    if len(command) != EPOCH_APPEND.size or command[0] != EPOCH_APPEND_CODE:
+        return None
+    _, producer, incarnation, epoch, lane, number, content = EPOCH_APPEND.unpack(command)
+    return Epoch(producer, incarnation, epoch), lane, number, content
+
+
+def epoch_done_of(command: bytes) -> Epoch | None:
+    """Return the epoch that a command closes; None for every other command."""
+    if len(command) != EPOCH_DONE.size or command[0] != EPOCH_DONE_CODE:
+        return None
+    return Epoch(*EPOCH_DONE.unpack(command)[1:])
 
 
 def is_append(command: bytes) -> bool:
     """Return whether a frame's records get offsets, unless the machine refuses it."""
-    return command == APPEND or expected_offset(command) is not None or produced_by(command) is not None
+    return (
+        command == APPEND
+        or expected_offset(command) is not None
+        or produced_by(command) is not None
+        or epoch_append_of(command) is not None
+    )
 
 
 def truncate_command(offset: int, position: Position) -> bytes:

@@ -2,7 +2,8 @@
 
 State is `start`, `end` and sparse anchors (offset, index): one at least every 1,024 entries or 256 KiB, so it stays
 small for any log; and the few frames that a session's guard kept from it. From version 2 on also what is kept and for
-how long (`retention`), and producers (`producers`); a log is brought to it when somebody asks for either.
+how long (`retention`), and producers (`producers`); from version 3 on fenced producers (`fenced`). A log is brought to
+a version when somebody asks for what it has.
 A record's head and body are payload: apply sees only how many records a frame carries. A lookup starts at an anchor and
 counts the records of append frames from there (`machines.log.locate`). Applied by `engine.replica.applier`.
 """
@@ -40,10 +41,13 @@ from .command import (
     TRUNCATE,
     TRUNCATE_COMMAND,
     TRUNCATE_REPLY,
+    epoch_append_of,
+    epoch_done_of,
     expected_offset,
     is_append,
     produced_by,
 )
+from .fenced import FencedProducers
 from .keyed import KEYS_MAX, Keys, keys_of
 from .producers import Producers
 from .retention import AGE_MS_MAX, AGE_MS_MIN, TIMER, Policy, Retention
@@ -63,9 +67,9 @@ class AppendLog:
 
     __slots__ = (
         "start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index", "holes",
-        "long", "placed", "keys", "retention", "producers", "_ahead", "_behind",
+        "long", "placed", "keys", "retention", "producers", "fenced", "_ahead", "_behind",
     )  # fmt: skip
-    version = 2
+    version = 3
     upgrade_on_demand = True
     wall_time = True
     """Its times are ages of records: nothing is granted for a length of time."""
@@ -94,10 +98,15 @@ class AppendLog:
         # None in version 1.
         self.retention: Retention | None = None
         self.producers: Producers | None = None
+        # None below version 3.
+        self.fenced: FencedProducers | None = None
 
     def upgrade(self, from_version: int, to_version: int) -> None:
-        """Go on as version 2: with limits on what is kept (none yet), and producers."""
-        self.retention, self.producers = Retention(len(self.anchors)), Producers()
+        """Bring the state to a version. 2: limits on what is kept (none yet), and producers; 3: fenced producers."""
+        if from_version < 2:
+            self.retention, self.producers = Retention(len(self.anchors)), Producers()
+        if to_version > 2:
+            self.fenced = FencedProducers()
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
         """Return one entry: every frame gets a reply; a truncation releases what lies before it."""
@@ -261,14 +270,26 @@ class AppendLog:
         elif not frame.uniform or not command or (frame.pieces and not is_append(command)):
             reply = _unknown()
         elif self.producers is not None and (producer := produced_by(command)) is not None:
-            reply = self.producers.known(*producer, context.timestamp)
+            if self.fenced is not None and producer[0] in self.fenced.by_number:
+                reply = _other_form(producer[0])
+            else:
+                reply = self.producers.known(*producer, context.timestamp)
             if reply is None:
                 self.producers.keep(*producer, self.end, frame.records, context.timestamp)
                 return None
-            if not isinstance(reply, Reject):
-                # It is in the log already: these bytes are nobody's. (Those of refused frames the engine releases.)
-                effects += payload_of(context, frame)
-                self._hole(context, frame.first, frame.records)
+            self._known(context, frame, reply, effects)
+        elif self.fenced is not None and (fenced := epoch_append_of(command)) is not None:
+            number = fenced[0].producer
+            if self.producers is not None and number in self.producers.by_number:
+                reply = _other_form(number)
+            else:
+                reply = self.fenced.judge(*fenced, context.timestamp)
+            if reply is None:
+                self.fenced.keep(*fenced, self.end, frame.records, context.timestamp)
+                return None
+            self._known(context, frame, reply, effects)
+        elif self.fenced is not None and (done := epoch_done_of(command)) is not None:
+            reply = self.fenced.close(done, context.timestamp) or TRUNCATE_REPLY.pack(self.start)
         elif self.retention is not None and len(command) == RETAIN_COMMAND.size and command[0] == RETAIN:
             reply = self._retain(Policy(*RETAIN_COMMAND.unpack(command)[1:]), effects)
         elif len(command) == TRUNCATE_COMMAND.size and command[0] == TRUNCATE:
@@ -279,6 +300,12 @@ class AppendLog:
         if isinstance(reply, Reject):
             self._hole(context, frame.first, frame.records)
         return reply
+
+    def _known(self, context: Context, frame: Frame, reply: bytes | Reject, effects: list[Effect]) -> None:
+        """Give up the bytes of a frame that is in the log already. (Those of refused frames the engine releases.)"""
+        if not isinstance(reply, Reject):
+            effects += payload_of(context, frame)
+            self._hole(context, frame.first, frame.records)
 
     def _put(
         self, context: Context, frame: Frame, named: Sequence[tuple[bytes, bool]], effects: list[Effect]
@@ -326,13 +353,15 @@ class AppendLog:
         return TRUNCATE_REPLY.pack(self.start)
 
     def snapshot(self) -> Sections:
-        """Return one section, a few bytes plus 2 numbers an anchor (4 from version 2 on)."""
+        """Return one section, a few bytes plus 2 numbers an anchor (4 from version 2 on), and what producers wrote."""
         state = (self.start, self.end, tuple(self.start_position), self.anchors, self.entries_since, self.bytes_since)
         more: tuple[object, ...] = ()
         if self.retention is not None and self.producers is not None:
             more = (self.retention.pack(), self.producers.pack())
-        if self.keys is not None:
-            more = (*(more or (None, None)), self.keys.pack())
+        if self.keys is not None or self.fenced is not None:
+            more = (*(more or (None, None)), self.keys.pack() if self.keys is not None else None)
+        if self.fenced is not None:
+            more = (*more, self.fenced.pack())
         return {"log": msgpack.packb((*state, self.last_index, self.holes, list(self.long.items()), *more))}
 
     def restore(self, sections: Sections) -> None:
@@ -347,7 +376,8 @@ class AppendLog:
         # And one of version 1 has neither of these.
         self.retention = Retention.unpack(rest[2]) if rest[2:] and rest[2] is not None else None
         self.producers = Producers.unpack(rest[3]) if rest[3:] and rest[3] is not None else None
-        self.keys = Keys.unpack(rest[4]) if rest[4:] else None
+        self.keys = Keys.unpack(rest[4]) if rest[4:] and rest[4] is not None else None
+        self.fenced = FencedProducers.unpack(rest[5]) if rest[5:] else None
         behind = position[0]
         self._behind = {at for at, one in self.long.items() if one.first < behind}
         self._ahead = [(one.first, at) for at, one in self.long.items() if at not in self._behind]
@@ -380,9 +410,10 @@ class AppendLog:
         return {ordinal for _, ordinal, _ in self.holes[low:high]}
 
     def query(self, request: bytes) -> bytes:
-        """Answer, in msgpack: ``["bounds"]`` -> ``[start, end]``, ``["anchors"]`` -> how many there are,
-        ``["retention"]`` -> ``[ms, bytes, records]``, ``["producer", number]`` -> its highest sequence. Raises
-        `Reject`."""
+        """Answer in msgpack: ``["bounds"]`` -> ``[start, end]``, ``["anchors"]`` -> their number, ``["retention"]`` ->
+        ``[ms, bytes, records]``, ``["producer", number]`` -> its highest sequence, ``["epoch", number]`` -> a fenced
+        producer's ``[incarnation, epoch, open]`` or None, ``["unverified"]`` -> frames of those that came again too
+        late to be compared. Raises `Reject`."""
         try:
             asked = msgpack.unpackb(request)
         except (ValueError, msgpack.UnpackException):
@@ -397,8 +428,13 @@ class AppendLog:
                 answer = tuple(self.retention.policy if self.retention is not None else Policy())
             case ["producer", int(number)]:
                 answer = self.producers.last(number) if self.producers is not None else 0
+            case ["epoch", int(number)]:
+                answer = self.fenced.state(number) if self.fenced is not None else None
+            case ["unverified"]:
+                answer = self.fenced.unverified if self.fenced is not None else 0
             case _:
-                raise Reject("bad_request", "the append log answers bounds, anchors, retention and producer")
+                known = "bounds, anchors, retention, producer, epoch and unverified"
+                raise Reject("bad_request", f"the append log answers {known}")
         packed: bytes = msgpack.packb(answer)
         return packed
 
@@ -421,6 +457,10 @@ class AppendLog:
 
 def _unknown() -> Reject:
     return Reject("bad_request", "the append log knows append and truncate, in version 2 producers and retention")
+
+
+def _other_form(number: int) -> Reject:
+    return Reject("bad_request", f"producer {number} of this log writes in the other form (with epochs, or without)")
 
 
 def _offset(anchor: tuple[int, int]) -> int:

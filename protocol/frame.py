@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .errors import BadRequest
 
@@ -65,6 +65,12 @@ APPEND_AT = struct.Struct("<BQ")
 APPEND_AT_CODE = 3
 PRODUCE = struct.Struct("<BQQ")
 PRODUCE_CODE = 5
+EPOCH_APPEND = struct.Struct("<BQQQIQ16s")
+"""EPOCH_APPEND_CODE, an `Epoch`, lane, the frame's number in it from 1 on, a hash of what it brings."""
+EPOCH_APPEND_CODE = 8
+EPOCH_DONE = struct.Struct("<BQQQ")
+"""EPOCH_DONE_CODE, an `Epoch`."""
+EPOCH_DONE_CODE = 9
 MANY_RECORDS = 65536
 """Records of one atomic append: they travel as one frame."""
 HEAD_BYTES_MAX = 64 << 10
@@ -92,6 +98,26 @@ def append_command(at: int | None) -> bytes:
 def produce_command(producer: int, sequence: int) -> bytes:
     """Return the command that appends, unless this producer wrote that sequence before."""
     return PRODUCE.pack(PRODUCE_CODE, producer, sequence)
+
+
+class Epoch(NamedTuple):
+    """One batch of a fenced producer. A higher incarnation, and within one a higher epoch, fences those before it.
+
+    `incarnation`: log time (ms since 1970) at which the producer was founded or reset, as its own log stamped it."""
+
+    producer: int
+    incarnation: int
+    epoch: int
+
+
+def epoch_append_command(epoch: Epoch, lane: int, number: int, content: bytes) -> bytes:
+    """Return the command that appends frame `number` of a lane, whose contents have that hash of 16 bytes."""
+    return EPOCH_APPEND.pack(EPOCH_APPEND_CODE, *epoch, lane, number, content)
+
+
+def epoch_done_command(epoch: Epoch) -> bytes:
+    """Return the command that closes an epoch."""
+    return EPOCH_DONE.pack(EPOCH_DONE_CODE, *epoch)
 
 
 class Frame:

@@ -13,7 +13,7 @@ from pathlib import Path
 from logyard.engine.machine import Context, Frame, PayloadRef, Position
 from logyard.machines.command import APPEND, truncate_command
 from logyard.machines.log import AppendLog
-from logyard.protocol.frame import UNIFORM
+from logyard.protocol.frame import UNIFORM, Epoch, epoch_append_command, epoch_done_command
 
 HERE = Path(__file__).parent
 UID = 0x3333333333333333
@@ -41,13 +41,26 @@ def entries() -> list[tuple[list[Frame], tuple[tuple[int, int], ...]]]:
     return made
 
 
+def fenced() -> list[tuple[list[Frame], tuple[tuple[int, int], ...]]]:
+    """Entries of version 3: two lanes of one producer, a copy, and another producer whose epoch is done."""
+    one, other = Epoch(7, 1_600_000_000_000, 3), Epoch(8, 1_600_000_000_001, 0)
+    copied = frame(epoch_append_command(one, 0, 1, b"a" * 16))
+    return [
+        ([copied, frame(epoch_append_command(one, 4, 1, b"b" * 16), 2, 100, 1)], ()),
+        ([frame(epoch_append_command(one, 0, 2, b"c" * 16)), copied._replace(first=1)], ()),
+        ([frame(epoch_append_command(other, 0, 1, b"d" * 16))], ()),
+        ([frame(epoch_done_command(other), 1, 8)], ()),
+    ]
+
+
 def state(version: int, more: Sequence[Frame] = ()) -> AppendLog:
     """The log after all of it, and after one more entry a frame of `more`."""
     log = AppendLog()
-    if version == 2:
-        log.upgrade(1, 2)
+    if version > 1:
+        log.upgrade(1, version)
     at = 0
-    for number, (frames, skipped) in enumerate([*entries(), *(([one], ()) for one in more)]):
+    made = [*entries(), *(fenced() if version > 2 else ()), *(([one], ()) for one in more)]
+    for number, (frames, skipped) in enumerate(made):
         at = 100 + number
         records = sum(one.records for one in frames) + sum(count for _, count in skipped)
         log.apply_batch(Context(UID, at, 1, 1_700_000_000_000 + 1000 * number, version, records, skipped), frames)
@@ -70,5 +83,5 @@ def keyed_state() -> AppendLog:
 
 if __name__ == "__main__":
     KEYED.write_bytes(keyed_state().snapshot()["log"])
-    for number in (1, 2):
+    for number in (1, 2, 3):
         golden(number).write_bytes(state(number).snapshot()["log"])

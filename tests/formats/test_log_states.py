@@ -5,24 +5,27 @@ from __future__ import annotations
 
 import pytest
 
-from logyard.machines.command import APPEND, produce_command, retain_command
+from logyard.machines.command import APPEND, retain_command
 from logyard.machines.log import AppendLog
+from logyard.protocol.frame import Epoch, epoch_append_command, epoch_done_command, produce_command
 
 from .log_states import KEYED, frame, golden, keyed_state, state
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_log_is_snapshotted_byte_for_byte(version: int) -> None:
     """The file of version 1 was written by a program that knew no other."""
     assert state(version).snapshot() == {"log": golden(version).read_bytes()}
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_an_old_snapshot_is_read_and_goes_on(version: int) -> None:
     log = AppendLog()
     log.restore({"log": golden(version).read_bytes()})
     assert log.snapshot() == state(version).snapshot()
-    assert (log.start, log.end, log.retention is None, log.producers is None) == (10, 1131, version == 1, version == 1)
+    end = 1136 if version == 3 else 1131
+    assert (log.start, log.end, log.retention is None, log.producers is None) == (10, end, version == 1, version == 1)
+    assert (log.fenced is None) is (version < 3)
     assert list(log.live_refs()) == list(state(version).live_refs())
 
 
@@ -52,3 +55,19 @@ def test_version_1_answers_the_commands_of_version_2_as_it_always_did() -> None:
     more = [frame(produce_command(7, 1)), frame(retain_command(0, 0, 5)), frame(APPEND)]
     log = state(1, more)
     assert log.end == 1132 and log.retention is None and [at for at, _, _ in log.holes[-2:]] == [1212, 1213]
+
+
+def test_version_2_answers_the_commands_of_version_3_as_it_always_did() -> None:
+    epoch = Epoch(7, 1, 0)
+    more = [frame(epoch_append_command(epoch, 0, 1, bytes(16))), frame(epoch_done_command(epoch)), frame(APPEND)]
+    log = state(2, more)
+    assert log.end == 1132 and log.fenced is None and [at for at, _, _ in log.holes[-2:]] == [1212, 1213]
+
+
+def test_a_log_of_version_1_comes_to_version_3_at_once_or_by_way_of_2() -> None:
+    at_once, by_way = state(1), state(1)
+    at_once.upgrade(1, 3)
+    by_way.upgrade(1, 2)
+    by_way.upgrade(2, 3)
+    assert at_once.snapshot() == by_way.snapshot()
+    assert at_once.fenced is not None and at_once.producers is not None

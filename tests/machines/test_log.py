@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logyard.engine.machine import Context, Frame, PayloadRange, PayloadRef, Position, Reject, Release
-from logyard.machines.command import APPEND, APPEND_REPLY, TRUNCATE_REPLY, append_at_command, truncate_command
+from logyard.machines.command import APPEND, APPEND_REPLY, TRUNCATE_REPLY, truncate_command
 from logyard.machines.log import ANCHOR_BYTES, ANCHOR_ENTRIES, AppendLog
 from logyard.machines.registry import create_machine
 from logyard.machines.slices import Slice, slices
 from logyard.protocol.errors import BadRequest, OutOfRange
-from logyard.protocol.frame import UNIFORM
+from logyard.protocol.frame import UNIFORM, append_command
 
 
 def append(records: int, size: int = 10) -> Frame:
@@ -210,7 +210,7 @@ def test_the_registry_knows_the_log_and_nothing_else() -> None:
 
 
 def append_at(offset: int, records: int) -> Frame:
-    command = append_at_command(offset)
+    command = append_command(offset)
     return Frame(UNIFORM, 0, records, len(command), 10, 0, 0, 0, command)
 
 

@@ -19,7 +19,7 @@ from logyard.engine.machine import Applied, Context, Machine, PayloadRange, Payl
 from logyard.engine.replica import apply
 from logyard.engine.replica.member import Member
 from logyard.machines import queue_command as qc
-from logyard.machines.command import APPEND, produce_command
+from logyard.machines.command import APPEND
 from logyard.machines.kv import KV
 from logyard.machines.kv_command import COMPACT, DELETE, GRANT, KEEP, PUT, REVOKE
 from logyard.machines.mux import Mux, envelope
@@ -28,7 +28,7 @@ from logyard.pipeline.directory.groups import Replay
 from logyard.pipeline.directory.payloads import _Group
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
 from logyard.protocol.errors import LogyardError
-from logyard.protocol.frame import encode_frame
+from logyard.protocol.frame import encode_frame, produce_command
 from logyard.service.check_process import inspect
 from logyard.service.embedded import EmbeddedSystem, open_system
 from logyard.service.own_machines import machine_factory
