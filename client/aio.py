@@ -240,10 +240,10 @@ class Log(LogVerbs):
         size: int | None,
         timeout: float | None,
         compress: bool,
-        at: int | None,
+        command: bytes,
     ) -> int:
         if isinstance(source, memoryview):
             source = views(source)
         elif not isinstance(source, AsyncIterable):
             source = read_file(self.yard, source)
-        return await upload(self.yard, self.name, metadata, source, size, timeout, compress, at)
+        return await upload(self.yard, self.name, metadata, source, size, timeout, compress, command)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from logyard.protocol.compression import Encoding, parse, ranges_of
 from logyard.protocol.errors import BadRequest, LogyardError, OutOfRange, error_of
-from logyard.protocol.frame import Buffer
+from logyard.protocol.frame import Buffer, Epoch
 from logyard.protocol.records import BlockError, Page
 from logyard.protocol.wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE
 
@@ -282,6 +282,25 @@ def retain_call(name: str, age_s: float, size: int, records: int) -> Call[int]:
 def producer_call(name: str, producer: int) -> Call[int]:
     """The highest sequence that a producer has written."""
     return Call("producer", {"name": name, "producer": producer}, int, group=name, kind="log")
+
+
+def epoch_call(name: str, epoch: Epoch) -> Call[object]:
+    """Return the call that asks whether an epoch takes frames."""
+    return Call("epoch", {"name": name, **epoch._asdict()}, lambda value: value, group=name, kind="log")
+
+
+def close_epoch_call(name: str, epoch: Epoch) -> Call[object]:
+    """Return the call that closes an epoch."""
+    return Call("epoch_done", {"name": name, **epoch._asdict()}, lambda value: value, group=name, kind="log")
+
+
+def epoch_state_call(name: str, producer: int) -> Call[tuple[int, int, bool] | None]:
+    """Return the call that asks where a fenced producer is."""
+
+    def decode(value: Any) -> tuple[int, int, bool] | None:
+        return None if value is None else (int(value[0]), int(value[1]), bool(value[2]))
+
+    return Call("epoch_state", {"name": name, "producer": producer}, decode, group=name, kind="log")
 
 
 def ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:

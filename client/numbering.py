@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+from collections.abc import Iterable
 
 from logyard.protocol.errors import BadRequest
-from logyard.protocol.frame import produce_command
+from logyard.protocol.frame import Buffer, Epoch, produce_command
 
 NUMBER_MAX = (1 << 63) - 1
+LANE_MAX = (1 << 32) - 1
+LENGTHS = struct.Struct("<Iq")
+"""Of a record's metadata and payload; -1: it has none."""
+
+
+def content_hash(records: Iterable[tuple[Buffer, Buffer | None]]) -> bytes:
+    """Return the 128-bit xxh3 of records as they are given, before any compression: alike for the same records only."""
+    # Loaded here: who writes no epochs needs msgpack alone.
+    from xxhash import xxh3_128
+
+    found = xxh3_128()
+    for head, body in records:
+        body_bytes = -1 if body is None else memoryview(body).nbytes
+        found.update(LENGTHS.pack(memoryview(head).nbytes, body_bytes))
+        found.update(head)
+        if body is not None:
+            found.update(body)
+    return found.digest()
 
 
 def producer_number(name: int | str) -> int:
@@ -18,6 +38,13 @@ def producer_number(name: int | str) -> int:
     if not 0 < name <= NUMBER_MAX:
         raise BadRequest("a producer is a text or a number from 1 up")
     return name
+
+
+def epoch_of(producer: int | str, incarnation: int, epoch: int) -> Epoch:
+    """Return the epoch of a fenced producer. Raises `BadRequest`."""
+    if not (0 < incarnation <= NUMBER_MAX and 0 <= epoch <= NUMBER_MAX):
+        raise BadRequest("an incarnation is a number from 1 up, an epoch one from 0 up")
+    return Epoch(producer_number(producer), incarnation, epoch)
 
 
 class Numbering:

@@ -31,10 +31,10 @@ class Log(FramedLog):
         size: int | None,
         timeout: float | None,
         compress: bool,
-        at: int | None,
+        command: bytes,
     ) -> int:
         if isinstance(source, memoryview):
             buffers: Iterable[Buffer] = (source,)
         else:
             buffers = read_file(cast(BinaryIO, source)) if hasattr(source, "read") else source
-        return upload(self.yard, self.name, metadata, buffers, size, timeout, compress, at)
+        return upload(self.yard, self.name, metadata, buffers, size, timeout, compress, command)

@@ -16,6 +16,7 @@ from logyard.protocol.compression import SMALLEST, envelope, index_of, shrink
 from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.frame import (
     ABSENT,
+    APPEND_COMMAND,
     BINDS,
     HEAD_BYTES_MAX,
     LARGE,
@@ -27,7 +28,6 @@ from logyard.protocol.frame import (
     PIECED,
     UNIFORM,
     Buffer,
-    append_command,
     encode_parts,
 )
 
@@ -95,9 +95,14 @@ class Upload:
     )  # fmt: skip
 
     def __init__(
-        self, name: str, metadata: Buffer, chance: random.Random, compress: bool = False, at: int | None = None
+        self,
+        name: str,
+        metadata: Buffer,
+        chance: random.Random,
+        compress: bool = False,
+        command: bytes = APPEND_COMMAND,
     ) -> None:
-        self._command = append_command(at)
+        self._command = command
         self._head = bytes(metadata)
         if len(self._head) > HEAD_BYTES_MAX:
             raise BadRequest(f"metadata of {len(self._head)} bytes is above its limit of {HEAD_BYTES_MAX}")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from typing import BinaryIO
 
 from logyard.protocol.errors import LogyardError
-from logyard.protocol.frame import PIECE_BYTES_MAX, Buffer
+from logyard.protocol.frame import APPEND_COMMAND, PIECE_BYTES_MAX, Buffer
 
 from .upload import CLOSE_S, Cutter, Upload, check_size, check_total
 from .yards import Yard
@@ -24,13 +24,13 @@ async def upload(
     size: int | None,
     timeout: float | None,
     compress: bool = False,
-    at: int | None = None,
+    command: bytes = APPEND_COMMAND,
 ) -> int:
-    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece. `at`: the
-    offset that it must get."""
+    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece.
+    `command`: of the frame that binds its pieces."""
     if size is not None:
         check_size(size)
-    one = Upload(name, metadata, network.chance, compress, at)
+    one = Upload(name, metadata, network.chance, compress, command)
     await network.run(one.open_call(), timeout)
     try:
         await _send_pieces(network, one, source, timeout)

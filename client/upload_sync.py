@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import BinaryIO, Protocol
 
 from logyard.protocol.errors import LogyardError
-from logyard.protocol.frame import PIECE_BYTES_MAX, Buffer
+from logyard.protocol.frame import APPEND_COMMAND, PIECE_BYTES_MAX, Buffer
 
 from .admin import Call, T
 from .upload import CLOSE_S, Cutter, Upload, check_size, check_total, pieces_of, stored_of
@@ -37,13 +37,13 @@ def upload(
     size: int | None,
     timeout: float | None,
     compress: bool = False,
-    at: int | None = None,
+    command: bytes = APPEND_COMMAND,
 ) -> int:
-    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece. `at`: the
-    offset that it must get."""
+    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece.
+    `command`: of the frame that binds its pieces."""
     if size is not None:
         check_size(size)
-    one = Upload(name, metadata, random.Random(), compress, at)
+    one = Upload(name, metadata, random.Random(), compress, command)
     yard.run(one.open_call(), timeout)
     try:
         _send_pieces(yard, one, source, timeout)

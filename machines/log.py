@@ -306,6 +306,9 @@ class AppendLog:
         if not isinstance(reply, Reject):
             effects += payload_of(context, frame)
             self._hole(context, frame.first, frame.records)
+            for first, _, count in runs_of(frame.pieces):
+                for index in range(first, first + count):
+                    insort(self.holes, (index, 0, 0))
 
     def _put(
         self, context: Context, frame: Frame, named: Sequence[tuple[bytes, bool]], effects: list[Effect]

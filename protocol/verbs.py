@@ -229,6 +229,7 @@ def optional(field: Field) -> Field:
 
 NAME = text("name")
 SESSION = number("session", least=1)
+EPOCH = number("producer", least=1), number("incarnation", least=1), number("epoch")
 AS_LEADER = text("consistency", "leader")
 STALENESS = seconds("staleness_s")
 WAIT = seconds("wait_s")
@@ -292,6 +293,9 @@ _TABLE = (
     Verb("truncate", (NAME, number("before")), LEADER, True, ADMIN),
     Verb("retain", (NAME, number("ms", 0), number("bytes", 0), number("records", 0)), LEADER, True, ADMIN),
     Verb("producer", (NAME, number("producer", least=1)), LEADER, True, WRITE),
+    Verb("epoch", (NAME, *EPOCH), LEADER, True, WRITE),
+    Verb("epoch_done", (NAME, *EPOCH), LEADER, True, WRITE),
+    Verb("epoch_state", (NAME, number("producer", least=1)), LEADER, True, READ),
     Verb(
         "session_open", (NAME, SESSION, number("client", least=1), number("ttl_ms", least=1)), LEADER, True, WRITE
     ),

@@ -16,7 +16,8 @@ import trio
 from logyard.client.background import background
 from logyard.client.board import Standing, standings
 from logyard.client.log import offsets_of
-from logyard.client.producer import Producer, producer_number
+from logyard.client.numbering import epoch_of
+from logyard.client.producer import EpochWriter, Producer, producer_number
 from logyard.client.tail import TAIL_WAIT_S, Cursor, Tailed
 from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Machine
@@ -177,6 +178,20 @@ class EmbeddedLog:
         """An idempotent producer of this log; see `client.producer`."""
         number = producer_number(name)
         return Producer(self, number, await self._node.open_producer(self.name, number))
+
+    async def epoch(self, producer: int | str, incarnation: int, epoch: int, lane: int = 0) -> EpochWriter:
+        """Return a writer of one lane of a fenced producer's epoch; see `client.producer`."""
+        writer = EpochWriter(self, epoch_of(producer, incarnation, epoch), lane)
+        await self._node.open_epoch(self.name, *writer.epoch)
+        return writer
+
+    async def close_epoch(self, producer: int | str, incarnation: int, epoch: int) -> None:
+        """Take no more frames of an epoch of a fenced producer, nor of any before it."""
+        await self._node.close_epoch(self.name, *epoch_of(producer, incarnation, epoch))
+
+    async def epoch_state(self, producer: int | str) -> tuple[int, int, bool] | None:
+        """Return a fenced producer's incarnation, its newest epoch here, and whether that takes frames."""
+        return await self._node.epoch_state(self.name, producer_number(producer))
 
     async def truncate(self, before: int) -> int:
         """Drop the records before an offset; returns the log's start."""

@@ -18,14 +18,16 @@ from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import Answer, check_leader
 from logyard.engine.types import Buffer
 from logyard.machines.command import TRUNCATE_REPLY, retain_command, truncate_command
-from logyard.protocol.errors import BadRequest
-from logyard.protocol.frame import encode_frame
+from logyard.protocol.errors import BadRequest, LogyardError
+from logyard.protocol.frame import Epoch, encode_frame, epoch_done_command
 from logyard.protocol.verbs import Range
 
 from . import log_audit, log_reader, log_scan
 
 PRODUCERS_VERSION = 2
 """Of the append log: the first one that knows producers and retention."""
+EPOCHS_VERSION = 3
+"""The first one that knows fenced producers."""
 
 
 class LogVerbs:
@@ -135,6 +137,32 @@ class LogVerbs:
         await self.system.read_index(member)
         last: int = msgpack.unpackb(machine.query(msgpack.packb(["producer", producer])))
         return last
+
+    async def open_epoch(self, name: str, producer: int, incarnation: int, epoch: int) -> None:
+        """Make a log take the frames of a fenced producer's epoch. On the leader only; raises `NotLeader`, a
+        `LogyardError` of code `fenced` for one that is past, `Refused` while too few nodes know how."""
+        state = await self.epoch_state(name, producer)
+        if state is not None and ((incarnation, epoch) < state[:2] or state == (incarnation, epoch, False)):
+            raise LogyardError(f"producer {producer} of log {name!r} is past epoch {epoch}", code="fenced")
+
+    async def epoch_state(self, name: str, producer: int) -> tuple[int, int, bool] | None:
+        """Return a fenced producer's incarnation, its epoch and whether that is open; None for a new one. On the leader
+        only; raises `NotLeader`, `Refused` while too few nodes know how."""
+        member = self.system.member(name)
+        check_leader(member)
+        machine = log_reader.append_log(member)
+        await self.system.versions.require(member, EPOCHS_VERSION)
+        await self.system.read_index(member)
+        found = msgpack.unpackb(machine.query(msgpack.packb(["epoch", producer])))
+        return None if found is None else (found[0], found[1], found[2])
+
+    async def close_epoch(self, name: str, producer: int, incarnation: int, epoch: int) -> None:
+        """Take no more frames of an epoch of a fenced producer. On the leader only; raises `NotLeader`, `Rejected`."""
+        member = self.system.member(name)
+        check_leader(member)
+        log_reader.append_log(member)
+        await self.system.versions.require(member, EPOCHS_VERSION)
+        await self.command(member, epoch_done_command(Epoch(producer, incarnation, epoch)), reserved=True)
 
     async def command(self, member: Member, command: bytes, *, reserved: bool = False) -> bytes:
         """Commit one command without payload and return the machine's reply. `reserved`: it frees space."""

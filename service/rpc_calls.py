@@ -129,6 +129,15 @@ class SystemPort(ScanPort, HasKv, Protocol):
     async def open_producer(self, name: str, producer: int) -> int:
         """Return the highest sequence that a producer has written."""
 
+    async def open_epoch(self, name: str, producer: int, incarnation: int, epoch: int) -> None:
+        """Make a log take the frames of a fenced producer's epoch."""
+
+    async def close_epoch(self, name: str, producer: int, incarnation: int, epoch: int) -> None:
+        """Take no more frames of an epoch."""
+
+    async def epoch_state(self, name: str, producer: int) -> tuple[int, int, bool] | None:
+        """Return a fenced producer's incarnation, epoch, and whether that is open."""
+
     async def snapshot(self, names: Sequence[str] | None) -> object:
         """Snapshot these groups."""
 
@@ -265,7 +274,9 @@ async def _members(
 PLAIN: Mapping[str, str] = MappingProxyType(
     {
         "create": "create_groups", "delete": "delete_group", "list": "groups", "describe": "describe",
-        "truncate": "truncate", "retain": "retain", "producer": "open_producer", "session_open": "open_session",
+        "truncate": "truncate", "retain": "retain", "producer": "open_producer",
+        "epoch": "open_epoch", "epoch_done": "close_epoch", "epoch_state": "epoch_state",
+        "session_open": "open_session",
         "session_close": "close_session", "heartbeat": "heartbeat", "session_reply": "session_reply",
         "wait_applied": "wait_applied", "snapshot": "snapshot", "compact": "compact", "scrub": "scrub",
         "transfer": "transfer", "status": "status", "board": "board", "key_metrics": "key_metrics",

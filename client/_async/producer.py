@@ -1,13 +1,14 @@
-"""An idempotent producer of an append log. Made by `Log.producer`; see `client.producer`."""
+"""Producers of an append log, made by `Log.producer` and `Log.epoch`; see `client.producer`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Protocol
 
-from logyard.protocol.frame import Buffer
+from logyard.protocol.errors import BadRequest
+from logyard.protocol.frame import Buffer, Epoch, epoch_append_command
 
-from ..numbering import Numbering
+from ..numbering import LANE_MAX, NUMBER_MAX, Numbering, content_hash
 
 
 class Appends(Protocol):
@@ -46,3 +47,43 @@ class Producer(Numbering):
         """Append records together, unless this producer wrote that sequence before; their offsets, either way. Empty
         when they are in the log since so long ago that it does not know where."""
         return await self._log.append_many(records, timeout=timeout, command=self.command(sequence))
+
+
+class EpochWriter:
+    """A writer of one lane of a fenced producer's epoch. `last`: the highest number of a frame that was given."""
+
+    __slots__ = ("epoch", "lane", "last", "_log")
+
+    def __init__(self, log: Appends, epoch: Epoch, lane: int) -> None:
+        if not 0 <= lane <= LANE_MAX:
+            raise BadRequest(f"a lane is a number from 0 to {LANE_MAX}")
+        self._log = log
+        self.epoch = epoch
+        self.lane = lane
+        self.last = 0
+
+    async def append(self, metadata: Buffer, payload: Buffer | None = None, *, number: int | None = None) -> range:
+        """Append one record, as `append_many` does; a payload above 1 MiB travels in pieces."""
+        return await self.append_many([(metadata, payload)], number=number)
+
+    async def append_many(
+        self,
+        records: Iterable[tuple[Buffer, Buffer | None]],
+        *,
+        number: int | None = None,
+        timeout: float | None = None,
+    ) -> range:
+        """Append records together as frame `number` of the lane (default: the next one), unless that was written; their
+        offsets, either way. Empty when it was so long ago that the log does not know where, nor what it was.
+
+        Raises a `LogyardError` of code `sequence_differs` when that frame was written with other contents, `fenced`
+        when the epoch is past, `sequence_gap` when the frame before it is not written (yet: give it again behind that
+        one), `producer_forgotten`, `too_many_lanes`, `too_many_producers`.
+        """
+        given = list(records)
+        chosen = self.last + 1 if number is None else number
+        if not 0 < chosen <= NUMBER_MAX:
+            raise BadRequest("frames of a lane are numbered from 1 up")
+        self.last = max(self.last, chosen)
+        command = epoch_append_command(self.epoch, self.lane, chosen, content_hash(given))
+        return await self._log.append_many(given, timeout=timeout, command=command)

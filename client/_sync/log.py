@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Literal, overload
 
 from logyard.protocol.compression import SMALLEST, encode, wants
 from logyard.protocol.errors import Gone, LogyardError, OutOfRange
-from logyard.protocol.frame import FRAME_BYTES_MAX, Buffer
+from logyard.protocol.frame import APPEND_COMMAND, FRAME_BYTES_MAX, Buffer, append_command
 from logyard.protocol.records import Page, Record
 from logyard.protocol.wire import REPLY
 
@@ -22,6 +22,9 @@ from ..log import (
     Place,
     applied_call,
     body_steps,
+    close_epoch_call,
+    epoch_call,
+    epoch_state_call,
     flags_of,
     latest_call,
     offsets_of,
@@ -33,12 +36,12 @@ from ..log import (
     seek_call,
     truncate_call,
 )
-from ..numbering import producer_number
+from ..numbering import epoch_of, producer_number
 from ..sequences import STALE
 from ..tail import TAIL_WAIT_S, Cursor, Tailed
 from ..upload import WHOLE_BYTES, check_size
 from .caller import Caller, Done
-from .producer import Producer
+from .producer import EpochWriter, Producer
 
 
 class LogVerbs(ABC):
@@ -77,9 +80,10 @@ class LogVerbs(ABC):
         size: int | None,
         timeout: float | None,
         compress: bool,
-        at: int | None,
+        command: bytes,
     ) -> int:
-        """Append one record whose payload travels in pieces; its offset."""
+        """Append one record whose payload travels in pieces and that the command binds; its
+        offset."""
 
     # Appends.
 
@@ -134,7 +138,7 @@ class LogVerbs(ABC):
         if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
             view = memoryview(payload).cast("B")
             size = check_size(len(view))
-            return self._upload(metadata, view, size, timeout, self._zstd(compress), None)
+            return self._upload(metadata, view, size, timeout, self._zstd(compress), APPEND_COMMAND)
         if payload is not None and len(payload) >= SMALLEST and self._zstd(compress):
             metadata, payload = encode(metadata, payload)
         done, position = self._send(metadata, payload, timeout, flags)
@@ -159,7 +163,7 @@ class LogVerbs(ABC):
         `size`: the bytes that must come; otherwise whatever comes. `timeout` (seconds) bounds each piece, not the
         whole. `at` as in `append_many`. If anything fails, or the wait is cancelled, nothing of it stays.
         """
-        return self._upload(metadata, source, size, timeout, self._zstd(compress), at)
+        return self._upload(metadata, source, size, timeout, self._zstd(compress), append_command(at))
 
     def append_many(
         self,
@@ -175,12 +179,20 @@ class LogVerbs(ABC):
     ) -> range:
         """Append (metadata, payload) records together or not at all; returns their offsets, without a gap. `keys`: one
         for each record of a keyed log; a record without payload takes its key away. `command`: of a producer's append,
-        see `producer`.
+        see `producer`; a single record's payload above 1 MiB then travels in pieces, as with `append`.
 
         `at`: only if the first one gets this offset; else nothing is appended, and `OutOfRange` says where the log
         ends. For logs that were created with a `start`; others raise `BadRequest`.
         """
         flags = flags_of("consensus", priority, self.yard.exactly_once, reply_from)
+        if command:
+            records = list(records)
+            head, body = records[0] if len(records) == 1 else (b"", None)
+            if body is not None and len(body) > WHOLE_BYTES:
+                view = memoryview(body).cast("B")
+                size = check_size(len(view))
+                found = self._upload(head, view, size, timeout, self._zstd(compress), command)
+                return offsets_of(found, 1)
         option = self.yard.compresses(self.name)
         if option is None and compress is None:
             records = list(records)
@@ -405,6 +417,27 @@ class LogVerbs(ABC):
         highest sequence that it has written. Raises `Refused` as `retain`."""
         number = producer_number(name)
         return Producer(self, number, self.yard.run(producer_call(self.name, number), timeout))
+
+    def epoch(
+        self, producer: int | str, incarnation: int, epoch: int, lane: int = 0, *, timeout: float | None = None
+    ) -> EpochWriter:
+        """Return a writer of one lane of a fenced producer's epoch: see `client.producer`. Raises `Refused` as
+        `retain`; a `LogyardError` of code `fenced` when a later epoch has begun, or this one is done."""
+        writer = EpochWriter(self, epoch_of(producer, incarnation, epoch), lane)
+        self.yard.run(epoch_call(self.name, writer.epoch), timeout)
+        return writer
+
+    def close_epoch(
+        self, producer: int | str, incarnation: int, epoch: int, *, timeout: float | None = None
+    ) -> None:  # fmt: skip
+        """Take no more frames of an epoch of a fenced producer, nor of any before it. Doing it again is no error; one
+        that a later epoch has closed is `fenced`."""
+        self.yard.run(close_epoch_call(self.name, epoch_of(producer, incarnation, epoch)), timeout)
+
+    def epoch_state(self, producer: int | str, *, timeout: float | None = None) -> tuple[int, int, bool] | None:
+        """Return a fenced producer's incarnation, its newest epoch here, and whether that takes frames; None for one
+        that has written nothing here."""
+        return self.yard.run(epoch_state_call(self.name, producer_number(producer)), timeout)
 
     def describe(self, node: int | None = None) -> dict[str, Any]:
         """Describe everything about the group, as its leader (or member `node`) sees it."""

@@ -49,18 +49,23 @@ HELD = 12
 """Messages that a consumer has before anything happens."""
 CLIENT_S = 20.0
 LOOK_S = 0.2
+PARTS = ("Consumer", "Session", "Producer", "EpochWriter", "Watch")
+"""Classes whose verbs need something opened."""
 Job: TypeAlias = tuple[Coroutine[Any, Any, Any], concurrent.futures.Future[Any]]
 TRIO: Mapping[str, type] = {
-    "Log": aio.Log, "Producer": producer.Producer, "KV": kv.KV, "Watch": kv_watch.Watch, "Queue": queue.Queue,
+    "Log": aio.Log, "Producer": producer.Producer, "EpochWriter": producer.EpochWriter,
+    "KV": kv.KV, "Watch": kv_watch.Watch, "Queue": queue.Queue,
     "Consumer": queue.Consumer, "Session": messages.Session, "Yard": aio.Yard,
     "Machine": machine.Machine,
 }  # fmt: skip
 SYNC: Mapping[str, type] = {
-    "Log": sync_log.Log, "Producer": producer.SyncProducer, "KV": kv_sync.KV, "Queue": queue_sync.Queue,
+    "Log": sync_log.Log, "Producer": producer.SyncProducer, "EpochWriter": producer.SyncEpochWriter,
+    "KV": kv_sync.KV, "Queue": queue_sync.Queue,
     "Consumer": queue_sync.Consumer, "Yard": sync.Yard, "Machine": machine_sync.Machine,
 }  # fmt: skip
 EMBEDDED: Mapping[str, type] = {
-    "Log": embedded.EmbeddedLog, "Producer": producer.Producer, "System": embedded.EmbeddedSystem
+    "Log": embedded.EmbeddedLog, "Producer": producer.Producer, "EpochWriter": producer.EpochWriter,
+    "System": embedded.EmbeddedSystem,
 }  # fmt: skip
 STORE: Mapping[str, type] = {"KVStore": KVStore}
 
@@ -142,6 +147,7 @@ class Face(Arguments):
     consumer = property(lambda self: self.part("Consumer"))
     session = property(lambda self: self.part("Session"))
     producer = property(lambda self: self.part("Producer"))
+    epoch = property(lambda self: self.part("EpochWriter"))
     log = property(lambda self: self.yard.log(self.name_of("log")))
     kv = property(lambda self: self.yard.kv(self.name_of("kv")))
     queue = property(lambda self: self.yard.queue(self.name_of("queue")))
@@ -175,12 +181,12 @@ class TrioFace(Face):
         await self.kv.put(b"warm", b"")
         await self.kv.get(b"warm")
         await self.queue.publish(b"warm")
-        for name in ("Consumer", "Session", "Producer", "Watch")[: 3 if unwatched else 4]:
+        for name in PARTS[: -1 if unwatched else None]:
             await self.prepare(name)
 
     async def prepare(self, name: str) -> None:
         """Open what the verbs of a class need."""
-        if name in self.parts or name not in ("Consumer", "Session", "Producer", "Watch"):
+        if name in self.parts or name not in PARTS:
             return
         try:
             if name == "Consumer":
@@ -199,6 +205,8 @@ class TrioFace(Face):
                 self.stack.push_async_callback(self._leave, watching)
                 with self.within(CLIENT_S):
                     await self.parts[name].created()
+            elif name == "EpochWriter":
+                self.parts[name] = await self.log.epoch(f"warm-epoch-{self.name}", 1, 0)
             else:
                 self.parts[name] = await self.log.producer(f"warm-{self.name}")
         except LogyardError as error:
@@ -333,10 +341,11 @@ class SyncFace(Face):
         self.queue.publish(b"warm")
         self.prepare("Consumer")
         self.prepare("Producer")
+        self.prepare("EpochWriter")
 
     def prepare(self, name: str) -> None:
         """See `TrioFace`."""
-        if name in self.parts or name not in ("Consumer", "Producer"):
+        if name in self.parts or name not in ("Consumer", "Producer", "EpochWriter"):
             return
         try:
             if name == "Consumer":
@@ -344,6 +353,8 @@ class SyncFace(Face):
                 while len(self.held) < HELD - 1:
                     self.held.append(consumer.get(CLIENT_S))
                 self.parts[name] = consumer
+            elif name == "EpochWriter":
+                self.parts[name] = self.log.epoch(f"warm-epoch-{self.name}", 1, 0)
             else:
                 self.parts[name] = self.log.producer(f"warm-{self.name}")
         except LogyardError as error:
@@ -539,11 +550,13 @@ class EmbeddedFace(Face):
     async def outcome(self, verb: str) -> str:
         """What comes of it."""
         try:
-            if verb.startswith("Producer.") and "Producer" not in self.parts:
+            part = verb.partition(".")[0]
+            if part in ("Producer", "EpochWriter") and part not in self.parts:
                 try:
-                    self.parts["Producer"] = await self.log.producer("p")
+                    opened = self.log.producer("p") if part == "Producer" else self.log.epoch("e", 1, 0)
+                    self.parts[part] = await opened
                 except LogyardError as error:
-                    self.parts["Producer"] = error
+                    self.parts[part] = error
             with trio.fail_after(2 * CLIENT_S):
                 await finished(self.row(verb).call(self))
         except Exception as error:

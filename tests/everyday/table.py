@@ -92,6 +92,9 @@ ROWS: Mapping[str, Row] = {
     "Log.append_nowait": log(lambda f: f.log.append_nowait(f.metadata, f.small), writes=True),
     "Log.append_stream": log(lambda f: f.log.append_stream(f.metadata, f.stream()), writes=True),
     "Log.producer": log(lambda f: f.log.producer(f.name)),
+    "Log.epoch": log(lambda f: f.log.epoch(f.name, 1, f.count)),
+    "Log.close_epoch": log(lambda f: f.log.close_epoch(f.name, 1, f.count)),
+    "Log.epoch_state": log(lambda f: f.log.epoch_state(f.name)),
     "Log.latest": log(lambda f: f.log.latest()),
     "Log.bounds": log(lambda f: f.log.bounds()),
     "Log.poll": log(lambda f: f.log.poll(0, max_records=f.count)),
@@ -111,6 +114,8 @@ ROWS: Mapping[str, Row] = {
     "Log.command": either(lambda f: f.log.command(f.command, f.small), writes=True),
     "Producer.append": log(lambda f: f.producer.append(f.metadata, f.small), writes=True),
     "Producer.append_many": log(lambda f: f.producer.append_many(f.records), writes=True, empty=BAD),
+    "EpochWriter.append": log(lambda f: f.epoch.append(f.metadata, f.small), writes=True),
+    "EpochWriter.append_many": log(lambda f: f.epoch.append_many(f.records), writes=True, empty=BAD),
     # KV groups
     "KV.put": kv(lambda f: f.kv.put(f.key, f.value), writes=True, empty=BAD),
     "KV.get": kv(lambda f: f.kv.get(f.key), empty=BAD),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgpack
 import pytest
 
-from logyard.engine.machine import Context, Frame, Position, Reject, Release
+from logyard.engine.machine import Context, Effect, Frame, PayloadRef, Position, Reject, Release
 from logyard.machines import fenced as table
 from logyard.machines.command import APPEND, APPEND_REPLY, NO_OFFSET, TRUNCATE_REPLY
 from logyard.machines.fenced import HASHES_MAX, IDLE_MS, LANES_MAX, PRODUCERS_MAX
@@ -160,6 +160,29 @@ def test_who_was_idle_for_a_week_goes_and_is_not_taken_for_a_new_one(monkeypatch
     assert run.refused(later(1), 0, 1) == "producer_forgotten"
     run.restart()
     assert run.refused(later(1), 0, 1) == "producer_forgotten"
+
+
+@pytest.mark.parametrize("form", ["a producer's", "a fenced one's"])
+def test_the_pieces_of_a_second_copy_are_nobody_s(form: str) -> None:
+    """The log claimed them in its snapshots, although it had released them."""
+    run = Run()
+    command = produce_command(7, 1) if form == "a producer's" else epoch_append_command(ONE, 0, 1, bytes(16))
+
+    def bind(first: int) -> list[Effect]:
+        pieces = tuple(PayloadRef(1, index, 0, 1, 1 << 20, b"") for index in (first, first + 1, first + 2))
+        plain = Frame(UNIFORM, 0, 1, len(command), 10, 0, 0, 0, command)
+        frame = plain._replace(pieces=pieces, extent=3 << 20)
+        return list(run.log.apply_batch(Context(1, first + 3, 1, run.now, 3, 1), [frame]).effects)
+
+    assert bind(10) == []
+    released = bind(20)
+    assert released == [Release(Position(23, 0), Position(24, 0)), Release(Position(20, 0), Position(23, 0))]
+    run.restart()
+    needed = list(run.log.live_refs())
+    for index in range(10, 14):
+        assert any(one.first <= (index, 0) < one.end for one in needed), index
+    for index in range(20, 24):
+        assert not any(one.first <= (index, 0) < one.end for one in needed), index
 
 
 def test_a_number_writes_in_one_form_only(run: Run) -> None:

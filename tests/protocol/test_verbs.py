@@ -11,6 +11,7 @@ import pytest
 from logyard.client import admin, log, scans
 from logyard.client.admin import Call
 from logyard.protocol.errors import BadRequest
+from logyard.protocol.frame import Epoch
 from logyard.protocol.verbs import (
     ADMIN,
     CLUSTER,
@@ -34,7 +35,8 @@ from tests.source_tree import ROOT
 
 GIVEN: dict[str, object] = {
     "name": "a", "specs": [{"name": "a", "members": [1]}], "names": ["a"], "offset": 0, "max_records": 1,
-    "max_bytes": 1, "before": 0, "producer": 1, "session": 1, "client": 1, "ttl_ms": 1, "sequence": 1, "index": 1,
+    "max_bytes": 1, "before": 0, "producer": 1, "incarnation": 1, "epoch": 0, "session": 1, "client": 1, "ttl_ms": 1,
+    "sequence": 1, "index": 1,
     "request": b"", "stream": 1, "key": b"", "end": b"", "ordinal": 0, "lost": 1, "to": 1,
     "ranges": [["a", 0, 0, 1]], "times": [["a", 0, 0]], "range": [["a", 0, 0, 0]],
 }  # fmt: skip
@@ -114,6 +116,9 @@ CALLS: list[Call[Any]] = [
     log.truncate_call("a", 1),
     log.retain_call("a", 1.0, 1, 1),
     log.producer_call("a", 1),
+    log.epoch_call("a", Epoch(1, 1, 0)),
+    log.close_epoch_call("a", Epoch(1, 1, 0)),
+    log.epoch_state_call("a", 1),
     log.query_call("a", b"", None, None, 0, None),
     log.close_call("a", 1),
     scans.logs_call(1),

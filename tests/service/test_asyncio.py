@@ -77,6 +77,8 @@ async def test_a_log_under_asyncio(tmp_path: Path, loop: Any) -> None:
             assert [record.payload async for record in log.records(1, 4)] == [b"0", b"1", b"2"]
             producer = await log.producer("mine")
             assert await producer.append(b"p", sequence=1) == await producer.append(b"p", sequence=1)
+            writer = await log.epoch("sink", 1, 0)
+            assert await writer.append(b"e") == await writer.append(b"e", number=1)
             found = [one async for one in log.tail(follow=False)]
             assert sum(len(one.records) for one in found) == (await log.latest()).end
             following = log.tail(found[-1].cursor)

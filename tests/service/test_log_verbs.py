@@ -60,6 +60,8 @@ async def test_a_node_that_knows_no_limits_keeps_the_others_from_using_them(tmp_
             await yard.log("log").retain(records=5)
         with pytest.raises(errors.Refused):
             await yard.log("log").producer("p")
+        with pytest.raises(errors.Refused, match="version 3"):
+            await yard.log("log").epoch("p", 1, 0)
         assert version(run, leader) == 1
 
 
@@ -129,6 +131,76 @@ async def test_a_producer_that_starts_anew_appends_nothing_twice(tmp_path: Path)
         assert len(records) == 120 and [head for head, _ in records[::2]] == [b"%d" % line for line in range(1, 61)]
         await run.applied()
         assert run.system(leader).snapshots.compare(run.member(leader), run.member(leader).raft.applied) == 0
+
+
+def code_of(found: pytest.ExceptionInfo[errors.LogyardError]) -> str:
+    return found.value.code
+
+
+async def test_a_batch_that_is_written_again_is_there_once_and_its_writers_of_before_are_fenced(tmp_path: Path) -> None:
+    """Two tasks a batch, payloads of all ways to travel, the leader killed between the two times."""
+    async with served(tmp_path) as (run, doors):
+        seeds = list(doors.addresses.values())
+        large = bytes(range(256)) * 6000
+        first: dict[tuple[int, int], range] = {}
+        async with connect(seeds) as old:
+            for life in range(2):
+                async with connect(seeds) as yard:
+                    log = yard.log("log")
+                    for lane in range(2):
+                        writer = await log.epoch("sink", 1000, 0, lane)
+                        for number, payload in enumerate((b"", b"b" * 5000, large, None), 1):
+                            offsets = await writer.append_many([(b"%d %d" % (lane, number), payload)])
+                            assert offsets == first.setdefault((lane, number), offsets) and len(offsets) == 1
+                    with pytest.raises(errors.LogyardError) as refused:
+                        await (await log.epoch("sink", 1000, 0)).append(b"something else", b"")
+                    assert code_of(refused) == "sequence_differs" and "offset 0" in str(refused.value)
+                    with pytest.raises(errors.LogyardError) as refused:
+                        await writer.append(b"x", number=6)
+                    assert code_of(refused) == "sequence_gap"
+                    assert await log.epoch_state("sink") == (1000, 0, True)
+                if not life:
+                    late = await old.log("log").epoch("sink", 1000, 0, 1)
+                    leader = await run.leader()
+                    await doors.crash(leader)
+                    await doors.start(leader)
+            await old.log("log").close_epoch("sink", 1000, 0)
+            for _ in range(2):
+                with pytest.raises(errors.LogyardError) as refused:
+                    await late.append(b"late", number=5)
+                assert code_of(refused) == "fenced"
+                with pytest.raises(errors.LogyardError) as refused:
+                    await old.log("log").epoch("sink", 1000, 0)
+                assert code_of(refused) == "fenced"
+            assert await old.log("log").epoch_state("sink") == (1000, 0, False)
+            assert await (await old.log("log").epoch("sink", 1000, 1)).append(b"next") == range(8, 9)
+
+        def blocking() -> None:
+            with connect_sync(seeds) as yard:
+                log = yard.log("log")
+                writer = log.epoch("sink", 1000, 1)
+                assert writer.append(b"next") == range(8, 9) and writer.append(b"more") == range(9, 10)
+                log.close_epoch("sink", 1000, 1)
+                assert log.epoch_state("sink") == (1000, 1, False) and log.epoch_state("other") is None
+
+        await trio.to_thread.run_sync(blocking)
+        async with connect(seeds) as yard:
+            records = [record async for record in yard.log("log").records()]
+        assert [record.metadata for record in records[:4]] == [b"0 1", b"0 2", b"0 3", b"0 4"] and len(records) == 10
+        assert records[2].payload == records[6].payload == large
+        await run.applied()
+        for number in run.ids:
+            assert run.system(number).snapshots.compare(run.member(number), run.member(number).raft.applied) == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [("p", 0, 0, 0), ("p", 1, -1, 0), ("p", 1, 0, -1), ("p", 1, 0, 1 << 32), (0, 1, 0, 0), ("p", 1 << 63, 0, 0)],
+)
+async def test_an_epoch_is_of_numbers_in_their_bounds(tmp_path: Path, asked: tuple[int | str, int, int, int]) -> None:
+    async with yard_of(tmp_path, 1) as (_, _, yard):
+        with pytest.raises(errors.BadRequest):
+            await yard.log("log").epoch(*asked)
 
 
 async def test_polls_by_time(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import trio
 
 import logyard
 from logyard.client.log import Bounds, Place
-from logyard.client.producer import Producer, SyncProducer
+from logyard.client.producer import EpochWriter, Producer, SyncEpochWriter, SyncProducer
 from logyard.client.records import Page, Record
 from logyard.client.tail import Tailed
 from logyard.protocol.kv import GetResult, KeyValue, Lease, PutResult
@@ -28,6 +28,7 @@ async def with_tasks(servers: list[str]) -> int:
         assert_type(await log.read(0), Record)
         assert_type(await log.latest(), Bounds)
         assert_type(await log.producer("p"), Producer)
+        assert_type(await log.epoch("p", 1, 0), EpochWriter)
         async for record in log.records():
             assert_type(record, Record)
         async for tailed in log.tail(follow=False):
@@ -54,6 +55,7 @@ def with_threads(servers: list[str]) -> int:
         assert_type(log.read(0), Record)
         assert_type(log.latest(), Bounds)
         assert_type(log.producer("p"), SyncProducer)
+        assert_type(log.epoch("p", 1, 0), SyncEpochWriter)
         for record in log.records():
             assert_type(record, Record)
         for tailed in log.tail(follow=False):
