@@ -29,7 +29,7 @@ Nodes: TypeAlias = list[int]
 
 
 def plain(value: Any) -> Any:
-    """The answer as it came."""
+    """Return the answer as it came."""
     return value
 
 
@@ -52,24 +52,24 @@ class Call(Generic[T]):
 
 
 def call_node(method: str, node: int | None, **arguments: object) -> Call[Any]:
-    """A call for one node, or for any."""
+    """Return a call for one node, or for any."""
     return Call(method, arguments, plain, nodes=() if node is None else (node,), pinned=node is not None)
 
 
 def call_leader(method: str, name: str, *, idempotent: bool = False, **arguments: object) -> Call[Any]:
-    """A call for the leader of a group."""
+    """Return a call for the leader of a group."""
     return Call(method, {"name": name, **arguments}, plain, group=name, idempotent=idempotent)
 
 
 def group_spec(name: str, members: Sequence[int], machine: str, arguments: Mapping[str, object]) -> dict[str, object]:
-    """What `create` needs to know of one group; raises `BadRequest`."""
+    """Return what `create` needs to know of one group; raises `BadRequest`."""
     if not members or len(set(members)) != len(members):
         raise BadRequest(f"{name}: members are one or more different nodes, not {list(members)}")
     return {"name": name, "members": list(members), "machine": machine, "arguments": dict(arguments)}
 
 
 def create_calls(specs: Iterable[Mapping[str, object]]) -> list[Call[Any]]:
-    """Calls that create groups, a bounded number in each, for a node that is a member of them."""
+    """Return calls that create groups, a bounded number in each, for a node that is a member of them."""
     by_members: dict[tuple[int, ...], list[Mapping[str, object]]] = {}
     for spec in specs:
         members = spec["members"]
@@ -93,7 +93,7 @@ def members_call(name: str, changes: Sequence[tuple[str, int]]) -> Call[Any]:
 
 
 def leaders_view(value: Any) -> dict[str, Any]:
-    """A describe answer, if its leader gave it; another member's may be old. Raises `NotLeader`."""
+    """Return a describe answer, if its leader gave it; another member's may be old. Raises `NotLeader`."""
     found: dict[str, Any] = value
     if found["role"] != "leader":
         raise NotLeader.told(f"{found['name']}: node {found['node']} does not lead it", {"leader": found["leader"]})
@@ -101,7 +101,7 @@ def leaders_view(value: Any) -> dict[str, Any]:
 
 
 def merge_groups(rows_by_node: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row a group from the lists of several nodes: its leader's where there is one."""
+    """Return one row a group from the lists of several nodes: its leader's where there is one."""
     merged: dict[str, dict[str, Any]] = {}
     for rows in rows_by_node:
         for row in rows:
@@ -112,19 +112,19 @@ def merge_groups(rows_by_node: Iterable[Sequence[dict[str, Any]]]) -> list[dict[
 
 
 def board_call(node: int, after: str) -> Call[Board]:
-    """The groups of one node behind the name `after`, a bounded number."""
+    """Return a call for the groups of one node behind the name `after`, a bounded number."""
     arguments: dict[str, object] = {"after": after or " ", "limit": BOARD_ROWS}
     return Call("board", arguments, standings, nodes=(node,), pinned=True)
 
 
 def unreached(node: int, error: LogyardError) -> dict[str, Any]:
-    """A node's status when it gave none."""
+    """Return a node's status when it gave none."""
     return {"node": node, "error": error.code, "message": error.message}
 
 
 def located(found: Mapping[int, Any], name: str) -> dict[str, Any]:
-    """Where one group is, from the locate answers of several nodes. Raises `UnknownGroup` when none has it; what stood
-    in the way of an answer, when those that gave one do not: the others may have it."""
+    """Return where one group is, from the locate answers of several nodes. Raises `UnknownGroup` when none has it; what
+    stood in the way of an answer, when those that gave one do not: the others may have it."""
     rows = [
         (row[2] == node, bool(row[2]), row)
         for node, answer in found.items()

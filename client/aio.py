@@ -41,8 +41,8 @@ __all__ = ["Log", "PendingAppend", "Yard", "connect"]
 
 
 async def open_socket(host: str, port: int, context: SSLContext | None = None) -> Stream:
-    """A connected TCP socket, with `context` a TLS connection over one; raises OSError. The asynchronous client's only
-    door to the network. "unix:PATH" is a socket on this machine, without TLS."""
+    """Return a connected TCP socket, with `context` a TLS connection over one; raise OSError. The asynchronous client's
+    only door to the network. "unix:PATH" is a socket on this machine, without TLS."""
     runtime = running()
     if host.startswith(UNIX):
         with unix_target(host) as path:
@@ -73,7 +73,7 @@ async def connect(
     session_ttl: float = SESSION_TTL_S,
     task_name: str = "logyard client",
 ) -> AsyncIterator[Yard]:
-    """A client of the cluster that `servers` ("host:port") belong to; one that answers is enough.
+    """Connect a client of the cluster that `servers` ("host:port") belong to; one that answers is enough.
 
     `timeout` (seconds) bounds every verb that is not given its own. `retry=False`: a cut connection raises `Unknown`
     for commands whose outcome it hid. `window_bytes` bounds the payload of unfinished appends. On leaving, what is not
@@ -125,7 +125,7 @@ class Yard(Network):
         self._logs: dict[str, Log] = {}
 
     def log(self, name: str) -> Log:
-        """The append log `name`; nothing is asked until it is used."""
+        """Return the append log `name`; nothing is asked until it is used."""
         log = self._logs.get(name)
         if log is None:
             if not name:
@@ -155,8 +155,8 @@ class Yard(Network):
         return Machine(self, name)
 
     async def open_session(self, name: str, *, kind: str = "") -> Session:
-        """A session of the group `name`, for any machine: exactly-once commands, and what the machine sends to it. It
-        ends with `close`, with this client, or when the client is silent for its `session_ttl`. `kind`: the machine
+        """Open a session of the group `name`, for any machine: exactly-once commands, and what the machine sends to it.
+        It ends with `close`, with this client, or when the client is silent for its `session_ttl`. `kind`: the machine
         that it must be (``log``, ``kv``, ``queue``, or your own's name), else `WrongKind` is raised."""
         return await open_session(self, name, Session, kind)
 

@@ -38,12 +38,12 @@ Board: TypeAlias = list[Standing]
 
 
 def standings(value: Any) -> list[Standing]:
-    """The rows of a ``board`` answer."""
+    """Return the rows of a ``board`` answer."""
     return [Standing(*row[:7], *(tuple(nodes) for nodes in row[7:10])) for row in value]
 
 
 def merge_board(boards: Iterable[Iterable[Standing]]) -> list[Standing]:
-    """One row a group, by name: its leader's own, in the newest term; without one, that of who knows most."""
+    """Return one row a group, by name: its leader's own, in the newest term; without one, that of who knows most."""
     merged: dict[str, Standing] = {}
     for rows in boards:
         for row in rows:

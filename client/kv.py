@@ -72,7 +72,8 @@ class Watches(KVVerbs):
         progress: bool = False,
         node: int | None = None,
     ) -> AbstractAsyncContextManager[Watch]:
-        """``async with kv.watch(b"jobs/", prefix=True) as changes: async for change in changes``: see `kv_watch`.
+        """Watch keys: ``async with kv.watch(b"jobs/", prefix=True) as changes: async for change in changes``: see
+        `kv_watch`.
 
         `start`: the first revision to see (0: from now on); `values` False: keys and revisions only; `progress`: also
         empty `Changes`, now and then, that say how far it has come. `node`: that member, whatever its role.
@@ -117,7 +118,7 @@ class KV(Watches):
     async def ask(
         self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
     ) -> tuple[bytes, Bodies]:
-        """One question: its packed answer, and payloads, those that it names among them."""
+        """Ask one question: return its packed answer, and payloads, those that it names among them."""
         key = (consistency, node)
         found = self._rounds.get(key)
         if found is None:

@@ -46,7 +46,7 @@ class KvBatch(Batch):
         return cost + extra
 
     def encode(self, session: int = 0, sequence: int = 0) -> list[Buffer]:
-        """The frame's buffers."""
+        """Return the frame's buffers."""
         if self.operations == 1:
             return encode_parts(
                 self.table, self.heads, self.small, self.large, self.commands[0], flags=UNIFORM, session=session,
@@ -59,7 +59,7 @@ class KvBatch(Batch):
         )
 
     def answer(self, position: int) -> Any:
-        """The reply of one operation, unpacked. Only once `done`; raises what the whole frame failed with."""
+        """Return the reply of one operation, unpacked. Only once `done`; raises what the whole frame failed with."""
         if self.error is not None:
             raise self.error.again()
         if self._replies is None:
@@ -96,7 +96,7 @@ class KvLane(Lane):
         return batch, number
 
     def answered(self, batch: Batch, status: int, data: Buffer) -> None:
-        """The answer to a batch under way."""
+        """Take the answer to a batch under way."""
         if not status and isinstance(batch, KvBatch) and not batch.done:
             batch.reply, data = bytes(data), NO_OFFSETS
         super().answered(batch, status, data)

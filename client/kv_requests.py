@@ -61,7 +61,7 @@ Steps: TypeAlias = Generator[Command | Question, Any, T]
 
 
 def write(operation: Operation) -> Steps[Result]:
-    """A put, a delete, a transaction, or a read that goes through consensus."""
+    """Return the steps of a put, a delete, a transaction, or a read that goes through consensus."""
     answer = yield Command(*encode(operation))
     revision, *fields = answer_of(answer)
     return (yield from _decoded(kind_of(operation), revision, fields, {}))
@@ -84,13 +84,13 @@ def _decoded(kind: int, revision: int, fields: Sequence[Any], bodies: Bodies) ->
 
 
 def question_of(key: bytes, revision: int) -> bytes:
-    """The question for one key."""
+    """Return the question for one key."""
     packed: bytes = msgpack.packb((RANGE, key, b"", revision))
     return packed
 
 
 def only(packed: bytes, bodies: Bodies) -> KeyValue | None:
-    """The key that was asked for, if it is there."""
+    """Return the key that was asked for, if it is there."""
     rows = answer_of(packed)[1]
     if not rows:
         return None
@@ -102,8 +102,8 @@ def only(packed: bytes, bodies: Bodies) -> KeyValue | None:
 
 
 def read(get: Get, bytes_max: int = 0) -> Steps[GetResult]:
-    """A range; a long one page after page, all as of one revision. `bytes_max`: keys and values that are read in all;
-    raises ``too_large`` beyond that, 0: whatever there is."""
+    """Return the steps that read a range; a long one page after page, all as of one revision. `bytes_max`: keys and
+    values that are read in all; raises ``too_large`` beyond that, 0: whatever there is."""
     paged = get.sort == "key" and not get.count_only and bool(get.end)
     size = 0
     kvs: list[KeyValue] = []
@@ -129,12 +129,12 @@ def read(get: Get, bytes_max: int = 0) -> Steps[GetResult]:
 
 
 def numbers(*order: int) -> Steps[list[Any]]:
-    """A command of numbers; the fields of its answer."""
+    """Return the steps of a command of numbers, which give the fields of its answer."""
     return answer_of((yield Command(encode_numbers(*order))))
 
 
 def question(*order: int) -> Steps[list[Any]]:
-    """A question of numbers; the fields of its answer."""
+    """Return the steps of a question of numbers, which give the fields of its answer."""
     packed, _ = yield Question(encode_numbers(*order))
     return answer_of(packed)
 
@@ -145,7 +145,7 @@ def compact(revision: int) -> Steps[int]:
 
 
 def grant(ttl: float, lease: int) -> Steps[Lease]:
-    """A lease of `ttl` seconds."""
+    """Return the steps that grant a lease of `ttl` seconds."""
     if ttl <= 0 or lease < 0:
         raise BadRequest("a lease has a number and lasts for some seconds")
     _, number, granted = yield from numbers(GRANT, round(ttl * 1000), lease)
@@ -163,26 +163,26 @@ def revoke(lease: int) -> Steps[int]:
 
 
 def time_to_live(lease: int, keys: bool) -> Steps[Lease]:
-    """What is left of a lease."""
+    """Return the steps that ask what is left of a lease."""
     packed, _ = yield Question(msgpack.packb((TIME_TO_LIVE, lease, keys)))
     _, ttl, left, attached = answer_of(packed)
     return Lease(lease, ttl / 1000, left / 1000, tuple(attached))
 
 
 def leases() -> Steps[tuple[int, ...]]:
-    """All leases."""
+    """Return the steps that ask for all leases."""
     packed, _ = yield Question(encode_numbers(LEASES))
     return tuple(answer_of(packed)[1])
 
 
 def status() -> Steps[Mapping[str, int]]:
-    """Numbers of the whole group."""
+    """Return the steps that ask for numbers of the whole group."""
     packed, _ = yield Question(encode_numbers(STATUS))
     return dict(answer_of(packed)[1])
 
 
 def check_consistency(consistency: str) -> str:
-    """Raises `BadRequest`."""
+    """Check the consistency of a read; raise `BadRequest`."""
     if consistency not in CONSISTENCY:
         raise BadRequest(f"a consistency is one of {', '.join(CONSISTENCY)}, not {consistency!r}")
     return consistency

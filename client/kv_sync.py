@@ -52,9 +52,9 @@ class KV(FramedKV):
         node: int | None = None,
         wait: float = POLL_WAIT_S,
     ) -> Iterator[Changes]:
-        """What changes, for ever, one revision after the other; `start` 0: from now (the call) on. Options as in
-        `kv.KV.watch`; with `progress` something comes every `wait` seconds. Raises
-        `Compacted` when what comes next is gone."""
+        """Yield what changes, for ever, one revision after the other; `start` 0: from now (the call) on. Options as in
+        `kv.KV.watch`; with `progress` something comes every `wait` seconds. Raises `Compacted` when what comes next is
+        gone."""
         key, end = range_of(key, end, prefix)
         flags = (
             (PREVIOUS if previous else 0)

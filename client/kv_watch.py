@@ -154,7 +154,7 @@ class Watch:
         return woken
 
     def fail(self, error: LogyardError) -> None:
-        """It is over, after what came before."""
+        """End it with an error, after what came before."""
         self.failure = error
         self._wake(None)
 
@@ -167,8 +167,8 @@ class Watch:
             self._bytes += size
 
     def take(self, changes: Changes, size: int, whole: bool) -> bool:
-        """Changes from the server; False when the watch is paused from now on: there is no room, or they did not come
-        `whole`. What was seen already is dropped."""
+        """Take changes from the server; return False when the watch is paused from now on: there is no room, or they
+        did not come `whole`. What was seen already is dropped."""
         if self.paused or changes.revision < self.next or self.failure is not None:
             return True
         if not whole or (self._kept and self._bytes + size > BUFFER_BYTES):
@@ -180,7 +180,7 @@ class Watch:
         return True
 
     def reached(self, following: int) -> None:
-        """Everything below a revision was seen."""
+        """Count everything below a revision as seen."""
         if self.paused or following <= self.next:
             return
         self.next = following
@@ -236,7 +236,7 @@ class Stream:
         self._change()
 
     def unwant(self, watch: Watch) -> None:
-        """Nobody reads it any more."""
+        """Drop a watch that nobody reads any more."""
         self.watches.pop(watch.number, None)
         self._stop(watch.number)
         if not self.watches:
@@ -270,7 +270,7 @@ class Stream:
             self._busy = False
 
     def _rows(self) -> list[tuple[Any, ...]]:
-        """Some of the watches that are to be added, as they travel; the server has them then."""
+        """Return some of the watches that are to be added, as they travel; the server has them then."""
         rows: list[tuple[Any, ...]] = []
         size = 0
         for number in list(self._add)[:ADD_MAX]:
@@ -290,7 +290,7 @@ class Stream:
         return Call(method, of_kind(arguments, "kv"), plain, group=group, nodes=nodes, pinned=pinned, kind="kv")
 
     async def run(self) -> None:
-        """A task: keep the stream open until nobody watches."""
+        """Keep the stream open until nobody watches: a task."""
         yard = self.kv.yard
         retry = Retry(math.inf, yard.chance, self.node is not None)
         while self.watches:
@@ -432,7 +432,7 @@ class Watcher:
 
     @asynccontextmanager
     async def open(self, flow: Flow, node: int | None) -> AsyncIterator[Watch]:
-        """A watch, while the block lasts."""
+        """Open a watch, while the block lasts."""
         stream = self._streams.get(node)
         if stream is None or not stream.watches:
             stream = self._streams[node] = Stream(self.kv, node)

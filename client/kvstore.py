@@ -37,16 +37,16 @@ class Driver(Protocol):
     """What a store has to do. Raises whatever its connection raises."""
 
     def read(self, key: bytes) -> bytes | None:
-        """A value, None if the key is not there."""
+        """Return a value, None if the key is not there."""
 
     def list(self, prefix: bytes) -> list[bytes]:
-        """The keys that begin with `prefix`, in order."""
+        """Return the keys that begin with `prefix`, in order."""
 
     def write(self, key: bytes, value: bytes | None) -> None:
         """Set a key, or delete it."""
 
     def follow(self, key: bytes, prefix: bool, stop: threading.Event) -> Iterator[Seen]:
-        """Changes from the call on (not from the first `next`), for ever, until `stop` is set."""
+        """Yield changes from the call on (not from the first `next`), for ever, until `stop` is set."""
 
     def close(self) -> None:
         """Let go of connections."""
@@ -83,7 +83,7 @@ class Watch:
         return self._thread.is_alive() and not self.stop.is_set()
 
     def close(self) -> None:
-        """No callback begins after this, unless it is called from one."""
+        """End the watch: no callback begins after this, unless it is called from one."""
         self.stop.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)
@@ -140,7 +140,7 @@ class MemoryDriver:
         return walk()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to let go of."""
 
 
 class NativeDriver:
@@ -215,15 +215,15 @@ class KVStore:
         return self._driver
 
     def read(self, key: Key) -> bytes | None:
-        """A value, None if the key is not there."""
+        """Return a value, None if the key is not there."""
         return self.driver.read(bytes_of(key))
 
     def exists(self, key: Key) -> bool:
-        """Whether the key is there."""
+        """Return whether the key is there."""
         return self.read(key) is not None
 
     def list(self, prefix: Key = b"") -> list[bytes]:
-        """The keys that begin with `prefix`, in order."""
+        """Return the keys that begin with `prefix`, in order."""
         return self.driver.list(prefix.encode() if isinstance(prefix, str) else prefix)
 
     def write(self, key: Key, value: Key | None) -> None:
@@ -268,14 +268,14 @@ class KVStore:
             raise BadRequest(f"no driver {driver!r}; there are: memory, native, etcd")
 
     def kvread(self, key: Key, callback: Callback | None = None) -> bytes | Literal[False] | None:
-        """The value, None if the key is not there, False on failure; `callback` is called with it before."""
+        """Return the value, None if the key is not there, False on failure; `callback` is called with it before."""
         value: bytes | Literal[False] | None = self._try(lambda: self.read(key))
         if value is not False and callback is not None:
             callback(bytes_of(key), value)
         return value
 
     def kvwrite(self, key: Key, value: Key | None, callback: Callback | None = None) -> bool:
-        """Whether it was written; `callback` is called before."""
+        """Return whether it was written; `callback` is called before."""
         if self._try(lambda: self.write(key, value)) is False:
             return False
         if callback is not None:
@@ -283,7 +283,7 @@ class KVStore:
         return True
 
     def kvwatch(self, key: Key, callback: Callback, *, prefix: bool = False) -> Watch | Literal[False]:
-        """The watch, False on failure."""
+        """Return the watch, False on failure."""
         found: Watch | Literal[False] = self._try(lambda: self.watch(key, callback, prefix=prefix))
         return found
 
@@ -298,7 +298,7 @@ class KVStore:
 
 
 def bytes_of(key: Key) -> bytes:
-    """A key's bytes; raises `BadRequest` for an empty one."""
+    """Return a key's bytes; raise `BadRequest` for an empty one."""
     if not key:
         raise BadRequest("a key is not empty")
     return key.encode() if isinstance(key, str) else key

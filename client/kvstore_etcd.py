@@ -101,7 +101,7 @@ class EtcdDriver:
                 stop.wait(RETRY_S)
 
     def _messages(self, asked: dict[str, Any], start: int) -> Iterator[tuple[int, Changes]]:
-        """Of each message the last revision, and key and value of each event."""
+        """Yield of each message the last revision, and key and value of each event."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=WATCH_S)
         try:
             body = json.dumps({"create_request": {**asked, "start_revision": str(start), "progress_notify": True}})
@@ -139,7 +139,7 @@ class EtcdDriver:
         return found
 
     def close(self) -> None:
-        """Nothing is kept open between calls."""
+        """Do nothing: nothing is kept open between calls."""
 
 
 def _change(event: dict[str, Any]) -> tuple[bytes, bytes | None]:

@@ -67,7 +67,7 @@ class Batch(Frame):
         return self.serial < other.serial
 
     def encoded(self) -> list[Buffer]:
-        """The frame's buffers; encoded once, kept until answered."""
+        """Return the frame's buffers; encoded once, kept until answered."""
         if self.frame is None:
             self.frame = self.encode(self.numbers.session if self.numbers is not None else 0, self.sequence)
             # Joined by now: holding the pieces as well would double the memory.
@@ -87,17 +87,17 @@ class Batch(Frame):
             self.frame = renumbered(self.frame, numbers.session, self.sequence)
 
     def answered(self, kind: int, status: int, data: Buffer) -> None:
-        """The server's answer to this frame."""
+        """Take the server's answer to this frame."""
         if kind != REPLIES:
             raise ProtocolError("a command is answered in a REPLIES frame")
         self.lane.answered(self, status, data)
 
     def cut(self, error: LogyardError) -> None:
-        """The connection ended before the answer came."""
+        """Take note that the connection ended before the answer came."""
         self.lane.cut(self, error)
 
     def finish(self, error: LogyardError | None) -> None:
-        """Done: tell whoever waits."""
+        """Finish, and tell whoever waits."""
         self.error = error
         self.done = True
         self.frame = None
@@ -228,14 +228,14 @@ class Lane:
         return batch
 
     def close(self) -> None:
-        """No further record joins the open batch."""
+        """Close the open batch: no further record joins it."""
         if self.open is not None:
             if self.open.table:
                 self.queue.append(self.open)
             self.open = None
 
     def take(self, now: float) -> list[Batch]:
-        """The batches to send now, oldest first; they count as under way."""
+        """Return the batches to send now, oldest first; they count as under way."""
         if now < self.held_until or (self.recovering and self.sent):
             return []
         self.recovering = False
@@ -253,7 +253,8 @@ class Lane:
         return taken
 
     def _numbered(self, batch: Batch) -> bool:
-        """Whether a batch has its number, or has got it now, or is finished because it can't have another one."""
+        """Return whether a batch has its number, or has got it now, or is finished because it can't have another
+        one."""
         numbers = self.numbers
         if batch.numbers is not None:
             if batch.numbers is numbers:
@@ -267,13 +268,13 @@ class Lane:
         return True
 
     def blind(self, batch: Batch) -> None:
-        """A batch that is never answered was sent: that is all there is to know."""
+        """Finish a batch that is never answered, as it was sent: that is all there is to know."""
         if not batch.done:
             del self.sent[batch.serial]
             self._finish(batch, None)
 
     def answered(self, batch: Batch, status: int, data: Buffer) -> None:
-        """The answer to a batch under way."""
+        """Take the answer to a batch under way."""
         if batch.done:
             return
         error = error_of(wire.unpack(data)) if status else None
@@ -294,7 +295,8 @@ class Lane:
             self.kick(self)
 
     def cut(self, batch: Batch, error: LogyardError) -> None:
-        """The connection ended under a batch: its outcome is unknown, and it is sent again unless told otherwise."""
+        """Take note that the connection ended under a batch: its outcome is unknown, and it is sent again unless told
+        otherwise."""
         if batch.done:
             return
         del self.sent[batch.serial]
@@ -324,7 +326,7 @@ class Lane:
         self._again(batch, error)
 
     def _renew(self, batch: Batch, error: LogyardError) -> None:
-        """The session is of no more use: a frame that can't have been applied moves to another one."""
+        """Move a frame that can't have been applied to another session: its own is of no more use."""
         numbers = batch.numbers
         assert numbers is not None
         if self.numbers is numbers:
@@ -377,7 +379,7 @@ class Lane:
         return outcome(found, batch.ambiguous, self.name)
 
     def troubled(self, error: LogyardError) -> None:
-        """What stands in the way of everything that waits: said when its time is over."""
+        """Note what stands in the way of everything that waits: said when its time is over."""
         self.close()
         for batch in self.queue:
             batch.trouble = error

@@ -26,13 +26,13 @@ class Stream(Protocol):
     """What a link needs of a connected socket."""
 
     def recv_into(self, buffer: memoryview) -> Awaitable[int]:
-        """Bytes received; 0 at the end."""
+        """Return the bytes received; 0 at the end."""
 
     def sendmsg(self, buffers: list[Buffer]) -> Awaitable[int]:
-        """Bytes sent."""
+        """Return the bytes sent."""
 
     def close(self) -> None:
-        """Wakes both with an error."""
+        """Wake both with an error."""
 
 
 Dial: TypeAlias = Callable[[str, int], Awaitable[Stream]]
@@ -46,13 +46,13 @@ class Owner(Protocol):
     dial: Dial
 
     def clock(self) -> float:
-        """Now, in seconds."""
+        """Return now, in seconds."""
 
     def opened(self, link: Link) -> None:
-        """It greeted its server."""
+        """Take note that a link greeted its server."""
 
     def lost(self, link: Link) -> None:
-        """It died."""
+        """Take note that a link died."""
 
 
 class Bell:
@@ -71,7 +71,7 @@ class Bell:
             self._lot.unpark_all()
 
     async def wait(self) -> None:
-        """Until rung."""
+        """Wait until rung."""
         if not self._rung:
             await self._lot.park()
         self._rung = False
@@ -192,12 +192,12 @@ class Link:
     async def call(
         self, method: str, arguments: dict[str, object], deadline: float, pushed: Pushed | None = None
     ) -> tuple[Any, bool]:
-        """(value, was cut): raises what the server answered, or `Unknown` when it did not answer in time. `pushed`
-        gets what the server sends meanwhile."""
+        """Return (value, was cut); raise what the server answered, or `Unknown` when it did not answer in time.
+        `pushed` gets what the server sends meanwhile."""
         return await self._ask(lambda answer: self.channel.call(method, arguments, answer), method, deadline, pushed)
 
     async def command(self, uid: int, frame: list[Buffer], deadline: float) -> tuple[Any, bool]:
-        """(reply, was cut) of one command frame; raises as `call`."""
+        """Return (reply, was cut) of one command frame; raise as `call`."""
         return await self._ask(lambda answer: self.channel.append(uid, frame, answer), "a command", deadline)
 
     async def _ask(

@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 def flags_of(reply: str, priority: str, exactly_once: bool = True, reply_from: int | None = None) -> int:
-    """The wire's flags of an append. Raises `BadRequest`."""
+    """Return the wire's flags of an append. Raises `BadRequest`."""
     if reply not in REPLIES or priority not in PRIORITIES:
         raise BadRequest(f"reply is one of {', '.join(REPLIES)}, priority one of {', '.join(PRIORITIES)}")
     if reply_from is not None and (reply != "consensus" or not exactly_once):
@@ -62,15 +62,15 @@ class Bounds(NamedTuple):
 
 
 def offsets_of(first: int, count: int) -> range:
-    """The offsets that an append's reply names; empty for `NO_OFFSET`."""
+    """Return the offsets that an append's reply names; empty for `NO_OFFSET`."""
     return range(0) if first == NO_OFFSET else range(first, first + count)
 
 
 def consistency_of(
     node: int | None, consistency: str | None, staleness: float | None = None, default: str = "leader"
 ) -> str:
-    """The consistency of a read: what was asked for, else ``local`` from a chosen member and `default` otherwise.
-    ``bounded`` goes with a `staleness` in seconds, and only with that."""
+    """Return the consistency of a read: what was asked for, else ``local`` from a chosen member and `default`
+    otherwise. ``bounded`` goes with a `staleness` in seconds, and only with that."""
     if consistency is None and staleness is None:
         return default if node is None else "local"
     found = "bounded" if consistency is None else consistency
@@ -85,7 +85,7 @@ def consistency_of(
 def read_call(
     method: str, name: str, node: int | None, arguments: dict[str, object], decode: Any, kind: str = "log"
 ) -> Call[Any]:
-    """A read of group `name`, pinned to `node` or for its leader; "" for a group of any kind."""
+    """Return a read of group `name`, pinned to `node` or for its leader; "" for a group of any kind."""
     arguments["name"] = name
     nodes = () if node is None else (node,)
     return Call(method, arguments, decode, group=name, nodes=nodes, pinned=node is not None, kind=kind)
@@ -104,8 +104,9 @@ def poll_call(
     since: int | None = None,
     uid: int = 0,
 ) -> Call[Page]:
-    """One poll: records from `offset` on (-1: behind the last), at least one if any, bounded by both limits. `since`
-    (ms since 1970): instead from the first one stamped then or later. `uid`: of the log of that name with this uid."""
+    """Return a call for one poll: records from `offset` on (-1: behind the last), at least one if any, bounded by both
+    limits. `since` (ms since 1970): instead from the first one stamped then or later. `uid`: of the log of that name
+    with this uid."""
     if offset < LATEST or max_records < 0 or max_bytes < 0 or wait < 0:
         raise BadRequest("offsets, limits and waits are not negative (an offset of -1 is behind the last record)")
 
@@ -143,8 +144,8 @@ class Encoded(NamedTuple):
 
 
 def body_call(name: str, offset: int, start: int, stop: int, node: int | None, stored: bool = False) -> Call[Any]:
-    """One range of a record's body: bytes `start` up to `stop`, shorter at its end; or `Encoded`, unless the `stored`
-    bytes are asked for."""
+    """Return a call for one range of a record's body: bytes `start` up to `stop`, shorter at its end; or `Encoded`,
+    unless the `stored` bytes are asked for."""
     if offset < 0 or not 0 <= start <= stop:
         raise BadRequest("a body's range is not negative and not backwards")
     arguments: dict[str, object] = {"offset": offset, "start": start, "stop": stop}
@@ -162,7 +163,7 @@ def body_call(name: str, offset: int, start: int, stop: int, node: int | None, s
 def body_steps(
     name: str, offset: int, start: int, stop: int, node: int | None
 ) -> Generator[Call[Any] | Buffer, Any, None]:
-    """Bytes start..stop of a body: yields calls, whose answers are to be sent in, and between them the bytes."""
+    """Yield calls, whose answers are to be sent in, and between them the bytes start..stop of a body."""
     for first, end in ranges(start, max(start, stop)):
         answer = yield body_call(name, offset, first, end, node)
         if isinstance(answer, Encoded):
@@ -184,7 +185,7 @@ def body_steps(
 def latest_call(
     name: str, node: int | None, consistency: str | None, staleness: float | None = None, uid: int = 0
 ) -> Call[Bounds]:
-    """The log's bounds: behind nothing that was acknowledged, unless something less is asked for."""
+    """Return a call for the log's bounds: behind nothing that was acknowledged, unless something less is asked for."""
     arguments: dict[str, object] = {"consistency": consistency_of(node, consistency, staleness, "linearizable")}
     if staleness is not None:
         arguments["staleness_s"] = staleness
@@ -195,7 +196,7 @@ def latest_call(
 
 
 def of_kind(arguments: dict[str, object], kind: str) -> dict[str, object]:
-    """Arguments of a call that any machine answers, for a server to look at what the group is."""
+    """Return arguments of a call that any machine answers, for a server to look at what the group is."""
     return {**arguments, "kind": kind} if kind else arguments
 
 
@@ -211,12 +212,12 @@ def close_call(name: str, session: int) -> Call[Any]:
 
 
 def wait_of(patience: float) -> float:
-    """How long a server is asked to wait for a caller with so much patience: its answer shall come in time."""
+    """Return how long a server is asked to wait for a caller with so much patience: its answer shall come in time."""
     return max(0.0, min(patience - ANSWER_S, POLL_WAIT_S))
 
 
 def reply_call(name: str, session: int, sequence: int, node: int, wait: float) -> Call[bytes]:
-    """What came of a session's frame, asked of one member."""
+    """Return a call that asks one member what came of a session's frame."""
     arguments: dict[str, object] = {"session": session, "sequence": sequence, "wait_s": wait_of(wait)}
     call: Call[bytes] = read_call("session_reply", name, node, arguments, bytes, "")
     return call
@@ -251,14 +252,15 @@ def query_call(
 
 
 def truncate_call(name: str, before: int) -> Call[int]:
-    """Truncation: the leader looks up where the record at `before` lies and commits that."""
+    """Return a call that truncates: the leader looks up where the record at `before` lies and commits that."""
     if before < 0:
         raise BadRequest(f"an offset is not negative: {before}")
     return Call("truncate", {"name": name, "before": before}, int, group=name, kind="log")
 
 
 def seek_call(name: str, since: int, node: int | None) -> Call[int]:
-    """The first offset stamped at `since` (ms since 1970) or later, or the log's end; of a member, or the leader."""
+    """Return a call for the first offset stamped at `since` (ms since 1970) or later, or the log's end; of a member, or
+    the leader."""
     nodes = () if node is None else (node,)
 
     def decode(value: Any) -> int:
@@ -272,7 +274,7 @@ def seek_call(name: str, since: int, node: int | None) -> Call[int]:
 
 
 def retain_call(name: str, age_s: float, size: int, records: int) -> Call[int]:
-    """Limits on what a log keeps; 0 is none."""
+    """Return a call that limits what a log keeps; 0 is no limit."""
     if age_s < 0 or size < 0 or records < 0:
         raise BadRequest("limits are not negative; 0 is no limit")
     arguments: dict[str, object] = {"name": name, "ms": round(age_s * 1000), "bytes": size, "records": records}
@@ -280,7 +282,7 @@ def retain_call(name: str, age_s: float, size: int, records: int) -> Call[int]:
 
 
 def producer_call(name: str, producer: int) -> Call[int]:
-    """The highest sequence that a producer has written."""
+    """Return a call for the highest sequence that a producer has written."""
     return Call("producer", {"name": name, "producer": producer}, int, group=name, kind="log")
 
 
@@ -304,6 +306,6 @@ def epoch_state_call(name: str, producer: int) -> Call[tuple[int, int, bool] | N
 
 
 def ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The ranged reads that a longer range of a body is made of."""
+    """Yield the ranged reads that a longer range of a body is made of."""
     for at in range(start, stop, BODY_BYTES):
         yield at, min(stop, at + BODY_BYTES)

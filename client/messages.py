@@ -47,7 +47,7 @@ Received: TypeAlias = Message | Delivered
 
 
 def decode_push(header: Any, data: memoryview) -> Received | None:
-    """What a PUSH carries, None for a sign of life; raises `ProtocolError`."""
+    """Return what a PUSH carries, None for a sign of life; raises `ProtocolError`."""
     try:
         kind, index = header["kind"], header["index"]
         if kind == "message":
@@ -106,8 +106,9 @@ class Session:
     async def command(
         self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"", timeout: float | None = None
     ) -> bytes:
-        """The machine's reply to a command with one record, which is applied exactly once; at most 64 of a session are
-        under way. Raises what the machine refused it with, `SessionExpired`, or `Unknown` after `timeout` seconds."""
+        """Return the machine's reply to a command with one record, which is applied exactly once; at most 64 of a
+        session are under way. Raises what the machine refused it with, `SessionExpired`, or `Unknown` after `timeout`
+        seconds."""
         numbers = self._numbers
         while not numbers.room:
             await self._room.park()
@@ -122,8 +123,8 @@ class Session:
             self._room.unpark_all()
 
     async def messages(self) -> AsyncIterator[Received]:
-        """What comes, until the session is closed. Raises `SessionExpired`, `UnknownGroup` ... when it ended otherwise,
-        after what had come before."""
+        """Yield what comes, until the session is closed. Raises `SessionExpired`, `UnknownGroup` ... when it ended
+        otherwise, after what had come before."""
         while True:
             while self._kept:
                 size, received = self._kept.popleft()
@@ -148,7 +149,7 @@ class Session:
         self._lot.unpark_all()
 
     async def listen(self) -> None:
-        """A task: listens at whoever leads, until the session ends."""
+        """Listen at whoever leads, until the session ends: a task."""
         call = call_leader("session_listen", self.name, idempotent=True, session=self.id)
         with self._scope:
             try:

@@ -80,7 +80,7 @@ class Network(AdminVerbs):
     # The life of the client.
 
     async def serve(self) -> None:
-        """All tasks; runs until cancelled. Nothing is answered any more then, so nothing is asked."""
+        """Run all tasks until cancelled. Nothing is answered any more then, so nothing is asked."""
         try:
             async with self.runtime.nursery() as nursery:
                 self._nursery = nursery
@@ -92,7 +92,7 @@ class Network(AdminVerbs):
             self.close()
 
     async def first_contact(self) -> None:
-        """Until one of the servers has answered; raises when none does in time."""
+        """Wait until one of the servers has answered; raise when none does in time."""
         await self._started.wait()
         retry = Retry(self.clock() + self.timeout, self.chance, False)
         while True:
@@ -130,11 +130,11 @@ class Network(AdminVerbs):
         return name in self.routes.compressed if name in self.routes.groups else None
 
     async def nodes(self) -> list[int]:
-        """The nodes whose addresses are known."""
+        """Return the nodes whose addresses are known."""
         return sorted(self.routes.addresses)
 
     async def ask(self, address: tuple[str, int], method: str, arguments: dict[str, object], deadline: float) -> None:
-        """One call to one server, once; raises what stands in its way."""
+        """Ask one server once; raise what stands in its way."""
         link = await self._ready(self._dial(0, address), deadline)
         await link.call(method, arguments, deadline)
 
@@ -146,7 +146,7 @@ class Network(AdminVerbs):
         return self._lanes.values()
 
     def lane(self, name: str, kind: type[Lane] = Lane) -> Lane:
-        """The pipeline of a group; `kind`: what its machine's commands need."""
+        """Return the pipeline of a group; `kind`: what its machine's commands need."""
         lane = self._lanes.get((name, kind.kind))
         if lane is None:
             lane = self._lanes[name, kind.kind] = kind(
@@ -208,7 +208,7 @@ class Network(AdminVerbs):
             self._freed.unpark_all()
 
     async def freed(self) -> None:
-        """Until some append is finished."""
+        """Wait until some append is finished."""
         await self._freed.park()
 
     async def room(self) -> None:
@@ -221,7 +221,7 @@ class Network(AdminVerbs):
     # Links.
 
     def _link(self, node: int) -> Link | None:
-        """A link to a node, open or opening; None while its address is unknown or it was found down just now."""
+        """Return a link to a node, open or opening; None while its address is unknown or it was found down just now."""
         address = self.routes.addresses.get(node)
         if address is None:
             return None
@@ -250,11 +250,11 @@ class Network(AdminVerbs):
         return link
 
     def opened(self, link: Link) -> None:
-        """A link greeted its server."""
+        """Take note that a link greeted its server."""
         self._down.pop(link.address, None)
 
     def lost(self, link: Link) -> None:
-        """A link died: its requests are cut, its lanes find another way."""
+        """Take note that a link died: its requests are cut, its lanes find another way."""
         if self._links.get(link.address) is link:
             del self._links[link.address]
         assert link.failure is not None
@@ -315,7 +315,7 @@ class Network(AdminVerbs):
             found(error)
 
     def _candidates(self) -> list[tuple[str, int]]:
-        """Addresses to ask: open links first, in random order, then the rest."""
+        """Return addresses to ask: open links first, in random order, then the rest."""
         known = list(dict.fromkeys([*self.routes.addresses.values(), *self._unnamed()]))
         self.chance.shuffle(known)
         return sorted(known, key=lambda address: not (address in self._links and self._links[address].open))
@@ -388,8 +388,8 @@ class Network(AdminVerbs):
         raise error
 
     async def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
-        """A session's frame for a group's leader: the machine's reply. Sent again after anything that allows it, for
-        it is applied once. Raises a `LogyardError`."""
+        """Send a session's frame to a group's leader; return the machine's reply. Sent again after anything that allows
+        it, for it is applied once. Raises a `LogyardError`."""
         if self.closed:
             raise LogyardError("the client is closed")
         deadline = self.clock() + (self.timeout if timeout is None else timeout)
@@ -421,7 +421,7 @@ class Network(AdminVerbs):
         await self.runtime.sleep(wait)
 
     async def _target(self, call: Call[T], retry: Retry) -> Link:
-        """An open link to whom the call is for; raises what stands in the way."""
+        """Return an open link to whom the call is for; raise what stands in the way."""
         if call.group and not call.pinned:
             return await self._leader_link(call.group, retry, call.kind)
         known = [self.routes.addresses[node] for node in call.nodes if node in self.routes.addresses]

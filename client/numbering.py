@@ -31,7 +31,7 @@ def content_hash(records: Iterable[tuple[Buffer, Buffer | None]]) -> bytes:
 
 
 def producer_number(name: int | str) -> int:
-    """A producer's number: as given, or made of its name."""
+    """Return a producer's number: as given, or made of its name."""
     if isinstance(name, str):
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") & NUMBER_MAX or 1
@@ -57,7 +57,7 @@ class Numbering:
         self.last = last
 
     def command(self, sequence: int | None) -> bytes:
-        """The command of an append with that sequence, or with the next one."""
+        """Return the command of an append with that sequence, or with the next one."""
         chosen = self.last + 1 if sequence is None else sequence
         if not 0 < chosen <= NUMBER_MAX:
             raise BadRequest("a sequence is a number from 1 up")

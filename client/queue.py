@@ -45,7 +45,7 @@ class Consumes(QueueVerbs):
         dead: bool = False,
         auto: bool = True,
     ) -> AsyncIterator[Consumer]:
-        """``async with queue.consume() as messages: async for message in messages: ...``
+        """Consume: ``async with queue.consume() as messages: async for message in messages: ...``
 
         `prefetch`, `prefetch_bytes`: what is held at most; one message alone may be larger. `auto` False: `prefetch`
         messages come in all, and more only after `credit`. `priority`: higher ones are served first. `lease` (seconds):
@@ -149,11 +149,11 @@ class Consumer(Session):
         self._given = self._known = 0
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages, as long as the consumer lasts. Raises `SessionExpired` ... when it ended by itself."""
+        """Yield messages, as long as the consumer lasts. Raises `SessionExpired` ... when it ended by itself."""
         return self
 
     async def __anext__(self) -> Message:
-        """The next message; waits for one."""
+        """Return the next message; waits for one."""
         while not self._messages:
             if self.failure is not None:
                 raise self.failure.again()
@@ -163,22 +163,23 @@ class Consumer(Session):
         return self._messages.popleft()
 
     async def get(self, wait: float) -> Message | None:
-        """The next message, or None when none comes within `wait` seconds."""
+        """Return the next message, or None when none comes within `wait` seconds."""
         with self._network.runtime.scope(self._network.clock() + wait):
             return await self.__anext__()
         return None
 
     def ack_nowait(self, message: Message, *, multiple: bool = False) -> None:
-        """Done with it, or with everything up to it: sent with others at the end of this turn; `flush` says what came
-        of it."""
+        """Settle a message, which is done with, or everything up to it: sent with others at the end of this turn;
+        `flush` says what came of it."""
         if not self._settles:
             self._wake.unpark_all()
         self._given += 1
         self._settles.add(qw.ACK, message.tag, multiple)
 
     async def ack(self, message: Message, *, multiple: bool = False) -> int:
-        """Done with it, or with everything up to it; returns when a quorum knows, how many messages that were. Raises
-        `NotHeld` when there were none: it is not this consumer's any more, and comes again or was settled before."""
+        """Settle a message, which is done with, or everything up to it; return, when a quorum knows, how many messages
+        that were. Raises `NotHeld` when there were none: it is not this consumer's any more, and comes again or was
+        settled before."""
         return await self._settle(qw.ACK, message, multiple)
 
     async def nack(self, message: Message, *, multiple: bool = False, requeue: bool = True) -> int:
@@ -187,30 +188,31 @@ class Consumer(Session):
         return await self._settle(qw.REQUEUE if requeue else qw.REJECT, message, multiple)
 
     async def reject(self, message: Message) -> int:
-        """A dead letter. Returns and raises as `ack`."""
+        """Make a message a dead letter. Returns and raises as `ack`."""
         return await self.nack(message, requeue=False)
 
     async def extend(self, *messages: Message) -> int:
-        """Their leases begin anew; how many of them are still this consumer's."""
+        """Begin their leases anew; return how many of them are still this consumer's."""
         return qw.count_of(await self.command(qw.extend_command((one.tag, one.tag) for one in messages)))
 
     async def credit(self, messages: int) -> None:
-        """So many more messages (with `auto`: so many at most at a time) may come."""
+        """Let so many more messages (with `auto`: so many at most at a time) come."""
         await self.command(qw.credit_command(messages, self.credit_bytes))
 
     async def flush(self) -> int:
-        """Until everything that `ack_nowait` settled so far is known to a quorum; returns how many messages that were
-        since the last `flush`. Raises `NotHeld` when some were not this consumer's any more, and what stands in the
-        way."""
+        """Wait until everything that `ack_nowait` settled so far is known to a quorum; return how many messages that
+        were since the last `flush`. Raises `NotHeld` when some were not this consumer's any more, and what stands in
+        the way."""
         await self.sent()
         return self.told()
 
     def told(self) -> int:
-        """How many messages `ack_nowait` settled since this was asked last, as far as is known. Raises `NotHeld`."""
+        """Return how many messages `ack_nowait` settled since this was asked last, as far as is known. Raises
+        `NotHeld`."""
         return self._settles.told(self.name)
 
     async def sent(self) -> None:
-        """Until everything that was gathered so far is known to a quorum. Raises what stands in the way."""
+        """Wait until everything that was gathered so far is known to a quorum. Raises what stands in the way."""
         given = self._given
         while self._known < given:
             if self.failure is not None:
@@ -220,7 +222,7 @@ class Consumer(Session):
             raise self.failure.again()
 
     async def _settle(self, what: int, message: Message, multiple: bool) -> int:
-        """A command of its own, so that its answer is about this message."""
+        """Settle a message by a command of its own, so that its answer is about it."""
         if multiple and self._known < self._given:
             # What was gathered counts for itself.
             await self.sent()
@@ -232,7 +234,7 @@ class Consumer(Session):
         return qw.check_held(self.name, count, int(not count))
 
     async def settling(self) -> None:
-        """A task: settles what was gathered meanwhile, and asks for what was lost on the way."""
+        """Settle what was gathered meanwhile, and ask for what was lost on the way: a task."""
         try:
             while not self.closed and self.failure is None:
                 if self._inbox.lost:

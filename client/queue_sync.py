@@ -76,7 +76,8 @@ class Queue(FramedQueue):
         dead: bool = False,
         auto: bool = True,
     ) -> Iterator[Consumer]:
-        """``with queue.consume() as messages: for message in messages: ...``; options as `queue.Queue.consume`."""
+        """Consume: ``with queue.consume() as messages: for message in messages: ...``; options as
+        `queue.Queue.consume`."""
         command = qw.attach_command(prefetch, prefetch_bytes, priority, lease, dead, auto)
         consumer = Consumer(self.yard, self.name, prefetch, prefetch_bytes)
         try:
@@ -122,12 +123,13 @@ class Consumer:
         self._thread.start()
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages, as long as the consumer lasts. Raises `SessionExpired` ... when it ended by itself."""
+        """Yield messages, as long as the consumer lasts. Raises `SessionExpired` ... when it ended by itself."""
         while (message := self.get(None)) is not None:
             yield message
 
     def get(self, wait: float | None) -> Message | None:
-        """The next message; None when none comes within `wait` seconds (None: for ever), or the consumer is closed."""
+        """Return the next message; None when none comes within `wait` seconds (None: for ever), or the consumer is
+        closed."""
         deadline = None if wait is None else time.monotonic() + wait
         while True:
             with self._changed:
@@ -149,8 +151,8 @@ class Consumer:
             self.send()
 
     def ack(self, message: Message, *, multiple: bool = False) -> None:
-        """Done with it, or with everything up to it. It is gathered, as `nack` and `reject` are: `flush` sends it, and
-        says whether the message was still this consumer's; leaving says it at the latest."""
+        """Settle a message, which is done with, or everything up to it. It is gathered, as `nack` and `reject` are:
+        `flush` sends it, and says whether the message was still this consumer's; leaving says it at the latest."""
         self._settle(qw.ACK, message, multiple)
 
     def nack(self, message: Message, *, multiple: bool = False, requeue: bool = True) -> None:
@@ -158,30 +160,30 @@ class Consumer:
         self._settle(qw.REQUEUE if requeue else qw.REJECT, message, multiple)
 
     def reject(self, message: Message) -> None:
-        """A dead letter."""
+        """Make a message a dead letter."""
         self.nack(message, requeue=False)
 
     def extend(self, *messages: Message) -> int:
-        """Their leases begin anew; how many of them are still this consumer's."""
+        """Begin their leases anew; return how many of them are still this consumer's."""
         return qw.count_of(self.command(qw.extend_command((one.tag, one.tag) for one in messages)))
 
     def credit(self, messages: int) -> None:
-        """So many more messages (with `auto`: so many at most at a time) may come."""
+        """Let so many more messages (with `auto`: so many at most at a time) come."""
         self.command(qw.credit_command(messages, self.credit_bytes))
 
     def flush(self) -> int:
-        """Until everything that was settled so far is known to a quorum; returns how many messages that were since the
-        last `flush`. Raises `NotHeld` when some were not this consumer's any more, and what stands in the way."""
+        """Wait until everything that was settled so far is known to a quorum; return how many messages that were since
+        the last `flush`. Raises `NotHeld` when some were not this consumer's any more, and what stands in the way."""
         self.send()
         return self.told()
 
     def told(self) -> int:
-        """How many messages were settled since this was asked last, as far as is known. Raises `NotHeld`."""
+        """Return how many messages were settled since this was asked last, as far as is known. Raises `NotHeld`."""
         with self._changed:
             return self._settles.told(self.name)
 
     def send(self) -> None:
-        """Until everything that was gathered so far is known to a quorum. Raises what stands in the way."""
+        """Wait until everything that was gathered so far is known to a quorum. Raises what stands in the way."""
         with self._changed:
             self._check()
             commands, self._count = self._settles.take(), 0
@@ -203,7 +205,7 @@ class Consumer:
             raise self.failure.again()
 
     def command(self, command: bytes) -> bytes:
-        """One command of this consumer's session, exactly once."""
+        """Send one command of this consumer's session, exactly once; return its reply."""
         with self._changed:
             while not self._numbers.room:
                 self._changed.wait()

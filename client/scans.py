@@ -49,7 +49,8 @@ class Scan(NamedTuple):
 
 
 def logs_call(node: int, after: str = "", names: Sequence[str] | None = None, limit: int = LOG_ROWS) -> Call[Any]:
-    """The append logs of a node behind the name `after` (of `names`), by name; a full answer has more behind it."""
+    """Return a call for the append logs of a node behind the name `after` (of `names`), by name; a full answer has more
+    behind it."""
     arguments: dict[str, object] = {"after": after or " ", "limit": limit}
     if names is not None:
         arguments["names"] = list(names)
@@ -63,8 +64,8 @@ def _log_rows(value: Any) -> list[LogRow]:
 def scan_call(
     nodes: Sequence[int], ranges: Iterable[Range], *, max_bytes: int, max_records: int, body_bytes: int | None
 ) -> Call[Scan]:
-    """Records of `ranges`, in their order, up to about `max_bytes`; at least one. The first of `nodes` that can be
-    reached answers. `body_bytes`: bodies up to that size come along, None: none is read at all."""
+    """Return a call for records of `ranges`, in their order, up to about `max_bytes`; at least one. The first of
+    `nodes` that can be reached answers. `body_bytes`: bodies up to that size come along, None: none is read at all."""
 
     def decode(value: Any) -> Scan:
         header, data = value
@@ -87,7 +88,8 @@ def _outcome(following: int, start: int, end: int, uid: int, error: Any) -> Outc
 
 
 def seek_call(nodes: Sequence[int], times: Iterable[tuple[str, int, int]]) -> Call[Any]:
-    """For each (log, uid, ms since 1970) the first offset stamped at or after it, or the log's end; or why not."""
+    """Return a call for the first offset, of each (log, uid, ms since 1970), stamped at or after it, or the log's end;
+    or why not."""
 
     def decode(value: Any) -> list[int | LogyardError]:
         return [one if isinstance(one, int) else error_of(one) for one in value]
@@ -118,7 +120,8 @@ class AuditStep(NamedTuple):
 
 
 def audit_call(node: int, name: str, uid: int, index: int, offset: int, max_bytes: int) -> Call[AuditStep]:
-    """A step of an audit of the member of group `name` on `node`, from entry `index` on (0: the first)."""
+    """Return a call for a step of an audit of the member of group `name` on `node`, from entry `index` on (0: the
+    first)."""
 
     def decode(value: Any) -> AuditStep:
         try:

@@ -22,7 +22,7 @@ RENEW = (EXPIRED, OUT_OF_WINDOW)
 
 
 def new_number() -> int:
-    """A session's or a client's: nobody else draws it."""
+    """Return a session's or a client's number: nobody else draws it."""
     return random.SystemRandom().getrandbits(NUMBER_BITS) | 1
 
 
@@ -42,14 +42,14 @@ class Sequences:
         return not self.open or self.last + 1 - min(self.open) < WINDOW
 
     def next(self) -> int:
-        """The number of another frame."""
+        """Return the number of another frame."""
         assert self.room
         self.last += 1
         self.open.add(self.last)
         return self.last
 
     def done(self, sequence: int) -> None:
-        """A frame is finished, whatever came of it."""
+        """Take note that a frame is finished, whatever came of it."""
         self.open.discard(sequence)
 
 
@@ -58,7 +58,7 @@ STRUCK = "refusal"
 
 
 def expired(name: str, refusal: str = EXPIRED) -> SessionExpired:
-    """What becomes of a frame that was perhaps applied before its session ended."""
+    """Return what becomes of a frame that was perhaps applied before its session ended."""
     return SessionExpired(
         f"{name}: the session ended while this was under way: it may or may not have happened; look, then do it again",
         **{STRUCK: refusal},
@@ -66,7 +66,7 @@ def expired(name: str, refusal: str = EXPIRED) -> SessionExpired:
 
 
 def final(name: str, error: LogyardError) -> LogyardError:
-    """A refusal as its caller shall see it."""
+    """Return a refusal as its caller shall see it."""
     if error.code == STALE:
         return Unknown(f"{name}: it was applied or refused long ago, and its answer is not kept any more")
     return error

@@ -41,7 +41,7 @@ ATTEMPT_S = 0.05
 
 
 def backoff(failures: int, chance: random.Random) -> float:
-    """Seconds until the next try after so many failures: doubled each time, bounded, and with jitter."""
+    """Return the seconds until the next try after so many failures: doubled each time, bounded, and with jitter."""
     delay: float = min(BACKOFF_LAST, BACKOFF_FIRST * 2 ** min(failures, 10))
     return delay * (0.5 + chance.random())
 
@@ -52,7 +52,8 @@ UNIX = "unix:"
 
 @contextmanager
 def unix_target(host: str) -> Iterator[str]:
-    """What to connect to for "unix:PATH": a socket's own address is short, the way through a descriptor always is."""
+    """Yield what to connect to for "unix:PATH": a socket's own address is short, the way through a descriptor always
+    is."""
     path = host.removeprefix(UNIX)
     directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -62,7 +63,7 @@ def unix_target(host: str) -> Iterator[str]:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """("host", port) of "host:port" or "[host]:port", ("unix:PATH", 0) of "unix:PATH"; raises `BadRequest`."""
+    """Return ("host", port) of "host:port" or "[host]:port", ("unix:PATH", 0) of "unix:PATH"; raise `BadRequest`."""
     if text.startswith(UNIX) and len(text) > len(UNIX):
         return text, 0
     host, colon, port = text.rpartition(":")
@@ -79,10 +80,10 @@ class Completion(Protocol):
     """What waits for an answer."""
 
     def answered(self, kind: int, status: int, data: Buffer) -> None:
-        """The frame type (REPLIES, RESULT, ERROR, DATA), an item's status, and the bytes."""
+        """Take the frame type (REPLIES, RESULT, ERROR, DATA), an item's status, and the bytes."""
 
     def cut(self, error: LogyardError) -> None:
-        """The connection ended before an answer came."""
+        """Take note that the connection ended before an answer came."""
 
 
 class Answer:
@@ -113,7 +114,7 @@ class Answer:
         self._finish()
 
     def cut(self, error: LogyardError) -> None:
-        """The connection ended."""
+        """Take note that the connection ended."""
         self.error, self.was_cut = error, True
         self._finish()
 
@@ -195,7 +196,7 @@ class Channel:
         self.pending.pop(request, None)
 
     def cut(self, error: LogyardError) -> None:
-        """The connection ended: everything open is told so."""
+        """Tell everything open that the connection ended."""
         pending, self.pending = self.pending, {}
         for completion in pending.values():
             completion.cut(error)
@@ -220,7 +221,8 @@ class Routes:
         self.asked = 0
 
     def greeted(self, hello: wire.Hello, address: tuple[str, int]) -> None:
-        """A server introduced itself at `address`; raises `WrongIdentity` when it is of another cluster."""
+        """Take note that a server introduced itself at `address`; raise `WrongIdentity` when it is of another
+        cluster."""
         if self.cluster is None:
             self.cluster = hello.cluster
         elif self.cluster != hello.cluster:
@@ -243,7 +245,8 @@ class Routes:
                 self.kinds.pop(name, None)
 
     def leader(self, name: str, kind: str = "") -> int:
-        """The node that leads a group as far as is known, or 0: also where what has that name was of another kind."""
+        """Return the node that leads a group as far as is known, or 0: also where what has that name was of another
+        kind."""
         if name not in self.groups or (kind and self.kinds.get(name, kind) != kind):
             return 0
         return self.groups[name][1]
@@ -255,26 +258,27 @@ class Routes:
             raise WrongKind(name, found, kind)
 
     def spread(self, call: Call[T], chance: random.Random) -> Call[T]:
-        """A read with a bound on its age that names no node: for any member of its group, not only the leader."""
+        """Return a read with a bound on its age that names no node for any member of its group, not only the leader."""
         if "staleness_s" not in call.arguments or call.pinned or call.group not in self.groups:
             return call
         members = self.groups[call.group][2]
         return replace(call, group="", nodes=tuple(chance.sample(members, len(members))))
 
     def stumbled(self, name: str, error: LogyardError) -> None:
-        """A request to the leader failed: forget it, unless it is the right one and merely busy."""
+        """Forget the leader, at which a request failed, unless it is the right one and merely busy."""
         if name in self.groups and error.retry != "same_session":
             uid, _, members = self.groups[name]
             self.groups[name] = (uid, error.leader if isinstance(error, NotLeader) else 0, members)
 
 
 def unreachable(address: tuple[str, int], why: object) -> LogyardError:
-    """No connection to a server: nothing was sent, another one may do."""
+    """Return the error of no connection to a server: nothing was sent, another one may do."""
     return LogyardError(f"cannot reach {address[0]}:{address[1]}: {why}", retry="elsewhere")
 
 
 def not_secured(address: tuple[str, int], why: object) -> LogyardError:
-    """No TLS with a server. Another one may do, but asking again and again will not: see `Retry.after`."""
+    """Return the error of no TLS with a server. Another one may do, but asking again and again will not: see
+    `Retry.after`."""
     return LogyardError(f"no TLS with {address[0]}:{address[1]}: {why}", tls=True, retry="elsewhere")
 
 
@@ -303,7 +307,7 @@ class Retry:
         self.pinned = pinned
 
     def after(self, error: LogyardError, cut: bool, now: float) -> float:
-        """Seconds to wait before the next try; raises the error when there is none."""
+        """Return the seconds to wait before the next try; raise the error when there is none."""
         wanted = 0.0
         if "tls" in error.details and self.failures >= TLS_TRIES:
             # Certificates do not get better by themselves within a caller's patience.

@@ -54,7 +54,7 @@ class Client(Protocol):
         """Send what a lane has."""
 
     def clock(self) -> float:
-        """Now."""
+        """Return now, in seconds."""
 
 
 class SessionKeeper:

@@ -52,7 +52,7 @@ def connect_sync(
     exactly_once: bool = True,
     session_ttl: float = SESSION_TTL_S,
 ) -> Yard:
-    """A client of the cluster that `servers` ("host:port") belong to; one that answers is enough.
+    """Connect a client of the cluster that `servers` ("host:port") belong to; one that answers is enough.
 
     Use it in a ``with`` block or `close` it. `timeout` (seconds) bounds every verb that is not given its own.
     `retry=False`: a cut connection raises `Unknown` for commands whose outcome it hid. `tls`: the files of a client's
@@ -125,13 +125,13 @@ class Yard(AdminVerbs):
                 connection.close()
 
     def log(self, name: str) -> Log:
-        """The append log `name`; nothing is asked until it is used."""
+        """Return the append log `name`; nothing is asked until it is used."""
         if not name:
             raise BadRequest("a log has a name")
         return Log(self, name)
 
     def queue(self, name: str) -> Queue:
-        """The queue `name`; nothing is asked until it is used."""
+        """Return the queue `name`; nothing is asked until it is used."""
         if not name:
             raise BadRequest("a queue has a name")
         return Queue(self, name)
@@ -143,7 +143,7 @@ class Yard(AdminVerbs):
         return Machine(self, name)
 
     def kv(self, name: str) -> KV:
-        """The KV group `name`; nothing is asked until it is used."""
+        """Return the KV group `name`; nothing is asked until it is used."""
         if not name:
             raise BadRequest("a group has a name")
         return KV(self, name)
@@ -153,7 +153,7 @@ class Yard(AdminVerbs):
         return time.monotonic()
 
     def nodes(self) -> list[int]:
-        """The nodes whose addresses are known."""
+        """Return the nodes whose addresses are known."""
         with self._lock:
             return sorted(self._routes.addresses)
 
@@ -198,7 +198,7 @@ class Yard(AdminVerbs):
     def append(
         self, name: str, frame: Frame, timeout: float | None = None, flags: int = 0
     ) -> tuple[bytes, Ticket | None]:
-        """A frame for a group's leader, exactly once where this yard and `flags` (the wire's) allow it.
+        """Send a frame to a group's leader, exactly once where this yard and `flags` (the wire's) allow it.
 
         Returns the machine's reply, and the session and number that the frame had.
         """
@@ -289,7 +289,7 @@ class Yard(AdminVerbs):
         return self._session_ttl
 
     def command(self, name: str, frame: list[Buffer], timeout: float | None = None, flags: int = 0) -> bytes:
-        """A command frame for a group's leader; returns the machine's reply. It is sent again after a cut (unless
+        """Send a command frame to a group's leader; return the machine's reply. It is sent again after a cut (unless
         `retry` is off): at-least-once, unless it has a session's number."""
         return self._command(name, frame, time.monotonic() + (self.timeout if timeout is None else timeout), flags)
 
@@ -393,7 +393,8 @@ class Yard(AdminVerbs):
             return list(dict.fromkeys([*self._idle, *self._routes.addresses.values(), *self._routes.seeds]))
 
     def _leader(self, name: str, retry: Retry, kind: str = "") -> tuple[int, tuple[str, int]]:
-        """(uid, address) of a group's leader: from the cache, else asked of node after node. Raises `WrongKind`."""
+        """Return (uid, address) of a group's leader: from the cache, else asked of node after node. Raises
+        `WrongKind`."""
         with self._lock:
             leader = self._routes.leader(name, kind)
             if leader in self._routes.addresses:

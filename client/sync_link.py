@@ -24,7 +24,7 @@ STALL_S = 10.0
 
 
 def _connect_unix(host: str) -> socket.socket:
-    """A connected socket of "unix:PATH". Raises OSError."""
+    """Return a connected socket of "unix:PATH". Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(CONNECT_S)
@@ -77,14 +77,14 @@ class Connection:
             raise
 
     def call(self, method: str, arguments: dict[str, object], deadline: float) -> Answer:
-        """One question and its answer; an answer that did not come is `was_cut`."""
+        """Ask one question and return its answer; an answer that did not come is `was_cut`."""
         answer = Answer()
         self.channel.call(method, arguments, answer)
         return self._answered(answer, deadline)
 
     def listen(self, method: str, arguments: dict[str, object], pushed: Pushed, each: Callable[[], object]) -> Answer:
-        """A question that is answered only when it is over; meanwhile `pushed` gets what comes, and `each` is called
-        after whatever came (once a second at least). A server that is silent for `STALL_S` is given up."""
+        """Ask a question that is answered only when it is over; meanwhile `pushed` gets what comes, and `each` is
+        called after whatever came (once a second at least). A server that is silent for `STALL_S` is given up."""
         answer = Answer(None, pushed)
 
         def done() -> bool:
@@ -95,7 +95,7 @@ class Connection:
         return self._answered(answer, float("inf"), done)
 
     def command(self, uid: int, frame: list[Buffer], deadline: float, flags: int = 0) -> Answer:
-        """One command frame and its reply; without one, if its `flags` say so, when it is sent."""
+        """Send one command frame and return its reply; without one, if its `flags` say so, when it is sent."""
         answer = Answer()
         self.channel.append(uid, frame, answer, flags)
         if flags & wire.REPLY_MODE == wire.REPLY_NONE and not answer.done:
@@ -128,7 +128,8 @@ class Connection:
             self.channel.received(count)
 
     def alive(self) -> bool:
-        """The server has not closed an idle connection meanwhile: what is sent on it is not lost for sure."""
+        """Return whether the server has not closed an idle connection meanwhile: what is sent on it is not lost for
+        sure."""
         try:
             self._socket.settimeout(0)
             if self._tls is not None:
@@ -142,7 +143,7 @@ class Connection:
             return False
 
     def interrupt(self) -> None:
-        """From another thread: whoever reads here meets the connection's end."""
+        """Interrupt, from another thread, whoever reads here: it meets the connection's end."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -33,8 +33,8 @@ class SyncSession:
         self._stale = 0
 
     def take(self, deadline: float) -> Ticket:
-        """A number for a frame; waits for room in the window. Raises `Busy` when there is none in time, and what stands
-        in the way of a session."""
+        """Take a number for a frame; wait for room in the window. Raises `Busy` when there is none in time, and what
+        stands in the way of a session."""
         with self._lock:
             self._look()
             while True:
@@ -66,14 +66,14 @@ class SyncSession:
         self._used = now
 
     def done(self, ticket: Ticket) -> None:
-        """A frame is finished, whatever came of it."""
+        """Take note that a frame is finished, whatever came of it."""
         with self._lock:
             ticket[0].done(ticket[1])
             self._used = monotonic()
             self._changed.notify_all()
 
     def renew(self, ticket: Ticket, code: object) -> None:
-        """The session of a ticket is of no more use, as the `code` of a refusal says."""
+        """Renew the session of a ticket, which is of no more use, as the `code` of a refusal says."""
         with self._lock:
             if self._numbers is ticket[0]:
                 self._numbers = None
@@ -82,7 +82,7 @@ class SyncSession:
                     self._stale = ticket[0].session
 
     def close(self) -> int:
-        """The session to be closed; 0 when there is none, or something is under way in it."""
+        """Return the session to be closed; 0 when there is none, or something is under way in it."""
         with self._lock:
             numbers, self._numbers = self._numbers, None
             return numbers.session if numbers is not None and not numbers.open else 0

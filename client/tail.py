@@ -56,7 +56,7 @@ class SqliteCursor:
         connection.commit()
 
     def load(self) -> Cursor | None:
-        """The place as it is stored, None before the first `move`."""
+        """Return the place as it is stored, None before the first `move`."""
         row = self.connection.execute(f"SELECT uid, place FROM {self.table} WHERE name = ?", (self.name,)).fetchone()
         self._at = None if row is None else Cursor(int(row[0], 16), row[1])
         return self._at

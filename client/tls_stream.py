@@ -57,7 +57,7 @@ class TlsStream:
         self.identities = identities(cipher.object.getpeercert())
 
     async def recv_into(self, view: memoryview) -> int:
-        """Bytes received into `view`; 0 at the end."""
+        """Return the bytes received into `view`; 0 at the end."""
         cipher = self._cipher
         while True:
             count = cipher.read_into(view)
@@ -66,13 +66,13 @@ class TlsStream:
             cipher.received(await self._sock.recv(READ_BYTES))
 
     async def recv(self, limit: int) -> bytes:
-        """At most `limit` bytes; none at the end."""
+        """Return at most `limit` bytes; none at the end."""
         found = bytearray(limit)
         count = await self.recv_into(memoryview(found))
         return bytes(found[:count])
 
     async def sendmsg(self, buffers: Sequence[Buffer]) -> int:
-        """Bytes sent, in one or several records."""
+        """Return the bytes sent, in one or several records."""
         await self._flush()
         sent = self._cipher.settle()
         sent += self._cipher.encrypt(buffers, sent)
@@ -80,11 +80,12 @@ class TlsStream:
         return sent
 
     async def send(self, data: Buffer) -> int:
-        """The same for one buffer."""
+        """Send as `sendmsg` does, of one buffer."""
         return await self.sendmsg((data,))
 
     def sendmsg_now(self, buffers: Sequence[Buffer]) -> int:
-        """What the kernel takes at once; raises BlockingIOError when that is nothing. Never waits."""
+        """Send what the kernel takes at once and return its bytes; raise BlockingIOError when that is nothing. Never
+        waits."""
         cipher = self._cipher
         self._push()
         if cipher.outgoing():

@@ -50,7 +50,7 @@ def check_size(size: int) -> int:
 
 
 def cut(payload: Buffer) -> Iterator[memoryview]:
-    """A payload's pieces, as views: nothing is copied."""
+    """Yield a payload's pieces, as views: nothing is copied."""
     view = memoryview(payload).cast("B")
     for at in range(0, len(view), PIECE_BYTES_MAX):
         yield view[at : at + PIECE_BYTES_MAX]
@@ -66,7 +66,7 @@ class Cutter:
         self.size = 0
 
     def feed(self, data: Buffer) -> Iterator[Buffer]:
-        """The pieces that are full now. They must not change until they are acknowledged. Raises `BadRequest`."""
+        """Yield the pieces that are full now. They must not change until they are acknowledged. Raises `BadRequest`."""
         view = memoryview(data).cast("B")
         self.size = check_size(self.size + len(view))
         while len(self._held) + len(view) >= PIECE_BYTES_MAX:
@@ -81,7 +81,7 @@ class Cutter:
         self._held += view
 
     def rest(self) -> Iterator[Buffer]:
-        """The last piece, if it is not empty."""
+        """Yield the last piece, if it is not empty."""
         if self._held:
             yield self._held
 
@@ -127,7 +127,7 @@ class Upload:
         return close_call(self.name, self.session)
 
     def stored(self, data: Buffer) -> Buffer:
-        """What is stored of a piece of the source."""
+        """Return what is stored of a piece of the source."""
         found = shrink(data) if self.compress and len(data) >= SMALLEST else data
         if not self.original and found is data:
             self.compress = False
@@ -137,11 +137,11 @@ class Upload:
         return found
 
     def index(self) -> Iterator[Buffer]:
-        """The last pieces, behind those of the source: where the compressed ones end."""
+        """Yield the last pieces, behind those of the source: where the compressed ones end."""
         yield from cut(index_of(self._lengths))
 
     def piece(self, data: Buffer) -> list[Buffer]:
-        """The next piece's frame; it is under way until `done`."""
+        """Return the next piece's frame; it is under way until `done`."""
         assert 0 < len(data) <= PIECE_BYTES_MAX and not self.under_way
         region = PIECED.pack(1, self.size)
         self.size = check_size(self.size + len(data))
@@ -151,11 +151,11 @@ class Upload:
         return self._frame([0, len(data)], b"", small, large, region, PIECE)
 
     def done(self) -> None:
-        """The piece is stored."""
+        """Take note that the piece is stored."""
         self.under_way = False
 
     def bind(self) -> list[Buffer]:
-        """The record's frame, once all pieces are stored: the record takes its place when this is sent."""
+        """Return the record's frame, once all pieces are stored: the record takes its place when this is sent."""
         assert not self.under_way
         self._sequence += 1
         if not self.size:
@@ -175,7 +175,7 @@ class Upload:
         return encode_parts(table, [head], small, large, region, flags=flags, session=session, sequence=sequence)
 
     def offset_of(self, reply: Buffer) -> int:
-        """The record's offset, from the answer to `bind`."""
+        """Return the record's offset, from the answer to `bind`."""
         if len(reply) != wire.REPLY.size:
             raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
         found: int = wire.REPLY.unpack(reply)[0]
@@ -189,13 +189,13 @@ def check_total(size: int | None, found: int) -> None:
 
 
 def pieces_of(source: Iterable[Buffer], cutter: Cutter) -> Iterator[Buffer]:
-    """The pieces of an iterable of buffers."""
+    """Yield the pieces of an iterable of buffers."""
     for data in source:
         yield from cutter.feed(data)
     yield from cutter.rest()
 
 
 def stored_of(pieces: Iterable[Buffer], one: Upload) -> Iterator[Buffer]:
-    """What is stored of them."""
+    """Yield what is stored of them."""
     yield from map(one.stored, pieces)
     yield from one.index()

@@ -93,11 +93,11 @@ async def _pieces(source: AsyncIterable[Buffer], cutter: Cutter, one: Upload) ->
 
 
 async def views(payload: Buffer) -> AsyncIterator[Buffer]:
-    """A payload in memory as a source: never copied."""
+    """Yield a payload in memory as a source: never copied."""
     yield payload
 
 
 async def read_file(network: Yard, file: BinaryIO) -> AsyncIterator[Buffer]:
-    """A file as a source, read in a thread."""
+    """Yield a file as a source, read in a thread."""
     while data := await network.runtime.in_thread(file.read, PIECE_BYTES_MAX):
         yield data

@@ -26,7 +26,7 @@ class Commander(Protocol):
         """Ask, again where that is allowed."""
 
     def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
-        """A command frame for a group's leader."""
+        """Send a command frame to a group's leader; return its reply."""
 
 
 def upload(
@@ -69,6 +69,6 @@ def _send_pieces(yard: Commander, one: Upload, source: Iterable[Buffer], timeout
 
 
 def read_file(file: BinaryIO) -> Iterator[Buffer]:
-    """A file as a source."""
+    """Yield a file as a source."""
     while data := file.read(PIECE_BYTES_MAX):
         yield data

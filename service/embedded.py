@@ -83,7 +83,7 @@ class EmbeddedLog:
             raise WrongKind(self.name, self._member.spec.machine, "log")
 
     async def command(self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"") -> bytes:
-        """The reply of any machine to a command with one record. Raises what it is refused with."""
+        """Return the reply of any machine to a command with one record. Raises what it is refused with."""
         return await self._node.commit(self._member, encode_frame([(metadata, payload)], command=command))
 
     async def poll(
@@ -96,8 +96,8 @@ class EmbeddedLog:
         bodies: bool = True,
         since: int | None = None,
     ) -> Page:
-        """Records from `offset` on, or from the first one stamped at `since` (ms since 1970) or later; at least one
-        unless the log ends there. Waits up to `wait` seconds for one."""
+        """Return records from `offset` on, or from the first one stamped at `since` (ms since 1970) or later; at least
+        one unless the log ends there. Waits up to `wait` seconds for one."""
         header, blocks = await self._node.poll(
             self.name, offset, max_records, max_bytes, wait, bodies, "local", since=since, uid=self._member.uid
         )
@@ -105,7 +105,7 @@ class EmbeddedLog:
         return Page(b"".join(blocks), header["start"], header["end"], header["node"], asked, max_records)
 
     async def read(self, offset: int) -> Record:
-        """One record. Raises `OutOfRange`."""
+        """Return one record. Raises `OutOfRange`."""
         page = await self.poll(offset, max_records=1)
         for record in page:
             if record.offset != offset:
@@ -114,7 +114,7 @@ class EmbeddedLog:
         raise Gone(f"log {self.name!r} has no record {offset} yet; it ends at {page.end}")
 
     async def read_body(self, offset: int, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes start..stop of one record's body."""
+        """Return bytes start..stop of one record's body."""
         body = await self._node.read_body(self.name, offset, start, stop)
         if not isinstance(body, log_reader.Encoded):
             return bytes(body)
@@ -133,7 +133,7 @@ class EmbeddedLog:
         return b"".join(found)
 
     async def records(self, start: int | None = None, stop: int | None = None) -> AsyncIterator[Record]:
-        """Records from `start` (default: the first) up to `stop` (default: the present end)."""
+        """Yield records from `start` (default: the first) up to `stop` (default: the present end)."""
         bounds = await self._node.bounds(self.name)
         at = bounds["start"] if start is None else start
         end = bounds["end"] if stop is None else min(stop, bounds["end"])
@@ -146,7 +146,7 @@ class EmbeddedLog:
     async def tail(
         self, cursor: Cursor | None = None, *, follow: bool = True, max_records: int = 1000, bodies: bool = True
     ) -> AsyncIterator[Tailed]:
-        """Records from `cursor` on, a batch at a time, each with the place behind it; see `client._async.log`.
+        """Yield records from `cursor` on, a batch at a time, each with the place behind it; see `client._async.log`.
         Raises `Refused` for a cursor of another log, `OutOfRange` when records that it has not passed are gone."""
         uid = self._member.uid
         at = Cursor(uid, (await self._node.bounds(self.name))["start"]) if cursor is None else cursor
@@ -167,15 +167,15 @@ class EmbeddedLog:
                 return
 
     async def seek(self, since: int) -> int:
-        """The first offset stamped at `since` (ms since 1970) or later, or the log's end."""
+        """Return the first offset stamped at `since` (ms since 1970) or later, or the log's end."""
         return (await self.poll(0, max_records=1, bodies=False, since=since)).asked
 
     async def retain(self, *, age: float = 0.0, bytes: int = 0, records: int = 0) -> int:
-        """What the log keeps from now on; see `client._async.log`."""
+        """Set what the log keeps from now on; see `client._async.log`."""
         return await self._node.retain(self.name, round(age * 1000), bytes, records)
 
     async def producer(self, name: int | str) -> Producer:
-        """An idempotent producer of this log; see `client.producer`."""
+        """Return an idempotent producer of this log; see `client.producer`."""
         number = producer_number(name)
         return Producer(self, number, await self._node.open_producer(self.name, number))
 
@@ -202,8 +202,8 @@ class EmbeddedLog:
         return await self._node.query(self.name, request, consistency, index)
 
     async def wait_applied(self, index: int, *, term: int = 0, timeout: float = 30.0) -> int:
-        """Until `index` is applied here; returns what is. Raises `Busy` after `timeout` seconds, `Refused` or `Gone`
-        for an entry that is not of `term`, if one is named."""
+        """Wait until `index` is applied here; return what is. Raises `Busy` after `timeout` seconds, `Refused` or
+        `Gone` for an entry that is not of `term`, if one is named."""
         return await self._node.wait_applied(self.name, index, term, timeout)
 
     async def snapshot(self) -> dict[str, Any]:
@@ -211,12 +211,12 @@ class EmbeddedLog:
         return await self._node.snapshot([self.name])
 
     def bounds(self) -> tuple[int, int]:
-        """(start, end)."""
+        """Return (start, end)."""
         machine = log_reader.append_log(self._member)
         return machine.start, machine.end
 
     def describe(self) -> dict[str, Any]:
-        """Everything about the group."""
+        """Return everything about the group."""
         return self._node.describe(self.name)
 
 
@@ -228,7 +228,8 @@ class EmbeddedSystem:
         self._kinds = {**MACHINES, **{kind: name for name, kind in machines.items()}}
 
     async def start_group(self, name: str, machine: Machine) -> EmbeddedLog:
-        """The group `name`, created when it is new. `machine` says its kind. Raises `GroupExists` for another kind."""
+        """Return the group `name`, created when it is new. `machine` says its kind. Raises `GroupExists` for another
+        kind."""
         kind = self._kinds.get(type(machine))
         if kind is None:
             raise LogyardError(f"{type(machine).__name__} is not a machine that logyard knows by name")
@@ -251,20 +252,20 @@ class EmbeddedSystem:
         return await self.node.compact()
 
     def groups(self) -> list[dict[str, Any]]:
-        """A row a group."""
+        """Return a row a group."""
         return self.node.groups()
 
     def leaderboard(self) -> list[Standing]:
-        """Who leads what, since when, from this node's tables: no group is asked, whatever state it is in."""
+        """Return who leads what, since when, from this node's tables: no group is asked, whatever state it is in."""
         return standings(self.node.board("", len(self.node.system.names)))
 
     def status(self) -> dict[str, Any]:
-        """Counters and sizes."""
+        """Return counters and sizes."""
         return self.node.status()
 
 
 def _arguments(machine: Machine) -> dict[str, Any]:
-    """What defines an append log beside its kind."""
+    """Return what defines an append log beside its kind."""
     return {"compact": "key"} if isinstance(machine, AppendLog) and machine.keys is not None else {}
 
 
