@@ -48,8 +48,8 @@ class Keys:
         return len(self.newest) + len({key for key in keys if key not in self.newest}) <= KEYS_MAX
 
     def put(self, key: bytes, offset: int, position: Position, removed: int | None) -> tuple[int, Position] | None:
-        """Return a key's new record; (offset, position) of the one that it takes the place of. `removed`: when it was
-        taken away, if it was."""
+        """Put a key's new record; return (offset, position) of the one that it takes the place of. `removed`: when it
+        was taken away, if it was."""
         old = self._drop(key)
         self.newest[key] = position.index, position.ordinal
         self.entries.setdefault(position.index, {})[position.ordinal] = (offset, key)

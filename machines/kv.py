@@ -97,7 +97,7 @@ class KV:
     # Commands
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
-        """Return one entry: a reply a frame; whatever payload is not kept is released."""
+        """Apply one entry: a reply a frame; whatever payload is not kept is released."""
         self._begin(context)
         replies: list[bytes | Reject] = []
         work = 0
@@ -115,7 +115,7 @@ class KV:
         return Batch(replies, self._end(context, work, spans_of(frames)))
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
-        """Return one command: a follow-up, or one that another machine (a mux) passes on."""
+        """Apply one command: a follow-up, or one that another machine (a mux) passes on."""
         self._begin(context)
         first = refs[0].ordinal if refs else 0
         reply = self._operation(context, command, first, len(refs))
@@ -253,7 +253,7 @@ class KV:
         raise Refusal("bad_request", f"the KV machine knows no question {code}")
 
     def query(self, request: bytes) -> bytes:
-        """Return the same, for metadata: payloads are named only, and a lease's rest counts from the newest command."""
+        """Answer a question as metadata: payloads are named only, and a lease's rest counts from the newest command."""
         return self.fetch(request, 0).answer
 
     def overview(self) -> dict[str, int]:

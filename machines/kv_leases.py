@@ -40,7 +40,7 @@ class Leases:
         self._heap: list[tuple[int, int]] = []
 
     def grant(self, ttl: int, lease: int, now: int) -> int:
-        """Return a new lease; its number. Raises `Refusal`."""
+        """Grant a lease; return its number. Raises `Refusal`."""
         if lease in self.rows:
             raise Refusal("lease_exists", f"lease {lease} is there already", lease=lease)
         if ttl > LEASE_MS_MAX:

@@ -43,7 +43,7 @@ class State:
     # Changes: of one revision, until `commit`.
 
     def put(self, key: bytes, value: Value, lease: int) -> Version | None:
-        """Return a new version of a key; the one before, if there was one."""
+        """Put a new version of a key; return the one before, if there was one."""
         before = self.keys.get(key)
         revision = self.revision + 1
         if before is None or before[VALUE] is None:
@@ -94,7 +94,7 @@ class State:
         return list(self.walk(key, end))
 
     def walk(self, key: bytes, end: bytes, reverse: bool = False) -> Iterator[bytes]:
-        """Return the same, lazily, for a real range."""
+        """Yield the same, lazily, for a real range."""
         last = None if end == FROM_KEY else end
         found: Iterator[bytes] = self.live.irange(key, last, (True, False), reverse)
         return found

@@ -109,7 +109,7 @@ class AppendLog:
             self.fenced = FencedProducers()
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
-        """Return one entry: every frame gets a reply; a truncation releases what lies before it."""
+        """Apply one entry: every frame gets a reply; a truncation releases what lies before it."""
         replies: list[bytes | Reject] = []
         effects: list[Effect] = []
         size = long = 0
@@ -140,7 +140,7 @@ class AppendLog:
         return Batch(replies, effects)
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
-        """Return one command at a time: `apply_batch` is what the engine calls."""
+        """Apply one command at a time: `apply_batch` is what the engine calls."""
         frame = Frame(1, 0, 1, len(command), 0, 0, 0, 0, command)
         batch = self.apply_batch(context, (frame,))
         reply = batch.replies[0]

@@ -120,7 +120,7 @@ class Mux:
     # What is replicated.
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
-        """Return one command, and those that it leads to."""
+        """Apply one command, and those that it leads to."""
         tag, version, raw = opened(command)
         effects: list[Effect] = []
         part = self._part(tag, version)
@@ -129,12 +129,12 @@ class Mux:
         return Applied(found.reply, effects)
 
     def on_timer(self, context: Context, name: str) -> Applied:
-        """Return a part's timer."""
+        """Pass a timer on to its part."""
         tag, _, own = name.partition("/")
         return self._hooked(context, int(tag), "on_timer", own)
 
     def on_session_end(self, context: Context, session: int) -> Applied:
-        """Return every part that monitors the session hears of its end."""
+        """Tell every part that monitors the session of its end."""
         effects: list[Effect] = []
         for tag in self.monitors.pop(session, ()):
             effects += self._hooked(context, tag, "on_session_end", session).effects
@@ -284,7 +284,7 @@ class Mux:
     # What is not replicated.
 
     def query(self, request: bytes) -> bytes:
-        """Return a part's query, in an envelope. Raises `Reject`."""
+        """Answer a part's query, which comes in an envelope. Raises `Reject`."""
         tag, version, raw = opened(request)
         ask = getattr(self._part(tag, version), "query", None)
         if ask is None:
@@ -293,7 +293,7 @@ class Mux:
         return answer
 
     def on_role(self, role: str) -> list[Effect]:
-        """Return every part's, in the order of tags."""
+        """Return every part's effects, in the order of tags."""
         return self._local("on_role", role)
 
     def _tick(self, context: Context) -> list[Effect]:
@@ -305,7 +305,7 @@ class Mux:
         return effects
 
     def on_listen(self, session: int) -> list[Effect]:
-        """Return every part's."""
+        """Return every part's effects."""
         return self._local("on_listen", session)
 
     def on_aux(self, data: bytes) -> None:
@@ -316,7 +316,7 @@ class Mux:
             hook(raw)
 
     def overview(self) -> dict[str, Any]:
-        """Return each part's, under its tag."""
+        """Return each part's overview, under its tag."""
         shown: dict[str, Any] = {"refused": self.refused}
         for tag, part in sorted(self.parts.items()):
             view = getattr(part, "overview", None)

@@ -56,7 +56,7 @@ class Queue:
     # What the engine calls
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
-        """Return one entry: every frame in its order, then what waits is handed out."""
+        """Apply one entry: every frame in its order, then what waits is handed out."""
         state = self.state
         state.begin(context)
         replies: list[bytes | Reject] = []
@@ -86,7 +86,7 @@ class Queue:
         return Batch(replies, self._finish(context, gone))
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
-        """Return a follow-up of its own, TOUCH: it is the entry's log time that counts; or the host's JUMP."""
+        """Apply a follow-up of its own, TOUCH: it is the entry's log time that counts; or the host's JUMP."""
         if command[:1] == bytes((wire.JUMP,)) and context.version > 1 and len(command) == wire.JUMP_COMMAND.size:
             # First: nothing is over by the entry's own time that is not over by the one before it.
             self.state.prolong(wire.JUMP_COMMAND.unpack(command)[1])
@@ -135,7 +135,8 @@ class Queue:
         return effects
 
     def on_role(self, role: str) -> Sequence[Effect]:
-        """Return a new leader: an ended queue has to go; one that nobody ever used counts its time from now."""
+        """Return what a new leader has to do: an ended queue has to go; one that nobody ever used counts its time from
+        now."""
         state = self.state
         if role != "leader":
             return ()
@@ -145,7 +146,7 @@ class Queue:
         return (Append(wire.TOUCH_COMMAND),) if never_used else ()
 
     def on_listen(self, session: int) -> Sequence[Effect]:
-        """Return a client listens anew: everything that its consumers hold, once more."""
+        """Return everything that the consumers of a client hold once more: it listens anew."""
         return [
             effect
             for consumer in self.state.consumers.values()

@@ -121,7 +121,7 @@ class Consumer:
         return found
 
     def extend(self, ranges: Iterable[tuple[int, int]], deadline: int) -> int:
-        """Return a new deadline for the messages with these tags; how many it holds."""
+        """Give the messages with these tags a new deadline; return how many it holds."""
         count = 0
         for held in self.drop(ranges):
             at = bisect_right(self.held, held.tag, key=_tag)

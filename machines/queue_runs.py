@@ -84,7 +84,7 @@ class Run:
         return most
 
     def cut(self, count: int) -> Run:
-        """Return its first `count` messages as a run of their own; this one goes on behind them."""
+        """Cut off its first `count` messages as a run of their own; this one goes on behind them."""
         front = Run(
             self.number, self.id, count, self.index, self.ordinal, self.size, self.sizes[: 4 * count], self.expires,
             self.stamp, self.deliveries, self.priority, self.reason,

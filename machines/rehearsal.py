@@ -125,11 +125,11 @@ class Rehearsal:
         return self.seen[before:]
 
     def run(self, steps: Iterable[Step]) -> list[Seen]:
-        """Return all of them."""
+        """Run all of the steps; return what was seen."""
         return [seen for step in steps for seen in self.step(step)]
 
     def command(self, command: bytes, *payloads: int | None, session: int = 0) -> bytes:
-        """Return one command; its reply. Raises what it was refused with."""
+        """Run one command; return its reply. Raises what it was refused with."""
         reply = self.step(Command(command, payloads or (None,), session))[0].replies[-1]
         if isinstance(reply, Reject):
             raise reply

@@ -80,7 +80,7 @@ class Copies:
             self._slots -= sum(map(len, found.values()))
 
     def adopt(self, owner: Owner, ranges: Iterable[tuple[int, int]]) -> bool:
-        """Return the rows of these index ranges (rising) live from now on; everything else in the copy is dead. False:
+        """Adopt a copy: the rows of these index ranges (rising) live from now on; everything else in it is dead. False:
         it has no rows."""
         ledger = self.ledger(owner)
         if ledger is None:

@@ -62,7 +62,7 @@ class Liveness:
     # Dying
 
     def release(self, first: tuple[int, int], end: tuple[int, int]) -> bool:
-        """Return the positions from `first` up to, but without, `end` are dead. True if any was not before.
+        """Count the positions from `first` up to, but without, `end` as dead. True if any was not before.
 
         The host also releases entries that have no payload at all when it applies them: else the prefix would wait
         for them.
@@ -89,7 +89,7 @@ class Liveness:
         return False
 
     def _add(self, first: tuple[int, int], end: tuple[int, int]) -> bool:
-        """Return a range behind the prefix."""
+        """Add a range behind the prefix."""
         index, ordinal = first
         if index == end[0]:
             return self._add_part(index, ordinal, end[1])

@@ -222,7 +222,8 @@ class PayloadStore:
     # Dying
 
     def mark_dead(self, uid: int, first: Place, end: Place) -> dict[int, int]:
-        """Return the units from `first` up to, but without, `end` = (index, unit) are dead; bytes freed by generation.
+        """Mark the units from `first` up to, but without, `end` = (index, unit) as dead; return the bytes freed by
+        generation.
 
         Idempotent, so a restart replays marks freely. Marks made while a job runs also count for what it copies.
         """
@@ -231,8 +232,8 @@ class PayloadStore:
             return self._placement.mark(uid, first, end)
 
     def truncate(self, uid: int, from_index: int) -> dict[int, int]:
-        """Return the log dropped its entries from here on: their copies are dead, and another entry may come under the
-        same index."""
+        """End the homes of the entries that the log dropped from here on: their copies are dead, and another entry may
+        come under the same index. Return the bytes freed by generation."""
         with self._lock:
             self._running.remember(uid, (from_index, 0), (END, 0), True)
             return self._placement.truncate(uid, from_index)

@@ -333,7 +333,8 @@ class NetworkSource:
         return frames.gap_batch(one.name, one.next, count, reading.payloads)
 
     def _missing(self, one: Pending, error: LogyardError, node: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
-        """Yield a node could not help; when no node knows the log any more, the rest of the range is lost."""
+        """Look elsewhere for what a node could not give; when no node knows the log any more, yield the rest of the
+        range as lost."""
         self._elsewhere(one, error, node)
         if one.unknown.issuperset(self.yard.nodes()):
             if not reading.gaps:

@@ -168,7 +168,7 @@ def run_failover(
 
 
 async def measure(settings: FailoverSettings, cluster: Cluster, say: Callable[[str], None]) -> Outcome:
-    """Return the run itself, in one trio loop."""
+    """Run the case, in one trio loop."""
     from logyard.client.aio import connect
 
     names = log_names(settings.logs)

@@ -30,8 +30,8 @@ SLACK_BYTES = 4 << 20
 
 
 def wal_file_bytes(settings: ReplaySettings) -> int:
-    """Return a file that just holds the whole run: every size is then replayed from the write-ahead log, none from
-    segments.
+    """Return the size of a file that just holds the whole run: every size is then replayed from the write-ahead log,
+    none from segments.
 
     Raises `ValueError` for a run that is too long for one file.
     """

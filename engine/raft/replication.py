@@ -219,7 +219,7 @@ def on_append_reply(raft: Raft, m: Message) -> None:
 
 
 def flow(raft: Raft, progress: Progress, m: Message) -> int:
-    """Return what a follower holds, whether it counts or not: move the window, send on. Returns what it has stable."""
+    """Count what a follower holds, whether it counts or not: move the window, send on. Returns what it has stable."""
     log = raft.log
     match = m.index
     last = log.last_index
@@ -360,7 +360,7 @@ def on_append(raft: Raft, m: Message) -> None:
 
 
 def _reconcile(raft: Raft, m: Message, prev: int, end: int) -> Sequence[Entry] | None:
-    """Return the general case of an APPEND: what of it is new here (from the first real conflict on). None: refused."""
+    """Return what of an APPEND, in the general case, is new here (from the first real conflict on). None: refused."""
     log = raft.log
     entries: Sequence[Entry] = m.entries or NOTHING
     if prev < raft.commit:

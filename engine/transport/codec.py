@@ -154,7 +154,8 @@ def decode_messages(section: Buffer, body: memoryview, sender: int, to: int) -> 
 def _decode_entries(
     view: memoryview, table: memoryview, body: memoryview, entries: int, sender: int, to: int
 ) -> list[Message]:
-    """Return the general case: some messages carry entries. All totals were checked; each message's share was not."""
+    """Return the messages of a frame in the general case, in which some carry entries. All totals were checked; each
+    message's share was not."""
     rows_at = SECTION.size + len(table)
     data_at = rows_at + entries * ENTRY_ROW_BYTES
     rows = ENTRY_ROW.iter_unpack(view[rows_at:data_at])

@@ -121,7 +121,7 @@ class Liveness:
         return self._dead(node)
 
     def on_renewal(self, node: int, renewal: Renewal, now: float) -> tuple[bool, bool]:
-        """Return a renewal arrived; return (live changed, answer it out of turn)."""
+        """Take a renewal that arrived; return (live changed, answer it out of turn)."""
         peer = self._peers.get(node)
         if peer is None or renewal.epoch != peer.epoch:
             return False, False

@@ -88,7 +88,7 @@ def audit_cluster(options: Options, task: ClusterTask) -> Iterator[Result]:
 
 
 def audit_member(yard: Yard, node: int, name: str, uid: int) -> Result:
-    """Return one copy, in steps."""
+    """Audit one copy, in steps."""
     row: Result = {
         "node": node, "log": name, "uid": uid, "copies": 1, "units": 0, "bytes": 0, "dead": 0, "missing": 0,
         "corrupt": 0, "mismatches": 0, "entries": 0, "problems": [],

@@ -117,7 +117,7 @@ def _files(task: DirectoryTask, facts: Facts, report: Report) -> Result:
 
 
 def _generation(task: DirectoryTask, generations: Generations, facts: Facts, report: Report) -> Result:
-    """Return every row of one generation, also dead ones; rows that are nobody's are orphaned."""
+    """Audit every row of one generation, also dead ones; rows that are nobody's are orphaned."""
     number, first, orphaned = task.generation, len(report.findings), 0
     with report.guarded("generation", path=generations.data(number)):
         measured = generations.reader(number).measure()

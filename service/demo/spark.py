@@ -112,7 +112,7 @@ def servers(cluster: LocalCluster) -> dict[str, str]:
 
 
 def options(cluster: LocalCluster) -> dict[str, str]:
-    """Return all of its logs."""
+    """Return the data source's options for all of its logs."""
     return {**servers(cluster), "subscribePattern": ".*"}
 
 
@@ -146,7 +146,7 @@ def report(
 
 
 def plot(directory: Path, digests: Mapping[str, Any], audits: Mapping[str, Mapping[str, Any]]) -> list[Path]:
-    """Return two pictures: bytes by the size of logs; live and dead bytes by file and generation."""
+    """Draw two pictures: bytes by the size of logs; live and dead bytes by file and generation."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -150,7 +150,7 @@ def refused(error: GatewayError) -> Response:
 
 
 async def answer(gateway: Gateway, call: Call, request: Request) -> Response:
-    """Return one unary call."""
+    """Answer one unary call."""
     try:
         with gateway.under_way() as take:
             asked = decoded(await body_of(gateway, request, take), call.schema)
@@ -163,7 +163,7 @@ async def answer(gateway: Gateway, call: Call, request: Request) -> Response:
 
 
 async def answer_later(gateway: Gateway, call: Call, request: Request) -> Response:
-    """Return one unary call that may wait for as long as its client does."""
+    """Answer one unary call that may wait for as long as its client does."""
     try:
         with gateway.under_way() as take:
             asked = decoded(await body_of(gateway, request, take), call.schema)

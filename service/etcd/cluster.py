@@ -96,5 +96,5 @@ async def auth_status(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def not_enabled(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Return who asks for a token gets etcd's answer of a server without users."""
+    """Answer who asks for a token as etcd does on a server without users."""
     raise GatewayError(9, "etcdserver: authentication is not enabled")

@@ -98,7 +98,7 @@ class Gateway:
         self._calls = 0
 
     async def run(self, steps: Steps[T], *, consistency: str = "linearizable", node: int | None = None) -> T:
-        """Return what `kv_requests` wants to ask of the group. The header knows the term of the answer then: clients
+        """Ask the group what `kv_requests` wants to ask of it. The header knows the term of the answer then: clients
         compare those of several gateways (a question's answer has it; of a command's it is known while the leader
         stays)."""
         found = await self.kv.run(steps, consistency=consistency, node=node)
@@ -112,7 +112,7 @@ class Gateway:
             self.header = self.header._replace(term=term)
 
     async def describe(self) -> dict[str, Any]:
-        """Return the group below, as its leader sees it; also gives the header its term."""
+        """Describe the group below, as its leader sees it; also gives the header its term."""
         found = await self.kv.yard.describe(self.kv.name)
         if not self.by_token:
             # Whoever names no token has a cluster of its own nevertheless.

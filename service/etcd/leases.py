@@ -30,7 +30,7 @@ LEASES_REQUEST = Schema()
 
 
 async def grant(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Return a new lease; ID 0: with a number of its own. A short one lasts for etcd's least time."""
+    """Grant a lease; ID 0: with a number of its own. A short one lasts for etcd's least time."""
     ttl = asked.number("TTL")
     if ttl > TTL_MAX_S:
         raise GatewayError(RANGE, "etcdserver: too large lease TTL")
@@ -61,7 +61,7 @@ async def revoke(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def keepalive(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Return one message of the stream: begin a lease's time anew. One that is not there has no TTL."""
+    """Begin a lease's time anew: one message of the stream. One that is not there has no TTL."""
     lease = asked.number("ID")
     fields = {"ID": str(lease)} if lease else {}
     try:

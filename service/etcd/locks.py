@@ -138,8 +138,8 @@ def _first(prefix: bytes, descending: bool = False) -> Get:
 
 
 async def _entered(gateway: Gateway, asked: Message, value: bytes | None) -> tuple[bytes, KeyValue, int]:
-    """Return a key under the name, which is the first one now; what it is, and the revision of that, 0 if it had to
-    wait."""
+    """Enter a key under the name and wait until it is the first one; return it, what it is, and the revision of that, 0
+    if it had to wait."""
     lease = asked.number("lease")
     if not lease:
         _, lease, _ = await granted_of(gateway, SESSION_S)
