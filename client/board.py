@@ -1,6 +1,6 @@
 """Who leads what: the rows of a node's own table, and the one row a group that several nodes' tables make.
 
-Called by `admin`; the engine's side is `engine/host/leaderboard.py`.
+Called by `admin`; the engine's side is `engine/host/leader_cache.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from logyard.engine.host.ending import MARK
+from logyard.engine.recovery.incarnation import MARK
 from logyard.engine.recovery.inspect import Facts
 from logyard.machines.registry import create_machine
 from logyard.pipeline.directory.files import Segments, check_wal, users_of

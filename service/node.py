@@ -234,7 +234,7 @@ class Node(LogVerbs):
     def scrub(self, start: bool) -> dict[str, Any]:
         """Ask for a whole pass from here on, or just look: `wanted` is the number of `passes` by which it has ended."""
         scrub = self.system.scrub
-        return {"wanted": scrub.ask() if start else 0, "epoch": self.system.epoch, **scrub.status()}
+        return {"wanted": scrub.ask() if start else 0, "epoch": self.system.incarnation.epoch, **scrub.status()}
 
     async def transfer(self, name: str, to: int) -> None:
         """Move leadership."""
@@ -338,15 +338,17 @@ def build_system(
     *,
     disk: Disk | None = None,
     machines: Callable[[str, dict[str, Any]], Machine] = create_machine,
+    draw: Callable[[int], int] | None = None,
     writer_command: Sequence[str] = (),
 ) -> System:
-    """Return an engine on a directory, not opened yet. `disk` and `machines` are other than the usual ones in tests.
-    `writer_command` starts the process that storage jobs run in; without one they run in threads."""
+    """Return an engine on a directory, not opened yet. `disk`, `machines` and the random source of elections are other
+    than the usual ones in tests. `writer_command` starts the process that storage jobs run in; without one they run in
+    threads."""
     disk = disk or Disk()
     writer = WriterProcess(path, config, disk, writer_command) if writer_command else None
     store = StoreAdapter(path / "payloads", config, disk, writer)
-    draw = random.Random(int.from_bytes(os.urandom(8), "little"))
-    return System(path, node_id, cluster_id, config, store, machines, draw.randrange, disk, writer)
+    own = random.Random(int.from_bytes(os.urandom(8), "little"))
+    return System(path, node_id, cluster_id, config, store, machines, draw or own.randrange, disk, writer)
 
 
 async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio.TASK_STATUS_IGNORED) -> None:
@@ -399,8 +401,8 @@ def build_peers(config: NodeConfig, system: System, door: Door | None = None) ->
     transport = TransportConfig.of(config.limits)
     addresses = {config.id: config.peer_listen, **config.peers}
     return Peers(
-        config.id, config.cluster, system.epoch, addresses, transport, system.inbound,
+        config.id, config.cluster, system.incarnation.epoch, addresses, transport, system.inbound,
         healthy=system.pulse.healthy, at_rest=system.ticker.is_resting, digest=system.hibernation.accord.digest,
         guard=None if door is None else PeerGuard(door), secret=read_secret(config),
-        origin=system.origin, known=system.acquaintances, vitals=system.vitals,
+        origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
     )  # fmt: skip

@@ -53,7 +53,7 @@ def node_status(system: System) -> dict[str, Any]:
     return {
         "node": system.node_id,
         "pid": os.getpid(),
-        "epoch": system.epoch,
+        "epoch": system.incarnation.epoch,
         "groups": system.group_count,
         "hibernating": len(sleepers),
         "led": sums.led + sleepers.led,

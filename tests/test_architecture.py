@@ -60,6 +60,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
         TOP, "logyard.engine.recovery", "logyard.engine.log", "logyard.engine.snapshot",
         "logyard.engine.raft.configuration", "logyard.engine.raft.raft_log",
     ),
+    # A start builds the members: it needs what they are built of, and what keeps their bytes.
+    "logyard.engine.recovery.open": (
+        TOP, "logyard.engine.recovery", "logyard.engine.log", "logyard.engine.replica.member",
+        "logyard.engine.repair.log_repair",
+    ),
     # What they still need of the host goes down with its own files.
     "logyard.engine.transfer": (
         TOP, "logyard.engine.transfer", "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log",
@@ -92,7 +97,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     # What a directory says is what a start would make of it, so the same code reads it; but nothing that runs a node.
     "logyard.pipeline.directory": (
         "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.machines", TOP, "logyard.engine.log",
-        "logyard.engine.snapshot", "logyard.engine.recovery", "logyard.engine.replica.apply",
+        "logyard.engine.snapshot", "logyard.engine.recovery.damage", "logyard.engine.recovery.inspect",
+        "logyard.engine.recovery.rebuild", "logyard.engine.replica.apply",
         "logyard.engine.replica.machine_state", "logyard.engine.replica.sessions",
         "logyard.engine.replica.snapshot_sections", "logyard.engine.replica.uploads",
     ),

@@ -32,7 +32,7 @@ async def forget_node(system: System, node: int, force: bool = False) -> bool:
             f"node {system.node_id}: node {node} is still a member of {len(names)} logs ({shown}); "
             "remove or replace it there first"
         )
-    known = node in system.acquaintances.known
+    known = node in system.incarnation.acquaintances.known
     await system.storage.books.commit(
         lambda: [(meta_rows.peer_key(node), None)], then=lambda: system.peers.forget(node)
     )

@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from ..disk.door import Disk
 from ..disk.health import Pulse
 from ..disk.rate_limiter import Pace
 from ..disk.slow_disk import SlowDisk
-from ..identity import Acquaintances, Origin, Vitals
+from ..identity import Vitals
 from ..log.cache import PayloadCache
 from ..log.checkpoints import Checkpoints, DueSnapshots
 from ..log.compactor import Migration
@@ -52,6 +53,9 @@ from ..quiesce import unquiesce
 from ..quiesce.quiesce import Quiesce
 from ..raft.messages import Message
 from ..raft.progress import Window
+from ..recovery.incarnation import Incarnation
+from ..recovery.open import DataDirectory, Files, Start
+from ..recovery.open import Groups as Found
 from ..repair import log_repair, scrub, scrub_walks
 from ..repair.log_repair import LogRepair, MendTurns
 from ..repair.payload_repair import PayloadRepair, Refill
@@ -78,17 +82,18 @@ from ..transfer.snapshot_receiver import SnapshotReceiver
 from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
 from ..transfer.snapshot_store import SnapshotStore
 from ..types import Buffer, Spec
-from . import ending, groups, outbound, parting, recovery, replica_gc
+from . import groups, outbound, parting, replica_gc
+from . import shutdown as ending
 from .admission import Budget
 from .follower_reads import FollowerReads
 from .forks import Forks
 from .groups import GroupRegistry
 from .inbound import Inbound
-from .leaderboard import Counters, Leaderboard
+from .leader_cache import Counters, Leaderboard
 from .names import Names
 from .outbound import Outbound
+from .ready_loop import Scheduler
 from .replica_gc import ReplicaGC
-from .scheduler import Scheduler
 from .storage import Storage
 from .ticker import Ticker
 from .walks import Walks
@@ -128,15 +133,13 @@ class System:
         self.members: dict[int, Member] = {}
         self.live: set[int] = {node_id}
         self.active: set[Member] = set()
-        self.epoch = 0
-        # Which life of which directory this is, and what is known of the others'.
-        self.origin = Origin(0, 0, 0, 0)
-        self.acquaintances = Acquaintances()
         self.windows: dict[int, Window] = {}
         self.cache = PayloadCache(config.payload_cache_bytes)
         self.leaderboard = Leaderboard()
         self.counters = Counters()
+        self.data = DataDirectory(self.disk, path)
         self.meta = MetaStore(self.disk, str(path / "meta"))
+        self.incarnation = Incarnation(node_id, cluster_id, self.disk, path, self.meta)
         self.wal = Wal(self.disk, str(path / "wal"), WalConfig.of(config))
         # The clocks that log time is made from.
         self.clocks = Clocks()
@@ -148,9 +151,6 @@ class System:
         # Called when many objects came that live long, and when many went: the daemon looks after its memory then.
         self.grown: Callable[[], None] = _nothing
         self.shrunk: Callable[[], None] = _nothing
-        # The directory's lock, which the writer process inherits; and what `close` does, the last first.
-        self.lock_fd = -1
-        self.closing: list[Callable[[], None]] = []
         self._compose_storage()
         self._compose_groups()
 
@@ -167,7 +167,7 @@ class System:
         unflushed = Unflushed(self.wal)
         location = Location(self.store, unflushed, config.pin_ms / 1000)
         books = Books(
-            self.members, self.meta, self.store, self.space, self.acquaintances, self.fail, self.spawn,
+            self.members, self.meta, self.store, self.space, self.incarnation.acquaintances, self.fail, self.spawn,
             lambda *snapshot: self.chunks.changed(*snapshot),
         )  # fmt: skip
         segments = Segments(
@@ -376,7 +376,22 @@ class System:
 
     async def open(self) -> None:
         """Lock the directory, recover everything from it. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`."""
-        await trio.to_thread.run_sync(recovery.open_directory, self)
+        storage = self.storage
+        start = Start(
+            self.data, self.incarnation,
+            Files(
+                self.space, self.wal, self.meta, self.store, storage.segments, storage.location, storage.homes,
+                storage.flush, storage.janitor,
+            ),
+            Found(
+                self.members, self.names, self.directory.deleted, self.departures.departed, self.builder.build,
+                partial(unquiesce.adopt_row, self), self.refill.lose,
+                lambda: self.chunks.recover(self.has, self.directory.deleted),
+            ),
+            self.damages,
+        )  # fmt: skip
+        await trio.to_thread.run_sync(start.run)
+        self.counters.replayed(start.replay_ns)
         self.durability.held_back(self.storage.unsealed())
 
     async def run(self, peers: PeersPort, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -390,7 +405,7 @@ class System:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
                 if self.writer is not None:
-                    await nursery.start(self.writer.run, self.lock_fd)
+                    await nursery.start(self.writer.run, self.data.lock_fd)
                 nursery.start_soon(self.scheduler.run)
                 nursery.start_soon(self.scheduler.tell)
                 nursery.start_soon(self.ticker.run)
@@ -398,7 +413,8 @@ class System:
                     nursery.start_soon(self.hibernation.run)
                 nursery.start_soon(self.storage.janitor.run)
                 nursery.start_soon(self.scrub.run)
-                recovery.start_groups(self)
+                self.enliven.recovered()
+                self.damages.start()
                 task_status.started()
                 await self.ended.wait()
                 await ending.finish(self)
@@ -462,14 +478,9 @@ class System:
     def close(self) -> None:
         """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""
         self.pulse.close()
-        self.close_directory()
-        self.hibernation.sleepers.close()
-
-    def close_directory(self) -> None:
-        """Close what is open, the lock last; nothing is pending."""
         self.storage.segments.close()
-        while self.closing:
-            self.closing.pop()()
+        self.data.close()
+        self.hibernation.sleepers.close()
 
     def fail(self, error: LogyardError) -> None:
         """Fail this node, which can't go on: `run` ends soon, by this error."""
@@ -531,6 +542,11 @@ class System:
     def has(self, uid: int) -> bool:
         """Return whether this node has a group, awake or not."""
         return uid in self.members or uid in self.hibernation.sleepers
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of this life of the directory."""
+        return self.incarnation.epoch
 
     @property
     def group_count(self) -> int:

@@ -20,7 +20,7 @@ import trio
 from logyard.protocol.errors import LogyardError
 
 from ..host import payload_flush
-from ..host.leaderboard import UNKNOWN, Standing
+from ..host.leader_cache import UNKNOWN, Standing
 from ..log import checkpoint_rows as rows
 from ..raft import quiescence
 from ..raft.core import LEADER

@@ -1,7 +1,7 @@
 """The work a core hands its host, one object a turn (etcd's `Ready`).
 
 Invariant: whatever a `Ready` says may be done in any order *except* as its fields state. Built by `core.Raft.ready`,
-consumed by `engine.host.scheduler`.
+consumed by `engine.host.ready_loop`.
 """
 
 from __future__ import annotations

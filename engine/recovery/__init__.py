@@ -1,2 +1,2 @@
 """What a data directory says of its groups: `rebuild` (pure) makes one group's image of it, `damage` judges what is
-lost, `inspect` reads a stopped directory and touches nothing. A start (`engine.host.recovery`) uses the same code."""
+lost, `inspect` reads a stopped directory and touches nothing. A start (`engine.recovery.open`) uses the same code."""

@@ -2,7 +2,7 @@
 replica, and findings where they do not fit together.
 
 Pure: nothing here reads a file, waits or changes what it is given. The only place that knows the rules: a start makes
-its member of the image and raises on findings (`engine.host.recovery`), `logyard check` prints them and Spark reads the
+its member of the image and raises on findings (`engine.recovery.open`), `logyard check` prints them and Spark reads the
 log (`inspect`). What departed, what is being mended and what slept are inputs, decided by whoever asks.
 """
 

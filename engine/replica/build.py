@@ -26,7 +26,7 @@ from ..types import Spec
 from . import snapshot_sections
 from .apply import UnknownVersion
 from .log_clock import Clocks
-from .member import Halt, Member
+from .member import STOPPED, Halt, Member
 from .proposals import Books
 
 
@@ -162,3 +162,9 @@ class Enliven:
             raft.campaign()
         self._mark(member)
         assert raft.role != LEADER or alone
+
+    def recovered(self) -> None:
+        """Let all members that a start found begin to run."""
+        for member in list(self._members.values()):
+            if member.state != STOPPED:
+                self(member)

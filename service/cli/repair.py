@@ -153,7 +153,7 @@ def readmit(path: Path, output: Output) -> None:
       logyard readmit ./yard/node-2
     """
     from logyard.engine.disk.door import Disk
-    from logyard.engine.host.life import readmit as admit
+    from logyard.engine.recovery.incarnation import readmit as admit
     from logyard.pipeline.directory.places import data_directories
 
     reasons = {str(found): admit(Disk(), found) for found in data_directories(path)}

@@ -154,7 +154,7 @@ class Live:
         for member in system.members.values():
             if member.state != "running":
                 raise Broken(f"group {member.spec.name} is {member.state}: {member.reason}")
-        strangers = set(system.acquaintances.known) - {2}
+        strangers = set(system.incarnation.acquaintances.known) - {2}
         if strangers:
             raise Broken(f"nodes {sorted(strangers)} never proved themselves and are known")
 

@@ -25,7 +25,7 @@ async def met(c: Cluster, number: int) -> None:
     written = c.system(number).vitals().written
     for other in c.ids:
         if other != number:
-            known = c.system(other).acquaintances
+            known = c.system(other).incarnation.acquaintances
             await until(lambda known=known: number in known.known and known.known[number].written >= written)
             await c.system(other).storage.books.commit(tuple)
 

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from logyard.client.board import Standing, merge_board, standings
-from logyard.engine.host.leaderboard import STALE_MIN, Leaderboard
-from logyard.engine.host.leaderboard import Standing as Row
+from logyard.engine.host.leader_cache import STALE_MIN, Leaderboard
+from logyard.engine.host.leader_cache import Standing as Row
 from logyard.machines.log import AppendLog
 from logyard.service.embedded import open_system
 from tests.engine.host.cluster import cluster, until

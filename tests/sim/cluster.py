@@ -156,14 +156,13 @@ class Cluster:
     async def _live(self, host: Host, life: SimLife) -> None:
         system = build_system(
             cast(Path, SimPath(host.files.prefix)), host.number, "sim", self.config, disk=life.disk,
-            machines=self.old_machines if host.old_program else self.machines,
+            machines=self.old_machines if host.old_program else self.machines, draw=life.draw.randrange,
         )  # fmt: skip
-        system.draw = life.draw.randrange
         await system.open()
         others = [number for number in self.hosts if number != host.number]
         peers = self.network.enter(
-            life, system.inbound, others, system.pulse.healthy, system.hibernation.accord.digest, system.origin,
-            system.acquaintances, system.vitals,
+            life, system.inbound, others, system.pulse.healthy, system.hibernation.accord.digest,
+            system.incarnation.origin, system.incarnation.acquaintances, system.vitals,
         )  # fmt: skip
         host.system = system
         host.ready = True

@@ -105,11 +105,11 @@ class DiskFaults(Ground):
         if own is None or len(self.cluster.up) < len(self.cluster.hosts):
             return False
         for other in self.cluster.up:
-            known = self.cluster.system(other).acquaintances  # type: ignore[union-attr]
+            known = self.cluster.system(other).incarnation.acquaintances  # type: ignore[union-attr]
             if other != number and (
                 number in known.fresh
                 or number not in known.known
-                or known.known[number].start != own.origin.start
+                or known.known[number].start != own.incarnation.origin.start
                 or (written and known.known[number].written <= written)
             ):
                 return False

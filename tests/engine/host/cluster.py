@@ -110,7 +110,7 @@ class Cluster:
         await system.open()
         peers = self.network.join(
             number, system.inbound, peers=[], healthy=system.pulse.healthy, digest=system.hibernation.accord.digest,
-            origin=system.origin, known=system.acquaintances, vitals=system.vitals,
+            origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
         )  # fmt: skip
         scope, ended = self._scopes[number] = trio.CancelScope(), trio.Event()
         await self._nursery.start(self._run, number, system, peers, scope, ended)

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from logyard.engine.disk.door import FaultyDisk
-from logyard.engine.host.ending import MARK
+from logyard.engine.recovery.incarnation import MARK
 from logyard.protocol.errors import LogyardError, WalFailed
 
 from .cluster import KIB, cluster, until

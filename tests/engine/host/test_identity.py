@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from logyard.engine.disk.door import Disk
-from logyard.engine.host.life import readmit
 from logyard.engine.identity import Acquaintances, Origin
 from logyard.engine.log import checkpoint_rows as rows
 from logyard.engine.log import meta_rows
+from logyard.engine.recovery.incarnation import readmit
 from logyard.protocol.errors import LogyardError, Outdated, Refused
 
 from .cluster import Cluster, cluster, until
@@ -116,7 +116,8 @@ async def test_a_copy_taken_in_the_same_life_is_refused_by_what_was_durable_late
         await c.fill(1, 3, 100)
         await c.applied()
         written = c.system(3).vitals().written
-        await until(lambda: all(c.system(number).acquaintances.known[3].written >= written for number in (1, 2)))
+        others = [c.system(number).incarnation.acquaintances for number in (1, 2)]
+        await until(lambda: all(one.known[3].written >= written for one in others))
         await c.crash(3)
         await restore(c, 3, tmp_path / "copy")
         await c.start(3)
@@ -194,7 +195,7 @@ async def test_an_outdated_node_votes_for_nobody_although_a_stranger_asks_it(tmp
         await refused(c, 3, (1,))
         system = c.system(3)
         votes, written = system.member("log").raft.vote, system.wal.position
-        c.system(1).acquaintances.forget(3)
+        c.system(1).incarnation.acquaintances.forget(3)
         await c.start(2)
         c.member(2).raft.campaign(True)
         c.system(2).scheduler.mark(c.member(2))
@@ -226,7 +227,7 @@ async def test_honest_crashes_are_never_taken_for_a_lost_directory(tmp_path: Pat
             await c.start(number)
             await until(lambda: all(len(c.system(one).live) == 3 for one in c.ids), "all know each other")
             assert not c.failures
-        assert not any(c.system(number).acquaintances.outdated for number in c.ids)
+        assert not any(c.system(number).incarnation.acquaintances.outdated for number in c.ids)
 
 
 def test_the_table_by_itself() -> None:

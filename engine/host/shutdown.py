@@ -19,14 +19,13 @@ from ..log import meta_rows
 from ..raft import election
 from ..raft.core import LEADER
 from ..raft.messages import LEADER_GONE, TIMEOUT_NOW, Message
+from ..recovery.incarnation import MARK
 
 if TYPE_CHECKING:
     from .system import System
 
 log = logging.getLogger(__name__)
 
-MARK = "failed"
-"""Name of the file that says that a process ended by a failed disk, and why."""
 FAREWELL_SECONDS = 0.25
 """For the last words to leave: one liveness timeout is longer, so nothing is lost by it."""
 MARK_SECONDS = 2.0

@@ -81,3 +81,7 @@ class Counters:
     def refused(self, cause: str) -> None:
         """Count one `Busy` that was answered."""
         self.busy[cause] = self.busy.get(cause, 0) + 1
+
+    def replayed(self, nanoseconds: int) -> None:
+        """Note what the start's replay took."""
+        self.replay_nanoseconds = nanoseconds
