@@ -13,7 +13,6 @@ import trio
 from logyard.engine.disk.door import FaultyDisk
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.wal import Rolled, Sealed, WalItem
-from logyard.engine.types import Spec
 from logyard.machines.command import APPEND, truncate_command
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import BadRequest, LogyardError, NoSpace, WalFailed
@@ -270,27 +269,6 @@ async def test_law_7_more_frames_than_an_entry_can_count_are_several_entries(tmp
             c.system(1).submit(c.member(1).uid, one, replies, number)
         await until(lambda: len(replies.found) == 66_000 or 1 in c.failures, "replies")
         assert c.log(1).end == 66_000 and not any(status for _, status in replies.found)
-
-
-async def test_invariant_6_a_group_deleted_while_its_definition_is_stored_does_not_live(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with cluster(tmp_path, 1, group="") as c:
-        system = c.system(1)
-        store = system.storage.books.store_specs
-        spec = Spec(77, "log", "log", {}, (1,), 0)
-
-        async def store_slowly(specs: Sequence[Spec], more: Any = ()) -> None:
-            await store(specs)
-            # Another node refused the name, and its creator took the group back.
-            await system.directory.delete([one.uid for one in specs], tell=False)
-
-        monkeypatch.setattr(system.storage.books, "store_specs", store_slowly)
-        await system.directory._store([spec])
-        monkeypatch.undo()
-        assert 77 not in system.members and not system.names
-        await c.create("log", [1])
-        assert c.member(1).uid != 77
 
 
 async def test_law_4_a_floor_that_could_not_be_stored_is_stored_before_bytes_go(

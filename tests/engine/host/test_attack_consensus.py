@@ -14,7 +14,6 @@ import trio.testing
 
 from logyard.engine.entry import COMMANDS, build_plain
 from logyard.engine.log import group_commit as durability_module
-from logyard.engine.log.meta_rows import Departed
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
@@ -276,21 +275,6 @@ async def test_a_replica_that_goes_a_second_time_keeps_the_promises_of_the_first
         member.raft.promise = (first.last_term + 1, 1)
         await departures._drop(member, member.raft.applied + 1, member.raft.term)
         assert departures.departed[uid][2:4] == (first.last_term + 1, 1)
-
-
-async def test_a_leader_that_was_deposed_unheard_believes_only_a_later_term(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        await c.lead(1)
-        raft, is_out = c.member(1).raft, c.system(1).departures._is_out
-        assert not is_out(c.member(1), 1 << 40, raft.term) and is_out(c.member(1), 1, raft.term + 1)
-        follower, is_out = c.member(2), c.system(2).departures._is_out
-        await c.applied()
-        index, term = follower.raft.configuration_index, follower.raft.term
-        assert is_out(follower, index + 100, term)
-        left = Departed(term, 0, term, 1, 5, admitted=index + 100)
-        c.system(2).departures.departed[follower.uid] = left
-        assert not is_out(follower, index + 100, term), "it was let in by a later configuration"
-        assert is_out(follower, index + 101, term)
 
 
 async def test_a_group_that_waits_for_room_is_asked_when_another_ones_answer_made_it(tmp_path: Path) -> None:

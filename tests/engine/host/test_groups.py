@@ -28,21 +28,6 @@ async def test_a_group_created_while_a_node_is_away_reaches_it_later(tmp_path: P
         assert await c.read(3) == [(b"", b"without three")]
 
 
-async def test_without_a_majority_nothing_is_created_and_the_name_stays_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("logyard.engine.host.groups.DEFINE_SECONDS", 0.2)
-    async with cluster(tmp_path, group="") as c:
-        for number in (2, 3):
-            await c.crash(number)
-        await until(lambda: c.system(1).live == {1})
-        with pytest.raises(Busy):
-            await c.nodes[1].create_groups([{"name": "log", "members": [1, 2, 3]}])
-        assert not c.system(1).names and not c.system(1).members
-        await c.nodes[1].create_groups([{"name": "log", "members": [1]}])
-        await c.leader()
-
-
 async def test_names_and_definitions_are_checked(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         node = c.nodes[1]

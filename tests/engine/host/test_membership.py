@@ -198,31 +198,6 @@ async def test_a_node_that_was_removed_makes_no_replica_for_those_who_have_not_h
         assert (await c.read(1))[-1] == (b"", b"committed without one") and leader in (4, 5)
 
 
-async def test_a_definition_or_a_word_of_a_stale_member_changes_nothing(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        await c.lead(1)
-        await c.nodes[1].change_members("log", "remove", 3)
-        await c.bare(3)
-        uid = c.member(1).uid
-        directory, departures = c.system(3).directory, c.system(3).departures
-        # Of a member that has not heard of the removal, as in `test_a_node_that_was_removed_...`.
-        await directory._store([c.member(1).spec], {uid: departures.departed[uid].removed_at})
-        await directory._store([c.member(1).spec])
-        assert not c.system(3).members
-        await c.nodes[1].change_members("log", "add", 3)
-        await c.applied()
-        removed = departures.departed[uid].removed_at
-        term = c.member(3).raft.term
-        departures.on_told([(uid, removed, term)])
-        departures.on_told([(uid, c.member(3).raft.configuration_index - 1, term)])
-        await trio.testing.wait_all_tasks_blocked()
-        assert uid in c.system(3).members
-        departures = c.system(1).departures
-        departures.on_told([(uid, 1 << 40, c.member(1).raft.term)])
-        await trio.testing.wait_all_tasks_blocked()
-        assert uid in c.system(1).members, "a leader knows better"
-
-
 async def test_a_removed_leader_hands_in_its_replica(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         await c.lead(1)
@@ -484,24 +459,3 @@ async def test_members_change_at_random_while_nodes_crash(tmp_path: Path, seed: 
             assert [body for body in found if body in {*acknowledged}] == acknowledged and found[-1] == b"last"
             assert len(found) == len({*found})
         assert changed >= 3 and len(acknowledged) >= 9
-
-
-async def test_who_became_a_member_since_it_was_told_that_it_is_none_stays(tmp_path: Path) -> None:
-    """The word of one who lags, and in the same turn the entry that makes this node a member, which is acknowledged."""
-    async with cluster(tmp_path) as c:
-        await c.create("some", members=[1, 2])
-        await c.lead(1, "some")
-        await c.fill(1, 3, KIB, "some")
-        raft = c.member(1, "some").raft
-        index, term = raft.applied, raft.log.term(raft.applied) or 0
-        await c.nodes[1].change_members("some", "add", 3)
-        await c.applied("some")
-        member = c.member(3, "some")
-        known = member.raft.configuration_index
-        assert known > index
-        # As it was before its first entry came.
-        member.raft.configuration_index = 0
-        c.system(3).departures.on_told([(member.uid, index, term)])
-        member.raft.configuration_index = known
-        await trio.testing.wait_all_tasks_blocked()
-        assert c.member(3, "some") is member and not member.raft.stopped

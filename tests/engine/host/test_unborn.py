@@ -71,42 +71,6 @@ async def test_one_refusal_of_two_others_is_not_enough_and_ends_with_the_name(tm
         await until(lambda: c.member(1, "a").raft.applied >= c.member(number, "a").raft.commit > 1)
 
 
-async def test_who_left_a_group_does_not_refuse_it(tmp_path: Path) -> None:
-    """A member that never heard of anything asks those who left for others: none of them may say that it is unborn."""
-    async with cluster(tmp_path, 3, group="") as c:
-        await until(lambda: all(len(one.system.live) == 3 for one in c.nodes.values()))
-        await c.create("a", [1, 2])
-        await c.create("b", [1, 2, 3])
-        departures = c.system(1).departures
-        left = departures.departed[99] = departures.departed.get(99) or _departed()
-        c.system(1).directory.deleted.add(77)
-        assert await c.system(1).directory._refuse([99, 77]) == []
-        assert departures.departed[99] == left
-        # Born groups, and voters that are none, are not talked out of anything.
-        born = c.member(3, "b")
-        await until(lambda: born.raft.log.last_index, "somebody leads it")
-        for node in (1, 2):
-            c.system(3).departures.on_refused(node, [born.uid])
-        # Nor a replica that was let in again and has not heard of anything yet: it was let in by one who is led.
-        await store(c, 3, spec_of(66, "d", (1, 2, 3)))
-        again = c.system(3).members[66]
-        assert c.system(3).departures.unborn(again)
-        c.system(3).departures.departed[66] = left._replace(admitted=20)
-        await c.system(3).departures.drop_unborn(again)
-        assert 66 in c.system(3).members and not again.raft.stopped
-        await store(c, 3, spec_of(55, "c", (3, 4, 5)))
-        for node in (1, 2):
-            c.system(3).departures.on_refused(node, [55])
-        await trio.testing.wait_all_tasks_blocked()
-        assert {55, born.uid} <= c.system(3).members.keys()
-
-
-def _departed() -> Any:
-    from logyard.engine.log.meta_rows import Departed
-
-    return Departed(3, 1, 2, 9, 12)
-
-
 async def test_a_creation_without_answers_does_not_take_back_what_was_born(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,17 +95,6 @@ async def test_a_creation_without_answers_does_not_take_back_what_was_born(
         await c.append(number, [(b"", b"." * KIB)], "a")
         await until(lambda: all("a" in c.system(n).names for n in (1, 2, 3)))
         assert len(await c.read(number, name="a")) == 2
-
-
-async def test_a_creation_without_a_majority_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups_module, "DEFINE_SECONDS", 0.5)
-    async with cluster(tmp_path, 3, group="") as c:
-        await until(lambda: all(len(one.system.live) == 3 for one in c.nodes.values()))
-        await c.crash(2)
-        await c.crash(3)
-        with pytest.raises(Busy):
-            await c.nodes[1].create_groups([{"name": "a", "members": [1, 2, 3], "machine": "log"}])
-        assert not c.system(1).names and not c.system(1).members
 
 
 def _lose(c: Cluster, number: int, lost: int) -> None:

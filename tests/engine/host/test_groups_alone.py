@@ -1,0 +1,256 @@
+"""The group registry without a system: who stores a definition, who says no, and what becomes of a creation that
+fails."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from logyard.engine.host import groups
+from logyard.engine.log import meta_rows
+from logyard.engine.log.meta_rows import Departed
+from logyard.engine.replica.member import DELETED
+from logyard.engine.transport.blobs import DEFINED, DELETE_GROUPS, REFUSED_GROUPS, TAKE_BACK, UNKNOWN_GROUPS
+from logyard.protocol.errors import BadRequest, Busy, GroupExists, NoSpace, Refused
+
+from .rig_groups import Network, Node, a_member, spec_of
+
+
+@asynccontextmanager
+async def network(count: int = 3) -> AsyncIterator[Network]:
+    async with trio.open_nursery() as nursery:
+        yield Network(count, nursery)
+        nursery.cancel_scope.cancel()
+
+
+async def create(node: Node, name: str = "log", members: tuple[int, ...] = (1, 2, 3), **more: Any) -> int:
+    (spec,) = await node.registry.create([{"name": name, "members": members, **more}])
+    return spec.uid
+
+
+async def settled() -> None:
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_every_member_stores_a_definition_before_the_group_lives() -> None:
+    async with network(4) as net:
+        uid = await create(net.nodes[1])
+        assert net.having(uid) == {1, 2, 3}
+        assert all(net.nodes[number].names == {"log": uid} for number in (1, 2, 3)) and not net.nodes[4].names
+        # Who creates need not be a member.
+        assert net.having(await create(net.nodes[4], "far", (2, 3))) == {2, 3}
+
+
+async def test_an_equal_definition_is_the_same_group_and_another_one_a_conflict() -> None:
+    async with network() as net:
+        uid = await create(net.nodes[1])
+        assert await create(net.nodes[1], members=(3, 2, 1)) == uid
+        for more in ({"members": (1, 2)}, {"arguments": {"size": 1}}):
+            with pytest.raises(GroupExists):
+                await create(net.nodes[1], **more)
+        net.nodes[1].names["early"] = 77
+        with pytest.raises(Busy):
+            await create(net.nodes[1], "early")
+
+
+async def test_names_nodes_machines_and_their_number_are_checked() -> None:
+    async with network() as net:
+        one = net.nodes[1]
+        for name in ("", ".", "..", "a/b", "x" * 129, "ä"):
+            with pytest.raises(BadRequest):
+                await create(one, name)
+        for more in ({"members": (1, 9)}, {"machine": "no such"}):
+            with pytest.raises(BadRequest):
+                await create(one, **more)
+        with pytest.raises(Busy, match="groups_max"):
+            await one.registry.create([{"name": f"g{number}"} for number in range(1001)])
+        assert not net.sent and not one.rows and not one.names
+        (spec,) = await one.registry.create([{"name": "small"}])
+        assert spec.voters == (1,), "without members it is this node's alone"
+
+
+async def test_a_majority_is_enough_and_who_was_away_asks() -> None:
+    async with network() as net:
+        net.fall(3)
+        uid = await create(net.nodes[1])
+        assert net.having(uid) == {1, 2}
+        net.rise()
+        net.send(3, 1, UNKNOWN_GROUPS, 0, {"uids": [uid]})
+        await settled()
+        assert net.having(uid) == {1, 2, 3}
+
+
+async def test_a_link_that_is_not_up_yet_is_asked_again(autojump_clock: trio.testing.MockClock) -> None:
+    async with network() as net:
+        net.down |= {2, 3}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(create, net.nodes[1])
+            await trio.sleep(1)
+            net.down.clear()
+        assert all(node.names for node in net.nodes.values())
+
+
+async def test_without_a_majority_a_creation_is_taken_back(autojump_clock: trio.testing.MockClock) -> None:
+    async with network() as net:
+        net.fall(2, 3)
+        with pytest.raises(Busy, match="only nodes"):
+            await create(net.nodes[1])
+        one = net.nodes[1]
+        assert not one.names and not one.members and len(one.gc.departed) == 1
+        # Whoever may have stored it hears of it when its link is up.
+        net.rise()
+        await settled()
+        assert [row[1:3] for row in net.sent] == [(2, TAKE_BACK), (3, TAKE_BACK)]
+        (uid,) = one.gc.departed
+        assert all(node.gc.refuses(uid, {}) for node in net.nodes.values())
+        assert net.having(await create(one)) == {1, 2, 3}, "the name is free"
+
+
+async def test_answers_that_are_lost_take_back_nothing_that_was_born(autojump_clock: trio.testing.MockClock) -> None:
+    async with network(4) as net:
+        net.lost = {DEFINED}
+
+        async def born() -> None:
+            await trio.sleep(1)
+            for number in (1, 2, 3):
+                (spec,) = [member.spec for member in net.nodes[number].members.values()]
+                net.nodes[number].members[spec.uid] = a_member(number, spec, last=1, term=1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(born)
+            with pytest.raises(Busy):
+                await create(net.nodes[4])
+        await settled()
+        assert all(len(net.nodes[number].members) == 1 for number in (1, 2, 3))
+
+
+async def test_a_name_taken_elsewhere_leaves_nothing_behind() -> None:
+    async with network(4) as net:
+        taken = await create(net.nodes[2], members=(2,))
+        net.fall(4)
+        with pytest.raises(GroupExists, match="node 2"):
+            await create(net.nodes[1], members=(1, 2, 3, 4))
+        await settled()
+        assert [sorted(node.names.values()) for node in net.nodes.values()] == [[], [taken], [], []]
+        (gone,) = net.nodes[1].registry.deleted
+        assert net.nodes[3].registry.deleted == {gone}
+        net.rise()
+        await settled()
+        assert gone in net.nodes[4].registry.deleted
+
+
+async def test_a_definition_that_is_unsound_or_whose_machine_can_not_be_made_is_never_stored() -> None:
+    async with network() as net:
+        unsound = [
+            spec_of(5, voters=()), spec_of(5, voters=(1, 1)), spec_of(5, voters=(0, 1)),
+            spec_of(5)._replace(machine="new"), spec_of(5)._replace(arguments={"size": "none"}),
+        ]  # fmt: skip
+        for spec in unsound:
+            net.send(1, 2, 2, 0, {"specs": [list(spec)]})
+            net.send(1, 2, 2, 88, {"specs": [list(spec)]})
+        await settled()
+        two = net.nodes[2]
+        assert not two.rows and not two.members and not two.names
+        answers = [header["error"] for _, to, kind, header in net.sent if kind == DEFINED and to == 1]
+        assert len(answers) == len(unsound) and all(answers)
+
+
+async def test_a_name_is_free_again_where_the_disk_refuses_its_definition() -> None:
+    async with network(1) as net:
+        net.nodes[1].full = True
+        with pytest.raises(NoSpace):
+            await create(net.nodes[1], members=(1,))
+        assert not net.nodes[1].names and not net.nodes[1].members
+        net.nodes[1].full = False
+        await create(net.nodes[1], members=(1,))
+
+
+async def test_a_group_deleted_while_its_definition_is_stored_does_not_live() -> None:
+    """Another node refused the name, and its creator took the group back."""
+    async with network(1) as net:
+        one = net.nodes[1]
+        one.meanwhile = lambda: one.registry.delete([77], tell=False)
+        await one.registry._store([spec_of(77, voters=(1,))])
+        one.meanwhile = None
+        assert not one.members and not one.names and one.rows[meta_rows.group_key(77)] is None
+        assert await create(one, members=(1,)) != 77
+
+
+async def test_a_deletion_reaches_who_is_there_and_who_speaks_for_the_group_later() -> None:
+    async with network() as net:
+        uid = await create(net.nodes[1])
+        net.fall(3)
+        member = net.nodes[1].members[uid]
+        assert net.nodes[1].registry.on_delete(member, 5) == b"" and member.state == DELETED
+        await settled()
+        assert net.having(uid) == {3} and not net.nodes[2].names
+        assert all(net.nodes[number].rows[meta_rows.DELETED + meta_rows.KEY.pack(uid)] == b"" for number in (1, 2))
+        net.rise()
+        net.send(3, 1, UNKNOWN_GROUPS, 0, {"uids": [uid]})
+        await settled()
+        assert net.having(uid) == set() and net.sent[-1][1:3] == (3, DELETE_GROUPS)
+        # And nobody brings it back.
+        await net.nodes[2].registry._store([member.spec])
+        assert net.having(uid) == set()
+
+
+async def test_nodes_that_are_to_become_members_are_asked_for_room(autojump_clock: trio.testing.MockClock) -> None:
+    async with network(4) as net:
+        uid = await create(net.nodes[1])
+        member, ask = net.nodes[1].members[uid], net.nodes[1].registry.check_room
+        await ask(member, {4})
+        assert not net.nodes[4].members and not net.nodes[4].names
+        await create(net.nodes[4], members=(4,))
+        with pytest.raises(Refused, match="node 4"):
+            await ask(member, {4})
+        net.lost = {DEFINED}
+        began = trio.current_time()
+        await ask(member, {4})
+        assert trio.current_time() - began == pytest.approx(groups.ASK_AGAIN_SECONDS)
+        net.fall(4)
+        await ask(member, {4})
+        assert trio.current_time() - began == pytest.approx(groups.ASK_AGAIN_SECONDS)
+
+
+async def test_who_has_the_name_refuses_an_unborn_group_and_says_so() -> None:
+    async with network() as net:
+        await create(net.nodes[1], members=(1, 2))
+        orphan = spec_of(99)
+        await net.nodes[3].registry._store([orphan])
+        for number in (1, 2):
+            # They hear of it as it speaks, and ask.
+            net.send(number, 3, UNKNOWN_GROUPS, 0, {"uids": [99]})
+        await settled()
+        assert net.having(99) == set() and not net.nodes[3].names, "two of three voters said no"
+        assert {row[:3] for row in net.sent if row[2] == REFUSED_GROUPS} == {
+            (1, 3, REFUSED_GROUPS),
+            (2, 3, REFUSED_GROUPS),
+        }
+        for node in net.nodes.values():
+            assert not node.gc.departed[99].removed_at and 99 not in node.registry.deleted
+        with pytest.raises(GroupExists):
+            await net.nodes[3].registry._store([orphan])
+
+
+async def test_only_a_group_that_may_be_unborn_is_refused() -> None:
+    """Not one that this node left, has, is rid of, or has lost the definition of."""
+    async with network(1) as net:
+        one = net.nodes[1]
+        left = one.gc.departed[99] = Departed(3, 1, 2, 9, 12)
+        one.members[66] = a_member(1, spec_of(66))
+        one.registry.deleted.add(77)
+        one.barred.add(55)
+        assert await one.registry._refuse([99, 66, 77, 55]) == [] and not one.rows
+        assert await one.registry._refuse([44, 99]) == [44] and one.gc.departed[99] == left
+
+
+async def test_many_groups_come_alive_in_steps() -> None:
+    async with network(1) as net:
+        found = await net.nodes[1].registry.create([{"name": f"g{number}"} for number in range(250)])
+        assert len(found) == len(net.nodes[1].members) == 250 and net.nodes[1].grown == 2
+        assert len([event for event in net.nodes[1].events if event[0] == "rows"]) == 1
