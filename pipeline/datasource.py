@@ -1,4 +1,5 @@
-"""The format "logyard" of Spark's Python Data Source API: a batch source over append logs.
+"""The format "logyard" of Spark's Python Data Source API: a source of batches over append logs, and of streams
+(`stream`).
 
 The range is fixed when a DataFrame is first used and stays: its actions all see the same records. No filter is pushed
 down (PySpark 4.2 and 4.3 give wrong results then): narrow by options. Registered by `pyspark_logyard`.
@@ -17,13 +18,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from .errors import OptionError
 from .offsets import check_named, ending_times, resolve, starting_times
 from .opening import open_source
-from .options import Options, parse_options
+from .options import STREAM, Options, parse_loaded, parse_options
 from .partitions import pack, spread, weigh
 from .sources import Wanted
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
+
+    from .stream import StreamReader
 
 
 @dataclass
@@ -34,7 +37,7 @@ class LogPartition(InputPartition):
 
 
 class LogyardDataSource(DataSource):
-    """``spark.read.format("logyard")``; options in `options.OPTIONS`."""
+    """``spark.read.format("logyard")`` and ``spark.readStream``; options in `options.OPTIONS`."""
 
     @classmethod
     def name(cls) -> str:
@@ -45,7 +48,7 @@ class LogyardDataSource(DataSource):
         """Return the columns, after all options were checked, and that the logs which are named are there."""
         from .schema import spark_schema
 
-        options = parse_options(self.options)
+        options = parse_loaded(self.options)
         if options.names is not None:
             with closing(open_source(options)) as source:
                 check_named(options, source.logs(options.names))
@@ -56,6 +59,17 @@ class LogyardDataSource(DataSource):
         options = parse_options(self.options)
         check_schema(schema, options)
         return LogReader(options)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        """Return a reader of the stream. What is wrong with the options it says when it is first asked."""
+        from .stream import StreamReader
+
+        def parsed() -> Options:
+            options = parse_options(self.options, STREAM)
+            check_schema(schema, options)
+            return options
+
+        return StreamReader(parsed)
 
 
 class LogReader(DataSourceReader):

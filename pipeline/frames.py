@@ -97,8 +97,8 @@ def decode(scan: Scan, names: Sequence[str], reading: Reading, fetch: Fetch) -> 
     yield from _kept(batch, frame.keep, at, batch.num_rows, reading.batch_rows)
 
 
-def gap_batch(log: str, first: int, count: int, payloads: bool) -> pa.RecordBatch:
-    """Return one row of kind `GAP`."""
+def gap_batch(log: str, first: int, count: int | None, payloads: bool) -> pa.RecordBatch:
+    """Return one row of kind `GAP`; `count` None: nobody knows how many records."""
     row = {"log": log, "offset": first, "kind": GAP, "payload_size": count}
     return pa.RecordBatch.from_pylist([row], schema=arrow_schema(payloads))
 

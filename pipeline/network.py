@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logyard.client.admin import Call, call_node
 from logyard.client.log import body_steps
@@ -31,6 +31,7 @@ from logyard.protocol.tls import client_context
 from logyard.protocol.verbs import LOG_ROWS, RANGES_MAX
 
 from .errors import DataLoss
+from .partitions import Weighed, spread
 from .sources import LogInfo, Reading, Wanted
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ SCAN_ROWS = 40_000
 
 SILENT_S = 10.0
 """Who did not answer is not asked again for so long, while there is somebody else."""
+REACH_S = 10.0
+"""A source that is kept looks so often whether the cluster has other nodes now."""
 
 
 class Silent:
@@ -130,6 +133,13 @@ class Pending:
         self.since = now
 
 
+class Survey(NamedTuple):
+    """What logs there are, as far as the nodes that answered know; `missing` are those that did not."""
+
+    infos: list[LogInfo]
+    missing: set[int]
+
+
 class NetworkSource:
     """`sources.LogSource` over a cluster. `servers` are client addresses "host:port"; one that answers is enough."""
 
@@ -139,6 +149,8 @@ class NetworkSource:
         self._timeout_s = timeout_s
         self._yard: Yard | None = None
         self._addresses: dict[int, str] | None = None
+        self._reached = 0.0
+        self._took: dict[int, float] = {}
         self._chance = random.Random()
 
     @property
@@ -150,13 +162,19 @@ class NetworkSource:
 
     def close(self) -> None:
         """Close all connections."""
+        self._took.clear()
         if self._yard is not None:
             self._yard.close()
             self._yard = None
 
     def logs(self, names: Collection[str] | None = None, pattern: str | None = None) -> list[LogInfo]:
-        """See `LogSource.logs`. One call a node; a node that does not answer is left out, with a warning. A log all
-        of whose members are on such nodes is not found."""
+        """See `LogSource.logs`. A node that does not answer is left out, with a warning. A log all of whose members are
+        on such nodes is not found."""
+        return self.survey(names, pattern).infos
+
+    def survey(self, names: Collection[str] | None = None, pattern: str | None = None) -> Survey:
+        """Return `logs`, and which nodes did not answer. One call a node, and when a node is asked for the first time
+        one more, which is short."""
         few = sorted(names) if names is not None and len(names) <= NAMES_MAX else None
         addresses = self._reach()
         found: list[LogRow] = []
@@ -177,11 +195,52 @@ class NetworkSource:
             log.warning("node %d does not answer (%s); logs that are on it alone are not seen", node, why)
         matches = re.compile(pattern).fullmatch if pattern is not None else None
         dead = {node for node, _ in missing}
-        return [
-            info._replace(members=tuple(node for node in info.members if node not in dead))
+        infos = [
+            info._replace(members=tuple(node for node in info.members if node not in dead)) if dead else info
             for info in merge_rows(found)
             if (names is None or info.name in names) and (matches is None or matches(info.name))
         ]
+        return Survey(infos, dead)
+
+    def refresh(self) -> None:
+        """See now and then what nodes the cluster has: for a source that is kept."""
+        if self._addresses is None or time.monotonic() < self._reached + REACH_S:
+            return
+        known, self._addresses = self._addresses, None
+        if self._reach() != known:
+            self.close()
+
+    def is_gone(self, name: str, uid: int) -> bool:
+        """Return whether the log was deleted: every node says that it has no group of that name, or another one. A log
+        that is merely halted is in no survey either. Raises what keeps a node from answering."""
+        try:
+            found = self.yard.locate(name)
+        except UnknownGroup:
+            return True
+        return int(found["uid"]) != uid
+
+    def place(self, wanted: Sequence[Wanted]) -> list[Wanted]:
+        """Return ranges with whom to ask: members that have all of it, followers first. Waits for no node once each
+        range has one; without any the range is asked of whoever there is."""
+        names = sorted({one.log for one in wanted})
+        few = names if len(names) <= NAMES_MAX else None
+        addresses = self._reach()
+        asked = [node for node in addresses if not SILENT.is_silent(addresses[node])] or list(addresses)
+        found: dict[tuple[str, int], list[LogRow]] = {}
+        open_ranges = list(wanted)
+        for node, answer in as_they_come({node: partial(self._rows, node, few) for node in asked}):
+            if isinstance(answer, LogyardError):
+                SILENT.note(addresses[node])
+                continue
+            for row in answer:
+                found.setdefault((row.name, row.uid), []).append(row._replace(members=(node,)))
+            open_ranges = [one for one in open_ranges if not _holders(one, found)]
+            if not open_ranges:
+                break
+        leaders = {name: max(row.leader for row in rows) for (name, _), rows in found.items()}
+        weighed = [Weighed(one._replace(nodes=_holders(one, found)), one.end - one.first) for one in wanted]
+        placed = {one.wanted[:4]: one.wanted for one in spread(weighed, leaders)}
+        return [placed[one[:4]] for one in wanted]
 
     def _reach(self) -> dict[int, str]:
         """Return the client address of every node. All of `servers` are asked at once, and the first that answers is
@@ -196,6 +255,7 @@ class NetworkSource:
                     continue
                 self._servers = [server, *(other for other in self._servers if other != server)]
                 self._addresses = dict(answer)
+                self._reached = time.monotonic()
                 break
             else:
                 why = "; ".join(str(error) for _, error in refusals)
@@ -205,12 +265,18 @@ class NetworkSource:
 
     def _rows(self, node: int, names: Sequence[str] | None) -> list[LogRow]:
         rows: list[LogRow] = []
-        self.yard.run(call_node("cluster", node), NODE_PATIENCE_S)
+        patience = max(NODE_PATIENCE_S, 10 * self._took.get(node, 0.0))
+        if node not in self._took:
+            # A long answer may take its time, a node that is not there may not.
+            self.yard.run(call_node("cluster", node), NODE_PATIENCE_S)
+            patience = ANSWER_S
+        began = time.monotonic()
         while True:
             after = rows[-1].name if rows else ""
-            page: list[LogRow] = self.yard.run(logs_call(node, after, names), ANSWER_S)
+            page: list[LogRow] = self.yard.run(logs_call(node, after, names), patience)
             rows += page
             if len(page) < LOG_ROWS:
+                self._took[node] = time.monotonic() - began
                 return rows
 
     def offsets_at(self, times: Mapping[str, int]) -> dict[str, int]:
@@ -409,6 +475,11 @@ class NetworkSource:
 
     def _order(self, nodes: Sequence[int]) -> list[int]:
         return list(dict.fromkeys([*nodes, *self.yard.nodes()]))
+
+
+def _holders(one: Wanted, found: Mapping[tuple[str, int], Sequence[LogRow]]) -> tuple[int, ...]:
+    """Return the nodes whose member has all of a range, or has what is left of one that was truncated."""
+    return tuple(row.members[0] for row in found.get((one.log, one.uid), ()) if row.end >= one.end)
 
 
 def merge_rows(rows: Sequence[LogRow]) -> list[LogInfo]:

@@ -71,25 +71,44 @@ def resolve(
             named = "startingOffsets", "endingOffsets"
         first = {EARLIEST: info.start, LATEST: info.end}.get(first, first)
         end = {LATEST: info.end}.get(end, end)
-        if info.name in starts and first >= info.end and options.strategy == "error":
-            raise OptionError(
-                f"startingTimestamp: log {info.name!r} has no record stamped then or later; set "
-                "startingOffsetsByTimestampStrategy=latest to read nothing of such logs"
-            )
-        for option, offset in zip(named, (first, end), strict=True):
-            if offset > info.end:
-                raise OptionError(f"{option}: log {info.name!r} ends at {info.end}, {offset} is not there yet")
-        if first < min(info.start, end) and options.fail:
-            raise DataLoss(
-                f"log {info.name!r}: records {first}..{min(info.start, end) - 1} were truncated, it starts at "
-                f"{info.start}; set {named[0]} to -2 (earliest), or failOnDataLoss=false for a row of kind 'gap'",
-                log=info.name,
-                first=first,
-                end=min(info.start, end),
-            )
+        _check(options, info, named, first, end, by_time=info.name in starts)
         if first < end:
             found.append(Wanted(info.name, info.uid, first, end, nodes(info)))
     return found
+
+
+def first_offsets(options: Options, infos: Sequence[LogInfo], starts: Mapping[str, int]) -> dict[str, int]:
+    """Return where a new stream begins in each log. `starts` and errors as for `resolve`."""
+    found = {}
+    for info in infos:
+        first = _offset(options.starting, info.name, EARLIEST)
+        if info.name in starts:
+            first = min(starts[info.name], info.end)
+        first = {EARLIEST: info.start, LATEST: info.end}.get(first, first)
+        named = "startingOffsets", "startingOffsets"
+        _check(options, info, named, first, info.end, by_time=info.name in starts)
+        found[info.name] = first
+    return found
+
+
+def _check(options: Options, info: LogInfo, named: tuple[str, str], first: int, end: int, *, by_time: bool) -> None:
+    """Raise for a range that is not there yet, or no more."""
+    if by_time and first >= info.end and options.strategy == "error":
+        raise OptionError(
+            f"startingTimestamp: log {info.name!r} has no record stamped then or later; set "
+            "startingOffsetsByTimestampStrategy=latest to read nothing of such logs"
+        )
+    for option, offset in zip(named, (first, end), strict=True):
+        if offset > info.end:
+            raise OptionError(f"{option}: log {info.name!r} ends at {info.end}, {offset} is not there yet")
+    if first < min(info.start, end) and options.fail:
+        raise DataLoss(
+            f"log {info.name!r}: records {first}..{min(info.start, end) - 1} were truncated, it starts at "
+            f"{info.start}; set {named[0]} to -2 (earliest), or failOnDataLoss=false for a row of kind 'gap'",
+            log=info.name,
+            first=first,
+            end=min(info.start, end),
+        )
 
 
 def _offset(asked: Offsets, name: str, otherwise: int) -> int:

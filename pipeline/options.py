@@ -1,7 +1,9 @@
 """The options of the data source: one table from which they are parsed, refused and documented.
 
-Every option is checked when a DataFrame is loaded, before anything is asked of a cluster. An error begins with the
-option's name, since only the first line survives the way to Spark. Used by `datasource`; pure.
+Every option is checked when a DataFrame is loaded, before anything is asked of a cluster, as far as batches and streams
+agree on it: Spark does not tell a Python source which of them is loaded before it begins (decision 0029). An error
+begins with the option's name, since only the first line survives the way to Spark. Used by `datasource` and `stream`;
+pure.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
 from .errors import OptionError
+from .partitions import LOG_ROWS_WEIGHT
 from .sources import INLINE_BYTES, Reading
 
 EARLIEST = -2
 LATEST = -1
 INLINE_MAX = 1 << 30
+BATCH = "batch"
+STREAM = "stream"
 Offsets: TypeAlias = int | dict[str, int]
 """One offset for all logs, or one for each that is named; `EARLIEST` and `LATEST` stand for themselves."""
 SIZE = re.compile(r"(\d+)\s*(?:([kmgt])i?)?b?", re.IGNORECASE)
@@ -27,13 +32,17 @@ UNITS = {None: 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 class Option(NamedTuple):
-    """One option: its text becomes the field `field` by `parse`; `default` is the text of one that is not given."""
+    """One option: its text becomes the field `field` by `parse`; `default` is the text of one that is not given, in a
+    stream `streams_default`. `only`: `BATCH` or `STREAM` for one that the other refuses, `why` says then what to do."""
 
     name: str
     field: str
     parse: Callable[[str], Any]
     default: str
     doc: str
+    only: str = ""
+    why: str = ""
+    streams_default: str | None = None
 
 
 def _text(text: str) -> str:
@@ -109,8 +118,10 @@ def _object(text: str, least: int) -> dict[str, int]:
 
 
 def _starting(text: str) -> Offsets:
-    """Return where a batch begins, which can't be `latest`: that would be an empty read."""
-    return EARLIEST if text.lower() == "earliest" else _object(text, EARLIEST)
+    """Return where to begin; a batch refuses `latest`: it would be empty."""
+    if text.lower() in ("earliest", "latest"):
+        return EARLIEST if text.lower() == "earliest" else LATEST
+    return _object(text, EARLIEST)
 
 
 def _ending(text: str) -> Offsets:
@@ -130,6 +141,19 @@ def _strategy(text: str) -> str:
     if text in ("error", "latest"):
         return text
     raise ValueError("error or latest is expected")
+
+
+def _new_logs(text: str) -> str:
+    if text in ("earliest", "latest"):
+        return text
+    raise ValueError("earliest or latest is expected")
+
+
+def _consumer(text: str) -> tuple[str, str]:
+    group, _, key = text.partition("/")
+    if group and key:
+        return group, key
+    raise ValueError("a KV group and a key in it are expected, like hints/spark/orders")
 
 
 def _payload(text: str) -> bool:
@@ -162,18 +186,24 @@ def _is_span(span: object) -> bool:
     )
 
 
+NO_END = "a stream has no end: use availableNow for what is there now, or read a batch (spark.read)"
+BOUNDED = "a batch is bounded by startingOffsets and endingOffsets"
+
 OPTIONS: tuple[Option, ...] = (
     Option("servers", "servers", _names, "", "Client addresses of a running cluster, `host:port,host:port`; one that"
            " answers is enough. Either this or `path`."),
-    Option("path", "path", _text, "", "The directory of a stopped node, or a backup; read without any server."),
+    Option("path", "path", _text, "", "The directory of a stopped node, or a backup; read without any server. Alone,"
+           " as in `load(\"DIR\")`, it means all logs.", BATCH, "nothing is appended to a stopped directory: read it as"
+           " a batch (spark.read)"),
     Option("subscribe", "subscribe", _names, "", "Names of logs, separated by commas. Exactly one of the three."),
     Option("subscribePattern", "pattern", _pattern, "", "A regular expression (Python's) that whole names match."),
     Option("assign", "assign", _assign, "", 'Logs as JSON: `["a", "b"]`, or exact ranges `{"a": [first, end]}`, the'
            " end excluded; -2 is the start, -1 the end of the log."),
     Option("startingOffsets", "starting", _starting, "earliest", "`earliest`, or JSON: `{\"a\": 100}`; -2 is earliest,"
-           " -1 latest. Logs that are not named begin at earliest."),
+           " -1 latest. Logs that are not named begin at earliest. A stream takes `latest`, too, which is its default.",
+           streams_default="latest"),
     Option("endingOffsets", "ending", _ending, "latest", "`latest`, or JSON: `{\"a\": 200}`, excluded; -1 is latest."
-           " Logs that are not named end at latest."),
+           " Logs that are not named end at latest.", BATCH, NO_END),
     Option("startingTimestamp", "starting_time", _millis, "", "Milliseconds since 1970: from the first record stamped"
            " then or later. In place of `startingOffsets`."),
     Option("startingOffsetsByTimestamp", "starting_times", _times, "", "The same for each log, as JSON; others begin at"
@@ -181,9 +211,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("startingOffsetsByTimestampStrategy", "strategy", _strategy, "error", "What to do with a log without such a"
            " record: `error`, or `latest` to read nothing of it."),
     Option("endingTimestamp", "ending_time", _millis, "", "Milliseconds since 1970: up to, without, the first record"
-           " stamped then or later. In place of `endingOffsets`."),
+           " stamped then or later. In place of `endingOffsets`.", BATCH, NO_END),
     Option("endingOffsetsByTimestamp", "ending_times", _times, "", "The same for each log, as JSON; others end at"
-           " latest."),
+           " latest.", BATCH, NO_END),
     Option("includePayload", "payloads", _payload, "none", "`inline` adds the column `payload`; `none` reads metadata"
            " only and touches no large payload anywhere."),
     Option("maxInlineBytes", "inline_bytes", _inline, str(INLINE_BYTES), "A larger payload is null in that column; its"
@@ -195,13 +225,26 @@ OPTIONS: tuple[Option, ...] = (
     Option("minPartitions", "min_partitions", _count, "", "At least about so many tasks. Not given: by size, up to"
            " twice the driver's cores."),
     Option("maxPartitionBytes", "max_partition_bytes", _size, "128m", "About as much for one task; a longer log is"
-           " split."),
+           " split.", BATCH, "it goes by what the servers estimate today, and a batch that is repeated must be cut as"
+           " it was: here it is maxPartitionRows"),
     Option("timeoutSeconds", "timeout_s", _seconds, "60", "How long a range may make no progress on any node before the"
            " task fails."),
     Option("tlsCa", "tls_ca", _text, "", "The authority's certificate, a file on driver and executors. With it and the"
            " next two, connections are secured; without, only loopback addresses are reached."),
     Option("tlsCertificate", "tls_certificate", _text, "", "The client's certificate, a file."),
     Option("tlsKey", "tls_key", _text, "", "The key to it, a file."),
+    Option("maxOffsetsPerTrigger", "max_offsets", _count, "", "Records of a batch at most, over all logs.", STREAM,
+           BOUNDED),
+    Option("maxBytesPerTrigger", "max_bytes", _size, "", "About so many bytes of metadata and payload a batch, by"
+           " estimates; one record always passes. In place of `maxOffsetsPerTrigger`.", STREAM, BOUNDED),
+    Option("minRowsPerLog", "min_rows", _count, "1000", "How a limit is shared out: a log that takes part in a batch"
+           " gets at least so many of its records, if it has them; logs take turns.", STREAM, BOUNDED),
+    Option("newLogs", "new_logs", _new_logs, "earliest", "Where logs begin that appear while the stream is there:"
+           " `earliest` or `latest`.", STREAM, "a batch reads the logs that are there"),
+    Option("maxPartitionRows", "max_partition_rows", _count, "250000", "Records of a task at most, each log counted as"
+           f" {LOG_ROWS_WEIGHT} more; a longer log is split.", STREAM, "here it is maxPartitionBytes"),
+    Option("consumer", "consumer", _consumer, "", "`GROUP/KEY`: a key of a KV group to which the stream writes how far"
+           " it has come, as a hint for retention and dashboards.", STREAM, "a batch has no place of its own"),
 )  # fmt: skip
 
 
@@ -231,6 +274,12 @@ class Options:
     tls_ca: str | None
     tls_certificate: str | None
     tls_key: str | None
+    max_offsets: int | None
+    max_bytes: int | None
+    min_rows: int
+    new_logs: str
+    max_partition_rows: int
+    consumer: tuple[str, str] | None
 
     @property
     def reading(self) -> Reading:
@@ -243,27 +292,48 @@ class Options:
         return self.subscribe if self.assign is None else tuple(self.assign)
 
 
-def parse_options(given: Mapping[str, str]) -> Options:
-    """Return the options of a load; names are not case-sensitive. Raises `OptionError`; it begins with the option's
-    name."""
+def parse_loaded(given: Mapping[str, str]) -> Options:
+    """Return the options of a load that may be a batch's or a stream's. Raises `OptionError` for what is wrong in
+    both."""
+    try:
+        return parse_options(given)
+    except OptionError as error:
+        try:
+            return parse_options(given, STREAM)
+        except OptionError as streams:
+            streaming = {option.name.lower() for option in OPTIONS if option.only == STREAM}
+            raise (streams if any(name.lower() in streaming for name in given) else error) from None
+
+
+def parse_options(given: Mapping[str, str], kind: str = BATCH) -> Options:
+    """Return the options of a `BATCH` or a `STREAM`; names are not case-sensitive. Raises `OptionError`; it begins with
+    the option's name."""
     texts = {name.lower(): (name, text) for name, text in given.items()}
     fields: dict[str, Any] = {}
     present: set[str] = set()
     for option in OPTIONS:
         _, text = texts.pop(option.name.lower(), ("", None))
+        default = option.default
+        if kind == STREAM and option.streams_default is not None:
+            default = option.streams_default
         if text is not None:
+            if option.only not in ("", kind):
+                raise OptionError(f"{option.name}: {option.why}")
             present.add(option.name)
-        elif not option.default:
+        elif not default:
             fields[option.field] = None
             continue
         try:
-            fields[option.field] = option.parse(option.default if text is None else text)
+            fields[option.field] = option.parse(default if text is None else text)
         except ValueError as error:
             raise OptionError(f"{option.name}: {error}, not {text!r}") from None
     for name, _ in texts.values():
-        raise OptionError(_unknown(name))
+        raise OptionError(_unknown(name, kind))
     _exactly_one(present, "servers", "path")
-    _exactly_one(present, "subscribe", "subscribePattern", "assign")
+    if "path" in present and not present & {"subscribe", "subscribePattern", "assign"}:
+        fields["pattern"] = ".*"
+    else:
+        _exactly_one(present, "subscribe", "subscribePattern", "assign")
     starts = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
     ends = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
     for several in (starts, ends):
@@ -274,6 +344,14 @@ def parse_options(given: Mapping[str, str]) -> Options:
         both = [name for name in (*starts, *ends) if name in present]
         if both:
             raise OptionError(f"{both[0]}: assign gives the ranges already")
+        if kind == STREAM:
+            raise OptionError("assign: exact ranges are a batch's: give a list of logs, and startingOffsets")
+    if kind == STREAM and present & set(starts[1:]):
+        fields["starting"] = EARLIEST
+    if kind == BATCH and fields["starting"] == LATEST:
+        raise OptionError("startingOffsets: latest would be an empty batch; a stream begins there")
+    if fields["max_offsets"] is not None and fields["max_bytes"] is not None:
+        raise OptionError("maxBytesPerTrigger: it excludes maxOffsetsPerTrigger: Spark hands a Python source one limit")
     tls = [name for name in ("tlsCa", "tlsCertificate", "tlsKey") if name not in present]
     if 0 < len(tls) < 3:
         raise OptionError(f"{tls[0]}: it is needed too: tlsCa, tlsCertificate and tlsKey go together")
@@ -282,16 +360,19 @@ def parse_options(given: Mapping[str, str]) -> Options:
     return found
 
 
+NO_LEAST = (
+    "Spark knows a least number of rows for a Python source (ReadMinRows), but not together with a greatest one, and "
+    "it may wait for ever under availableNow: use a longer trigger interval"
+)
 ELSEWHERE = {
     "kafka.bootstrap.servers": "here it is servers",
     "bootstrap.servers": "here it is servers",
     "topic": "here a topic's partitions are logs: subscribe, subscribePattern or assign",
     "includeHeaders": "what a record has beside its payload is in the column meta",
-    "maxOffsetsPerTrigger": "logs are read as batches: give startingOffsets and endingOffsets",
-    "minOffsetsPerTrigger": "logs are read as batches: give startingOffsets and endingOffsets",
-    "maxBytesPerTrigger": "logs are read as batches: give startingOffsets and endingOffsets",
-    "maxTriggerDelay": "logs are read as batches: give startingOffsets and endingOffsets",
-    "maxRecordsPerPartition": "here it is maxPartitionBytes",
+    "minOffsetsPerTrigger": NO_LEAST,
+    "maxTriggerDelay": NO_LEAST,
+    "maxRecordsPerPartition": "here it is maxPartitionBytes, in a stream maxPartitionRows",
+    "startingTime": "here it is startingTimestamp",
     "groupIdPrefix": "a read joins no group of consumers",
     "kafka.group.id": "a read joins no group of consumers",
     "fetchOffset.numRetries": "here it is timeoutSeconds",
@@ -304,14 +385,16 @@ ELSEWHERE = {
 """Options of Spark's format "kafka" and what stands in their place."""
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, kind: str) -> str:
     """Return what is said of an option that is none. Spark hands names over in lower case: known ones are written as
     their own documentation writes them."""
     elsewhere = {one.lower(): one for one in ELSEWHERE}
     if name.lower() in elsewhere:
         foreign = elsewhere[name.lower()]
         return f"{foreign}: there is no such option; {ELSEWHERE[foreign]}"
-    known = {one.name.lower(): one.name for one in OPTIONS}
+    if name.lower().startswith("kafka."):
+        return f"{name}: there is no such option; there is no Kafka client behind this format, and nothing to set in it"
+    known = {one.name.lower(): one.name for one in OPTIONS if one.only in ("", kind)}
     near = get_close_matches(name.lower(), known, 1)
     if near:
         return f"{name}: there is no such option; is it {known[near[0]]}?"
@@ -339,8 +422,16 @@ def _check_place(options: Options) -> None:
         raise OptionError(f"path: {options.path!r} is no directory")
 
 
-def options_table() -> str:
-    """Return the table of docs/guides/spark.md."""
+def options_table(kind: str = BATCH) -> str:
+    """Return a table of docs/guides/spark.md: a batch's options, or those that only a stream has."""
     rows = ["| option | default | meaning |", "| --- | --- | --- |"]
-    rows += [f"| {one.name} | {f'`{one.default}`' if one.default else ''} | {one.doc} |" for one in OPTIONS]
+    chosen = [one for one in OPTIONS if (one.only == STREAM) == (kind == STREAM)]
+    rows += [f"| {one.name} | {f'`{one.default}`' if one.default else ''} | {one.doc} |" for one in chosen]
+    return "\n".join(rows) + "\n"
+
+
+def foreign_table() -> str:
+    """Return the table of docs/guides/from-kafka.md: what is said of each option of Spark's format "kafka"."""
+    rows = ["| option | what `load()` says |", "| --- | --- |"]
+    rows += [f"| `{name}` | there is no such option; {why} |" for name, why in ELSEWHERE.items()]
     return "\n".join(rows) + "\n"

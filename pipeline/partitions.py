@@ -1,7 +1,8 @@
 """From ranges to tasks: many small logs in one, a long one in several, by weight. Pure; called by `datasource`.
 
 A task costs about 27 ms however little it does, so there are few; those of one node are apart in the order of tasks, so
-that those that run together ask different nodes.
+that those that run together ask different nodes. A stream's tasks are cut by names and rows alone (`cut`): a batch that
+is repeated after a failure must have the same ones, whoever leads then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ LOG_BYTES = 16 << 10
 """What a log weighs beside its rows: finding its first record."""
 LEAST_BYTES = 4 << 20
 """Not worth a task of its own, unless more are asked for."""
+LOG_ROWS_WEIGHT = 1000
+"""What a log weighs in a stream's task beside its rows: about as long as so many rows take."""
 
 
 class Weighed(NamedTuple):
@@ -77,6 +80,34 @@ def pack(ranges: Sequence[Weighed], max_bytes: int, min_partitions: int | None, 
             weight -= weight * taken // rows
             room = 0
     return [tuple(task) for _, task in _mixed(tasks)]
+
+
+def cut(ranges: Sequence[Wanted], max_rows: int, min_partitions: int | None) -> list[tuple[Wanted, ...]]:
+    """Return a stream's tasks: logs by name, each task up to `max_rows` with `LOG_ROWS_WEIGHT` for each log. A log that
+    is longer is split evenly, any other stays whole, so that its records stay in order. Depends on nothing else."""
+    total = sum(_stream_weight(one) for one in ranges)
+    if not total:
+        return []
+    room = max(1, min(max_rows, -(-total // (min_partitions or 1))))
+    tasks: list[list[Wanted]] = []
+    left = 0
+    for one in sorted(ranges):
+        rows = one.end - one.first
+        parts = min(rows, -(-_stream_weight(one) // room))
+        for number in range(parts):
+            first, end = (one.first + rows * at // parts for at in (number, number + 1))
+            part = one._replace(first=first, end=end)
+            weight = _stream_weight(part)
+            if weight > left:
+                tasks.append([])
+                left = room
+            tasks[-1].append(part)
+            left -= weight
+    return [tuple(task) for task in tasks]
+
+
+def _stream_weight(one: Wanted) -> int:
+    return one.end - one.first + LOG_ROWS_WEIGHT
 
 
 def _mixed(tasks: Sequence[tuple[int, list[Wanted]]]) -> list[tuple[int, list[Wanted]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ from logyard.pipeline.errors import DataLoss, OptionError
 from logyard.pipeline.network import merge_rows
 from logyard.pipeline.offsets import check_named, ending_times, resolve, starting_times
 from logyard.pipeline.options import Options, parse_options
-from logyard.pipeline.partitions import LEAST_BYTES, Weighed, pack, spread, weigh
+from logyard.pipeline.partitions import LEAST_BYTES, LOG_ROWS_WEIGHT, Weighed, cut, pack, spread, weigh
 from logyard.pipeline.sources import LogInfo, Wanted
 
 A = LogInfo("a", 1, 10, 100, 0, 1, (1, 2, 3))
@@ -144,3 +145,36 @@ def test_every_record_is_in_exactly_one_task(
         assert [parts[0][0], parts[-1][1]] == [one.first, one.end]
         assert all(left[1] == right[0] for left, right in pairwise(parts))
     assert not seen
+
+
+def test_a_streams_tasks_hold_logs_by_name_and_split_only_a_long_one() -> None:
+    small = [Wanted(f"log-{n:03}", 7, 5, 105) for n in range(300)]
+    tasks = cut(small, 250_000, None)
+    assert [len(task) for task in tasks] == [227, 73] and [one for task in tasks for one in task] == small
+    assert len(cut(small, 250_000, 6)) == 6
+    long = cut([Wanted("a", 7, 0, 10), Wanted("long", 7, 100, 1_000_100), Wanted("z", 7, 0, 10)], 250_000, None)
+    parts = [one for task in long for one in task if one.log == "long"]
+    assert len(parts) == 5 and all(left.end == right.first for left, right in pairwise(parts))
+    assert (parts[0].first, parts[-1].end) == (100, 1_000_100)
+    assert cut([], 5, 5) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 9)), max_size=40),
+    st.integers(1, 10**6), st.one_of(st.none(), st.integers(1, 50)), st.randoms(),
+)  # fmt: skip
+def test_a_streams_tasks_depend_on_ranges_and_options_alone(
+    sizes: list[tuple[int, int]], max_rows: int, least: int | None, chance: random.Random
+) -> None:
+    ranges = [Wanted(f"log-{n}", 1, first, first + rows) for n, (rows, first) in enumerate(sizes)]
+    tasks = cut(ranges, max_rows, least)
+    mixed = list(ranges)
+    chance.shuffle(mixed)
+    assert cut(mixed, max_rows, least) == tasks
+    covered = [one for task in tasks for one in task]
+    assert covered == sorted(covered)
+    for one in ranges:
+        parts = [part for part in covered if part.log == one.log]
+        assert (parts[0].first, parts[-1].end) == (one.first, one.end)
+        assert all(left.end == right.first for left, right in pairwise(parts))
+        assert len(parts) == 1 or one.end - one.first + LOG_ROWS_WEIGHT > max_rows or least

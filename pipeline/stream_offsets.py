@@ -1,0 +1,245 @@
+"""Where a stream is in its logs, what its next batch reads, and how a limit is shared out: pure functions.
+
+An offset is what Spark keeps in the checkpoint: ``{"v": 1, "turn": NAME, "logs": {NAME: [uid, next]}}``, each log that
+was ever seen. A log that was met in that very batch has a third number, its first offset in it: so what a batch reads
+follows from its two offsets alone, and a batch that is repeated reads the same (decision 0029). Used by `stream`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from logyard.protocol.errors import LogyardError
+
+from .errors import DataLoss
+from .options import Options
+from .sources import LogInfo, Wanted
+
+VERSION = 1
+
+
+class BadOffset(LogyardError):
+    """A checkpoint's offset is of another version, or none."""
+
+    code = "bad_offset"
+
+
+class Position(NamedTuple):
+    """The next offset to be read of log `uid`. `first`: the log was met in this batch, which begins there."""
+
+    uid: int
+    next: int
+    first: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """A place in the stream. `turn`: the log that was the last to take part in a limited batch."""
+
+    logs: Mapping[str, Position] = field(default_factory=dict)
+    turn: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return what Spark stores as JSON."""
+        logs = {
+            name: [one.uid, one.next] if one.first is None else [one.uid, one.next, one.first]
+            for name, one in self.logs.items()
+        }
+        return {"v": VERSION, "turn": self.turn, "logs": logs}
+
+
+def parse_offset(value: Any) -> StreamOffset:
+    """Return a checkpoint's offset. Raises `BadOffset`."""
+    if not isinstance(value, dict) or "v" not in value:
+        raise BadOffset(
+            f"checkpoint: {_short(value)} is no offset of the format logyard: the checkpoint is another source's, or "
+            "damaged; start the query with a new checkpointLocation and startingOffsets"
+        )
+    if value["v"] != VERSION:
+        raise BadOffset(
+            f"checkpoint: its offsets are of version {value['v']!r}, this logyard knows version {VERSION}: use the "
+            "logyard that wrote it, or start the query with a new checkpointLocation and startingOffsets"
+        )
+    logs, turn = value.get("logs"), value.get("turn", "")
+    if not isinstance(logs, dict) or not isinstance(turn, str):
+        raise _damaged(value)
+    for one in logs.values():
+        if not (
+            isinstance(one, list) and len(one) in (2, 3) and all(type(part) is int and part >= 0 for part in one)
+            and (len(one) == 2 or one[2] <= one[1])
+        ):  # fmt: skip
+            raise _damaged(one)
+    return StreamOffset({name: Position(*one) for name, one in logs.items()}, turn)
+
+
+def _damaged(value: Any) -> BadOffset:
+    return BadOffset(
+        f"checkpoint: {_short(value)} in its offsets is not what logyard writes: the checkpoint is damaged; delete its "
+        "newest files in offsets/ if that batch was not committed, or start with a new checkpointLocation"
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Lost(NamedTuple):
+    """A log that ended before it was read to its end: it was deleted, or made anew. How much is missing from `next` on
+    nobody knows."""
+
+    log: str
+    next: int
+
+
+class Batch(NamedTuple):
+    """What is read between two offsets: ranges, by name, and logs that ended."""
+
+    ranges: list[Wanted]
+    lost: list[Lost]
+
+
+def between(start: StreamOffset, end: StreamOffset) -> Batch:
+    """Return what a batch reads. Raises `BadOffset` for an end that lies before its start."""
+    ranges: list[Wanted] = []
+    lost: list[Lost] = []
+    for name, one in sorted(end.logs.items()):
+        known = start.logs.get(name)
+        if known is not None and known.uid == one.uid:
+            first = known.next
+        else:
+            if known is not None:
+                lost.append(Lost(name, known.next))
+            first = one.next if one.first is None else one.first
+        if first > one.next:
+            raise BadOffset(
+                f"checkpoint: a batch of log {name!r} would begin at {first} and end at {one.next}: its files in "
+                "offsets/ are not of one query; start with a new checkpointLocation"
+            )
+        if first < one.next:
+            ranges.append(Wanted(name, one.uid, first, one.next))
+    lost += [Lost(name, start.logs[name].next) for name in sorted(start.logs.keys() - end.logs.keys())]
+    return Batch(ranges, lost)
+
+
+class Limit(NamedTuple):
+    """How much a batch may hold: `budget` in units of which a record of a log costs `costs` (1 where it is not there);
+    a log that takes part gets at least `least` records."""
+
+    budget: int
+    least: int
+    costs: Mapping[str, int]
+
+
+def advance(
+    start: StreamOffset, infos: Sequence[LogInfo], gone: Collection[str], options: Options, limit: Limit | None
+) -> StreamOffset:
+    """Return the end of the next batch; `start` itself when there is nothing new. `gone` are logs that were deleted,
+    for certain; any other that is not in `infos` keeps its place. Raises `DataLoss` unless a gap is allowed."""
+    logs = {name: Position(one.uid, one.next) for name, one in start.logs.items() if name not in gone}
+    changed = len(logs) < len(start.logs)
+    if changed and options.fail:
+        name = min(name for name in start.logs if name in gone)
+        raise _deleted(name, start.logs[name].next, "it was deleted; records")
+    # Where each log goes on in this batch, and how many of its records there are.
+    begins: dict[str, int] = {}
+    backlog: list[tuple[str, int]] = []
+    for info in infos:
+        known = start.logs.get(info.name)
+        if known is None or known.uid != info.uid:
+            if known is not None and options.fail:
+                raise _deleted(info.name, known.next, "it was deleted and made anew; records")
+            begin = info.end if known is None and options.new_logs == "latest" else info.start
+            logs[info.name] = Position(info.uid, begin)
+            changed = True
+        else:
+            begin = known.next
+            if begin < info.start:
+                if options.fail:
+                    raise DataLoss(
+                        f"log {info.name!r}: records {begin}..{info.start - 1} were truncated before the stream read "
+                        "them; set failOnDataLoss=false to go on with a row of kind 'gap'",
+                        log=info.name,
+                        first=begin,
+                        end=info.start,
+                    )
+                # The gap is one row of this batch, however many records are missing.
+                logs[info.name] = Position(info.uid, info.start)
+                begin, changed = info.start, True
+        begins[info.name] = begin
+        if info.end > begin:
+            backlog.append((info.name, info.end - begin))
+    if not backlog:
+        return StreamOffset(_met(start, logs, begins), start.turn) if changed else start
+    turn = start.turn
+    if limit is None:
+        granted = dict(backlog)
+    else:
+        granted, turn = share(backlog, limit, turn)
+    for name, rows in granted.items():
+        logs[name] = Position(logs[name].uid, begins[name] + rows)
+    return StreamOffset(_met(start, logs, begins), turn)
+
+
+def _met(start: StreamOffset, logs: Mapping[str, Position], begins: Mapping[str, int]) -> dict[str, Position]:
+    """Note of each log that was not there before where this batch begins in it."""
+    found = dict(logs)
+    for name, one in logs.items():
+        known = start.logs.get(name)
+        if (known is None or known.uid != one.uid) and begins[name] < one.next:
+            found[name] = one._replace(first=begins[name])
+    return found
+
+
+def _deleted(name: str, following: int, what: str) -> DataLoss:
+    return DataLoss(
+        f"log {name!r}: {what} from {following} on may have been lost; set failOnDataLoss=false to go on with a row of "
+        "kind 'gap'",
+        log=name,
+        first=following,
+    )
+
+
+def share(backlog: Sequence[tuple[str, int]], limit: Limit, turn: str) -> tuple[dict[str, int], str]:
+    """Return how many records of each log a batch takes, and whose turn was the last.
+
+    Logs come in turn, by name, behind the one that was the last: those take part that get `least` records or all they
+    have, and what is left deepens them. So few logs give many records each: a log costs a batch about as much as a
+    thousand of its records."""
+    order = sorted(backlog, key=lambda one: (one[0] <= turn, one[0]))
+    granted: dict[str, int] = {}
+    left = limit.budget
+    following: tuple[str, int] | None = None
+    for name, rows in order:
+        wanted = min(rows, limit.least)
+        fits = left // limit.costs.get(name, 1)
+        if fits < wanted:
+            following = (name, fits)
+            break
+        granted[name] = wanted
+        left -= wanted * limit.costs.get(name, 1)
+        turn = name
+    if not granted:
+        # Not even one log's share: as much of it as fits, and never nothing.
+        name, fits = order[0][0], max(1, left // limit.costs.get(order[0][0], 1))
+        return {name: min(order[0][1], fits)}, name
+    deep = [(name, rows, limit.costs.get(name, 1)) for name, rows in order if name in granted]
+    while True:
+        deep = [(name, rows, cost) for name, rows, cost in deep if granted[name] < rows]
+        each = left // sum(cost for *_, cost in deep) if deep else 0
+        if not each:
+            break
+        for name, rows, cost in deep:
+            more = min(each, rows - granted[name])
+            granted[name] += more
+            left -= more * cost
+    for name, rows, cost in deep:
+        more = min(left // cost, rows - granted[name])
+        granted[name] += more
+        left -= more * cost
+    if following is not None and (fits := left // limit.costs.get(following[0], 1)):
+        # What those have no records for; its turn comes first next time all the same.
+        granted[following[0]] = fits
+    return granted, turn
