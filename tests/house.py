@@ -22,6 +22,9 @@ from .source_tree import Source, product_sources
 RECORDED = Path(__file__).with_name("house.json")
 UNIT = "engine/raft/"
 WHOLES = frozenset({"System", "Node"})
+VERB = re.compile(r"[A-Z][a-z]+(-[a-z]+)?")
+NO_VERB = re.compile(r".*[^s]s|.{3,}ing|(?!.*ceed).{4,}ed|.*[^p]ly|.*(tion|ness|ship)")
+"""Plurals and the third person, gerunds, participles, adverbs, nouns."""
 NO_VERBS = frozenset(
     re.findall(
         r"\w+",
@@ -29,6 +32,10 @@ NO_VERBS = frozenset(
     A An The This These That Those It Its What Who Whom Whose Which Whether How Where When Why One Two All Any Each
     Every Some Both None No Nothing Nobody Of In On At To From For With Without By Not Before After Until While If
     As Bytes Seconds So Such Only Between Below Above Behind Beside Here There They
+    Another Everything Everyone Something Somebody Several More Most Many Other Even Whatever Whoever Unless Around Per
+    Never Now Once Also Up Their True False Is Does Was Would May Won Dead Last Small Regular Healthy Typed Hard Plain
+    Unborn Known Entry Payload Metadata Message Machine Revision Version Body Text User Key Law Paper Type Status Meta
+    Size Leadership Head Header Damage Live Progress Resident Durable Median Ciphertext Plaintext Loopback
     """,
     )
 )
@@ -149,18 +156,17 @@ def _root(target: ast.Attribute) -> str:
     return target.value.id if isinstance(target.value, ast.Name) else ast.unparse(target.value)
 
 
-def prose(source: Source) -> int:
-    """Count the docstrings of functions and methods that do not begin with a verb."""
-    count = 0
+def prose(source: Source) -> list[tuple[int, str]]:
+    """Return (line, first word) of the docstrings of functions and methods that do not begin with a verb."""
+    found = []
     for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             words = (ast.get_docstring(node) or "").split(maxsplit=1)
-            count += (
-                bool(words)
-                and not any(_name(one) == "property" for one in node.decorator_list)
-                and (words[0].strip(".,:;()`") in NO_VERBS or words[0][:1] in "`(")
-            )
-    return count
+            if words and not any(_name(one) == "property" for one in node.decorator_list):
+                word = words[0].rstrip(".,:;")
+                if not VERB.fullmatch(word) or word in NO_VERBS or NO_VERB.fullmatch(word):
+                    found.append((node.lineno, word))
+    return found
 
 
 def measure() -> dict[str, Any]:
@@ -176,7 +182,7 @@ def measure() -> dict[str, Any]:
         "foreign": counts(
             (source.path, len(foreign(source))) for source in sources if not source.path.startswith(UNIT)
         ),
-        "prose": counts((source.path, prose(source)) for source in sources),
+        "prose": counts((source.path, len(prose(source))) for source in sources),
     }
 
 
@@ -201,8 +207,11 @@ def grown(now: dict[str, Any], kept: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what there is; `--record`: write it down."""
+    """Print what there is, and each docstring that does not begin with a verb; `--record`: write it down."""
     now = measure()
+    for source in product_sources():
+        for line, word in prose(source):
+            print(f"{source.path}:{line}: {word}", file=sys.stderr)
     if "--record" in arguments:
         RECORDED.write_text(json.dumps(now, indent=1) + "\n")
     print(json.dumps({

@@ -69,7 +69,7 @@ class Lease:
         self.names, self.size = frozenset(), 0
 
     def extend(self, until: float) -> None:
-        """Last longer."""
+        """Prolong the lease to `until`."""
         self.until = until
 
 
