@@ -45,8 +45,8 @@ async def log_rows(system: System, after: str, names: Sequence[str] | None, limi
         if number % ROWS_STEP == ROWS_STEP - 1:
             await trio.lowlevel.checkpoint()
         uid = system.names.get(name, 0)
-        if uid in system.hibernation.sleepers:
-            row = system.hibernation.sleepers.row(uid)
+        if uid in system.quiesced:
+            row = system.quiesced.row(uid)
             if row.shape.machine == "log":
                 found.append([name, uid, row.leader, row.start, row.end, 0, [*row.shape.voters, *row.shape.learners]])
         elif (member := system.members.get(uid)) is not None and member.state == RUNNING:

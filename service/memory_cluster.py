@@ -75,7 +75,7 @@ class MemoryCluster:
         system = build_system(self.path / f"node-{number}", number, "testing", self.config, machines=self._machine)
         await system.open()
         peers = self.network.join(
-            number, system.inbound, peers=[], healthy=system.pulse.healthy, digest=system.hibernation.accord.digest,
+            number, system.inbound, peers=[], healthy=system.pulse.healthy, digest=system.digests.digest,
             origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
         )  # fmt: skip
         scope, ended = self._scopes[number] = trio.CancelScope(), trio.Event()
@@ -155,7 +155,7 @@ class MemoryCluster:
 
     def _leads(self, number: int, name: str) -> bool:
         system = self.nodes[number].system
-        member = system.hibernation.find(system.names.get(name, 0))
+        member = system.unquiesce.find(system.names.get(name, 0))
         if member is None:
             return False
         raft = member.raft

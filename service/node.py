@@ -117,7 +117,7 @@ class Node(LogVerbs):
     def groups(self) -> list[dict[str, Any]]:
         """Return a row a group. Wakes none."""
         return [describe_member(self.system, member, brief=True) for member in self.system.members.values()] + [
-            describe_sleeper(self.system, uid, row) for uid, row in self.system.hibernation.sleepers.rows()
+            describe_sleeper(self.system, uid, row) for uid, row in self.system.quiesced.rows()
         ]
 
     def describe(self, name: str) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Node(LogVerbs):
         if member is not None and member.spec.machine == kind:
             return
         uid = self.system.names.get(group, 0) if isinstance(group, str) else group
-        member = self.system.members.get(uid) or self.system.hibernation.find(uid, use=True)
+        member = self.system.members.get(uid) or self.system.unquiesce.find(uid, use=True)
         if member is not None and member.spec.machine != kind and kind_of(member) != kind:
             raise WrongKind(member.spec.name, kind_of(member), kind)
 
@@ -402,7 +402,7 @@ def build_peers(config: NodeConfig, system: System, door: Door | None = None) ->
     addresses = {config.id: config.peer_listen, **config.peers}
     return Peers(
         config.id, config.cluster, system.incarnation.epoch, addresses, transport, system.inbound,
-        healthy=system.pulse.healthy, at_rest=system.ticker.is_resting, digest=system.hibernation.accord.digest,
+        healthy=system.pulse.healthy, at_rest=system.ticker.is_resting, digest=system.digests.digest,
         guard=None if door is None else PeerGuard(door), secret=read_secret(config),
         origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
     )  # fmt: skip

@@ -44,7 +44,7 @@ def node_status(system: System) -> dict[str, Any]:
     this process: entries it applied since its start, the processor time of that, and of the start's replay of the
     write-ahead log."""
     sums = _Sums(system)
-    sleepers = system.hibernation.sleepers
+    sleepers = system.quiesced
     storage = system.storage
     in_wal = storage.wal_live_bytes()
     generations = system.store.generations()
@@ -143,14 +143,14 @@ def describe_sleeper(system: System, uid: int, row: Row) -> dict[str, Any]:
 
 
 def _sleeper_standing(system: System, name: str, uid: int) -> list[Any]:
-    row = system.hibernation.sleepers.row(uid)
+    row = system.quiesced.row(uid)
     role = ROLE_NAMES[LEADER if row.leader == system.node_id else FOLLOWER]
     voters, learners = list(row.shape.voters), list(row.shape.learners)
     return [name, uid, row.leader, row.term, row.since_ms, role, ASLEEP, voters, learners, []]
 
 
 def _sleeper_metrics(system: System, uid: int) -> dict[str, Any]:
-    row = system.hibernation.sleepers.row(uid)
+    row = system.quiesced.row(uid)
     brief = describe_sleeper(system, uid, row)
     for key in ("node", "machine", "start", "end"):
         brief.pop(key, None)
@@ -225,7 +225,7 @@ def board_rows(system: System, after: str, limit: int) -> list[list[Any]]:
         uid = system.names[name]
         member = system.members.get(uid)
         # A name is taken before its group is durable.
-        if member is None and uid in system.hibernation.sleepers:
+        if member is None and uid in system.quiesced:
             found.append(_sleeper_standing(system, name, uid))
         elif member is not None:
             raft, configuration = member.raft, member.raft.configuration
@@ -251,7 +251,7 @@ def key_metrics(system: System, names: Iterable[str]) -> list[dict[str, Any]]:
         uid = system.names.get(name, 0)
         member = system.members.get(uid)
         if member is None:
-            if uid in system.hibernation.sleepers:
+            if uid in system.quiesced:
                 found.append(_sleeper_metrics(system, uid))
             continue
         raft = member.raft

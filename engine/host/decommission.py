@@ -45,7 +45,7 @@ def _groups_with(system: System, node: int) -> Iterator[str]:
         # What was in force until the newest change is committed counts as well.
         if any(node in found.nodes() for _, found in (raft.base, *raft.history)):
             yield member.spec.name
-    sleepers = system.hibernation.sleepers
+    sleepers = system.quiesced
     for name, uid in system.names.items():
         if uid in sleepers:
             shape = sleepers.row(uid).shape

@@ -119,7 +119,7 @@ class FollowerReads:
         try:
             with trio.move_on_after(PATIENCE_S):
                 try:
-                    member = self.system.hibernation.find(uid)
+                    member = self.system.unquiesce.find(uid)
                     if member is None:
                         error = "the group is not here"
                     else:

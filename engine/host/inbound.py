@@ -18,12 +18,14 @@ from ..raft.core import LEADER
 from ..raft.messages import APPEND, APPEND_REPLY, Message
 from ..transport.blobs import (
     DELETE_GROUPS,
+    DIGEST,
     MACHINE_VERSIONS,
     MEND_ASK,
     MEND_TURN,
     READ_ASK,
     READ_INDEX,
     SLEEP,
+    SLEEPERS,
     SNAPSHOT_OFFER,
     SNAPSHOT_PIECE,
     SNAPSHOT_PULL,
@@ -64,7 +66,7 @@ class Inbound:
             for message in messages:
                 member = members.get(message.uid)
                 if member is None:
-                    member = system.hibernation.find(message.uid, by=node)
+                    member = system.unquiesce.find(message.uid, by=node)
                     if member is None:
                         self.ask(node, message.uid)
                         continue
@@ -165,7 +167,7 @@ class Inbound:
             system.scheduler.mark(member)
 
         system.walks.over_members(look)
-        system.hibernation.sweeps.on_liveness(system.live)
+        system.unquiesce.on_liveness(system.live)
 
     def on_outdated(self, node: int, reason: str) -> None:
         """Take note that `node` knows a newer life of this node, or another directory: what was promised there is not
@@ -188,8 +190,10 @@ class Inbound:
                 self.system.follower_reads.on_blob(node, kind, request, header)
             elif kind in (MEND_ASK, MEND_TURN):
                 self.system.mend_turns.on_blob(node, kind, request, header)
+            elif kind in (DIGEST, SLEEPERS):
+                self.system.digests.on_blob(node, kind, header)
             elif kind >= SLEEP:
-                self.system.hibernation.on_blob(node, kind, request, header)
+                self.system.quiesce.on_blob(node, kind, request, header)
             elif kind == SNAPSHOT_OFFER:
                 self.system.receiving.on_offer(node, request, header, body)
             elif kind == SNAPSHOT_PULL:

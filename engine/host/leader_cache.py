@@ -58,6 +58,14 @@ class Leaderboard:
         """Return the standing of a group; `UNKNOWN` before its first election here."""
         return self.rows.get(uid, UNKNOWN)
 
+    def led(self, uid: int, leader: int, term: int, since_ms: int) -> None:
+        """Note who leads a group that wakes, and since when."""
+        self.rows[uid] = Standing(leader, term, since_ms)
+
+    def pop(self, uid: int) -> int:
+        """Forget a group that goes to sleep; return since when its leader leads."""
+        return self.rows.pop(uid, UNKNOWN).since_ms
+
     def prune(self, members: Container[int], count: int) -> None:
         """Forget groups that are not among the `count` members, once they are half of the table. Called by the ticker's
         housekeeping; what sleeps has its standing in its row."""

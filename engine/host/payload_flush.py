@@ -18,6 +18,21 @@ from ..replica.reader import Located, Reader
 from .storage import Storage
 
 
+def has_moved_out(store: StorePort, location: Location, member: Member) -> bool:
+    """Return whether nothing that lives is at home in a WAL file without a segment: only a member in memory can locate
+    that."""
+    if any(member.uid in one.shares for one in location.files.values()):
+        # Migration needs its liveness.
+        return False
+    for entry in reversed(member.raft.log.entries):
+        if entry.index <= member.flushed:
+            break
+        lives = entry.body_bytes and not entry.tombstone and not member.is_dead(entry)
+        if lives and store.home(member.uid, entry.index) is None:
+            return False
+    return True
+
+
 class Leftovers:
     """The live payloads of some members at home in WAL files, found and pinned."""
 

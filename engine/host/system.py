@@ -49,8 +49,15 @@ from ..log.space import Space
 from ..log.wal import Rolled, Sealed, Wal, WalConfig
 from ..machine import Machine
 from ..ports import PeersPort, StorePort, WriterPort
-from ..quiesce import unquiesce
+from ..quiesce import quiesce, transitions, unquiesce
+from ..quiesce.digest import Digests
 from ..quiesce.quiesce import Quiesce
+from ..quiesce.quiesced_sessions import QuiescedSessions
+from ..quiesce.quiesced_table import QuiescedTable
+from ..quiesce.timers import Timers
+from ..quiesce.transitions import Transitions
+from ..quiesce.unquiesce import LivenessScan, Unquiesce
+from ..raft.core import LEADER
 from ..raft.messages import Message
 from ..raft.progress import Window
 from ..recovery.incarnation import Incarnation
@@ -82,7 +89,7 @@ from ..transfer.snapshot_receiver import SnapshotReceiver
 from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
 from ..transfer.snapshot_store import SnapshotStore
 from ..types import Buffer, Spec
-from . import groups, outbound, parting, replica_gc
+from . import groups, outbound, parting, payload_flush, replica_gc
 from . import shutdown as ending
 from .admission import Budget
 from .follower_reads import FollowerReads
@@ -228,7 +235,7 @@ class System:
         )
         self.stop_member = self.retire.stop
         self.commands = Submit(
-            self.node_id, self.config, self.members, lambda uid: self.hibernation.find(uid, use=True),
+            self.node_id, self.config, self.members, lambda uid: self.unquiesce.find(uid, use=True),
             self.scheduler.mark,
         )  # fmt: skip
         self.submit = self.commands.submit
@@ -272,8 +279,8 @@ class System:
         )
         self.mend_turns = MendTurns(self.node_id, self.live, self.find, self.send_blob)
         self.forks = Forks(self.disk, self.path, self.config.disk_reserve_bytes, self.node_id, self.reader)
-        self.hibernation = Quiesce(self)
-        self.names = Names(self.hibernation.sleepers)
+        self.quiesced = QuiescedTable(self.node_id)
+        self.names = Names(self.quiesced)
         self.departures = ReplicaGC(
             self.node_id, self.find, self.retire, self.forks,
             replica_gc.Rows(books.commit, self.storage.forget, self.durability.write_alone), self.send_blob, self.spawn,
@@ -287,8 +294,9 @@ class System:
         self.log_clock = LogClock(
             self.clocks, self.reader.newest_time, self.versions.knows, self.propose, self.scheduler.mark
         )
-        self.delivery = Delivery(self.reader, pins, self.repair.stretch, self.spawn, self.config.delivery_queue_bytes)
         self.heartbeats = Heartbeats(self.config, self.commands)
+        self._compose_quiescence()
+        self.delivery = Delivery(self.reader, pins, self.repair.stretch, self.spawn, self.config.delivery_queue_bytes)
         self.effects = Effects(
             self.delivery, self.storage.homes.released, self.commands, self.log_clock.now,
             lambda member, keep_log: self.snapshots.take([member], keep_log), self.spawn,
@@ -338,6 +346,50 @@ class System:
         }  # fmt: skip
         return Scrub(config.scrub_every_s, self.clocks.wall_ns, books, findings, repairs, walks, self.refill.look)
 
+    def _compose_quiescence(self) -> None:
+        """Build what lets groups sleep and wakes them."""
+        node, table, members, live = self.node_id, self.quiesced, self.members, self.live
+        self.rebuild = transitions.Rebuild(
+            str(self.path / "meta"), self.meta, self.builder.build, log_repair.stop,
+            self.damages.revive, self.versions.learn,
+        )  # fmt: skip
+        stir, epoch_of = self.ticker.stir, self._epoch_of
+        self.quiesced_timers = Timers(node, self.clocks, table.leader_of, self.log_clock.fresh, stir)
+        sessions = QuiescedSessions(self.heartbeats)
+        self.transitions = Transitions(
+            node, members, self.names, self.leaderboard, table, self.quiesced_timers, sessions, self.rebuild
+        )
+        self.unquiesce = Unquiesce(
+            node, members, live, table, self.quiesced_timers, sessions, LivenessScan(node, table, epoch_of),
+            self.transitions,
+            unquiesce.Host(self.mark, lambda member: self.effects.on_leading(member), stir, self.send_blob),
+        )  # fmt: skip
+        self.digests = Digests(
+            node, table, live, self.config.liveness_interval_ms / 1000, lambda: self.peers, self.unquiesce.soon,
+            self.unquiesce.tell_awake,
+        )  # fmt: skip
+        books = self.storage.books
+        storage = quiesce.Storage(
+            partial(payload_flush.has_moved_out, self.store, self.storage.location), self._move_out,
+            self.snapshots.take, self.checkpoints.move_out, partial(books.commit, store=True), self.storage.slept,
+            self.storage.forget_slept,
+        )  # fmt: skip
+
+        def is_held(member: Member) -> bool:
+            return member in self.effects.ticking or (member.raft.role == LEADER and sessions.is_silent(member))
+
+        def left(member: Member) -> None:
+            self.active.discard(member)
+            self.effects.timed.discard(member)
+
+        retirement = quiesce.Retirement(
+            members, self.transitions, storage, is_held, epoch_of, left, lambda: self.shrunk()
+        )  # fmt: skip
+        self.quiesce = Quiesce(
+            node, self.config.hibernate_after_ms / 1000, members, live, table, retirement, self.unquiesce,
+            quiesce.Host(self.active.__contains__, self.send_blob, self.spawn),
+        )  # fmt: skip
+
     def _applier(self) -> Applier:
         """Build what applies entries on top of what it tells."""
         host = applier.Host(
@@ -385,7 +437,7 @@ class System:
             ),
             Found(
                 self.members, self.names, self.directory.deleted, self.departures.departed, self.builder.build,
-                partial(unquiesce.adopt_row, self), self.refill.lose,
+                self.transitions.adopt, self.refill.lose,
                 lambda: self.chunks.recover(self.has, self.directory.deleted),
             ),
             self.damages,
@@ -410,7 +462,7 @@ class System:
                 nursery.start_soon(self.scheduler.tell)
                 nursery.start_soon(self.ticker.run)
                 if self.config.hibernate_after_ms:
-                    nursery.start_soon(self.hibernation.run)
+                    nursery.start_soon(self.quiesce.run)
                 nursery.start_soon(self.storage.janitor.run)
                 nursery.start_soon(self.scrub.run)
                 self.enliven.recovered()
@@ -480,7 +532,7 @@ class System:
         self.pulse.close()
         self.storage.segments.close()
         self.data.close()
-        self.hibernation.sleepers.close()
+        self.quiesced.close()
 
     def fail(self, error: LogyardError) -> None:
         """Fail this node, which can't go on: `run` ends soon, by this error."""
@@ -508,6 +560,13 @@ class System:
     def _send(self, messages: Sequence[Message]) -> None:
         self.peers.send(messages)
 
+    def _epoch_of(self, node: int) -> int:
+        return self.epoch if node == self.node_id else self.peers.epoch_of(node)
+
+    async def _move_out(self, members: Sequence[Member]) -> None:
+        found = payload_flush.Leftovers(self.store, self.wal, self.storage.location, self.reader)
+        await payload_flush.move_out(found, self.storage, members, self.config.hibernate_move_bytes)
+
     async def _settled(self) -> None:
         await self.durability.exclusive(_nothing)
 
@@ -519,7 +578,7 @@ class System:
         self.damages.found(member, error)
 
     def _find_by(self, uid: int, node: int) -> Member | None:
-        return self.hibernation.find(uid, by=node)
+        return self.unquiesce.find(uid, by=node)
 
     def _restore(self, member: Member, snapshot: Snapshot) -> None:
         liveness = self.store.decode_liveness(snapshot.live)
@@ -527,12 +586,12 @@ class System:
 
     def find(self, uid: int) -> Member | None:
         """Return a group's member, woken if it hibernates; None when this node has none."""
-        return self.hibernation.find(uid)
+        return self.unquiesce.find(uid)
 
     def member(self, name: str) -> Member:
         """Return a member by name, woken if it hibernates. Raises `UnknownGroup`."""
         # A name is taken before its group is durable, and so before there is a member.
-        member = self.hibernation.find(self.names.get(name, 0), use=True)
+        member = self.unquiesce.find(self.names.get(name, 0), use=True)
         if member is None:
             raise UnknownGroup(f"no group {name!r} on node {self.node_id}", name=name)
         # Whoever asks is going to use it: it does not rest just now.
@@ -541,7 +600,7 @@ class System:
 
     def has(self, uid: int) -> bool:
         """Return whether this node has a group, awake or not."""
-        return uid in self.members or uid in self.hibernation.sleepers
+        return uid in self.members or uid in self.quiesced
 
     @property
     def epoch(self) -> int:
@@ -551,14 +610,14 @@ class System:
     @property
     def group_count(self) -> int:
         """Groups of this node, awake or not."""
-        return len(self.members) + len(self.hibernation.sleepers)
+        return len(self.members) + len(self.quiesced)
 
     def spec(self, uid: int) -> Spec | None:
         """Return a group's definition; wakes nobody."""
         member = self.members.get(uid)
         if member is not None:
             return member.spec
-        return unquiesce.stored_spec(self, uid) if uid in self.hibernation.sleepers else None
+        return self.rebuild.spec(uid) if uid in self.quiesced else None
 
 
 def _nothing() -> None:

@@ -77,12 +77,12 @@ class Ticker:
         system = self.system
         if (
             system.active or system.effects.timed or system.effects.ticking or system.budget.full or system.space.full
-            or not self._healthy or not system.durability.sealed or system.hibernation.is_busy
+            or not self._healthy or not system.durability.sealed or system.unquiesce.is_busy
             or any(window.waiting for window in system.windows.values())
         ):  # fmt: skip
             return 0.0
         now = trio.current_time()
-        return min((now // REST_SECONDS + 1) * REST_SECONDS, now + system.hibernation.alarms.next_s())
+        return min((now // REST_SECONDS + 1) * REST_SECONDS, now + system.quiesced_timers.next_s())
 
     def _look(self) -> None:
         system = self.system
@@ -91,7 +91,8 @@ class Ticker:
         if system.pulse.healthy():
             self._healthy = True
             _tick(system)
-            system.hibernation.tick()
+            system.unquiesce.tick()
+            system.digests.compare()
         elif self._healthy:
             self._healthy = False
             _abdicate(system)
@@ -119,7 +120,8 @@ class Ticker:
 def _keep_house(system: System) -> None:
     system.inbound.forget_asked()
     system.departures.forget_told()
-    system.hibernation.look()
+    system.quiesce.look()
+    system.unquiesce.look()
     system.leaderboard.prune(system.members, len(system.members))
     system.versions.look()
     system.log_clock.catch_up(system.effects.timed)
@@ -138,7 +140,7 @@ def _tick(system: System) -> None:
             system.scheduler.mark(member)
         elif member.raft.is_quiet:
             active.discard(member)
-            system.hibernation.rest(member)
+            system.quiesce.rest(member)
 
 
 def _abdicate(system: System) -> None:

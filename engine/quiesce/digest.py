@@ -2,26 +2,40 @@
 
 Invariant: a follower that sleeps in a group which its leader does not know to sleep (it stopped, stepped down, was
 deleted, or its word was lost) finds out within a few renewals, and so does a leader whose follower is awake. It costs
-one comparison a peer and tick, an exchange 256 sums and the rows of the parts that differ. Called by
-`quiesce`.
+one comparison a peer and tick, an exchange 256 sums and the rows of the parts that differ. Called by `ticker` and
+`inbound`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from ..transport.blobs import DIGEST, SLEEPERS
-from .quiesced_table import bucket
-
-if TYPE_CHECKING:
-    from .quiesce import Quiesce
+from .quiesced_table import QuiescedTable, bucket
 
 STEADY_INTERVALS = 3
 """A difference is looked into when it stays the same for so many renewals: what is under way is over by then."""
 PATIENCE_SECONDS = 5.0
 """Or when there has been one for so long, while groups came and went."""
+
+
+class Peers(Protocol):
+    """The other nodes, and what their renewals say."""
+
+    @property
+    def nodes(self) -> Iterable[int]:
+        """All of them, without this one."""
+        ...
+
+    def digest_of(self, node: int) -> int:
+        """Return what a node's last renewal said of the quiesced groups that it leads with this node."""
+        ...
+
+    def send_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> bool:
+        """Send one blob; False when it was dropped."""
+        ...
 
 
 class _Difference:
@@ -33,59 +47,77 @@ class _Difference:
         self.began = self.since = now
         self.sums = sums
 
+    def is_due(self, now: float, sums: tuple[int, int], steady_s: float) -> bool:
+        """Note the sums of `now`; return whether it is time to look into them."""
+        if self.sums != sums:
+            self.since, self.sums = now, sums
+        return now - self.since >= steady_s or now - self.began >= PATIENCE_SECONDS
+
 
 class Digests:
-    """This node's side, with every peer."""
+    """This node's side, with every peer. `wake_soon(uid, leader)` wakes a group here, `tell_awake(node, uid)` there;
+    `interval_s`: the time from renewal to renewal."""
 
-    def __init__(self, hibernation: Quiesce) -> None:
-        self.hibernation = hibernation
-        self.system = hibernation.system
-        self.sleepers = hibernation.sleepers
+    def __init__(
+        self,
+        node: int,
+        table: QuiescedTable,
+        live: Container[int],
+        interval_s: float,
+        peers: Callable[[], Peers],
+        wake_soon: Callable[[int, int], None],
+        tell_awake: Callable[[int, int], None],
+    ) -> None:
         self.exchanges = 0
+        self._node = node
+        self._table = table
+        self._live = live
+        self._steady_s = STEADY_INTERVALS * interval_s
+        self._peers = peers
+        self._wake_soon = wake_soon
+        self._tell_awake = tell_awake
         self._differences: dict[int, _Difference] = {}
 
     def digest(self, node: int) -> int:
         """Return what a renewal to `node` says: the groups that this node leads and `node` sleeps in."""
-        return self.sleepers.led_with.get(node, 0)
+        return self._table.led_with.get(node, 0)
 
     def compare(self) -> None:
-        """Compare the digests, on the follower's side, once a tick."""
-        peers = self.system.peers
+        """Compare what leaders say with what sleeps here: the follower's side, once a tick."""
+        peers = self._peers()
         for node in peers.nodes:
-            sums = (self.sleepers.under.get(node, 0), peers.digest_of(node))
-            if sums[0] == sums[1] or node not in self.system.live:
+            sums = (self._table.under.get(node, 0), peers.digest_of(node))
+            if sums[0] == sums[1] or node not in self._live:
                 self._differences.pop(node, None)
                 continue
             now = time.monotonic()
-            known = self._differences.setdefault(node, _Difference(now, sums))
-            if known.sums != sums:
-                known.since, known.sums = now, sums
-            steady = STEADY_INTERVALS * self.system.config.liveness_interval_ms / 1000
-            if now - known.since >= steady or now - known.began >= PATIENCE_SECONDS:
+            if self._differences.setdefault(node, _Difference(now, sums)).is_due(now, sums, self._steady_s):
                 del self._differences[node]
                 self.exchanges += 1
-                parts = self.sleepers.parts(node, self.system.node_id)
+                parts = self._table.parts(node, self._node)
                 peers.send_blob(node, DIGEST, 0, {"parts": [list(pair) for pair in parts.items()]})
 
-    def differing(self, node: int, parts: Mapping[int, int]) -> None:
-        """Answer, on the leader's side, that `node` sleeps in other groups than this node thinks; its sums by
-        bucket."""
-        own = self.sleepers.parts(self.system.node_id, node)
-        differ = {number for number in own.keys() | parts.keys() if own.get(number) != parts.get(number)}
-        table = [
-            [uid, row.term]
-            for uid, row in self.sleepers.between(self.system.node_id, node)
-            if bucket(uid) in differ
-        ]  # fmt: skip
-        self.system.peers.send_blob(node, SLEEPERS, 0, {"parts": sorted(differ), "groups": table})
+    def on_blob(self, node: int, kind: int, header: Mapping[str, Any]) -> None:
+        """Take in what another node says of the groups that sleep between the two; its shape was checked."""
+        if kind == DIGEST:
+            self._differing(node, {int(number): int(total) for number, total in header["parts"]})
+        elif kind == SLEEPERS:
+            self._corrected(node, header["parts"], header["groups"])
 
-    def corrected(self, node: int, parts: Sequence[int], table: Sequence[Sequence[int]]) -> None:
-        """Act, on the follower's side, on the leader's account of some buckets. What it does not know of wakes here,
-        and asks it; what is awake here wakes there."""
+    def _differing(self, node: int, parts: Mapping[int, int]) -> None:
+        """Answer, as the leader, `node`, which sleeps in other groups than this node thinks; its sums by bucket."""
+        own = self._table.parts(self._node, node)
+        differ = {number for number in own.keys() | parts.keys() if own.get(number) != parts.get(number)}
+        table = [[uid, row.term] for uid, row in self._table.between(self._node, node) if bucket(uid) in differ]
+        self._peers().send_blob(node, SLEEPERS, 0, {"parts": sorted(differ), "groups": table})
+
+    def _corrected(self, node: int, parts: Sequence[int], table: Sequence[Sequence[int]]) -> None:
+        """Go, as a follower, by the leader's account of some buckets. What it does not know of wakes here, and asks it;
+        what is awake here wakes there."""
         theirs = {int(uid): int(term) for uid, term in table}
         differ = set(parts)
-        for uid, row in self.sleepers.between(node, self.system.node_id):
+        for uid, row in self._table.between(node, self._node):
             if bucket(uid) in differ and theirs.pop(uid, -1) != row.term:
-                self.hibernation.wake_soon(uid, node)
+                self._wake_soon(uid, node)
         for uid in theirs:
-            self.hibernation.tell_awake(node, uid)
+            self._tell_awake(node, uid)

@@ -1,34 +1,43 @@
-"""Sessions of hibernating groups: clients say that they live to the node, not to a group, so a group with sessions may
+"""Sessions of quiesced groups: clients say that they live to the node, not to a group, so a group with sessions may
 sleep; when a client falls silent, the groups that have to end its sessions wake.
 
 Invariant: a group is here with every client of its sessions exactly while it sleeps under this node. Called by
-`quiesce`.
+`transitions`, and asked by `quiesce` and `unquiesce`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 from ..replica.member import Member
 
-if TYPE_CHECKING:
-    from ..host.system import System
+
+class Heard(Protocol):
+    """When clients were last heard of, by a clock that stands still while the node does."""
+
+    @property
+    def last_seen(self) -> Mapping[int, float]:
+        """By client."""
+        ...
+
+    def now(self) -> float:
+        """Read that clock."""
+        ...
 
 
 class QuiescedSessions:
     """client -> (group, time to live in ms) of its sessions; group -> since when silence counts."""
 
-    __slots__ = ("system", "_clients", "_since")
+    __slots__ = ("_heard", "_clients", "_since")
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(self, heard: Heard) -> None:
+        self._heard = heard
         self._clients: dict[int, dict[int, int]] = {}
         self._since: dict[int, float] = {}
 
     def _silent_ms(self, client: int, since: float) -> float:
-        hearts = self.system.heartbeats
-        return 1000 * (hearts.now() - max(since, hearts.last_seen.get(client, 0.0)))
+        return 1000 * (self._heard.now() - max(since, self._heard.last_seen.get(client, 0.0)))
 
     def is_silent(self, member: Member) -> bool:
         """Return whether a session's client was not heard of for half its time to live: its end may have to be proposed
@@ -38,13 +47,13 @@ class QuiescedSessions:
         )
 
     def sleep(self, member: Member) -> None:
-        """Take note that a group that this node leads goes to sleep."""
+        """Look after the sessions of a group that this node leads, and that goes to sleep."""
         for session in member.sessions.by_id.values() if member.sessions is not None else ():
             self._clients.setdefault(session.client, {})[member.uid] = session.ttl_ms
             self._since[member.uid] = member.lead_since
 
     def wake(self, member: Member) -> None:
-        """Take note that it is awake."""
+        """Leave them to the group again: it is awake."""
         member.leads_since(self._since.pop(member.uid, member.lead_since))
         for session in member.sessions.by_id.values() if member.sessions is not None else ():
             groups = self._clients.get(session.client, {})

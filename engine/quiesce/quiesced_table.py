@@ -1,20 +1,26 @@
-"""The table of hibernating groups: one packed row each, and the digests by which two nodes know that they agree.
+"""The table of quiesced groups: one packed row each, and the digests by which two nodes know that they agree.
 
 Invariants: a group is in this table or a `Member`, never both; the sum kept for a node is that of `mark(uid, term)`
 over the rows it concerns, whatever the order they came and went in (docs/internals/hosting.md). Rows are in an
 SQLite database in memory, and no Python object is kept for any of them: a few small ones for each, made while members
-end, would lie in the allocator's arenas that these leave, and keep them all. No I/O, no clock; the verbs are in
-`quiesce`.
+end, would lie in the allocator's arenas that these leave, and keep them all. No I/O, no clock; what
+comes with a row is in `transitions`.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
+
+from ..log.meta_rows import StateRow
+from ..raft.membership import Configuration
+from ..recovery.rebuild import log_base
+from ..replica.member import Member
+from ..types import Spec
 
 MARK = struct.Struct("<QQ")
 MASK = (1 << 64) - 1
@@ -40,7 +46,7 @@ class Shape(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A hibernating group: everything committed and applied is at `last`, in a durable snapshot of `size` bytes.
+    """A quiesced group: everything committed and applied is at `last`, in a durable snapshot of `size` bytes.
 
     `leader` 0: nobody is known to lead; the first use elects. `due`: log time of its next timer in ms, 0 for none.
     `start` and `end` are those of a machine that is a log. `since_ms`: since when `leader` leads. After a restart,
@@ -60,6 +66,31 @@ class Row(NamedTuple):
     under: int = 0
     epoch: int = 0
 
+    def stored(self, epoch: int) -> list[int]:
+        """Return what a state row keeps of it; `epoch` is that of its leader's process."""
+        return [self.leader, epoch, self.due, self.start, self.end, self.size]
+
+
+def row_of(member: Member, leader: int, asleep: Iterable[int] = (), absent: Iterable[int] = ()) -> Row:
+    """Return what is left of a member that sleeps under `leader`."""
+    raft, machine, kept = member.raft, member.machine, member.kept
+    voters, learners = raft.configuration.voters, raft.configuration.learners
+    shape = Shape(voters, learners, tuple(sorted(asleep)), tuple(sorted(absent)), member.spec.machine)
+    due = min(kept.timers.values(), default=0) if kept is not None else 0
+    start, end = getattr(machine, "start", 0), getattr(machine, "end", 0)
+    return Row(raft.term, raft.log.last_index, due, start, end, leader, member.snapshot_bytes, shape, member.spec.name)
+
+
+def row_again(spec: Spec, state: StateRow) -> tuple[Row, int]:
+    """Return the row of a group that slept when this node ended, and the log time (ms) at which it went to sleep.
+    Nobody leads it until its leader is met again."""
+    leader, epoch, due, start, end, size = state.extra["asleep"]
+    configuration = Configuration.decode(state.extra["configurations"][0][2])
+    shape = Shape(configuration.voters, configuration.learners, (), (), spec.machine)
+    last = int(log_base(state)[0])
+    row = Row(state.term, last, due, start, end, 0, size, shape, spec.name, under=leader, epoch=epoch)
+    return row, state.extra.get("slept", 0)
+
 
 def mark(uid: int, term: int) -> int:
     """Return a group's share of a digest."""
@@ -76,7 +107,9 @@ class QuiescedTable:
     `under[node]` over those that this node sleeps in under `node`. `led` counts groups, `entries` and `bytes` sum what
     rows say of their last index and snapshot."""
 
-    __slots__ = ("node", "led", "entries", "bytes", "led_with", "under", "_count", "_table", "_shapes", "_numbers")
+    __slots__ = (
+        "node", "led", "entries", "bytes", "led_with", "under", "_count", "_turn", "_table", "_shapes", "_numbers",
+    )  # fmt: skip
 
     def __init__(self, node: int) -> None:
         self.node = node
@@ -84,6 +117,8 @@ class QuiescedTable:
         self.led_with: dict[int, int] = {}
         self.under: dict[int, int] = {}
         self._count = 0
+        # How many came or went.
+        self._turn = 0
         # Recovery fills it in a thread; from then on it is the loop's.
         self._table = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         for statement in ("PRAGMA journal_mode = OFF", TABLE, "CREATE INDEX by_name ON rows (name)"):
@@ -113,21 +148,33 @@ class QuiescedTable:
             raise KeyError(uid)
         return self._row(found)
 
+    def leader_of(self, uid: int) -> int:
+        """Return whom a group sleeps under, 0 for nobody. Raises KeyError."""
+        return self.row(uid).leader
+
     def _row(self, found: tuple[Any, ...]) -> Row:
         _, term, last, due, start, end, leader, size, shape, name, since_ms, under, epoch = found
         return Row(term, last, due, start, end, leader, size, self._shapes[shape], name, since_ms, under, epoch)
 
     def rows(self, where: str = "1", *values: int) -> Iterator[tuple[int, Row]]:
-        """Yield the groups for which an SQL expression holds, in steps; the table may change meanwhile."""
+        """Yield those for which an SQL expression holds, in steps. Groups may come and go meanwhile: who went before
+        its turn is not among them."""
         after = LOWEST
         query = f"SELECT * FROM rows WHERE uid >= ? AND ({where}) ORDER BY uid LIMIT {PAGE}"
         while True:
             found = self._table.execute(query, (after, *values)).fetchall()
+            turn = self._turn
             for columns in found:
                 yield columns[0] & MASK, self._row(columns)
-            if len(found) < PAGE or columns[0] == -LOWEST - 1:
-                return
-            after = columns[0] + 1
+                if columns[0] == -LOWEST - 1:
+                    return
+                after = columns[0] + 1
+                if self._turn != turn:
+                    # What was read of the others may not hold any more.
+                    break
+            else:
+                if len(found) < PAGE:
+                    return
 
     def named(self, name: str) -> int:
         """Return the uid of a group, 0 for none."""
@@ -140,7 +187,7 @@ class QuiescedTable:
         return [name for (name,) in self._table.execute(query, (after, limit))]
 
     def add(self, uid: int, row: Row) -> None:
-        """Add a group that goes to sleep."""
+        """Put in a group that goes to sleep."""
         number = self._numbers.get(row.shape)
         if number is None:
             number = self._numbers[row.shape] = len(self._shapes)
@@ -149,21 +196,23 @@ class QuiescedTable:
             "INSERT INTO rows VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", (_signed(uid), *row[:7], number, *row[8:])
         )
         self._count += 1
+        self._turn += 1
         self._sum(uid, row, 1)
 
     def pop(self, uid: int) -> Row | None:
-        """Remove and return the row of a group that wakes, or goes."""
-        found = self._find(uid, "*")
+        """Take out a group that wakes, or goes; return its row, None when it does not sleep."""
+        found = self._find(uid, "*") if self._count else None
         if found is None:
             return None
         row = self._row(found)
         self._table.execute("DELETE FROM rows WHERE uid = ?", (found[0],))
         self._count -= 1
+        self._turn += 1
         self._sum(uid, row, -1)
         return row
 
     def follow(self, uid: int, leader: int) -> None:
-        """Set another leader, or none (0), from now on."""
+        """Note another leader, or none (0), from now on."""
         row = self.row(uid)
         self._table.execute("UPDATE rows SET leader = ? WHERE uid = ?", (leader, _signed(uid)))
         self._sum(uid, row, -1)

@@ -222,6 +222,14 @@ class Member(Replicated):
         self.reads = None
         self.wake()
 
+    def hibernate(self) -> None:
+        """Stand for nothing any more: the group is a row now."""
+        self.state = ASLEEP
+
+    def heard(self, now_ns: int) -> None:
+        """Note when log time had come as far as it is known here."""
+        self.heard_ns = now_ns
+
     def explain(self, reason: str) -> None:
         """Show people this as what is the matter with the member; nothing is, if it is empty."""
         self.reason = reason

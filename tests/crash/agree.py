@@ -52,7 +52,7 @@ async def disagreements(path: Path, copy: Path, config: SystemConfig, make: Make
 
 def _differences(system: System, facts: Facts, wal: Wal, make: Make) -> Iterator[tuple[int, str]]:
     there = {uid for uid in facts.groups if uid not in facts.deleted}
-    members, asleep = system.members, system.hibernation.sleepers
+    members, asleep = system.members, system.quiesced
     for uid in sorted(there | members.keys()):
         if uid not in there:
             yield uid, "only the start has it"

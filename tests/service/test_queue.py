@@ -358,7 +358,7 @@ async def test_a_queue_sleeps_with_its_consumer_and_wakes_for_it(tmp_path: Path)
             for number in range(2):
                 await until(
                     lambda: all(
-                        run.system(one).names["q"] in run.system(one).hibernation.sleepers for one in run.nodes
+                        run.system(one).names["q"] in run.system(one).quiesced for one in run.nodes
                     ),
                     "it sleeps",
                 )

@@ -283,7 +283,7 @@ class Checker:
                 continue
             member = system.members.get(uid)
             if member is None:
-                if uid not in system.hibernation.sleepers:
+                if uid not in system.quiesced:
                     # Deleted, or it left: what it said is nobody's business any more.
                     if number not in self.damaged and uid in self.groups and uid not in system.directory.deleted:
                         self._left(number, uid, told)

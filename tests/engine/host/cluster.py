@@ -109,7 +109,7 @@ class Cluster:
         system = self.build(number)
         await system.open()
         peers = self.network.join(
-            number, system.inbound, peers=[], healthy=system.pulse.healthy, digest=system.hibernation.accord.digest,
+            number, system.inbound, peers=[], healthy=system.pulse.healthy, digest=system.digests.digest,
             origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
         )  # fmt: skip
         scope, ended = self._scopes[number] = trio.CancelScope(), trio.Event()
@@ -190,7 +190,7 @@ class Cluster:
     def replica(self, number: int, name: str = "log") -> Member | None:
         """A group's replica, if the node has one."""
         system = self.nodes[number].system
-        return system.hibernation.find(system.names.get(name, 0))
+        return system.unquiesce.find(system.names.get(name, 0))
 
     def log(self, number: int, name: str = "log") -> Any:
         """A replica's machine."""

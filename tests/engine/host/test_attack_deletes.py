@@ -116,7 +116,7 @@ class Frenzy:
 
     def taken(self, uid: int) -> set[int]:
         """Nodes that can't have this group because another one of its name lives there."""
-        spec = next(m.spec for n in self.c.ids if (m := self.c.system(n).hibernation.find(uid)) is not None)
+        spec = next(m.spec for n in self.c.ids if (m := self.c.system(n).unquiesce.find(uid)) is not None)
         names = {number: self.c.system(number).names.get(spec.name, uid) for number in self.c.ids}
         return {number for number, other in names.items() if other != uid}
 
@@ -125,7 +125,7 @@ class Frenzy:
         found = []
         uids = {uid for number in self.c.ids for uid in self.c.system(number).names.values()}
         for uid in uids:
-            members = {n: m for n in self.c.ids if (m := self.c.system(n).hibernation.find(uid)) is not None}
+            members = {n: m for n in self.c.ids if (m := self.c.system(n).unquiesce.find(uid)) is not None}
             leaders = [m.raft for m in members.values() if m.raft.role == LEADER and m.raft.commit >= m.raft.lead_index]
             if any(uid in self.c.system(number).directory.deleted for number in self.c.ids):
                 found.append(f"{uid:x} is deleted and alive on {[*members]}")

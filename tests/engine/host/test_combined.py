@@ -145,11 +145,11 @@ async def test_a_timer_rings_in_a_group_that_slept_for_a_long_time(tmp_path: Pat
         clocks = Clocks(c)
         await tell(c, "s", "in", "bell", 3_600_000)
         await asleep(c, "s")
-        slept = sum(c.system(number).hibernation.slept for number in c.ids)
+        slept = sum(c.system(number).transitions.slept for number in c.ids)
         clocks.move(3601)
         await until(lambda: any(not sleeps(c, n, "s") and scribe(c, n).written("rang") for n in c.ids), "it rings")
         await asleep(c, "s")
-        assert sum(c.system(number).hibernation.slept for number in c.ids) - slept <= 3
+        assert sum(c.system(number).transitions.slept for number in c.ids) - slept <= 3
         assert [note[2] for note in await same(c) if note[1] == "rang"] == ["bell"]
 
 

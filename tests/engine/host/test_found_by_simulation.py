@@ -52,7 +52,7 @@ async def test_a_log_that_starts_above_a_damaged_wal_takes_new_entries(tmp_path:
         damaged = metadata(c, 3, c.member(3).raft.log.last_index - 2)
         uid = c.member(3).uid
         # As a row, the log starts at its end; what the file in use has of it leads there no more.
-        await until(lambda: uid in c.system(3).hibernation.sleepers, "it sleeps")
+        await until(lambda: uid in c.system(3).quiesced, "it sleeps")
         await c.crash(3)
         hurt_wal(c, 3, damaged)
         # The second start knows the damage, and where the WAL breaks off.
@@ -306,7 +306,7 @@ async def test_a_group_that_slept_while_a_node_was_asked_for_room_is_changed_as_
         system, old = c.system(1), c.member(1)
 
         async def asleep(member: Member, fresh: object) -> None:
-            await until(lambda: member.uid in system.hibernation.sleepers, "it sleeps")
+            await until(lambda: member.uid in system.quiesced, "it sleeps")
 
         monkeypatch.setattr(system.directory, "check_room", asleep)
         with trio.fail_after(15):

@@ -532,13 +532,13 @@ async def test_a_hibernating_group_whose_rows_are_lost(tmp_path: Path) -> None:
         for number in c.ids:
             await c.nodes[number].compact()
         uid = c.system(3).names["log"]
-        await until(lambda: all(uid in c.system(number).hibernation.sleepers for number in c.ids))
+        await until(lambda: all(uid in c.system(number).quiesced for number in c.ids))
         await c.crash(3)
         hurt_rows(c, 3, uid, StateRow.PREFIX)
         await c.start(3)
         await until(lambda: (known := c.system(3).damages.known.get(uid)) is not None and known.sound)
         assert [body for _, body in await c.read(3)] == bodies
-        await until(lambda: all(uid in c.system(number).hibernation.sleepers for number in c.ids), "it rests again")
+        await until(lambda: all(uid in c.system(number).quiesced for number in c.ids), "it rests again")
 
 
 async def test_the_node_of_a_damaged_group_serves_all_others(tmp_path: Path) -> None:

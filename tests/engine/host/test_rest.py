@@ -31,13 +31,13 @@ async def test_an_alarm_rings_a_node_out_of_its_rest(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, hibernate_after_ms=20) as c:
         system = c.system(1)
         uid = system.names["log"]
-        await until(lambda: uid in system.hibernation.sleepers and system.ticker.resting, "it sleeps")
-        packed = system.hibernation.sleepers.pop(uid)
+        await until(lambda: uid in system.quiesced and system.ticker.resting, "it sleeps")
+        packed = system.quiesced.pop(uid)
         assert packed is not None
         due = time.time_ns() // 1_000_000 + 20
-        system.hibernation.sleepers.add(uid, packed._replace(due=due))
-        system.hibernation.alarms.adopt(uid, due, 0)
-        assert system.hibernation.alarms.next_s() <= 0.02
+        system.quiesced.add(uid, packed._replace(due=due))
+        system.quiesced_timers.adopt(uid, due, 0)
+        assert system.quiesced_timers.next_s() <= 0.02
         await until(lambda: uid in system.members, "it is due")
         assert system.members[uid].raft.role == LEADER
 

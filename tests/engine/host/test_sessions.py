@@ -315,7 +315,7 @@ async def test_a_session_sleeps_with_its_group_and_ends_when_its_client_is_silen
         beats = run.system(1).heartbeats
 
         def sleeps() -> bool:
-            return all(run.system(number).names["log"] in run.system(number).hibernation.sleepers for number in run.ids)
+            return all(run.system(number).names["log"] in run.system(number).quiesced for number in run.ids)
 
         for _ in range(3):
             before = beats.clock
@@ -325,12 +325,12 @@ async def test_a_session_sleeps_with_its_group_and_ends_when_its_client_is_silen
             beats.clock += 4.0
         run.nodes[1].heartbeat(CLIENT)
         beats.clock += 4.0
-        last = {number: run.system(number).hibernation.woken for number in run.ids}
+        last = {number: run.system(number).transitions.woken for number in run.ids}
         beats.look()
-        run.system(1).hibernation.look()
-        assert {number: run.system(number).hibernation.woken for number in run.ids} == last, "it has time"
+        run.system(1).quiesce.look()
+        assert {number: run.system(number).transitions.woken for number in run.ids} == last, "it has time"
         beats.clock += 7.0
-        run.system(1).hibernation.look()
+        run.system(1).quiesce.look()
         # Nobody else led meanwhile: its time was over.
         await until(lambda: run.replica(1) is not None and not run.member(1).sessions, "it wakes, and the session ends")
 

@@ -212,13 +212,13 @@ async def test_a_term_that_runs_while_its_group_sleeps_ends_in_time(tmp_path: Pa
         rig = await rig_of(c, "kv")
         await rig.order(kv.GRANT, LEASE_MS, 7)
         await asleep(c, "kv")
-        slept = {number: c.system(number).hibernation.woken for number in c.ids}
+        slept = {number: c.system(number).transitions.woken for number in c.ids}
         rig.clocks.move(5.9, -3600)
         for number in c.ids:
-            c.system(number).hibernation.alarms.ring()
-        assert slept == {number: c.system(number).hibernation.woken for number in c.ids}, "its time has not come"
+            c.system(number).unquiesce.ring()
+        assert slept == {number: c.system(number).transitions.woken for number in c.ids}, "its time has not come"
         rig.clocks.move(0.11)
-        await until(lambda: all(c.system(number).hibernation.woken > slept[number] for number in c.ids), "it wakes")
+        await until(lambda: all(c.system(number).transitions.woken > slept[number] for number in c.ids), "it wakes")
         await until(lambda: not c.member(1, "kv").machine.state.leases.rows, "and ends")  # type: ignore[attr-defined]
 
 
@@ -305,7 +305,7 @@ async def test_a_session_of_a_group_that_slept_does_not_begin_anew(tmp_path: Pat
         await asleep(c)
         heard = beats.last_seen[SESSION]
         beats.clock += 10.5
-        c.system(leader).hibernation.look()
+        c.system(leader).quiesce.look()
         await until(lambda: c.replica(leader) is not None and not c.member(leader).sessions, "it ends")
         assert beats.clock - heard < 15
 
@@ -507,9 +507,8 @@ async def test_a_sleeping_queue_hears_that_the_wall_clock_was_set_forward(tmp_pa
         await c.system(number).versions.require(c.member(number, "queue"), 2)
         await rig.publish(SESSION, rig.clocks.wall // 1_000_000 + 3_600_000, queue.AT)
         await asleep(c, "queue")
-        alarms = c.system(number).hibernation.alarms
-        alarms.ring()
+        c.system(number).unquiesce.ring()
         rig.clocks.move(0.1, 3601)
-        woken = c.system(number).hibernation.woken
-        await until(lambda: c.system(number).hibernation.woken > woken, "it wakes")
+        woken = c.system(number).transitions.woken
+        await until(lambda: c.system(number).transitions.woken > woken, "it wakes")
         await until(lambda: not c.member(number, "queue").machine.state.delayed, "it is due")  # type: ignore[attr-defined]

@@ -45,3 +45,18 @@ def test_a_group_without_a_leader_is_in_no_sum() -> None:
 
 def test_a_quorum_is_one_of_voters() -> None:
     assert quorum_lives(SHAPE, {1, 3}) and not quorum_lives(SHAPE, {3, 4, 5})
+
+
+def test_a_walk_meets_nobody_who_went_before_its_turn() -> None:
+    table = QuiescedTable(2)
+    for uid in range(1, 1000):
+        table.add(uid, row())
+    met = []
+    for uid, _ in table.rows("leader = ?", 1):
+        met.append(uid)
+        table.follow(uid, 0)
+        if uid % 300 == 1:
+            table.pop(uid + 1)
+            table.pop(uid + 2)
+            table.add(uid + 2, row(leader=3))
+    assert met == [uid for uid in range(1, 1000) if uid % 300 not in (2, 3)]

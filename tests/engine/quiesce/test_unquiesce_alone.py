@@ -1,0 +1,226 @@
+"""Waking without a system: who wakes as what, whom it tells, and what nodes that come and go mean for those asleep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from logyard.engine.quiesce import unquiesce
+from logyard.engine.raft.core import FOLLOWER, LEADER
+from logyard.engine.raft.mending import Mend
+from logyard.engine.raft.state import CANDIDATE, PRECANDIDATE
+from logyard.engine.replica.log_time import LogTime
+from logyard.engine.replica.member import Member
+from logyard.engine.transport.blobs import AWAKE
+
+from .doubles import LAST, MS, OWN, SHAPE, TERM, UID, VOTERS, S, Yard, row
+
+WAKES = [
+    # what differs from the stored row of a group that slept under this very node -> its role when it wakes
+    ({}, LEADER),
+    ({"term": TERM + 1}, FOLLOWER),
+    ({"term": TERM - 1}, FOLLOWER),
+    ({"vote": 1}, FOLLOWER),
+    ({"leader": 1}, FOLLOWER),
+    ({"leader": 0}, FOLLOWER),
+    ({"term": TERM + 1, "use": True}, PRECANDIDATE),
+    ({"leader": 0, "use": True}, PRECANDIDATE),
+]
+
+
+@pytest.mark.parametrize(("differs", "role"), WAKES)
+def test_who_wakes_leads_only_in_the_term_that_it_won(differs: dict[str, Any], role: int) -> None:
+    yard = Yard()
+    use, vote = differs.pop("use", False), differs.pop("vote", OWN)
+    yard.rebuilt = lambda member: setattr(member.raft, "vote", vote)
+    yard.table.add(UID, row(**differs))
+    member = yard.unquiesce.find(UID, use=use, by=0 if use else 3)
+    assert member is not None and member.raft.role == role and yard.members == {UID: member} and UID not in yard.table
+    assert (member.raft.leader == OWN) == (role == LEADER) == (yard.leading == [member])
+    assert yard.marked == [member] and yard.names == {"a": UID} and yard.transitions.woken == 1
+
+
+def test_a_leader_that_wakes_knows_its_followers_and_tells_them_but_not_whom_it_was_told_by() -> None:
+    yard = Yard()
+    yard.table.add(UID, row(since_ms=77))
+    member = yard.unquiesce.find(UID, by=3)
+    assert member is not None and {one.match for one in member.raft.progress.values()} == {LAST}
+    assert yard.leaders.rows == {UID: (OWN, TERM, 77)} and yard.unquiesce.is_busy and not yard.sent
+    yard.unquiesce.tick()
+    assert yard.sent == [(1, AWAKE, {"groups": [UID]})] and not yard.unquiesce.is_busy
+    assert yard.unquiesce.find(UID) is member and yard.unquiesce.find(UID + 1) is None
+
+
+@pytest.mark.parametrize("by", [0, 1])
+def test_a_follower_trusts_a_leader_that_woke_it_and_asks_one_that_did_not(by: int) -> None:
+    yard = Yard()
+    yard.table.add(UID, row(1))
+    member = yard.unquiesce.find(UID, by=by)
+    assert member is not None and member.raft.leader == 1 and member.raft.doubt == (not by)
+
+
+def test_nobody_follows_a_leader_that_is_gone_whatever_its_row_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unquiesce, "SCAN_SECONDS", 0.0)
+    yard = Yard()
+    yard.unquiesce.on_liveness(set(VOTERS))
+    yard.unquiesce.tick()
+    while yard.unquiesce.is_busy:
+        yard.unquiesce.tick()
+    for uid in (UID, UID + 1, UID + 2):
+        yard.table.add(uid, row(1, name=f"g{uid}"))
+    # The core still thinks it alive: only the scan knows.
+    yard.unquiesce.on_liveness({2, 3})
+    assert yard.table.leader_of(UID) == 0 and yard.table.leader_of(UID + 2) == 1 and yard.stirred
+    member = yard.unquiesce.find(UID + 2)
+    assert member is not None and not member.raft.leader
+    while yard.unquiesce.is_busy:
+        yard.unquiesce.tick()
+    assert len(yard.members) == 3, "a quorum is left"
+
+
+def test_a_lone_voter_campaigns_when_it_wakes_and_others_wait_to_be_asked() -> None:
+    yard = Yard()
+    yard.table.add(UID, row(0))
+    yard.table.add(UID + 1, row(0, name="b"))
+    member = yard.unquiesce.find(UID)
+    assert member is not None and member.raft.role == FOLLOWER
+    yard.voters = (OWN,)
+    member = yard.unquiesce.find(UID + 1)
+    assert member is not None and (member.raft.role, member.raft.term) == (CANDIDATE, TERM + 1)
+
+
+def test_a_member_that_is_mended_or_stopped_takes_up_nothing() -> None:
+    yard = Yard()
+    for uid in (UID, UID + 1):
+        yard.table.add(uid, row(name=f"g{uid}"))
+
+    def damage(member: Member) -> None:
+        if member.uid == UID:
+            member.quarantine("its rows are damaged")
+        else:
+            member.raft.mend = Mend(1, False)
+
+    yard.rebuilt = damage
+    for uid in (UID, UID + 1):
+        member = yard.unquiesce.find(uid, use=True)
+        assert member is not None and member.raft.role == FOLLOWER
+    assert [one.uid for one in yard.marked] == [UID + 1] and not yard.leading
+
+
+def test_a_leaders_death_wakes_its_groups_where_a_quorum_is_left() -> None:
+    yard = Yard()
+    yard.unquiesce.on_liveness(set(VOTERS))
+    pair = SHAPE._replace(voters=(1, 2))
+    yard.table.add(UID, row(1))
+    yard.table.add(UID + 1, row(1, shape=pair, name="b"))
+    yard.table.add(UID + 2, row(3, name="c"))
+    yard.live.discard(1)
+    yard.unquiesce.on_liveness({2, 3})
+    assert [yard.table.leader_of(uid) for uid in (UID, UID + 1, UID + 2)] == [0, 0, 3]
+    assert not yard.members, "with the next tick"
+    yard.unquiesce.tick()
+    assert list(yard.members) == [UID]
+
+
+def test_a_leader_without_a_quorum_leads_no_more_and_who_comes_back_wakes_what_slept_without_it() -> None:
+    yard = Yard()
+    yard.unquiesce.on_liveness({1, 2})
+    yard.table.add(UID, row(shape=SHAPE._replace(asleep=(1,), absent=(3,))))
+    yard.table.add(UID + 1, row(shape=SHAPE._replace(voters=(1, 2), asleep=(1,)), name="b"))
+    yard.unquiesce.on_liveness({1, 2, 3})
+    yard.unquiesce.tick()
+    assert list(yard.members) == [UID] and yard.members[UID].raft.role == LEADER
+    yard.unquiesce.on_liveness({2, 3})
+    yard.unquiesce.tick()
+    assert yard.table.leader_of(UID + 1) == 0 and UID + 1 not in yard.members
+
+
+def test_the_same_nodes_mean_nothing() -> None:
+    yard = Yard()
+    yard.unquiesce.on_liveness({OWN})
+    assert not yard.unquiesce.is_busy and not yard.stirred
+
+
+@pytest.mark.parametrize(("epoch", "leader"), [(6, 1), (7, 0)])
+def test_after_a_restart_groups_sleep_on_under_the_process_that_led_them_and_under_no_other(
+    epoch: int, leader: int
+) -> None:
+    yard = Yard()
+    yard.table.add(UID, row(0, under=1, epoch=6))
+    yard.epochs[1] = epoch
+    yard.unquiesce.on_liveness({1, 2})
+    assert yard.table.leader_of(UID) == leader and not yard.members
+
+
+def test_a_scan_goes_on_in_later_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unquiesce, "SCAN_SECONDS", 0.0)
+    monkeypatch.setattr(unquiesce, "WAKE_SECONDS", 0.0)
+    yard = Yard()
+    yard.unquiesce.on_liveness({1, 2, 3})
+    while yard.unquiesce.is_busy:
+        yard.unquiesce.tick()
+    for uid in range(UID, UID + 5):
+        yard.table.add(uid, row(1, name=f"g{uid}"))
+    yard.live.discard(1)
+    yard.unquiesce.on_liveness({2, 3})
+    ticks = 0
+    while yard.unquiesce.is_busy:
+        before = len(yard.members)
+        yard.unquiesce.tick()
+        assert len(yard.members) - before <= 1, "no more than there is time for"
+        ticks += 1
+    assert ticks >= 5 and len(yard.members) == 5
+
+
+def test_who_is_awake_elsewhere_wakes_here_by_that_nodes_word() -> None:
+    yard = Yard()
+    yard.table.add(UID, row(1))
+    yard.unquiesce.on_awake(1, [UID, UID + 1])
+    assert yard.stirred == 1, "of a group that does not sleep here there is nothing to do"
+    # What it is told meanwhile changes nothing: it is going to say so itself.
+    yard.unquiesce.tell_awake(1, UID)
+    yard.unquiesce.tick()
+    assert not yard.members[UID].raft.doubt and not yard.sent
+
+
+def test_a_timer_wakes_its_group_and_the_clock_goes_on() -> None:
+    yard = Yard()
+    yard.table.add(UID, row(due=1_000_005_000))
+    yard.timers.adopt(UID, 1_000_005_000, 1_000_000_000)
+    yard.unquiesce.ring()
+    assert not yard.members and yard.timers.next_s() == 5.0
+    yard.clocks.move(5.0)
+    yard.unquiesce.ring()
+    assert yard.members[UID].raft.role == LEADER
+
+
+def test_a_leader_that_wakes_goes_on_by_the_clock_that_it_slept_by() -> None:
+    yard = Yard()
+    yard.rebuilt = lambda member: setattr(member, "log_time", 900_000)
+    clock = LogTime(900_000, yard.clocks.wall, yard.clocks.monotonic)
+    asleep = yard.rebuild(UID, "a")
+    asleep.begin_clock(clock)
+    yard.timers.set(UID, 2_000_000, asleep)
+    yard.table.add(UID, row(due=2_000_000))
+    heard = yard.clocks.monotonic
+    yard.clocks.move(60.0)
+    clock.now(yard.clocks.monotonic)
+    member = yard.unquiesce.find(UID)
+    assert member is not None and member.clock is clock and member.heard_ns == heard
+    assert clock.now(yard.clocks.monotonic) * MS == 900 * S + 60 * S
+
+
+def test_silent_clients_wake_the_group_that_has_to_end_their_session_once() -> None:
+    yard = Yard()
+    yard.sessions._clients = {5: {UID: 1000}}
+    yard.sessions._since = {UID: 0.0}
+    yard.table.add(UID, row())
+    yard.unquiesce.look()
+    assert not yard.unquiesce.is_busy
+    yard.heard.clock = 1.5
+    yard.unquiesce.look()
+    yard.unquiesce.look()
+    assert yard.stirred == 1
+    yard.unquiesce.tick()
+    assert yard.members[UID].raft.role == LEADER
