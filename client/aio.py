@@ -35,7 +35,7 @@ from .queue import Queue
 from .runtime import running
 from .session import UNIX, unix_target
 from .tls_stream import TlsStream
-from .upload_aio import read_file, upload, views
+from .upload_aio import upload
 
 __all__ = ["Log", "PendingAppend", "Yard", "connect"]
 
@@ -242,8 +242,4 @@ class Log(LogVerbs):
         compress: bool,
         command: bytes,
     ) -> int:
-        if isinstance(source, memoryview):
-            source = views(source)
-        elif not isinstance(source, AsyncIterable):
-            source = read_file(self.yard, source)
         return await upload(self.yard, self.name, metadata, source, size, timeout, compress, command)

@@ -20,7 +20,7 @@ async def upload(
     network: Yard,
     name: str,
     metadata: Buffer,
-    source: AsyncIterable[Buffer],
+    source: AsyncIterable[Buffer] | BinaryIO | memoryview,
     size: int | None,
     timeout: float | None,
     compress: bool = False,
@@ -30,6 +30,10 @@ async def upload(
     `command`: of the frame that binds its pieces."""
     if size is not None:
         check_size(size)
+    if isinstance(source, memoryview):
+        source = views(source)
+    elif not isinstance(source, AsyncIterable):
+        source = read_file(network, source)
     one = Upload(name, metadata, network.chance, compress, command)
     await network.run(one.open_call(), timeout)
     try:

@@ -1,267 +1,383 @@
-"""logyard inside your own process: `open_system` gives the same engine as the daemon, without sockets.
+"""logyard inside your own process: `open_system` gives the engine of the daemon with the verbs of the clients, without
+sockets.
 
-One directory, one node, groups of one member; the verbs are those of the clients. Everything acknowledged is durable.
+One directory, one node, groups of one member. The verbs are the clients' own source (`client._async`) over another
+`Caller`: a call is handled in this process as the daemon handles one that came over the network, a command goes
+straight to the engine. Everything acknowledged is durable.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+import random
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import trio
 
+from logyard.client._async.admin import AdminVerbs
+from logyard.client._async.frames import FramedKV, FramedLog, FramedMachine, FramedQueue
+from logyard.client.admin import Call, T
 from logyard.client.background import background
 from logyard.client.board import Standing, standings
-from logyard.client.log import offsets_of
-from logyard.client.numbering import epoch_of
-from logyard.client.producer import EpochWriter, Producer, producer_number
-from logyard.client.tail import TAIL_WAIT_S, Cursor, Tailed
+from logyard.client.kv import Watches
+from logyard.client.lane import Window
+from logyard.client.log import SESSION_TTL_S, close_call
+from logyard.client.messages import Session, open_session
+from logyard.client.queue import Consumes
+from logyard.client.runtime_trio import TrioRuntime
+from logyard.client.sequences import Ticket
+from logyard.client.session import Pushed, Retry
+from logyard.client.upload_aio import upload
 from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
-from logyard.engine.replica.member import Member
+from logyard.engine.replica.submit import Answer
 from logyard.engine.types import Buffer
-from logyard.machines.command import APPEND_REPLY
 from logyard.machines.log import AppendLog
 from logyard.machines.registry import create_machine
-from logyard.protocol.compression import encode, parse, ranges_of, wants
-from logyard.protocol.errors import Gone, LogyardError, Refused, WrongKind
-from logyard.protocol.frame import FRAME_BYTES_MAX, Frame, encode_frame
-from logyard.protocol.records import Page, Record
+from logyard.protocol import wire
+from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Unknown, UnknownGroup
+from logyard.protocol.frame import Frame
+from logyard.protocol.verbs import VERBS
 
 from . import log_reader
 from .node import Node, build_system
+from .rpc_calls import Data, Quiet, serve_call, taken
 
 MACHINES: dict[type, str] = {AppendLog: "log"}
-POLL_BYTES = 4 << 20
+TIMEOUT_S = 30.0
+WINDOW_BYTES = 64 << 20
+"""What uploads hold at most."""
+END_S = 5.0
+"""To close a session."""
 
 
-class EmbeddedLog:
-    """The group `name` of this process, an append log or a machine of one's own: whatever has that name now, awake or
-    not, as with the clients' handles."""
+class EmbeddedSystem(AdminVerbs):
+    """A node of this process, with the verbs of a client's yard. `timeout` (seconds) bounds each that is not given its
+    own."""
 
-    def __init__(self, node: Node, name: str) -> None:
-        self._node = node
-        self.name = name
-
-    @property
-    def _member(self) -> Member:
-        """Of now: a group that slept has another one. Raises `UnknownGroup`."""
-        return self._node.system.member(self.name)
-
-    async def append(self, metadata: bytes, payload: Buffer | None = None, *, compress: str | None = None) -> int:
-        """Append one record; returns its offset once it is durable. `compress`: ``zstd`` or ``none``, by default as the
-        log's option says."""
-        return (await self.append_many([(metadata, payload)], compress=compress)).start
-
-    async def append_many(
-        self,
-        records: Iterable[tuple[Buffer, Buffer | None]],
-        *,
-        compress: str | None = None,
-        timeout: float | None = None,
-        keys: Iterable[bytes] | None = None,
-        command: bytes = b"",
-    ) -> range:
-        """Append records atomically: all of them, with consecutive offsets, or none. `keys`: one for each record of a
-        keyed log; a record without payload takes its key away. `command`: of a producer's append, see `producer`."""
-        self._is_log()
-        frame = Frame(command=command)
-        zstd = wants(compress, self._member.spec.arguments.get("compress") == "zstd")
-        found = (encode(head, body) if zstd and body is not None else (head, body) for head, body in records)
-        frame.put_many(found, keys)
-        with trio.fail_after(math.inf if timeout is None else timeout):
-            first, count = APPEND_REPLY.unpack(await self._node.commit(self._member, frame.encode()))
-        return offsets_of(first, count)
-
-    def _is_log(self) -> None:
-        """Raise `WrongKind` for a group of a machine of one's own, which takes `command`s."""
-        if not isinstance(self._member.machine, AppendLog):
-            raise WrongKind(self.name, self._member.spec.machine, "log")
-
-    async def command(self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"") -> bytes:
-        """Return the reply of any machine to a command with one record. Raises what it is refused with."""
-        return await self._node.commit(self._member, encode_frame([(metadata, payload)], command=command))
-
-    async def poll(
-        self,
-        offset: int,
-        *,
-        max_records: int = 1000,
-        max_bytes: int = POLL_BYTES,
-        wait: float = 0.0,
-        bodies: bool = True,
-        since: int | None = None,
-    ) -> Page:
-        """Return records from `offset` on, or from the first one stamped at `since` (ms since 1970) or later; at least
-        one unless the log ends there. Waits up to `wait` seconds for one."""
-        header, blocks = await self._node.poll(
-            self.name, offset, max_records, max_bytes, wait, bodies, "local", since=since, uid=self._member.uid
-        )
-        asked = header.get("offset", offset)
-        return Page(b"".join(blocks), header["start"], header["end"], header["node"], asked, max_records)
-
-    async def read(self, offset: int) -> Record:
-        """Return one record. Raises `OutOfRange`."""
-        page = await self.poll(offset, max_records=1)
-        for record in page:
-            if record.offset != offset:
-                raise Gone(f"log {self.name!r}: the record at {offset} gave way to a newer one with its key")
-            return record
-        raise Gone(f"log {self.name!r} has no record {offset} yet; it ends at {page.end}")
-
-    async def read_body(self, offset: int, start: int = 0, stop: int | None = None) -> bytes:
-        """Return bytes start..stop of one record's body."""
-        body = await self._node.read_body(self.name, offset, start, stop)
-        if not isinstance(body, log_reader.Encoded):
-            return bytes(body)
-        encoding = parse(body.envelope)
-        steps = ranges_of(encoding, body.stored, start, encoding.size if stop is None else min(stop, encoding.size))
-        found: list[Buffer] = []
-        step = next(steps, None)
-        while step is not None:
-            if isinstance(step, tuple):
-                part = await self._node.read_body(self.name, offset, *step, stored=True)
-                assert not isinstance(part, log_reader.Encoded)
-                step = steps.send(part)
-            else:
-                found.append(step)
-                step = next(steps, None)
-        return b"".join(found)
-
-    async def records(self, start: int | None = None, stop: int | None = None) -> AsyncIterator[Record]:
-        """Yield records from `start` (default: the first) up to `stop` (default: the present end)."""
-        bounds = await self._node.bounds(self.name)
-        at = bounds["start"] if start is None else start
-        end = bounds["end"] if stop is None else min(stop, bounds["end"])
-        while at < end:
-            page = await self.poll(at, max_records=end - at)
-            for record in page:
-                yield record
-            at = page.next
-
-    async def tail(
-        self, cursor: Cursor | None = None, *, follow: bool = True, max_records: int = 1000, bodies: bool = True
-    ) -> AsyncIterator[Tailed]:
-        """Yield records from `cursor` on, a batch at a time, each with the place behind it; see `client._async.log`.
-        Raises `Refused` for a cursor of another log, `OutOfRange` when records that it has not passed are gone."""
-        uid = self._member.uid
-        at = Cursor(uid, (await self._node.bounds(self.name))["start"]) if cursor is None else cursor
-        if at.uid != uid:
-            raise Refused(f"log {self.name!r} was made anew: the cursor is of another one, {at.uid:016x}")
-        while True:
-            page = await self.poll(
-                at.offset, max_records=max_records, wait=TAIL_WAIT_S if follow else 0.0, bodies=bodies
-            )
-            records = page.records
-            for record in records:
-                if record.left_out and record.size <= FRAME_BYTES_MAX:
-                    record.fill(await self.read_body(record.offset))
-            if records:
-                at = Cursor(uid, page.next)
-                yield Tailed(records, at)
-            elif not follow:
-                return
-
-    async def seek(self, since: int) -> int:
-        """Return the first offset stamped at `since` (ms since 1970) or later, or the log's end."""
-        return (await self.poll(0, max_records=1, bodies=False, since=since)).asked
-
-    async def retain(self, *, age: float = 0.0, bytes: int = 0, records: int = 0) -> int:
-        """Set what the log keeps from now on; see `client._async.log`."""
-        return await self._node.retain(self.name, round(age * 1000), bytes, records)
-
-    async def producer(self, name: int | str) -> Producer:
-        """Return an idempotent producer of this log; see `client.producer`."""
-        number = producer_number(name)
-        return Producer(self, number, await self._node.open_producer(self.name, number))
-
-    async def epoch(self, producer: int | str, incarnation: int, epoch: int, lane: int = 0) -> EpochWriter:
-        """Return a writer of one lane of a fenced producer's epoch; see `client.producer`."""
-        writer = EpochWriter(self, epoch_of(producer, incarnation, epoch), lane)
-        await self._node.open_epoch(self.name, *writer.epoch)
-        return writer
-
-    async def close_epoch(self, producer: int | str, incarnation: int, epoch: int) -> None:
-        """Take no more frames of an epoch of a fenced producer, nor of any before it."""
-        await self._node.close_epoch(self.name, *epoch_of(producer, incarnation, epoch))
-
-    async def epoch_state(self, producer: int | str) -> tuple[int, int, bool] | None:
-        """Return a fenced producer's incarnation, its newest epoch here, and whether that takes frames."""
-        return await self._node.epoch_state(self.name, producer_number(producer))
-
-    async def truncate(self, before: int) -> int:
-        """Drop the records before an offset; returns the log's start."""
-        return await self._node.truncate(self.name, before)
-
-    async def query(self, request: bytes, *, consistency: str = "local", index: int = 0) -> bytes:
-        """Ask the machine's `query`; `index`: not before it is applied. `consistency`: local, leader, linearizable."""
-        return await self._node.query(self.name, request, consistency, index)
-
-    async def wait_applied(self, index: int, *, term: int = 0, timeout: float = 30.0) -> int:
-        """Wait until `index` is applied here; return what is. Raises `Busy` after `timeout` seconds, `Refused` or
-        `Gone` for an entry that is not of `term`, if one is named."""
-        return await self._node.wait_applied(self.name, index, term, timeout)
-
-    async def snapshot(self) -> dict[str, Any]:
-        """Snapshot this group now."""
-        return await self._node.snapshot([self.name])
-
-    def bounds(self) -> tuple[int, int]:
-        """Return (start, end)."""
-        machine = log_reader.append_log(self._member)
-        return machine.start, machine.end
-
-    def describe(self) -> dict[str, Any]:
-        """Return everything about the group."""
-        return self._node.describe(self.name)
-
-
-class EmbeddedSystem:
-    """A node of this process."""
-
-    def __init__(self, node: Node, machines: Mapping[str, type[Machine]]) -> None:
+    def __init__(
+        self, node: Node, machines: Mapping[str, type[Machine]], nursery: trio.Nursery, timeout: float
+    ) -> None:
         self.node = node
+        self.runtime = TrioRuntime()
+        self.chance = random.Random()
+        self.timeout = timeout
+        self.exactly_once = True
+        self.closed = False
+        self.sessions = Sessions(self)
+        self._freed = trio.lowlevel.ParkingLot()
+        self.window = Window(WINDOW_BYTES, self._give_back)
+        self._nursery = nursery
         self._kinds = {**MACHINES, **{kind: name for name, kind in machines.items()}}
+        self._kvs: dict[str, KV] = {}
+
+    # Handles.
+
+    def log(self, name: str) -> EmbeddedLog:
+        """Return the append log `name`; nothing is asked until it is used."""
+        return EmbeddedLog(self, _named(name))
+
+    def kv(self, name: str) -> KV:
+        """Return the KV group `name`; nothing is asked until it is used."""
+        found = self._kvs.get(name)
+        if found is None:
+            found = self._kvs[name] = KV(self, _named(name))
+        return found
+
+    def queue(self, name: str) -> Queue:
+        """Return the queue `name`; nothing is asked until it is used."""
+        return Queue(self, _named(name))
+
+    def machine(self, name: str) -> EmbeddedMachine:
+        """Return the group `name`, whatever its machine, one's own too; nothing is asked until it is used."""
+        return EmbeddedMachine(self, _named(name))
+
+    async def open_session(self, name: str, *, kind: str = "") -> Session:
+        """Open a session of the group `name`, for any machine, for what it sends: see `client.messages`. `kind`: the
+        machine that it must be, else `WrongKind` is raised."""
+        return await open_session(self, name, Session, kind)
+
+    # Beside the clients' verbs.
 
     async def start_group(self, name: str, machine: Machine) -> EmbeddedLog:
-        """Return the group `name`, created when it is new. `machine` says its kind. Raises `GroupExists` for another
-        kind."""
+        """Return the group `name`, created when it is new, once it is led. `machine` says its kind. Raises
+        `GroupExists` for another kind."""
         kind = self._kinds.get(type(machine))
         if kind is None:
             raise LogyardError(f"{type(machine).__name__} is not a machine that logyard knows by name")
-        await self.node.create_groups(
-            [{"name": name, "members": [self.node.node_id], "machine": kind, "arguments": _arguments(machine)}]
-        )
+        await self.create(name, machine=kind, **_arguments(machine))
         member = self.node.system.member(name)
         with trio.fail_after(10):
             await self.node.system.wait(member, lambda: member.raft.leader == self.node.node_id)
             # What an earlier run acknowledged is applied when a read of this term is.
             await self.node.system.read_index(member)
-        return EmbeddedLog(self.node, name)
+        return EmbeddedLog(self, name)
 
     async def delete_group(self, name: str) -> None:
-        """Delete a group and everything in it."""
-        await self.node.delete_group(name)
-
-    async def compact(self) -> dict[str, Any]:
-        """Migrate and rewrite payloads now."""
-        return await self.node.compact()
+        """Delete a group and everything in it: `delete`."""
+        await self.delete(name)
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return a row a group."""
+        """Return a row a group, as `list` does, without waiting."""
         return self.node.groups()
 
     def leaderboard(self) -> list[Standing]:
-        """Return who leads what, since when, from this node's tables: no group is asked, whatever state it is in."""
+        """Tell who leads what, since when, from this node's tables: no group is asked, whatever state it is in."""
         return standings(self.node.board("", len(self.node.system.names)))
 
-    def status(self) -> dict[str, Any]:
-        """Return counters and sizes."""
-        return self.node.status()
+    # What the handles need: see `client.yards` and `client._async.frames`.
+
+    def clock(self) -> float:
+        """Return the time, in seconds."""
+        return trio.current_time()
+
+    async def nodes(self) -> list[int]:
+        """Return this node's number: there are no others."""
+        return [self.node.node_id]
+
+    def compresses(self, name: str) -> bool | None:
+        """Return what a log's option says about compression; None for a group that is not here."""
+        try:
+            return self.node.system.member(name).spec.arguments.get("compress") == "zstd"
+        except UnknownGroup:
+            return None
+
+    def spawn(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task until the system is closed; not at all when it is."""
+        if not self.closed:
+            self._nursery.start_soon(task)
+
+    def _give_back(self) -> None:
+        self._freed.unpark_all()
+
+    async def freed(self) -> None:
+        """Wait until some upload gives back what it held."""
+        await self._freed.park()
+
+    async def run(self, call: Call[T], timeout: float | None = None, pushed: Pushed | None = None) -> T:
+        """Ask, again where that is allowed, until answered or out of time. Raises a `LogyardError`."""
+        retry = Retry(self.clock() + (self.timeout if timeout is None else timeout), self.chance, call.pinned)
+        said: LogyardError | None = None
+        while True:
+            try:
+                with trio.CancelScope(deadline=retry.deadline):
+                    return call.decode(await self._answer(call, pushed))
+                raise Unknown(f"{call.method}: no answer in time")
+            except LogyardError as error:
+                if call.idempotent and isinstance(error, Unknown) and said is not None:
+                    # Out of time over asking again: what was answered before says more.
+                    raise said from None
+                said, delay = error, self._delay(retry, error)
+            await trio.sleep(delay)
+
+    async def listen(self, call: Call[Any], retry: Retry, pushed: Pushed) -> None:
+        """Ask once, for as long as the answer takes, which only says why it is over: raises that."""
+        await self._answer(call, pushed)
+        raise LogyardError(f"{call.method} ended", retry="elsewhere")
+
+    async def append(
+        self, name: str, frame: Frame, timeout: float | None = None, flags: int = 0
+    ) -> tuple[bytes, Ticket | None]:
+        """Have a frame applied: the machine's reply. There is no connection to lose, so a session has nothing to do."""
+        return await self._commit(name, frame.encode(), timeout, flags), None
+
+    async def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
+        """Have a frame applied that has a session's number: the machine's reply."""
+        return await self._commit(name, frame, timeout, 0)
+
+    async def _commit(self, name: str, frame: Sequence[Buffer], timeout: float | None, flags: int) -> bytes:
+        retry = None
+        kind = wire.kind_of(flags)
+        whole = memoryview(frame[0] if len(frame) == 1 else b"".join(frame))
+        with trio.CancelScope(deadline=self.clock() + (self.timeout if timeout is None else timeout)) as scope:
+            while True:
+                self._check()
+                try:
+                    return await self._submit(name, whole, kind, flags & (wire.REPLY_MODE | wire.LOW_PRIORITY))
+                except LogyardError as error:
+                    retry = retry or Retry(scope.deadline, self.chance, False)
+                    delay = self._delay(retry, error)
+                await trio.sleep(delay)
+        raise Unknown(f"{name}: not acknowledged in time, and not known whether it happened")
+
+    async def _submit(self, name: str, frame: memoryview, kind: str, flags: int) -> bytes:
+        node, mode = self.node, flags & wire.REPLY_MODE
+        member = node.system.member(name)
+        if kind and member.spec.machine != kind:
+            node.require_kind(member.uid, kind)
+        low = bool(flags & wire.LOW_PRIORITY)
+        if mode == wire.REPLY_NONE:
+            node.submit(member.uid, frame, Quiet(_settled), 0, low=low)
+            return b""
+        answer = Answer()
+        node.submit(member.uid, frame, answer, 0, early=mode == wire.REPLY_APPEND, low=low)
+        return await answer.wait()
+
+    async def _answer(self, call: Call[Any], pushed: Pushed | None) -> Any:
+        """Return what a client would have got."""
+        self._check()
+        node = self.node
+        if call.pinned and call.nodes[0] != node.node_id:
+            raise LogyardError(f"there is no node {call.nodes[0]} in a process of its own")
+        # As they travel: what is checked and what is decoded has the types that it has on the wire.
+        arguments = wire.unpack(wire.pack(call.arguments))
+        if call.kind:
+            node.require_kind(call.group or arguments["name"], call.kind)
+        if call.method == "cluster":
+            return {"cluster": node.cluster_id, "node": node.node_id, "nodes": {}}
+        if call.method == "session_listen":
+            name, session = taken(node, VERBS[call.method], arguments)
+            return await node.listen(name, session, SessionPushes(pushed or _dropped))
+        if call.method == "kv_watch":
+            name, stream, add, local = taken(node, VERBS[call.method], arguments)
+            return await node.kv.listen(name, stream, add, local, WatchPushes(pushed or _dropped))
+        value = await serve_call(node, call.method, arguments)
+        if isinstance(value, Data):
+            return wire.unpack(wire.pack(value.header)), memoryview(b"".join(value.parts))
+        return wire.unpack(wire.pack(value))
+
+    def _check(self) -> None:
+        if self.closed:
+            raise LogyardError("the system is closed")
+
+    def _delay(self, retry: Retry, error: LogyardError) -> float:
+        """Return the seconds until the next try; raises the error when there is none: no other node could do it, and
+        on a full disk it is this very program that can make room."""
+        if not isinstance(error, Busy | NotLeader):
+            raise error
+        return retry.after(error, False, self.clock())
+
+
+class Sessions:
+    """The sessions that were opened here: each has a client number of its own, and lives as long as it is held."""
+
+    def __init__(self, system: EmbeddedSystem) -> None:
+        self.held: dict[int, str] = {}
+        self.ttl = SESSION_TTL_S
+        self._system = system
+
+    async def end(self, name: str, session: int) -> None:
+        """Close one. Raises what stands in the way: it ends by itself then."""
+        self.held.pop(session, None)
+        await self._system.run(close_call(name, session), END_S)
+
+    async def beat(self) -> None:
+        """Say that they are alive, three times within a time-to-live, as long as the system runs."""
+        while True:
+            await trio.sleep(self.ttl / 3)
+            for session in list(self.held):
+                with suppress(LogyardError):
+                    self._system.node.heartbeat(session)
+
+
+class SessionPushes:
+    """The sink of a session that is listened to: see `SessionSink`."""
+
+    def __init__(self, pushed: Pushed) -> None:
+        self._pushed = pushed
+        self._dropped = 0
+
+    def push(self, uid: int, session: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> bool:
+        """Give what the machine sent to who listens."""
+        self._pushed(wire.unpack(wire.pack({**header, "dropped": self._dropped})), memoryview(b"".join(body)))
+        return True
+
+    def missed(self) -> None:
+        """Count what was lost; the next push says so."""
+        self._dropped += 1
+
+
+class WatchPushes:
+    """The sink of a stream of watches: see `WatchSink`. Whoever reads bounds what is kept."""
+
+    def __init__(self, pushed: Pushed) -> None:
+        self._pushed = pushed
+
+    def push(self, header: Mapping[str, Any], parts: Sequence[Buffer]) -> None:
+        """Give what changed to who watches."""
+        self._pushed(wire.unpack(wire.pack(header)), memoryview(b"".join(parts)))
+
+    async def room(self, size: int) -> None:
+        """Let the readers have a turn."""
+        await trio.lowlevel.checkpoint()
+
+
+class EmbeddedLog(FramedLog):
+    """The append log `name` of this process: whatever has that name now, awake or not, as with the clients' handles.
+    What `start_group` gave for a machine of one's own takes `command` and `query`."""
+
+    yard: EmbeddedSystem
+
+    def __init__(self, yard: EmbeddedSystem, name: str) -> None:
+        self.yard = yard
+        self.name = name
+
+    async def command(self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"") -> bytes:
+        """Have a command with one record applied, by whatever machine: `EmbeddedMachine.command`."""
+        return await self.yard.machine(self.name).command(command, payload, metadata=metadata)
+
+    def bounds(self) -> tuple[int, int]:
+        """Return (start, end) as `latest` does, without waiting."""
+        machine = log_reader.append_log(self.yard.node.system.member(self.name))
+        return machine.start, machine.end
+
+    async def _upload(
+        self,
+        metadata: Buffer,
+        source: AsyncIterable[Buffer] | BinaryIO | memoryview,
+        size: int | None,
+        timeout: float | None,
+        compress: bool,
+        command: bytes,
+    ) -> int:
+        return await upload(self.yard, self.name, metadata, source, size, timeout, compress, command)
+
+
+class KV(FramedKV, Watches):
+    """The KV group `name` of this process."""
+
+    yard: EmbeddedSystem
+
+
+class Queue(FramedQueue, Consumes):
+    """The queue `name` of this process."""
+
+    yard: EmbeddedSystem
+
+    def __init__(self, yard: EmbeddedSystem, name: str) -> None:
+        self.yard = yard
+        self.name = name
+
+
+class EmbeddedMachine(FramedMachine):
+    """The group `name` of this process, whatever its machine."""
+
+    yard: EmbeddedSystem
+
+    def __init__(self, yard: EmbeddedSystem, name: str) -> None:
+        self.yard = yard
+        self.name = name
+
+    async def open_session(self) -> Session:
+        """Open a session of the group, for what the machine sends to it."""
+        return await self.yard.open_session(self.name)
+
+
+def _named(name: str) -> str:
+    if not name:
+        raise BadRequest("a group has a name")
+    return name
+
+
+def _settled(request: int) -> None:
+    """Tell nobody: nobody waits for it."""
+
+
+def _dropped(header: Any, data: memoryview) -> None:
+    """Drop what nobody listens to."""
 
 
 def _arguments(machine: Machine) -> dict[str, Any]:
@@ -271,22 +387,32 @@ def _arguments(machine: Machine) -> dict[str, Any]:
 
 @asynccontextmanager
 async def open_system(
-    path: str | Path, config: SystemConfig | None = None, machines: Mapping[str, type[Machine]] | None = None
+    path: str | Path,
+    config: SystemConfig | None = None,
+    machines: Mapping[str, type[Machine]] | None = None,
+    *,
+    timeout: float = TIMEOUT_S,
 ) -> AsyncIterator[EmbeddedSystem]:
-    """Open (or create) a directory as a node of its own. `machines`: your own kinds by name, each made without
-    arguments; a name is for good. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`; what the block raises comes as
-    it is."""
+    """Open (or create) a directory as a node of its own. `machines`: your own kinds by name, each made with the
+    arguments that its group was created with (none by `start_group`); a name is for good. `timeout` (seconds) bounds
+    every verb that is not given its own. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`; what the block raises
+    comes as it is."""
     own = dict(machines or {})
 
     def made(name: str, arguments: dict[str, Any]) -> Machine:
-        return own[name]() if name in own else create_machine(name, arguments)
+        return own[name](**arguments) if name in own else create_machine(name, arguments)
 
     system = build_system(Path(path), 1, "embedded", config or SystemConfig(), machines=made)
     await system.open()
     try:
         async with background(trio.open_nursery(), trio.Cancelled) as nursery:
             await nursery.start(system.run, NoPeers())
-            yield EmbeddedSystem(Node(system), own)
+            found = EmbeddedSystem(Node(system), own, nursery, timeout)
+            nursery.start_soon(found.sessions.beat)
+            try:
+                yield found
+            finally:
+                found.closed = True
     finally:
         system.part()
         system.close()

@@ -265,14 +265,17 @@ class LogVerbs(ABC):
 
     def records(
         self,
-        start: int = 0,
+        start: int | None = None,
         stop: int | None = None,
         *,
         follow: bool = False,
         bodies: bool = True,
         node: int | None = None,
     ) -> Iterator[Record]:
-        """Yield the records from `start` up to `stop`, or to the log's end; with `follow` it waits there for more."""
+        """Yield the records from `start` (default: the first one that the log has) up to `stop`, or to the log's end;
+        with `follow` it waits there for more."""
+        if start is None:
+            start = (self.latest(node=node, consistency="leader" if node is None else "local")).start
         offset = start
         while stop is None or offset < stop:
             wanted = POLL_RECORDS if stop is None else min(POLL_RECORDS, stop - offset)

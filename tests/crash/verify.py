@@ -96,7 +96,7 @@ async def examine(path: Path, want: Expected, again: bool, extra: dict[str, int]
                 wrong += [f"{name}: {found}" for found in judge(name, start, payloads, want, extra.get(name))]
                 if not again:
                     extra[name] = await log.append(b"", b"after")
-            if (damage := system.status()["damage"]) and any(damage.values()):
+            if (damage := (await system.status())["damage"]) and any(damage.values()):
                 wrong.append(f"damage after a mere crash: {damage}")
     return wrong
 

@@ -77,6 +77,11 @@ class Arguments:
         return f"spare-{self.name}"
 
     @property
+    def another(self) -> str:
+        """One of an embedded system, to be deleted in its old way."""
+        return f"another-{self.name}"
+
+    @property
     def some_names(self) -> list[str]:
         """Names of groups."""
         return [] if self.size == "empty" else [self.name_of("log")]

@@ -33,13 +33,11 @@ from logyard.client import (
 )
 from logyard.client.kvstore import KVStore
 from logyard.client.pending import PendingAppend
-from logyard.machines.command import APPEND
 from logyard.protocol.errors import LogyardError
 from logyard.service import embedded
 from logyard.service.cli.root import cli
 from logyard.service.etcd import app
 from logyard.service.etcd.gateway import Gateway
-from tests.chaos import register
 
 from .arguments import Arguments
 from .commands import COMMANDS, PATHS
@@ -64,8 +62,8 @@ SYNC: Mapping[str, type] = {
     "Consumer": queue_sync.Consumer, "Yard": sync.Yard, "Machine": machine_sync.Machine,
 }  # fmt: skip
 EMBEDDED: Mapping[str, type] = {
-    "Log": embedded.EmbeddedLog, "Producer": producer.Producer, "EpochWriter": producer.EpochWriter,
-    "System": embedded.EmbeddedSystem,
+    **TRIO, "Log": embedded.EmbeddedLog, "KV": embedded.KV, "Queue": embedded.Queue,
+    "Yard": embedded.EmbeddedSystem, "Machine": embedded.EmbeddedMachine,
 }  # fmt: skip
 STORE: Mapping[str, type] = {"KVStore": KVStore}
 
@@ -140,6 +138,9 @@ class Face(Arguments):
         assert self.consumer is not None
         return self.held.pop()
 
+    other_node = 2
+    """For what any node can do."""
+
     def follower(self) -> int:
         """A node for a transfer."""
         return 2
@@ -153,7 +154,6 @@ class Face(Arguments):
     queue = property(lambda self: self.yard.queue(self.name_of("queue")))
     any_group = property(lambda self: self.yard.machine(self.name_of("log")))
     yard: Any
-    system: Any
     store: Any
 
 
@@ -532,36 +532,17 @@ class GatewayFace(Face):
         return str(found["code"]) if failed else OK
 
 
-class EmbeddedFace(Face):
-    """A system of one's own process; its situations are its own."""
+class EmbeddedFace(TrioFace):
+    """A system of one's own process, with the same verbs; its situations are its own."""
 
     face = "embedded"
+    told_as = "embedded"
     classes = EMBEDDED
+    other_node = 1
 
-    def __init__(self, size: str, rotate: bool) -> None:
-        super().__init__([], size, rotate)
-        self.group: Any = None
-        # Of the machine of one's own that stands for another kind.
-        self.command = register.encode(register.WRITE, "key", 1) if rotate else APPEND
-        self.question = b"" if rotate else self.question
-
-    log = property(lambda self: self.group)
-
-    async def outcome(self, verb: str) -> str:
-        """What comes of it."""
-        try:
-            part = verb.partition(".")[0]
-            if part in ("Producer", "EpochWriter") and part not in self.parts:
-                try:
-                    opened = self.log.producer("p") if part == "Producer" else self.log.epoch("e", 1, 0)
-                    self.parts[part] = await opened
-                except LogyardError as error:
-                    self.parts[part] = error
-            with trio.fail_after(2 * CLIENT_S):
-                await finished(self.row(verb).call(self))
-        except Exception as error:
-            return outcome_of(error)
-        return OK
+    def follower(self) -> int:
+        """There is no other node."""
+        return 1
 
 
 FACES: tuple[Callable[..., Face], ...] = (TrioFace, AsyncioFace, SyncFace, StoreFace, CliFace, GatewayFace)

@@ -18,10 +18,8 @@ from logyard.engine.log import space
 from logyard.engine.log.space import Space
 from logyard.engine.replica.delivery import Delivery
 from logyard.engine.replica.sessions import EXPIRE
-from logyard.machines.log import AppendLog
 from logyard.protocol.errors import LogyardError, NoSpace
 from logyard.service.embedded import EmbeddedSystem, open_system
-from tests.chaos.register import Registers
 from tests.engine.host.cluster import SMALL, Cluster, cluster, until
 from tests.service.test_exactly_once import Doors
 
@@ -51,6 +49,21 @@ def told_at_once(lane: Lane, batch: Batch, error: LogyardError) -> None:
 AGAIN = Lane._again
 
 
+async def seed(yard: Yard | EmbeddedSystem, name: str, kind: str) -> None:
+    """Put something into a group."""
+    if kind == "log":
+        await yard.log(name).append_many([(b"seed", b"body")] * SEEDED)
+    elif name == "members":
+        return
+    elif kind == "kv":
+        group = yard.kv(name)
+        for lease in (LEASE, LEASE + 1):
+            await group.grant(3600, lease=lease)
+        await group.put(b"key", b"value", lease=LEASE)
+    else:
+        await yard.queue(name).publish_many([(b"seed", b"body")] * (2 * HELD))
+
+
 class Ground:
     """`faces` by name; `groups`: (name, kind, members) of all."""
 
@@ -76,24 +89,11 @@ class Ground:
         await until(lambda: all(self._has(node, name) for name, _, members in self.groups for node in members))
         async with trio.open_nursery() as nursery:
             for name, kind, _ in self.groups:
-                nursery.start_soon(self._seed, name, kind)
+                nursery.start_soon(seed, self.admin, name, kind)
 
     def _has(self, number: int, name: str) -> bool:
         system = self.run.system(number)
         return system.has(system.names.get(name, 0))
-
-    async def _seed(self, name: str, kind: str) -> None:
-        if kind == "log":
-            await self.admin.log(name).append_many([(b"seed", b"body")] * SEEDED)
-        elif name == "members":
-            return
-        elif kind == "kv":
-            group = self.admin.kv(name)
-            for lease in (LEASE, LEASE + 1):
-                await group.grant(3600, lease=lease)
-            await group.put(b"key", b"value", lease=LEASE)
-        else:
-            await self.admin.queue(name).publish_many([(b"seed", b"body")] * (2 * HELD))
 
     # Situations; each is what `table.SITUATIONS` says.
 
@@ -201,38 +201,42 @@ async def ground(path: Path, situation: str, names: frozenset[str]) -> AsyncIter
 
 
 EMBEDDED_SITUATIONS = ("first", "asleep", "restarted", "anew", "full", "largest", "empty", "kind")
-"""Those that a process with a system of its own may be in: it has no sessions, no connections and no other leader."""
+"""Those that a process with a system of its own may be in: it has no connections and no other leader."""
 
 
 @asynccontextmanager
 async def embedded_face(path: Path, situation: str) -> AsyncIterator[EmbeddedFace]:
     """A system of this process, in a situation."""
     size = situation if situation in ("largest", "empty") else "usual"
-    face = EmbeddedFace(size, situation == "kind")
+    face = EmbeddedFace([], size, situation == "kind")
     config = SystemConfig(**{**SMALL, "hibernate_after_ms": SLEEP_MS if situation == "asleep" else 0})
+    names = {**{f"{kind}-{face.name}": kind for kind in KINDS}, face.spare: "log", face.another: "log"}
 
     async def begin(system: EmbeddedSystem) -> None:
-        face.system = system
-        machine = Registers() if face.rotate else AppendLog()
-        face.group = await system.start_group(face.name_of("log"), machine)
-        await system.start_group(face.spare, AppendLog())
-        if not face.rotate:
-            await face.group.append_many([(b"seed", b"body")] * SEEDED)
+        for name, kind in names.items():
+            await system.create(name, machine=kind)
+            await seed(system, name, kind)
 
     async with AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(log, "ANSWER_S", ANSWER_S)
         if situation == "restarted":
-            async with open_system(path, config, {"registers": Registers}) as system:
+            async with open_system(path, config) as system:
                 await begin(system)
-        system = await stack.enter_async_context(open_system(path, config, {"registers": Registers}))
-        await begin(system)
+        face.stack = stack
+        face.yard = system = await stack.enter_async_context(open_system(path, config))
         engine = system.node.system
+        if situation != "restarted":
+            await begin(system)
+        if situation not in ("first", "restarted", "kind"):
+            await face.warm(situation == "asleep")
         if situation == "asleep":
             await until(lambda: not engine.members, "all groups sleep")
         elif situation == "anew":
-            await system.delete_group(face.name_of("log"))
-            made = await system.start_group(face.name_of("log"), AppendLog())
-            await made.append_many([(b"seed", b"body")] * SEEDED)
+            for name in names:
+                await system.delete(name)
+            await until(face.is_over, "its sessions are over")
+            await begin(system)
         elif situation == "full":
             patch.setattr(Space, "takes", lambda *_: False)
             patch.setattr(Space, "look", unchanged)

@@ -36,7 +36,7 @@ class Row(NamedTuple):
     """How a verb is called, and what it answers.
 
     `call`: of a `Face`, whose handles it has; `kind`: of group that it is for ("": any); `usual`: what it answers, and
-    `expect`: what else, by situation, or by face and situation ("sync_full").
+    `expect`: what else, by situation, by face, or by face and situation ("sync_full").
     """
 
     call: Callable[[Any], Any]
@@ -52,6 +52,7 @@ class Row(NamedTuple):
             usual = "wrong_kind"
         if situation == "full" and self.writes:
             usual = "no_space"
+        usual = self.expect.get(face, usual)
         found = self.expect.get(f"{face}_{situation}", self.expect.get(situation, usual))
         return GATEWAY.get(found, found) if face == "gateway" else found
 
@@ -83,6 +84,8 @@ def either(call: Callable[[Any], Any], *, writes: bool = False, usual: str = OK,
 
 
 BAD = "bad_request"
+SEEN = "unknown_group"
+"""Inside its own process a session sees that its group is gone, and not only that another one has the name."""
 NO_LEASE = "lease_not_found"
 
 ROWS: Mapping[str, Row] = {
@@ -111,7 +114,7 @@ ROWS: Mapping[str, Row] = {
     "Log.describe": either(lambda f: f.log.describe()),
     "Log.snapshot": either(lambda f: f.log.snapshot()),
     "Log.run": log(lambda f: f.log.run(f.latest_call())),
-    "Log.command": either(lambda f: f.log.command(f.command, f.small), writes=True),
+    "Log.command": either(lambda f: f.log.command(f.append, f.small), writes=True),
     "Producer.append": log(lambda f: f.producer.append(f.metadata, f.small), writes=True),
     "Producer.append_many": log(lambda f: f.producer.append_many(f.records), writes=True, empty=BAD),
     "EpochWriter.append": log(lambda f: f.epoch.append(f.metadata, f.small), writes=True),
@@ -141,18 +144,18 @@ ROWS: Mapping[str, Row] = {
     "Queue.consume": queue(lambda f: f.queue.consume(prefetch=1), writes=True),
     "Queue.purge": queue(lambda f: f.queue.purge(ready=False, dead=True), writes=True),
     "Consumer.get": held(lambda f: f.consumer.get(f.patience), writes=False, expired=OK, anew=OK),
-    "Consumer.ack": held(lambda f: f.consumer.ack(f.message())),
+    "Consumer.ack": held(lambda f: f.consumer.ack(f.message()), embedded_anew=SEEN),
     "Consumer.ack_nowait": held(lambda f: f.consumer.ack_nowait(f.message()), writes=False, expired=OK, anew=OK),
-    "Consumer.nack": held(lambda f: f.consumer.nack(f.message())),
-    "Consumer.reject": held(lambda f: f.consumer.reject(f.message())),
+    "Consumer.nack": held(lambda f: f.consumer.nack(f.message()), embedded_anew=SEEN),
+    "Consumer.reject": held(lambda f: f.consumer.reject(f.message()), embedded_anew=SEEN),
     "Consumer.extend": held(lambda f: f.consumer.extend(f.message())),
     "Consumer.credit": held(lambda f: f.consumer.credit(f.credit)),
-    "Consumer.flush": held(lambda f: f.consumer.flush(), sync_full=OK),
+    "Consumer.flush": held(lambda f: f.consumer.flush(), sync_full=OK, embedded_anew=SEEN),
     "Consumer.close": held(lambda f: f.consumer.close(), writes=False, expired=OK, anew=OK),
     # Sessions of any machine
     "Yard.open_session": log(lambda f: f.yard.open_session(f.name_of("log"), kind="log")),
     "Session.command": held(lambda f: f.session.command(f.append, f.small, metadata=f.metadata)),
-    "Session.messages": held(lambda f: f.first_message(), writes=False),
+    "Session.messages": held(lambda f: f.first_message(), writes=False, embedded_anew=SEEN),
     "Session.close": held(lambda f: f.session.close(), writes=False, expired=OK, anew=OK),
     # Administration, of both clients
     "Yard.log": either(lambda f: f.yard.log(f.name_of("log"))),
@@ -178,26 +181,26 @@ ROWS: Mapping[str, Row] = {
     "Yard.status": either(lambda f: f.yard.status()),
     "Yard.statuses": either(lambda f: f.yard.statuses()),
     "Yard.snapshot": either(lambda f: f.yard.snapshot(f.some_names)),
-    "Yard.compact": either(lambda f: f.yard.compact(2)),
+    "Yard.compact": either(lambda f: f.yard.compact(f.other_node)),
     "Yard.scrub": either(lambda f: f.yard.scrub()),
     "Yard.transfer": either(lambda f: f.yard.transfer(f.name_of("log"), f.follower())),
     "Yard.campaign": either(lambda f: f.yard.campaign(f.name_of("log"), 1)),
-    "Yard.add_member": either(lambda f: f.yard.add_member(f.spare, 3)),
-    "Yard.remove_member": either(lambda f: f.yard.remove_member(f.spare, 3)),
-    "Yard.change_members": either(lambda f: f.yard.change_members(f.spare, f.changes), empty="refused", largest=BAD),
-    "Yard.forget_node": either(lambda f: f.yard.forget_node(2, 1), usual="refused"),
+    "Yard.add_member": either(lambda f: f.yard.add_member(f.spare, 3), embedded=BAD),
+    "Yard.remove_member": either(lambda f: f.yard.remove_member(f.spare, 3), embedded="refused"),
+    "Yard.change_members": either(
+        lambda f: f.yard.change_members(f.spare, f.changes), empty="refused", largest=BAD, embedded=BAD
+    ),
+    "Yard.forget_node": either(lambda f: f.yard.forget_node(2, 1), usual="refused", embedded=BAD),
     "Yard.skip": either(lambda f: f.yard.skip(f.name_of("log"), 1, 0), usual="refused"),
     "Yard.force_shrink": either(lambda f: f.yard.force_shrink(f.spare, 1)),
     "Yard.delete": either(lambda f: f.yard.delete(f.spare)),
     "Yard.drain": either(lambda f: f.yard.drain()),
     "Yard.close": either(lambda f: f.close()),
     # A system of one's own process
-    "System.start_group": either(lambda f: f.system.start_group(f.fresh(), f.machine())),
-    "System.groups": either(lambda f: f.system.groups()),
-    "System.leaderboard": either(lambda f: f.system.leaderboard()),
-    "System.status": either(lambda f: f.system.status()),
-    "System.compact": either(lambda f: f.system.compact()),
-    "System.delete_group": either(lambda f: f.system.delete_group(f.spare)),
+    "Yard.start_group": either(lambda f: f.yard.start_group(f.fresh(), f.machine())),
+    "Yard.groups": either(lambda f: f.yard.groups()),
+    "Yard.leaderboard": either(lambda f: f.yard.leaderboard()),
+    "Yard.delete_group": either(lambda f: f.yard.delete_group(f.another)),
     # The small store
     "KVStore.kvconnect": either(lambda f: f.connect_store()),
     "KVStore.write": kv(lambda f: f.store.write(f.key, f.value), writes=True, empty=BAD),

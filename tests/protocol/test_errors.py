@@ -183,12 +183,12 @@ async def test_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     async def read_body(self: Node, *_: object, **__: object) -> Buffer:
         raise raised[0]
 
-    async with open_system(tmp_path) as system:
+    async with open_system(tmp_path, timeout=1.0) as system:
         log = await system.start_group("orders", logyard.AppendLog())
         monkeypatch.setattr(Node, "read_body", read_body)
         for error in meets(raised):
             with pytest.raises(caught(error)) as found:
-                await log.read_body(0)
+                await log.read_body(0, 0, 1)
             assert said(found.value) == said(error)
         with pytest.raises(logyard.UnknownGroup):
             await system.delete_group("none")

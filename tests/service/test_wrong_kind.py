@@ -256,7 +256,7 @@ async def test_an_embedded_group_of_ones_own_takes_no_records(tmp_path: Path) ->
         ):
             with pytest.raises(WrongKind, match="own"):
                 await verb()
-        assert group.describe()["state"] == "running"
+        assert (await group.describe())["state"] == "running"
 
 
 async def test_offsets_are_printed_as_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

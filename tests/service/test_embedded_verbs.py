@@ -1,0 +1,101 @@
+"""A system of one's own process has the verbs of the clients: KV groups, queues, machines of one's own, sessions."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import trio
+
+import logyard
+from logyard.client.messages import Message
+from logyard.engine.machine import Machine
+from logyard.protocol.errors import LogyardError, UnknownGroup, WrongKind
+from logyard.service.embedded import open_system
+from tests.chaos import register
+from tests.chaos.register import Registers
+from tests.engine.host.scribe import Scribe, command
+
+from .test_embedded import SMALL
+
+
+async def test_kv_with_a_watch(tmp_path: Path) -> None:
+    async with open_system(tmp_path, SMALL) as system:
+        await system.create("kv", machine="kv")
+        kv = system.kv("kv")
+        async with kv.watch(b"jobs/", prefix=True) as changes:
+            await changes.created()
+            revision = (await kv.put(b"jobs/1", b"v" * 70_000)).revision
+            with trio.fail_after(10):
+                seen = await changes.__anext__()
+            assert seen.revision == revision and seen.events[0].key == b"jobs/1"
+        found = await kv.get(b"jobs/1")
+        assert found is not None and found.value == b"v" * 70_000
+        assert (await kv.range(b"", prefix=True)).count == 1 and (await kv.delete(b"jobs/1")).deleted == 1
+
+
+async def test_a_queue_with_a_consumer(tmp_path: Path) -> None:
+    async with open_system(tmp_path, SMALL) as system:
+        await system.create("queue", machine="queue")
+        queue = system.queue("queue")
+        assert await queue.publish(b"one") == 1
+        assert await queue.publish_many([(b"", b"two"), (b"", b"three")]) == range(2, 4)
+        async with queue.consume(prefetch=10) as messages:
+            with trio.fail_after(10):
+                got = [await messages.__anext__() for _ in range(3)]
+            assert [message.body for message in got] == [b"one", b"two", b"three"]
+            await messages.ack(got[0])
+            messages.ack_nowait(got[1])
+        assert (await queue.stats())["ready"] == 1, "what was not settled went back"
+
+
+async def test_machines_of_ones_own_and_what_they_send(tmp_path: Path) -> None:
+    own: dict[str, type[Machine]] = {"registers": Registers, "scribe": Scribe}
+    async with open_system(tmp_path, SMALL, machines=own) as system:
+        await system.create("r", machine="registers")
+        await system.create("s", machine="scribe")
+        group = system.machine("r")
+        await group.command(register.encode(register.WRITE, "key", 7))
+        assert (await group.describe())["machine"] == "registers"
+        async with await system.machine("s").open_session() as session:
+            await session.command(command("send", session.id, b"hello"))
+            with trio.fail_after(10):
+                async for received in session.messages():
+                    assert isinstance(received, Message) and received.data == b"hello"
+                    break
+        assert session.closed and not system.sessions.held
+        with pytest.raises(WrongKind):
+            await system.open_session("s", kind="registers")
+
+
+async def test_streams_large_payloads_and_the_first_record_that_is_there(tmp_path: Path) -> None:
+    async with open_system(tmp_path, SMALL) as system:
+        log = await system.start_group("log", logyard.AppendLog())
+        body = bytes(range(256)) * 10_000
+        assert await log.append(b"pieces", body) == 0
+        assert await log.append_stream(b"file", BytesIO(body)) == 1
+        assert await log.append(b"last") == 2
+        assert await log.append(b"early", reply="append") > (0, 0) and await log.append(b"blind", reply="none") == -1
+        assert [part async for part in log.body_pieces(1)] and await log.read_body(1) == body
+        assert await log.truncate(1) == 1
+        assert [record.offset async for record in log.records(stop=4)] == [1, 2, 3]
+        assert [one.records[0].offset async for one in log.tail(follow=False)] == [1]
+
+
+async def test_the_yards_verbs(tmp_path: Path) -> None:
+    async with open_system(tmp_path, SMALL) as system:
+        await system.create_many(["a", "b"])
+        assert [row["name"] for row in await system.list()] == ["a", "b"]
+        assert (await system.locate("a"))["kind"] == "log" and (await system.members("a"))["members"] == [1]
+        assert (await system.cluster())["node"] == 1 and await system.nodes() == [1]
+        assert [row.name for row in (await system.leaders())[0]] == ["a", "b"]
+        await system.delete("a")
+        with pytest.raises(UnknownGroup):
+            await system.log("a").append(b"late")
+        with pytest.raises(LogyardError, match="there is no node 2"):
+            await system.status(2)
+    with pytest.raises(LogyardError, match="closed"):
+        await system.log("b").append(b"late")
+    with pytest.raises(LogyardError, match="closed"):
+        await system.list(1)
