@@ -183,8 +183,8 @@ class Consumer(Session):
         return await self._settle(qw.ACK, message, multiple)
 
     async def nack(self, message: Message, *, multiple: bool = False, requeue: bool = True) -> int:
-        """Back to its place in the queue, as a delivery that failed; without `requeue` it becomes a dead letter.
-        Returns and raises as `ack`."""
+        """Put a message back to its place in the queue, as a delivery that failed; without `requeue` it becomes a dead
+        letter. Returns and raises as `ack`."""
         return await self._settle(qw.REQUEUE if requeue else qw.REJECT, message, multiple)
 
     async def reject(self, message: Message) -> int:

@@ -156,7 +156,8 @@ class Consumer:
         self._settle(qw.ACK, message, multiple)
 
     def nack(self, message: Message, *, multiple: bool = False, requeue: bool = True) -> None:
-        """Back to its place in the queue, as a delivery that failed; without `requeue` it becomes a dead letter."""
+        """Put a message back to its place in the queue, as a delivery that failed; without `requeue` it becomes a dead
+        letter."""
         self._settle(qw.REQUEUE if requeue else qw.REJECT, message, multiple)
 
     def reject(self, message: Message) -> None:

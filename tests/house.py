@@ -35,7 +35,7 @@ NO_VERBS = frozenset(
     Another Everything Everyone Something Somebody Several More Most Many Other Even Whatever Whoever Unless Around Per
     Never Now Once Also Up Their True False Is Does Was Would May Won Dead Last Small Regular Healthy Typed Hard Plain
     Unborn Known Entry Payload Metadata Message Machine Revision Version Body Text User Key Law Paper Type Status Meta
-    Size Leadership Head Header Damage Live Progress Resident Durable Median Ciphertext Plaintext Loopback
+    Size Leadership Head Header Damage Live Progress Resident Durable Median Ciphertext Plaintext Loopback Back
     """,
     )
 )

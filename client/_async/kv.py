@@ -44,13 +44,13 @@ class KVVerbs(ABC):
 
     @abstractmethod
     async def _command(self, command: Command, timeout: float) -> Any:
-        """Have a command applied, exactly once; its reply."""
+        """Have a command applied, exactly once; return its reply."""
 
     @abstractmethod
     async def ask(
         self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
     ) -> tuple[bytes, Bodies]:
-        """Ask one question: its packed answer, and payloads, those that it names among them."""
+        """Ask one question; return its packed answer, and payloads, those that it names among them."""
 
     # Reads
 
@@ -63,7 +63,11 @@ class KVVerbs(ABC):
         node: int | None = None,
         timeout: float | None = None,
     ) -> KeyValue | None:
-        """Return a key's value, now or as of a revision; None if it is not there. Raises a `LogyardError`."""
+        """Return a key, now or as of `revision`; None if it is not there.
+
+        `consistency`: ``linearizable``, ``leader`` or ``local``; `node`: that member answers from what it has. Raises
+        `Compacted` for a revision that is gone, a `LogyardError` of code ``future_revision`` for one to come.
+        """
         timeout = self.yard.timeout if timeout is None else timeout
         consistency = consistency if node is None else "local"
         packed, bodies = await self.ask(kv_requests.question_of(key, revision), timeout, consistency, node)
@@ -85,13 +89,19 @@ class KVVerbs(ABC):
         node: int | None = None,
         timeout: float | None = None,
     ) -> GetResult:
-        """Return keys from `key` up to, but without, `end`, or all that begin with `key`; all as of one revision."""
+        """Return the keys from `key` up to, but without, `end` (None: `key` alone), or with `prefix` all that begin
+        with `key`; all as of one revision.
+
+        `limit` keys at most (0: all), in order of `sort`: ``key``, ``version``, ``create``, ``mod`` or ``value``.
+        `bounds`: least and greatest revision of the last change, least and greatest revision of creation, 0 for none.
+        `consistency` and `node` as in `get`; raises as `get`.
+        """
         key, end = range_of(key, end, prefix)
         get = Get(key, end, revision, limit, sort, descending, keys_only, False, bounds)
         return await self.run(kv_requests.read(get), timeout, consistency, node)
 
     async def count(self, key: bytes = b"", end: bytes | None = None, *, prefix: bool = False) -> int:
-        """Count the keys of a range."""
+        """Count the keys of a range, given as in `range`."""
         key, end = range_of(key, end, prefix)
         return (await self.run(kv_requests.read(Get(key, end, count_only=True)))).count
 
@@ -107,7 +117,12 @@ class KVVerbs(ABC):
         keep_lease: bool = False,
         timeout: float | None = None,
     ) -> PutResult:
-        """Set a key; None keeps the value that it has (and changes its lease)."""
+        """Set a key; a `value` of None keeps the one that it has (and changes its lease).
+
+        `lease`: the number of the lease that the key goes with, 0 for none; `keep_lease`: the one it has. `previous`:
+        return what was there as well. Raises a `LogyardError` of code ``lease_not_found``, or ``key_not_found`` where
+        nothing is there to keep.
+        """
         found = await self.run(kv_requests.write(Put(key, value, lease, previous, keep_lease)), timeout)
         return cast(PutResult, found)
 
@@ -120,7 +135,7 @@ class KVVerbs(ABC):
         previous: bool = False,
         timeout: float | None = None,
     ) -> DeleteResult:
-        """Delete a key, or a range of keys, at one revision."""
+        """Delete a key, or a range of keys as in `range`, at one revision; `previous`: return what they were, too."""
         key, end = range_of(key, end, prefix)
         return cast(DeleteResult, await self.run(kv_requests.write(Delete(key, end, previous)), timeout))
 
@@ -132,29 +147,34 @@ class KVVerbs(ABC):
         *,
         timeout: float | None = None,
     ) -> TxnResult:
-        """Do `then` if all compares hold, else `otherwise`: all of it or nothing, at one revision."""
+        """Do `then` if all compares hold, else `otherwise`: all of it or nothing, at one revision.
+
+        Raises a `LogyardError` of code ``duplicate_key`` for a key that is changed twice, ``too_many_operations``.
+        """
         return cast(TxnResult, await self.run(kv_requests.write(Txn(compares, then, otherwise)), timeout))
 
     async def compact(self, revision: int) -> int:
-        """Forget the history before `revision`; returns the revision there is now."""
+        """Forget the history before `revision`; return the revision there is now. Raises as `get` with a revision."""
         return await self.run(kv_requests.compact(revision))
 
     # Leases
 
     async def grant(self, ttl: float, *, lease: int = 0) -> Lease:
-        """Grant a lease of `ttl` seconds; `lease`: its number, by default a new one."""
+        """Grant a lease of `ttl` seconds; `lease`: its number, by default a new one. Raises a `LogyardError` of code
+        ``lease_exists``, ``too_many_leases``."""
         return await self.run(kv_requests.grant(ttl, lease))
 
     async def keep_alive(self, lease: int) -> float:
-        """Begin a lease's time anew; returns the seconds that it has."""
+        """Begin a lease's time anew; return the seconds that it has. Raises a `LogyardError` of code
+        ``lease_not_found``."""
         return await self.run(kv_requests.keep(lease))
 
     async def revoke(self, lease: int) -> int:
-        """End a lease; returns how many keys went with it."""
+        """End a lease; return how many keys went with it. Raises as `keep_alive`."""
         return await self.run(kv_requests.revoke(lease))
 
     async def time_to_live(self, lease: int, *, keys: bool = False) -> Lease:
-        """Tell what is left of a lease, and with `keys` what is attached to it."""
+        """Tell what is left of a lease, and with `keys` what is attached to it. Raises as `keep_alive`."""
         return await self.run(kv_requests.time_to_live(lease, keys))
 
     async def leases(self) -> tuple[int, ...]:
@@ -162,7 +182,7 @@ class KVVerbs(ABC):
         return await self.run(kv_requests.leases())
 
     async def status(self) -> Mapping[str, int]:
-        """Return revision, compacted revision, keys, leases, history."""
+        """Return numbers by name: revision, compacted revision, keys, leases, history."""
         return await self.run(kv_requests.status())
 
     # How it is asked.
@@ -174,7 +194,7 @@ class KVVerbs(ABC):
         consistency: str = "linearizable",
         node: int | None = None,
     ) -> T:
-        """Ask what `kv_requests` wants to, step by step; returns its result."""
+        """Ask what `kv_requests` wants to, step by step; return its result."""
         if node is not None:
             consistency = "local"
         timeout = self.yard.timeout if timeout is None else timeout

@@ -45,13 +45,13 @@ class KVVerbs(ABC):
 
     @abstractmethod
     def _command(self, command: Command, timeout: float) -> Any:
-        """Have a command applied, exactly once; its reply."""
+        """Have a command applied, exactly once; return its reply."""
 
     @abstractmethod
     def ask(
         self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
     ) -> tuple[bytes, Bodies]:
-        """Ask one question: its packed answer, and payloads, those that it names among them."""
+        """Ask one question; return its packed answer, and payloads, those that it names among them."""
 
     # Reads
 
@@ -64,7 +64,11 @@ class KVVerbs(ABC):
         node: int | None = None,
         timeout: float | None = None,
     ) -> KeyValue | None:
-        """Return a key's value, now or as of a revision; None if it is not there. Raises a `LogyardError`."""
+        """Return a key, now or as of `revision`; None if it is not there.
+
+        `consistency`: ``linearizable``, ``leader`` or ``local``; `node`: that member answers from what it has. Raises
+        `Compacted` for a revision that is gone, a `LogyardError` of code ``future_revision`` for one to come.
+        """
         timeout = self.yard.timeout if timeout is None else timeout
         consistency = consistency if node is None else "local"
         packed, bodies = self.ask(kv_requests.question_of(key, revision), timeout, consistency, node)
@@ -86,13 +90,19 @@ class KVVerbs(ABC):
         node: int | None = None,
         timeout: float | None = None,
     ) -> GetResult:
-        """Return keys from `key` up to, but without, `end`, or all that begin with `key`; all as of one revision."""
+        """Return the keys from `key` up to, but without, `end` (None: `key` alone), or with `prefix` all that begin
+        with `key`; all as of one revision.
+
+        `limit` keys at most (0: all), in order of `sort`: ``key``, ``version``, ``create``, ``mod`` or ``value``.
+        `bounds`: least and greatest revision of the last change, least and greatest revision of creation, 0 for none.
+        `consistency` and `node` as in `get`; raises as `get`.
+        """
         key, end = range_of(key, end, prefix)
         get = Get(key, end, revision, limit, sort, descending, keys_only, False, bounds)
         return self.run(kv_requests.read(get), timeout, consistency, node)
 
     def count(self, key: bytes = b"", end: bytes | None = None, *, prefix: bool = False) -> int:
-        """Count the keys of a range."""
+        """Count the keys of a range, given as in `range`."""
         key, end = range_of(key, end, prefix)
         return (self.run(kv_requests.read(Get(key, end, count_only=True)))).count
 
@@ -108,7 +118,12 @@ class KVVerbs(ABC):
         keep_lease: bool = False,
         timeout: float | None = None,
     ) -> PutResult:
-        """Set a key; None keeps the value that it has (and changes its lease)."""
+        """Set a key; a `value` of None keeps the one that it has (and changes its lease).
+
+        `lease`: the number of the lease that the key goes with, 0 for none; `keep_lease`: the one it has. `previous`:
+        return what was there as well. Raises a `LogyardError` of code ``lease_not_found``, or ``key_not_found`` where
+        nothing is there to keep.
+        """
         found = self.run(kv_requests.write(Put(key, value, lease, previous, keep_lease)), timeout)
         return cast(PutResult, found)
 
@@ -121,7 +136,7 @@ class KVVerbs(ABC):
         previous: bool = False,
         timeout: float | None = None,
     ) -> DeleteResult:
-        """Delete a key, or a range of keys, at one revision."""
+        """Delete a key, or a range of keys as in `range`, at one revision; `previous`: return what they were, too."""
         key, end = range_of(key, end, prefix)
         return cast(DeleteResult, self.run(kv_requests.write(Delete(key, end, previous)), timeout))
 
@@ -133,29 +148,34 @@ class KVVerbs(ABC):
         *,
         timeout: float | None = None,
     ) -> TxnResult:
-        """Do `then` if all compares hold, else `otherwise`: all of it or nothing, at one revision."""
+        """Do `then` if all compares hold, else `otherwise`: all of it or nothing, at one revision.
+
+        Raises a `LogyardError` of code ``duplicate_key`` for a key that is changed twice, ``too_many_operations``.
+        """
         return cast(TxnResult, self.run(kv_requests.write(Txn(compares, then, otherwise)), timeout))
 
     def compact(self, revision: int) -> int:
-        """Forget the history before `revision`; returns the revision there is now."""
+        """Forget the history before `revision`; return the revision there is now. Raises as `get` with a revision."""
         return self.run(kv_requests.compact(revision))
 
     # Leases
 
     def grant(self, ttl: float, *, lease: int = 0) -> Lease:
-        """Grant a lease of `ttl` seconds; `lease`: its number, by default a new one."""
+        """Grant a lease of `ttl` seconds; `lease`: its number, by default a new one. Raises a `LogyardError` of code
+        ``lease_exists``, ``too_many_leases``."""
         return self.run(kv_requests.grant(ttl, lease))
 
     def keep_alive(self, lease: int) -> float:
-        """Begin a lease's time anew; returns the seconds that it has."""
+        """Begin a lease's time anew; return the seconds that it has. Raises a `LogyardError` of code
+        ``lease_not_found``."""
         return self.run(kv_requests.keep(lease))
 
     def revoke(self, lease: int) -> int:
-        """End a lease; returns how many keys went with it."""
+        """End a lease; return how many keys went with it. Raises as `keep_alive`."""
         return self.run(kv_requests.revoke(lease))
 
     def time_to_live(self, lease: int, *, keys: bool = False) -> Lease:
-        """Tell what is left of a lease, and with `keys` what is attached to it."""
+        """Tell what is left of a lease, and with `keys` what is attached to it. Raises as `keep_alive`."""
         return self.run(kv_requests.time_to_live(lease, keys))
 
     def leases(self) -> tuple[int, ...]:
@@ -163,7 +183,7 @@ class KVVerbs(ABC):
         return self.run(kv_requests.leases())
 
     def status(self) -> Mapping[str, int]:
-        """Return revision, compacted revision, keys, leases, history."""
+        """Return numbers by name: revision, compacted revision, keys, leases, history."""
         return self.run(kv_requests.status())
 
     # How it is asked.
@@ -175,7 +195,7 @@ class KVVerbs(ABC):
         consistency: str = "linearizable",
         node: int | None = None,
     ) -> T:
-        """Ask what `kv_requests` wants to, step by step; returns its result."""
+        """Ask what `kv_requests` wants to, step by step; return its result."""
         if node is not None:
             consistency = "local"
         timeout = self.yard.timeout if timeout is None else timeout

@@ -245,7 +245,7 @@ def flow(raft: Raft, progress: Progress, m: Message) -> int:
 
 
 def _on_reject(raft: Raft, m: Message, progress: Progress) -> None:
-    """Back off to where the logs may agree: one step a term, not one an entry (paper 5.3 end; etcd
+    """Step back to where the logs may agree: one step a term, not one an entry (paper 5.3 end; etcd
     findConflictByTerm)."""
     if progress.state == SNAPSHOTTING:
         return
