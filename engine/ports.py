@@ -281,7 +281,7 @@ class WriterPort(Protocol):
         ...
 
     async def write_segment(self, job: Any, entries: Sequence[Any]) -> Any:
-        """Return a `log.segment_writer.SegmentRunner`."""
+        """Return a `log.segment_job.SegmentRunner`."""
         ...
 
     def status(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ REST_PROBES = 2
 PROBE = b"logyard".ljust(512, b"\0")
 
 
-class Pulse:
+class DiskHealth:
     """One node's. A WAL write of many batches counts as alive while its batches get done. `is_resting`: no group here
     needs a tick; `spawn` starts a task of the node."""
 

@@ -17,7 +17,7 @@ SAMPLE_S = 0.2
 """Between two looks at the rate."""
 
 
-class Pace:
+class RateLimiter:
     """The foreground's write rate, and the limit derived from it."""
 
     __slots__ = ("rate", "_config", "_clock", "_total", "_at")

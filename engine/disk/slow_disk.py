@@ -23,7 +23,7 @@ from ..log.group_commit import GroupCommit
 from ..raft.core import LEADER
 from ..raft.election import heirs
 from ..replica.member import RUNNING, Member
-from .health import Pulse
+from .health import DiskHealth
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class SlowDisk:
         self,
         config: SystemConfig,
         durability: GroupCommit,
-        pulse: Pulse,
+        pulse: DiskHealth,
         members: Mapping[int, Member],
         others: Callable[[], Iterable[tuple[int, Vitals]]],
         patient: Callable[[int], None],

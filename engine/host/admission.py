@@ -138,7 +138,7 @@ class Debt(Protocol):
     debt: int
 
 
-class Budget:
+class Admission:
     """The books of one node. `inflight` counts what is queued or proposed and not answered, all groups; `queued`
     is the part of it that waits for its turn. `receiving()` gives what the client door has allocated for frames that
     are not complete; who opens a door says so (`door`)."""

@@ -16,15 +16,15 @@ from logyard.protocol.errors import LogyardError, NoSpace
 
 from ..entry import Entry
 from ..log import checkpoint_rows as rows
-from ..log.compactor import Migration
-from ..log.gc_blockers import Holders
+from ..log.compactor import Compactor
+from ..log.gc_blockers import GcBlockers
 from ..log.group_commit import GroupCommit
 from ..log.janitor import Janitor
-from ..log.liveness_accounting import Homes
+from ..log.liveness_accounting import LivenessAccounting
 from ..log.location import Location, SealedFile
-from ..log.meta_batch import Books
-from ..log.segment_files import Segments
-from ..log.segment_writer import SegmentFlush
+from ..log.meta_batch import MetaBatch
+from ..log.segment_files import SegmentFiles
+from ..log.segment_writer import SegmentWriter
 from ..log.space import RETRY_S
 from ..ports import SourceEntry, StorePort
 from ..ranges import runs_of
@@ -40,13 +40,13 @@ class Storage:
         members: Mapping[int, Member],
         store: StorePort,
         durability: GroupCommit,
-        books: Books,
+        books: MetaBatch,
         location: Location,
-        segments: Segments,
-        homes: Homes,
-        flush: SegmentFlush,
-        migration: Migration,
-        holders: Holders,
+        segments: SegmentFiles,
+        homes: LivenessAccounting,
+        flush: SegmentWriter,
+        migration: Compactor,
+        holders: GcBlockers,
         janitor: Janitor,
         forgotten: Callable[[int], object],
         no_room: Callable[[str, NoSpace], object],

@@ -29,22 +29,22 @@ from logyard.protocol.errors import (
 
 from ..config import SystemConfig
 from ..disk.door import Disk
-from ..disk.health import Pulse
-from ..disk.rate_limiter import Pace
+from ..disk.health import DiskHealth
+from ..disk.rate_limiter import RateLimiter
 from ..disk.slow_disk import SlowDisk
 from ..identity import Vitals
 from ..log.cache import PayloadCache
 from ..log.checkpoints import Checkpoints, DueSnapshots
-from ..log.compactor import Migration
-from ..log.gc_blockers import Holders
+from ..log.compactor import Compactor
+from ..log.gc_blockers import GcBlockers
 from ..log.group_commit import GroupCommit
 from ..log.janitor import Janitor
-from ..log.liveness_accounting import Homes, Recount
+from ..log.liveness_accounting import LivenessAccounting, Recount
 from ..log.location import Location, SealedFile, Unflushed
 from ..log.meta import MetaStore
-from ..log.meta_batch import Books
-from ..log.segment_files import Segments
-from ..log.segment_writer import SegmentFlush
+from ..log.meta_batch import MetaBatch
+from ..log.segment_files import SegmentFiles
+from ..log.segment_writer import SegmentWriter
 from ..log.space import Space
 from ..log.wal import Rolled, Sealed, Wal, WalConfig
 from ..machine import Machine
@@ -91,7 +91,7 @@ from ..transfer.snapshot_store import SnapshotStore
 from ..types import Buffer, Spec
 from . import groups, outbound, parting, payload_flush, replica_gc
 from . import shutdown as ending
-from .admission import Budget
+from .admission import Admission
 from .follower_reads import FollowerReads
 from .forks import Forks
 from .groups import GroupRegistry
@@ -173,29 +173,29 @@ class System:
         self.space = Space(path, self.disk, config, self.durability, lambda: self.budget.queued, self.counters.refused)
         unflushed = Unflushed(self.wal)
         location = Location(self.store, unflushed, config.pin_ms / 1000)
-        books = Books(
+        books = MetaBatch(
             self.members, self.meta, self.store, self.space, self.incarnation.acquaintances, self.fail, self.spawn,
             lambda *snapshot: self.chunks.changed(*snapshot),
         )  # fmt: skip
-        segments = Segments(
+        segments = SegmentFiles(
             path, self.disk, self.members, location.files.__contains__, lambda member: self.damages.is_left(member),
             lambda: self.storage.look(), None if self.writer is None else self.writer.write_segment,
         )  # fmt: skip
-        homes = Homes(
+        homes = LivenessAccounting(
             self.members, self.store, location, segments, lambda *range_: self.reader.payload_entries(*range_),
             lambda *lost: self.refill.lose(*lost), lambda member, seconds: self.recount.later(member, seconds),
         )  # fmt: skip
-        pace = Pace(config)
+        pace = RateLimiter(config)
 
         def limit(debt: int) -> int:
             pace.sample(self.durability.batch_bytes)
             return pace.limit(debt, unflushed.backlog_files)
 
-        compactor = Migration(
+        compactor = Compactor(
             config, self.members, self.store, self.space, books, location, segments, limit
         )  # fmt: skip
         jobs = self.store.jobs
-        flush = SegmentFlush(
+        flush = SegmentWriter(
             self.members, unflushed, self.space, books, location, segments, homes, jobs, self._flushed
         )  # fmt: skip
         self.checkpoints = Checkpoints(
@@ -204,7 +204,7 @@ class System:
         )  # fmt: skip
         take: Callable[[Sequence[Member]], Awaitable[dict[str, int]]] = lambda due: self.snapshots.take(due)  # noqa: E731
         due = DueSnapshots(self.members, config.snapshot_entries, lambda: self.space.full, take)
-        holders = Holders(self.members, unflushed, location, segments, config.segments_max, take)
+        holders = GcBlockers(self.members, unflushed, location, segments, config.segments_max, take)
         janitor = Janitor(
             self.durability, self.space, books, segments, flush, compactor, jobs,
             [
@@ -219,10 +219,10 @@ class System:
             self.members, self.store, self.durability, books, location, segments, homes, flush, compactor, holders,
             janitor, lambda uid: self.chunks.forget(uid), self.space.found,
         )  # fmt: skip
-        self.budget = Budget(
+        self.budget = Admission(
             config, self.durability, self.space, unflushed, compactor, self.cache, self.windows, self.counters.refused
         )
-        self.pulse = Pulse(self.disk, path, config, self.durability, self.ticker.is_resting, self.spawn)
+        self.pulse = DiskHealth(self.disk, path, config, self.durability, self.ticker.is_resting, self.spawn)
         self.slow_disk = SlowDisk(
             config, self.durability, self.pulse, self.members, self._others, self._be_patient, self.mark
         )

@@ -13,11 +13,11 @@ from ..ports import LivenessPort
 from ..replica.member import RUNNING, Member
 from ..snapshot.format import Encoded, Snapshot
 from . import checkpoint_rows as rows
-from .liveness_accounting import Homes
-from .meta_batch import Books
+from .liveness_accounting import LivenessAccounting
+from .meta_batch import MetaBatch
 from .meta_rows import cut_runs
-from .segment_files import Segments
-from .segment_writer import SegmentFlush
+from .segment_files import SegmentFiles
+from .segment_writer import SegmentWriter
 from .wal import WalItem
 
 FULL_ENTRIES = 64
@@ -30,10 +30,10 @@ class Checkpoints:
 
     def __init__(
         self,
-        books: Books,
-        segments: Segments,
-        homes: Homes,
-        flush: SegmentFlush,
+        books: MetaBatch,
+        segments: SegmentFiles,
+        homes: LivenessAccounting,
+        flush: SegmentWriter,
         kept_above: Callable[[Member], int],
         persist: Callable[[Member, WalItem], None],
     ) -> None:

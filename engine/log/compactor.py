@@ -19,9 +19,9 @@ from ..ports import StorePort
 from ..ranges import subtract
 from ..replica.member import Member
 from .location import Location, SealedFile
-from .meta_batch import Books
+from .meta_batch import MetaBatch
 from .payload_source import FileSource, LiveGroup
-from .segment_files import Segments
+from .segment_files import SegmentFiles
 from .space import Space
 
 DYING_S = 10.0
@@ -51,7 +51,7 @@ def name_of(file: SealedFile) -> str:
     return f"migration of WAL file {file.file}"
 
 
-class Migration:
+class Compactor:
     """Decides what moves, and moves it. `limit(debt)`: how many bytes a second may be copied beside the clients'
     writes, 0 for any. `files` and `bytes` count what was emptied, and what of it lived."""
 
@@ -61,9 +61,9 @@ class Migration:
         members: Mapping[int, Member],
         store: StorePort,
         space: Space,
-        books: Books,
+        books: MetaBatch,
         location: Location,
-        segments: Segments,
+        segments: SegmentFiles,
         limit: Callable[[int], int],
     ) -> None:
         self.files = self.bytes = 0

@@ -15,14 +15,14 @@ from typing import Any
 
 from ..replica.member import RUNNING, Member
 from .location import Location, Unflushed
-from .segment_files import Segments
+from .segment_files import SegmentFiles
 
 NAMED_MAX = 8
 ASKED_MAX = 500
 """Groups that are asked for a snapshot in one look: some 50 ms of the loop."""
 
 
-class Holders:
+class GcBlockers:
     """One node's. `asked` counts snapshots that were taken for the sake of an old segment; `take` takes them."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Holders:
         members: Mapping[int, Member],
         unflushed: Unflushed,
         location: Location,
-        segments: Segments,
+        segments: SegmentFiles,
         segments_max: int,
         take: Callable[[Sequence[Member]], Awaitable[Mapping[str, int]]],
     ) -> None:

@@ -16,11 +16,11 @@ import trio
 from logyard.protocol.errors import LogyardError
 
 from ..jobs import Jobs
-from .compactor import Migration, name_of
+from .compactor import Compactor, name_of
 from .group_commit import GroupCommit
-from .meta_batch import Books
-from .segment_files import Segments
-from .segment_writer import SegmentFlush
+from .meta_batch import MetaBatch
+from .segment_files import SegmentFiles
+from .segment_writer import SegmentWriter
 from .space import Space
 from .wal import Sealed
 
@@ -41,10 +41,10 @@ class Janitor:
         self,
         durability: GroupCommit,
         space: Space,
-        books: Books,
-        segments: Segments,
-        flush: SegmentFlush,
-        compactor: Migration,
+        books: MetaBatch,
+        segments: SegmentFiles,
+        flush: SegmentWriter,
+        compactor: Compactor,
         jobs: Jobs,
         later: Sequence[Job],
         no_room: Callable[[], None],

@@ -23,7 +23,7 @@ from ..ports import HomePort, LivenessPort, StorePort
 from ..replica.member import Member
 from .location import Location, SealedFile, Share
 from .meta_rows import SegmentRun
-from .segment_files import Segments
+from .segment_files import SegmentFiles
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Present(NamedTuple):
     size: int
 
 
-class Homes:
+class LivenessAccounting:
     """The counters of every sealed file on this node. `payload_entries(member, first, last)` finds entries wherever
     they are; `lose(uid, first, last)`: nobody can tell any more where their payloads are; `uncounted(member, seconds)`:
     for want of descriptors its files count as fuller than they are, until `recount`."""
@@ -63,7 +63,7 @@ class Homes:
         members: Mapping[int, Member],
         store: StorePort,
         location: Location,
-        segments: Segments,
+        segments: SegmentFiles,
         payload_entries: Callable[[Member, int, int], Iterator[Found]],
         lose: Callable[[int, int, int], None],
         uncounted: Callable[[Member, float], None],
@@ -373,7 +373,7 @@ class Recount:
     def __init__(
         self,
         members: Mapping[int, Member],
-        homes: Homes,
+        homes: LivenessAccounting,
         lock: trio.Lock,
         spawn: Callable[[Callable[[Member, float], Awaitable[None]], Member, float], None],
         look: Callable[[], None],

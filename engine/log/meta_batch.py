@@ -34,7 +34,7 @@ PEERS_SECONDS = 60.0
 """How old the stored counts of other nodes' batches may get while nothing else is committed."""
 
 
-class Books:
+class MetaBatch:
     """One commit at a time. `failed(error)` hears of a disk that fails, `spawn` starts a task of the node. What a
     snapshot needs beside its row, `beside(member, index, encoded, anew)` gives."""
 

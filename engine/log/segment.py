@@ -3,7 +3,7 @@
 Invariant: a segment is published whole (temporary, sync, rename, directory sync) and never changed. Each row of the
 index carries one checksum over itself and the entry it points to, seeded with the segment's number, so damage costs
 the entry it hits; the index as a whole is checked once, when it is opened. Reads use `pread`, not a mapping: a page
-the disk can't read must stop one group, and a mapped one would kill the process. Called by `segment_writer`, and by
+the disk can't read must stop one group, and a mapped one would kill the process. Called by `segment_job`, and by
 the host for entries below its memtables.
 
 Layout: head block | entries' metadata | index rows | groups | foot (the head's fields again).

@@ -21,7 +21,7 @@ from .segment_job import SegmentJob, SegmentRunner, SegmentWritten, build_segmen
 from .wal import Sealed
 
 
-class Segments:
+class SegmentFiles:
     """Readers and users of every segment. `is_home(number)`: the WAL file of that number is one still;
     `is_left(member)`: nobody can mend it, so what it has stays for people; `look` asks the janitor to come by;
     `elsewhere` writes segments instead of a thread of this process."""

@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from ..jobs import Jobs
 from ..replica.member import Member
-from .liveness_accounting import Homes, Present
+from .liveness_accounting import LivenessAccounting, Present
 from .location import Location, SealedFile, Unflushed
-from .meta_batch import Books
-from .segment_files import Segments
+from .meta_batch import MetaBatch
+from .segment_files import SegmentFiles
 from .space import Space
 from .wal import Sealed
 
 
-class SegmentFlush:
+class SegmentWriter:
     """One node's. `adopted(sealed, file, members)` hears of each flushed file and of the members it speaks of."""
 
     def __init__(
@@ -26,10 +26,10 @@ class SegmentFlush:
         members: Mapping[int, Member],
         unflushed: Unflushed,
         space: Space,
-        books: Books,
+        books: MetaBatch,
         location: Location,
-        segments: Segments,
-        homes: Homes,
+        segments: SegmentFiles,
+        homes: LivenessAccounting,
         jobs: Jobs,
         adopted: Callable[[Sealed, SealedFile, set[Member]], Awaitable[None]],
     ) -> None:

@@ -19,13 +19,13 @@ from logyard.protocol.errors import Busy, LogyardError
 from ..disk.door import Disk, is_short
 from ..log import meta_rows
 from ..log.janitor import Janitor
-from ..log.liveness_accounting import Homes
+from ..log.liveness_accounting import LivenessAccounting
 from ..log.location import Location, SealedFile
 from ..log.meta import MetaStore
 from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
-from ..log.segment_files import Segments
-from ..log.segment_writer import SegmentFlush
+from ..log.segment_files import SegmentFiles
+from ..log.segment_writer import SegmentWriter
 from ..log.space import Space
 from ..log.wal import Wal, WalItem
 from ..ports import HomePort, StorePort
@@ -76,10 +76,10 @@ class Files(NamedTuple):
     wal: Wal
     meta: MetaStore
     store: StorePort
-    segments: Segments
+    segments: SegmentFiles
     location: Location
-    homes: Homes
-    flush: SegmentFlush
+    homes: LivenessAccounting
+    flush: SegmentWriter
     janitor: Janitor
 
 
@@ -311,7 +311,7 @@ class Start:
         return kept
 
 
-def _leave_out(wal: Wal, segments: Segments, result: ReplayResult, blank: set[int]) -> None:
+def _leave_out(wal: Wal, segments: SegmentFiles, result: ReplayResult, blank: set[int]) -> None:
     """Let groups that begin with nothing have no entries in WAL files either."""
     if not blank:
         return

@@ -7,10 +7,10 @@ from typing import Any
 
 from logyard.engine import identity
 from logyard.engine.disk.door import Disk
-from logyard.engine.log import meta, segment_writer, wal, wal_files, wal_scan
-from logyard.engine.log.compactor import Migration
+from logyard.engine.log import meta, segment_job, wal, wal_files, wal_scan
+from logyard.engine.log.compactor import Compactor
 from logyard.engine.log.group_commit import GroupCommit
-from logyard.engine.log.segment_writer import SegmentFlush
+from logyard.engine.log.segment_writer import SegmentWriter
 from logyard.engine.recovery import inspect
 from logyard.engine.repair import log_repair
 from logyard.payloads import layout
@@ -101,12 +101,12 @@ BUGS = (
     Bug(
         "segment_without_sync",
         "a segment is durable before its WAL file goes",
-        [(segment_writer, "write_segment", without("datasync"))],
+        [(segment_job, "write_segment", without("datasync"))],
     ),
     Bug(
         "segment_name_without_sync",
         "a segment's name is durable before its WAL file goes",
-        [(segment_writer, "write_segment", without("sync_directory"))],
+        [(segment_job, "write_segment", without("sync_directory"))],
     ),
     Bug("retried_sync", "a failed sync is never tried again", [(wal.Wal, "_put", _retries_a_failed_sync)]),
     Bug(
@@ -118,15 +118,15 @@ BUGS = (
     Bug(
         "hard_state_not_checkpointed",
         "a file goes when the store has what it says",
-        [(SegmentFlush, "hard_state_written", nothing)],
+        [(SegmentWriter, "hard_state_written", nothing)],
     ),
     Bug("damage_taken_for_torn", "a damaged record is mended, not cut", [(inspect, "replay", _ignores_damage)]),
     Bug("mend_forgotten", "who lost records acknowledges nothing before it is mended", [(log_repair, "Mend", nothing)]),
-    Bug("recycled_before_migration", "a home goes when it is empty", [(SegmentFlush, "_flush", _recycles_early)]),
+    Bug("recycled_before_migration", "a home goes when it is empty", [(SegmentWriter, "_flush", _recycles_early)]),
     Bug(
         "uncommitted_migrated",
         "a generation holds only what is committed",
-        [(Migration, "_may_go", lambda old: lambda self, file: True)],
+        [(Compactor, "_may_go", lambda old: lambda self, file: True)],
     ),
     Bug("rotten_piece_served", "no payload is served unchecked", [(layout, "parse_piece", _serves_unchecked)]),
     Bug("old_directory_believed", "who forgot takes no part", [(identity, "difference", lambda old: lambda *_: "")]),

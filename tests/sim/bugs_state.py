@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from logyard.engine.host import storage
-from logyard.engine.log.compactor import Migration
+from logyard.engine.log.compactor import Compactor
 from logyard.engine.replica import sessions, snapshot_sections
 from logyard.engine.replica.member import Member
 from logyard.engine.transfer import snapshot_store
@@ -97,7 +97,7 @@ BUGS = (
         "what a migration copies is chosen when it is its turn",
         [
             (
-                Migration,
+                Compactor,
                 "_migrate",
                 edited(
                     ("some: list[int] = []", "some = sorted(file.shares)[:GROUPS_PER_JOB]"),

@@ -23,9 +23,8 @@ import lmdb
 import trio
 
 from logyard.engine import jobs
-from logyard.engine.disk import rate_limiter as pace
-from logyard.engine.disk import slow_disk as disk_pace
-from logyard.engine.host import admission as budget
+from logyard.engine.disk import rate_limiter, slow_disk
+from logyard.engine.host import admission
 from logyard.engine.log import cache, group_commit, meta, wal, wal_ahead
 from logyard.engine.replica import member
 from logyard.engine.replica.log_time import LogTime
@@ -185,7 +184,9 @@ def _check_file(loop: Loop) -> Callable[[str], None]:
     return check_file
 
 
-CLOCKED: tuple[Any, ...] = (budget.Budget, cache.PayloadCache, disk_pace.SlowDisk, pace.Pace)
+CLOCKED: tuple[Any, ...] = (
+    admission.Admission, cache.PayloadCache, slow_disk.SlowDisk, rate_limiter.RateLimiter,
+)  # fmt: skip
 
 
 def _telling(loop: Loop, old: Callable[..., Any]) -> Callable[..., Any]:

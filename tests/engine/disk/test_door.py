@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk.door import IOV_MAX, Call, Disk, FaultyDisk, join_small
+from logyard.engine.disk.door import IOV_MAX, Disk, join_small
+from logyard.engine.disk.faulty import Call, FaultyDisk
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import DirectoryInUse
 

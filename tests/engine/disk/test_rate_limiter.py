@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logyard.engine.config import MIB, SystemConfig
-from logyard.engine.disk.rate_limiter import FORGET_S, Pace
+from logyard.engine.disk.rate_limiter import FORGET_S, RateLimiter
 from logyard.service.writer.jobs import PAUSE_S_MIN, Pacer
 
 CONFIG = SystemConfig(migrate_bytes_s_min=10 * MIB, migrate_rate_ratio=2.0, migrate_debt_bytes_max=100 * MIB)
@@ -23,14 +23,14 @@ class Clock:
     [(0, 0, 0, 10), (3, 0, 0, 10), (40, 0, 0, 80), (40, 50, 1, 80), (40, 51, 0, 0), (0, 51, 0, 0), (40, 0, 2, 0)],
 )
 def test_the_limit(rate_mib: int, debt_mib: int, backlog: int, want_mib: int) -> None:
-    pace = Pace(CONFIG, Clock())
+    pace = RateLimiter(CONFIG, Clock())
     pace.rate = rate_mib * MIB
     assert pace.limit(debt_mib * MIB, backlog) == want_mib * MIB
 
 
 def test_the_rate_is_an_average_that_forgets() -> None:
     clock = Clock()
-    pace = Pace(CONFIG, clock)
+    pace = RateLimiter(CONFIG, clock)
     total = 0
     for _ in range(60):
         clock.now += FORGET_S / 10

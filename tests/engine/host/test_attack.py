@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.disk.door import FaultyDisk
+from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.wal import Rolled, Sealed, WalItem
 from logyard.machines.command import APPEND, truncate_command

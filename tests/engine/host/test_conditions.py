@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from logyard.engine.log.liveness_accounting import Homes
+from logyard.engine.log.liveness_accounting import LivenessAccounting
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness
 
@@ -39,6 +39,6 @@ def test_what_a_new_home_would_hide(
     member: Any = SimpleNamespace(raft=SimpleNamespace(log=SimpleNamespace(last_index=end)), liveness=liveness)
     nothing: Any = None
     location: Any = SimpleNamespace(files={})
-    counters = Homes({}, nothing, location, nothing, nothing, nothing, nothing)
+    counters = LivenessAccounting({}, nothing, location, nothing, nothing, nothing, nothing)
     before = [Home(first, last, 1, 1) for first, last in homes]
     assert counters.hidden_by(member, before, dense)(*gap) is hides

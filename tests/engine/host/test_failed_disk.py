@@ -11,7 +11,7 @@ import lmdb
 import pytest
 import trio
 
-from logyard.engine.disk.door import FaultyDisk
+from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.recovery.incarnation import MARK
 from logyard.protocol.errors import LogyardError, WalFailed
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.disk.door import FaultyDisk
+from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.entry import Entry
 from logyard.engine.log.cache import PayloadCache
 from logyard.engine.machine import Applied, Context, PayloadRange, PayloadRef, Reject, Sections

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from logyard.engine.disk.door import FaultyDisk
+from logyard.engine.disk.faulty import FaultyDisk
 
 from .cluster import cluster, until
 from .slow_disk import SlowDisk

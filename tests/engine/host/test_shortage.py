@@ -14,7 +14,8 @@ import lmdb
 import pytest
 import trio
 
-from logyard.engine.disk.door import SPARE_DESCRIPTORS, Disk, FaultyDisk
+from logyard.engine.disk.door import SPARE_DESCRIPTORS, Disk
+from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.entry import Entry
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.wal import WalItem

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk.door import ALIGNMENT, Disk, FaultyDisk
+from logyard.engine.disk.door import ALIGNMENT, Disk
+from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.log.record import BLOCK
 from logyard.engine.log.wal import WalConfig, WalItem
 from logyard.engine.log.wal_files import wal_name

@@ -10,7 +10,7 @@ import pytest
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.jobs import TRIES, Jobs
-from logyard.engine.log.compactor import GROUPS_PER_JOB, Migration, name_of
+from logyard.engine.log.compactor import GROUPS_PER_JOB, Compactor, name_of
 from logyard.engine.log.location import Location, SealedFile, Share, Unflushed
 from logyard.payloads.liveness import Liveness
 from logyard.protocol.errors import Corrupt, JobFailed, LogyardError, NoSpace
@@ -51,7 +51,7 @@ class Bench:
         )
         self.unflushed = Unflushed(wal)
         self.location = Location(store, self.unflushed, 10.0)
-        self.compactor = Migration(CONFIG, self.members, store, space, books, self.location, segments, lambda debt: 7)
+        self.compactor = Compactor(CONFIG, self.members, store, space, books, self.location, segments, lambda debt: 7)
 
     def note(self, what: str) -> Any:
         return lambda: self.did.append(what)

@@ -11,7 +11,8 @@ from typing import ClassVar
 import lmdb
 import pytest
 
-from logyard.engine.disk.door import Disk, FaultyDisk
+from logyard.engine.disk.door import Disk
+from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.log import meta
 from logyard.engine.log.meta import FileRow, GroupRow, MetaStore, SnapshotRow, StateRow
 from logyard.engine.log.meta_rows import (

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from logyard.engine.disk.door import Disk, FaultyDisk
+from logyard.engine.disk.door import Disk
+from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.entry import Entry
 from logyard.engine.log.record import BLOCK
 from logyard.engine.log.segment import HEAD_BYTES, ROW_BYTES, SegmentReader, write_segment

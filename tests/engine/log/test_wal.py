@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk.door import Disk, FaultyDisk
+from logyard.engine.disk.door import Disk
+from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.wal import Gap, Sealed, WalConfig, WalItem
 from logyard.engine.log.wal_ahead import AHEAD_BYTES, SMALL_BYTES

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk.door import Disk, FaultyDisk
+from logyard.engine.disk.door import Disk
+from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.log.record import FileHead
 from logyard.engine.log.wal import WalItem
 from logyard.engine.log.wal_files import WalFiles
