@@ -83,7 +83,7 @@ def create_calls(specs: Iterable[Mapping[str, object]]) -> list[Call[Any]]:
 
 
 def members_call(name: str, changes: Sequence[tuple[str, int]]) -> Call[Any]:
-    """Change members: (kind, node) pairs that take effect together."""
+    """Return a call that changes members: (kind, node) pairs that take effect together."""
     for kind, _ in changes:
         if kind not in CHANGES:
             raise BadRequest(f"a membership change is one of {', '.join(CHANGES)}, not {kind!r}")

@@ -34,7 +34,7 @@ class KvBatch(Batch):
         self._replies: list[Any] | None = None
 
     def put_operation(self, command: bytes, bodies: Sequence[Buffer]) -> int:
-        """Add an operation; the bytes that it costs. Raises `BadRequest` before anything is changed."""
+        """Add an operation; return the bytes that it costs. Raises `BadRequest` before anything is changed."""
         cost = self.put(b"", bodies[0] if bodies else None)
         self.commands.append(command)
         for body in bodies[1:]:

@@ -158,7 +158,7 @@ def keep(lease: int) -> Steps[float]:
 
 
 def revoke(lease: int) -> Steps[int]:
-    """End a lease; how many keys went with it."""
+    """End a lease; return how many keys went with it."""
     return int((yield from numbers(REVOKE, lease))[1])
 
 

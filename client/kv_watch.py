@@ -139,7 +139,7 @@ class Watch:
             self._kept.appendleft((0, changes))
 
     async def created(self) -> int:
-        """Wait until it is known which revision is the first one to be seen; that revision."""
+        """Wait until it is known which revision is the first one to be seen; return that revision."""
         while not self.next:
             if self.failure is not None:
                 raise self.failure.again()
@@ -147,7 +147,7 @@ class Watch:
         return self.next
 
     def _wake(self, changes: Changes | None) -> bool:
-        """Let the reader go on, with what it waits for or to look again; whether there is one."""
+        """Let the reader go on, with what it waits for or to look again; return whether there is one."""
         woken = self._reader.give(changes)
         if self._others:
             self._others.unpark_all()

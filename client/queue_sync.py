@@ -35,7 +35,7 @@ class Listens(Appends, Protocol):
         """Seconds that a session lives without a sign of life."""
 
     def begin_session(self, name: str, kind: str = "") -> int:
-        """Open a session: its number."""
+        """Open a session; return its number."""
 
     def end_session(self, name: str, session: int) -> None:
         """Close a session."""

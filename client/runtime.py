@@ -81,7 +81,7 @@ class Handover(Protocol[T]):
         """Tell whether a task waits."""
 
     def give(self, value: T) -> bool:
-        """Wake the waiting task with a value; False when none waits."""
+        """Wake the waiting task with a value; return False when none waits."""
 
     async def take(self) -> T:
         """Wait for a value. One task at a time."""
@@ -97,10 +97,10 @@ class Socket(Protocol):
         """Receive into a buffer; 0 at the end."""
 
     def send(self, data: Buffer, /) -> Awaitable[int]:
-        """Send some of the bytes; how many."""
+        """Send some of the bytes; return how many."""
 
     def sendmsg(self, buffers: list[Buffer], /) -> Awaitable[int]:
-        """Send some of the buffers' bytes; how many."""
+        """Send some of the buffers' bytes; return how many."""
 
     def close(self) -> None:
         """Close it; who waits for it is woken with an error."""

@@ -201,7 +201,7 @@ class Handover(Generic[T]):
         return self._reader is not None
 
     def give(self, value: T) -> bool:
-        """Wake the waiting task with a value; False when none waits."""
+        """Wake the waiting task with a value; return False when none waits."""
         reader, self._reader = self._reader, None
         if reader is None or reader.done():
             return False
@@ -276,11 +276,11 @@ class Socket:
             self._reader.set_result(None)
 
     async def send(self, data: Buffer) -> int:
-        """Send some of the bytes; how many."""
+        """Send some of the bytes; return how many."""
         return await self.sendmsg([data])
 
     async def sendmsg(self, buffers: list[Buffer]) -> int:
-        """Send some of the buffers' bytes; how many."""
+        """Send some of the buffers' bytes; return how many."""
         while True:
             try:
                 return self._sock.sendmsg(buffers)

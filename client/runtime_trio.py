@@ -69,7 +69,7 @@ class Handover(Generic[T]):
         return self._reader is not None
 
     def give(self, value: T) -> bool:
-        """Wake the waiting task with a value; False when none waits."""
+        """Wake the waiting task with a value; return False when none waits."""
         reader, self._reader = self._reader, None
         if reader is None:
             return False

@@ -266,8 +266,8 @@ class Yard(AdminVerbs):
             self._stumbled(name, error, retry, cut)
 
     def begin_session(self, name: str, kind: str = "") -> int:
-        """Open a session that nothing but heartbeats in its own name keeps alive; its number. `kind`: what the group
-        must be."""
+        """Open a session that nothing but heartbeats in its own name keeps alive; return its number. `kind`: what the
+        group must be."""
         number = new_number()
         self.run(open_call(name, number, number, int(self._session_ttl * 1000), kind))
         return number

@@ -26,7 +26,7 @@ async def upload(
     compress: bool = False,
     command: bytes = APPEND_COMMAND,
 ) -> int:
-    """Append a record whose payload comes from `source`; its offset. `timeout` (seconds) is for each piece.
+    """Append a record whose payload comes from `source`; return its offset. `timeout` (seconds) is for each piece.
     `command`: of the frame that binds its pieces."""
     if size is not None:
         check_size(size)

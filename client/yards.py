@@ -60,4 +60,4 @@ class Yard(Caller, Protocol):
         """Ask once, for as long as the answer takes, which only says why it is over: raises that."""
 
     async def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
-        """Send a session's frame for a group's leader: the machine's reply."""
+        """Send a session's frame for a group's leader; return the machine's reply."""

@@ -16,7 +16,7 @@ PEERS = 0.875
 
 
 def raise_limit() -> int:
-    """Raise this process's soft limit to what it may raise it to; the limit then."""
+    """Raise this process's soft limit to what it may raise it to; return the limit then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -46,7 +46,7 @@ class Jobs:
         self._tries.pop(what, None)
 
     def fail(self, what: str, error: Exception) -> JobFailed:
-        """Count what nobody foresaw in what a job builds; the error to raise in its place."""
+        """Count what nobody foresaw in what a job builds; return the error to raise in its place."""
         tries = self._tries.get(what, (0, 0.0))[0] + 1
         self._tries[what] = tries, self._clock() + min(PAUSE_S_MAX, PAUSE_S * 2 ** (tries - 1))
         self.failed += 1

@@ -212,7 +212,7 @@ class BatchMachine(Protocol):
     """A machine that takes a whole entry at once: no call per command on the hot path."""
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
-        """Apply all frames of one entry; one reply a frame. Ordinals run over the frames in order.
+        """Apply all frames of one entry; return one reply a frame. Ordinals run over the frames in order.
 
         `frames` may be empty: no frame of the entry is shown, `context.skipped` says what it had, and its log time
         counts as any other's.

@@ -101,7 +101,7 @@ class LivenessPort(Protocol):
         ...
 
     def release(self, first: Position, end: Position) -> bool:
-        """Mark a range dead; False when all of it was."""
+        """Mark a range dead; return False when all of it was."""
         ...
 
     def is_dead_range(self, first: tuple[int, int], end: tuple[int, int]) -> bool:
@@ -217,7 +217,8 @@ class StorePort(Protocol):
         ...
 
     async def rewrite_sparse(self, live_ratio: float, bytes_s: int) -> int:
-        """Copy the survivors of sealed generations below `live_ratio` to the current one; how many were rewritten."""
+        """Copy the survivors of sealed generations below `live_ratio` to the current one; return how many were
+        rewritten."""
         ...
 
     def mark_dead(self, uid: int, first: tuple[int, int], end: tuple[int, int]) -> object:
@@ -241,7 +242,7 @@ class StorePort(Protocol):
         ...
 
     def unlink_dead(self, generations: Sequence[int]) -> int:
-        """Unlink these, unless something keeps them; bytes of disk given back. BLOCKING."""
+        """Unlink these, unless something keeps them; return the bytes of disk given back. BLOCKING."""
         ...
 
     def generations(self) -> Sequence[GenerationPort]:
@@ -257,9 +258,9 @@ class StorePort(Protocol):
         ...
 
     async def verify(self, generation: int) -> tuple[Sequence[tuple[int, int]], str]:
-        """Read all of a generation beside what runs: (uid, index) of entries at home there that are damaged or gone,
-        and why nothing of it can be trusted ("": it can). Of one that goes meanwhile: nothing. Raises OSError when that
-        can't be told now."""
+        """Read all of a generation beside what runs; return (uid, index) of entries at home there that are damaged or
+        gone, and why nothing of it can be trusted ("": it can). Of one that goes meanwhile: nothing. Raises OSError
+        when that can't be told now."""
         ...
 
     def at_home(self, generation: int) -> Sequence[tuple[int, int, int]]:
@@ -304,7 +305,7 @@ class PeersPort(Protocol):
     def send_blob(
         self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()
     ) -> bool:
-        """Send one typed blob; False when it was dropped."""
+        """Send one typed blob; return False when it was dropped."""
         ...
 
     def epoch_of(self, node: int) -> int:

@@ -43,7 +43,8 @@ def _told(seen: Seen) -> str:
 
 
 def trace(run: Rehearsal, step: Step) -> list[str]:
-    """Let a step happen; what came of it: replies and effects, the live set, what the machine claims, its sections."""
+    """Let a step happen; return what came of it: replies and effects, the live set, what the machine claims, its
+    sections."""
     seen = [_told(one) for one in run.step(step)]
     live = sorted(tuple(at) for at in run.live)
     claims = sorted((tuple(one.first), tuple(one.end)) for one in run.machine.live_refs())

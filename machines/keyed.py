@@ -58,7 +58,7 @@ class Keys:
         return old
 
     def outlived(self, now: int, last: int) -> Iterator[tuple[int, Position]]:
-        """Take out removals that are a day old, but for the record at offset `last`; where they were."""
+        """Take out removals that are a day old, but for the record at offset `last`; return where they were."""
         for key, stamp in list(self.removals.items()):
             if now - stamp <= REMOVAL_MS:
                 return

@@ -97,7 +97,7 @@ class History:
         return self._chunks[number >> CHUNK_BITS][number & (CHUNK - 1)]
 
     def drop(self) -> Events:
-        """Forget revision `first`; what its events were."""
+        """Forget revision `first`; return what its events were."""
         events = self.at(self.first)
         self.first += 1
         for event in events:

@@ -69,13 +69,13 @@ class Leases:
         return row
 
     def keep(self, lease: int, now: int) -> int:
-        """Begin its time anew; how much that is."""
+        """Begin its time anew; return how much that is."""
         row = self.check(lease)
         self.rows = self.rows.set(lease, row._replace(deadline=now + row.ttl))
         return row.ttl
 
     def end(self, lease: int) -> list[bytes]:
-        """Forget a lease; the keys that go with it, in order."""
+        """Forget a lease; return the keys that go with it, in order."""
         self.rows = self.rows.delete(lease)
         return sorted(self.attached.pop(lease, ()))
 

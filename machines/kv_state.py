@@ -62,7 +62,7 @@ class State:
         return previous
 
     def delete(self, key: bytes) -> Version | None:
-        """Delete one key; what it was, if it was there."""
+        """Delete one key; return what it was, if it was there."""
         before = self.keys.get(key)
         if before is None or before[VALUE] is None:
             return None

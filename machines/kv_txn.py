@@ -92,7 +92,7 @@ def _overlaps(one: Delete, written: set[bytes]) -> bool:
 
 
 def perform(state: State, planned: Plan) -> tuple[Any, ...]:
-    """Do it; the reply behind status and revision. What can be refused was checked."""
+    """Do it; return the reply behind status and revision. What can be refused was checked."""
     if type(planned) is Put:
         return (_put(state, planned),)
     if type(planned) is Delete:

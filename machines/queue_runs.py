@@ -139,7 +139,7 @@ class Shelf:
         self._stale = 0
 
     def put(self, run: Run) -> bool:
-        """Put a run at the end; False when its messages joined the last run."""
+        """Put a run at the end; return False when its messages joined the last run."""
         self.messages += run.count
         self.bytes += run.bytes
         last = self.fresh[-1] if self.fresh else None

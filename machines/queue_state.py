@@ -216,7 +216,7 @@ class QueueState:
         self.at(due)
 
     def cancel(self, ids: Iterable[int]) -> int:
-        """Take delayed messages back; how many were there."""
+        """Take delayed messages back; return how many were there."""
         count = 0
         for number in ids:
             found = self.delayed.pop(number, None)
@@ -391,7 +391,7 @@ class QueueState:
             self.effects += deliveries(self.consumers[key], held, held[0].tag)
 
     def _give(self, consumer: Consumer, share: int, dead: bool, given: dict[tuple[int, int], list[Held]]) -> bool:
-        """Give a consumer up to `share` messages; False when it got none."""
+        """Give a consumer up to `share` messages; return False when it got none."""
         runs = self._take(consumer, share, dead)
         if runs:
             deadline = self.deadline(consumer)
@@ -422,7 +422,7 @@ class QueueState:
     # The end
 
     def purge(self, ready: bool, delayed: bool, dead: bool) -> int:
-        """Drop what waits; how many messages that were."""
+        """Drop what waits; return how many messages that were."""
         gone: list[Run] = []
         for shelf in (*(self.shelves if ready else ()), *((self.dead,) if dead else ())):
             gone += shelf.take(UNLIMITED, UNLIMITED, True)

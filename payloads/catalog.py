@@ -31,7 +31,7 @@ class DiskDoor(Protocol):
         ...
 
     def spend(self) -> bool:
-        """Give up a descriptor held in reserve, for what is opened next; False when none is left."""
+        """Give up a descriptor held in reserve, for what is opened next; return False when none is left."""
         ...
 
 

@@ -175,7 +175,7 @@ class Marks:
 
     def mark(self, ledger: Ledger, first: tuple[int, int], end: tuple[int, int]) -> int:
         """Mark the units from `first` up to, but without, `end` = (index, unit), and entries whose last unit died;
-        bytes freed."""
+        return the bytes freed."""
         low, high = ledger.at(*first), ledger.at(*end)
         opening = ledger.entry(first[0]) if first[1] else None
         freed = 0

@@ -377,8 +377,8 @@ class PayloadStore:
         return self.shelf.sealed(number)
 
     def drop(self, generation: int) -> int:
-        """Unlink a generation in which nothing lives; bytes of disk given back, 0 if it may not go yet. Blocking;
-        works on a full disk."""
+        """Unlink a generation in which nothing lives; return the bytes of disk given back, 0 if it may not go yet.
+        Blocking; works on a full disk."""
         with self._lock:
             numbers = self.shelf.numbers()
             if generation not in numbers or not self._droppable(generation, generation == numbers[-1]):

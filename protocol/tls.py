@@ -206,7 +206,7 @@ class Cipher:
         self._held = 0
 
     def handshake(self) -> bool:
-        """Go on with the handshake; True when it is done. Raises `TlsError`. What is to be sent: `outgoing`."""
+        """Go on with the handshake; return True when it is done. Raises `TlsError`. What is to be sent: `outgoing`."""
         try:
             self.object.do_handshake()
         except ssl.SSLWantReadError:

@@ -181,11 +181,12 @@ class EmbeddedSystem(AdminVerbs):
     async def append(
         self, name: str, frame: Frame, timeout: float | None = None, flags: int = 0
     ) -> tuple[bytes, Ticket | None]:
-        """Have a frame applied: the machine's reply. There is no connection to lose, so a session has nothing to do."""
+        """Have a frame applied; return the machine's reply. There is no connection to lose, so a session has nothing to
+        do."""
         return await self._commit(name, frame.encode(), timeout, flags), None
 
     async def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
-        """Have a frame applied that has a session's number: the machine's reply."""
+        """Have a frame applied that has a session's number; return the machine's reply."""
         return await self._commit(name, frame, timeout, 0)
 
     async def _commit(self, name: str, frame: Sequence[Buffer], timeout: float | None, flags: int) -> bytes:

@@ -57,8 +57,8 @@ class LogVerbs:
         self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str,
         *, staleness_s: float = 0.0, since: int | None = None, uid: int = 0,
     ) -> tuple[dict[str, int], list[Buffer]]:  # fmt: skip
-        """Record blocks from `offset`, or, with `since` (ms since 1970), from the first record stamped then or later;
-        the header says which offset that is."""
+        """Return record blocks from `offset`, or, with `since` (ms since 1970), from the first record stamped then or
+        later; the header says which offset that is."""
         member = await self.consistent(name, consistency, staleness_s, uid)
         if since is not None:
             machine = log_reader.append_log(member)

@@ -175,8 +175,8 @@ class MemoryCluster:
     async def command(
         self, name: str, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b""
     ) -> bytes:  # fmt: skip
-        """Commit one command through the leader; its reply. Raises what it is refused with. Asked once: while leaders
-        change it raises `NotLeader` or `Unknown`."""
+        """Commit one command through the leader; return its reply. Raises what it is refused with. Asked once: while
+        leaders change it raises `NotLeader` or `Unknown`."""
         leader = await self.leader(name)
         with trio.fail_after(PATIENCE_S):
             return await self.nodes[leader].commit(

@@ -93,7 +93,7 @@ class Node(LogVerbs):
         self.system.scheduler.release()
 
     def at_turn_end(self, call: Callable[[], None]) -> bool:
-        """Run `call` when the turn under way ends; False when there is none."""
+        """Run `call` when the turn under way ends; return False when there is none."""
         return self.system.scheduler.at_turn_end(call)
 
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ class SystemPort(ScanPort, HasKv, Protocol):
         """Drain what those bytes brought."""
 
     def at_turn_end(self, call: Callable[[], None]) -> bool:
-        """Run `call` when the turn under way ends; False when there is none."""
+        """Run `call` when the turn under way ends; return False when there is none."""
 
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> object:
         """Create groups on all their members."""
@@ -121,7 +121,7 @@ class SystemPort(ScanPort, HasKv, Protocol):
         """Return ``{start, end, node}`` of a log."""
 
     async def truncate(self, name: str, before: int) -> int:
-        """Drop the records before an offset; the log's start afterwards."""
+        """Drop the records before an offset; return the log's start afterwards."""
 
     async def retain(self, name: str, ms: int, size: int, records: int) -> int:
         """Limit what a log keeps; return its start afterwards."""

@@ -159,7 +159,8 @@ class AdminVerbs(ABC):
         return found
 
     async def forget_node(self, lost: int, node: int, force: bool = False) -> bool:
-        """Let `node` believe whoever comes next as node `lost`, whatever its data directory; whether it knew one."""
+        """Let `node` believe whoever comes next as node `lost`, whatever its data directory; return whether it knew
+        one."""
         found: bool = await self.run(call_node("forget_node", node, lost=lost, force=force))
         return found
 

@@ -70,7 +70,7 @@ def stale() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write what is stale, or with `--check` only name it; the exit code."""
+    """Write what is stale, or with `--check` only name it; return the exit code."""
     names = stale()
     if "--check" in arguments:
         print("\n".join(f"client/_sync/{name} is stale" for name in names) or "nothing is stale")

@@ -57,7 +57,7 @@ class LogVerbs(ABC):
     async def _send(
         self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
     ) -> tuple[Done, int]:  # fmt: skip
-        """Append one record: what came of its frame, and the record's number in that."""
+        """Append one record; return what came of its frame, and the record's number in that."""
 
     @abstractmethod
     async def _send_many(
@@ -81,8 +81,7 @@ class LogVerbs(ABC):
         compress: bool,
         command: bytes,
     ) -> int:
-        """Append one record whose payload travels in pieces and that the command binds; its
-        offset."""
+        """Append one record whose payload travels in pieces and that the command binds; return its offset."""
 
     # Appends.
 

@@ -24,7 +24,7 @@ class MachineVerbs(ABC):
 
     @abstractmethod
     async def _send(self, command: bytes, metadata: Buffer, payload: Buffer | None, timeout: float | None) -> bytes:
-        """Have a command applied; its reply."""
+        """Have a command applied; return its reply."""
 
     async def command(
         self, command: bytes, payload: Buffer | None = None, *, metadata: Buffer = b"", timeout: float | None = None

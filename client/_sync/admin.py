@@ -160,7 +160,8 @@ class AdminVerbs(ABC):
         return found
 
     def forget_node(self, lost: int, node: int, force: bool = False) -> bool:
-        """Let `node` believe whoever comes next as node `lost`, whatever its data directory; whether it knew one."""
+        """Let `node` believe whoever comes next as node `lost`, whatever its data directory; return whether it knew
+        one."""
         found: bool = self.run(call_node("forget_node", node, lost=lost, force=force))
         return found
 

@@ -36,10 +36,11 @@ class Appends(Caller, Protocol):
     def append(
         self, name: str, frame: Frame, timeout: float | None = None, flags: int = 0
     ) -> tuple[bytes, Ticket | None]:
-        """Send a frame for a group's leader, in its session: the machine's reply, and the frame's place in that."""
+        """Send a frame for a group's leader, in its session; return the machine's reply, and the frame's place in
+        that."""
 
     def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
-        """Send a frame that has a session's number, or none: the machine's reply."""
+        """Send a frame that has a session's number, or none; return the machine's reply."""
 
 
 class Done:
@@ -113,7 +114,7 @@ class FramedKV(KVVerbs):
     def ask(
         self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
     ) -> tuple[bytes, Bodies]:
-        """Ask one question: its packed answer, and payloads, those that it names among them."""
+        """Ask one question; return its packed answer, and payloads, those that it names among them."""
         arguments: dict[str, object] = {"consistency": check_consistency(consistency), "requests": [data]}
         call = read_call("fetch", self.name, node, of_kind(arguments, "kv"), plain, "kv")
         header, found = self.yard.run(call, timeout)

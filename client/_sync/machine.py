@@ -25,7 +25,7 @@ class MachineVerbs(ABC):
 
     @abstractmethod
     def _send(self, command: bytes, metadata: Buffer, payload: Buffer | None, timeout: float | None) -> bytes:
-        """Have a command applied; its reply."""
+        """Have a command applied; return its reply."""
 
     def command(
         self, command: bytes, payload: Buffer | None = None, *, metadata: Buffer = b"", timeout: float | None = None

@@ -45,8 +45,8 @@ class Producer(Numbering):
         sequence: int | None = None,
         timeout: float | None = None,
     ) -> range:
-        """Append records together, unless this producer wrote that sequence before; their offsets, either way. Empty
-        when they are in the log since so long ago that it does not know where."""
+        """Append records together, unless this producer wrote that sequence before; return their offsets, either way.
+        Empty when they are in the log since so long ago that it does not know where."""
         return self._log.append_many(records, timeout=timeout, command=self.command(sequence))
 
 
@@ -74,8 +74,9 @@ class EpochWriter:
         number: int | None = None,
         timeout: float | None = None,
     ) -> range:
-        """Append records together as frame `number` of the lane (default: the next one), unless that was written; their
-        offsets, either way. Empty when it was so long ago that the log does not know where, nor what it was.
+        """Append records together as frame `number` of the lane (default: the next one), unless that was written;
+        return their offsets, either way. Empty when it was so long ago that the log does not know where, nor what it
+        was.
 
         Raises a `LogyardError` of code `sequence_differs` when that frame was written with other contents, `fenced`
         when the epoch is past, `sequence_gap` when the frame before it is not written (yet: give it again behind that

@@ -31,13 +31,14 @@ class QueueVerbs(ABC):
     def _send(
         self, metadata: Buffer, body: Buffer | None, command: bytes, timeout: float | None
     ) -> int:  # fmt: skip
-        """Send a message with that command; its id."""
+        """Send a message with that command; return its id."""
 
     @abstractmethod
     def _send_many(
         self, messages: Iterable[tuple[Buffer, Buffer | None]], command: bytes, timeout: float | None
     ) -> tuple[int, int]:
-        """Send messages as one frame: the first id (or what else the command counts), and how many were taken."""
+        """Send messages as one frame; return the first id (or what else the command counts), and how many were
+        taken."""
 
     # Verbs.
 

@@ -107,7 +107,7 @@ class Disk:
             pass
 
     def spend(self) -> bool:
-        """Give one descriptor of the reserve up for what is opened next; False when none is left."""
+        """Give one descriptor of the reserve up for what is opened next; return False when none is left."""
         try:
             os.close(self._spare.pop())
         except IndexError:

@@ -88,8 +88,9 @@ def _try_lock(fd: int) -> bool:
 
 
 def _left_by_orphan(fd: int, seconds: float) -> bool:
-    """Take the lock that the writer of a node that died still has, within `seconds`; False when it is somebody else's.
-    A writer has it from its first moment and says who it is a little later: until then the lock itself is looked at."""
+    """Take the lock that the writer of a node that died still has, within `seconds`; return False when it is somebody
+    else's. A writer has it from its first moment and says who it is a little later: until then the lock itself is
+    looked at."""
     owner, _ = lock_holders(fd)
     if not owner or not _wait_end(owner, 0):
         return False

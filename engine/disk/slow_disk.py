@@ -59,7 +59,7 @@ class DiskPace:
         self._crossed: float | None = None
 
     def look(self, now: float, count: int, seconds: float, size: int, owed: float) -> bool:
-        """Take a sample; True when `slow` changed."""
+        """Take a sample; return True when `slow` changed."""
         samples = self._samples
         net = seconds - size / BYTES_PER_SECOND
         if not samples or now - samples[-1][0] >= self.window_s / STEPS:

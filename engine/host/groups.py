@@ -466,7 +466,7 @@ class Rounds:
                 await round_.done.wait()
 
     def _ask(self, round_: _Round, node: int, specs: Sequence[Spec]) -> bool:
-        """Send the definitions to one node; False when the link did not take them."""
+        """Send the definitions to one node; return False when the link did not take them."""
         for at in range(0, len(specs), SPECS_PER_BLOB):
             part = [list(spec) for spec in specs[at : at + SPECS_PER_BLOB] if node in spec.voters]
             last = at + SPECS_PER_BLOB >= len(specs)

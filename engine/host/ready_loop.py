@@ -98,7 +98,7 @@ class Scheduler:
             self._wake()
 
     def at_turn_end(self, call: Callable[[], None]) -> bool:
-        """Run `call` when the turn that is under way ends; False when there is none."""
+        """Run `call` when the turn that is under way ends; return False when there is none."""
         if self.running:
             self._last_words.append(call)
         return self.running

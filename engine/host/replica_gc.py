@@ -164,7 +164,8 @@ class ReplicaGC:
         await self._leave(member, index, f"this node is no member of the group any more (index {index})")
 
     async def _keep_fork(self, member: Member, first: int, lineage: forks.Lineage) -> bool:
-        """Keep what only this replica has, before it goes; False where it can't be kept: then it stays, stopped."""
+        """Keep what only this replica has, before it goes; return False where it can't be kept: then it stays,
+        stopped."""
         name, last = member.spec.name, member.raft.log.last_index
         self._retire.silence(member, "forked: what its group's lineage has not is being kept", STOPPED)
         try:

@@ -87,7 +87,7 @@ class Storage:
         return self._durability.wal.allocated_bytes() + self._store.disk_bytes()
 
     async def compact(self) -> dict[str, Any]:
-        """Migrate and collect everything now; what there is then."""
+        """Migrate and collect everything now; return what there is then."""
         files = await self.janitor.compact()
         return {
             "files": files,

@@ -545,7 +545,7 @@ class System:
     def send_blob(
         self, node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()
     ) -> bool:
-        """Send a node one blob; False when it was dropped."""
+        """Send a node one blob; return False when it was dropped."""
         return self.peers.send_blob(node, kind, request, header, body)
 
     def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:

@@ -55,7 +55,7 @@ class PayloadCache:
             self._shrink()
 
     def shrink_by(self, size: int) -> int:
-        """Let the oldest `size` bytes go, or as much of that as is written; bytes that left the books."""
+        """Let the oldest `size` bytes go, or as much of that as is written; return the bytes that left the books."""
         before, limit = self.bytes, self.bytes_max
         self.bytes_max = max(0, min(limit, before - size))
         self._shrink()

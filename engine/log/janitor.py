@@ -141,7 +141,7 @@ class Janitor:
         await self._flush.run()
 
     async def compact(self) -> int:
-        """Migrate and collect everything now; how many files that were."""
+        """Migrate and collect everything now; return how many files that were."""
         async with self.lock:
             files, trouble = await self._compactor.compact(self.roll, self._flush.run)
             self.look()

@@ -343,7 +343,7 @@ class Wal:
         return self.take()
 
     def roll(self) -> Sealed | None:
-        """Close the current file and start the next one, whatever room is left; None when it holds no batch."""
+        """Close the current file and start the next one, whatever room is left; return None when it holds no batch."""
         self._check()
         if self._tail == DATA_START:
             return None

@@ -34,7 +34,7 @@ class Peers(Protocol):
         ...
 
     def send_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> bool:
-        """Send one blob; False when it was dropped."""
+        """Send one blob; return False when it was dropped."""
         ...
 
 

@@ -55,9 +55,9 @@ class LivenessScan:
         return any(leader == node for node, _ in self._queue if node)
 
     def begin(self, live: set[int]) -> bool:
-        """Begin to look what these live nodes mean; False when they are the same. A leader's death wakes its groups,
-        where a quorum is left; a leader without a quorum leads no more; who comes back wakes what went to sleep without
-        it."""
+        """Begin to look what these live nodes mean; return False when they are the same. A leader's death wakes its
+        groups, where a quorum is left; a leader without a quorum leads no more; who comes back wakes what went to sleep
+        without it."""
         died, came = self._live - live, live - self._live
         self._live = set(live)
         for node in died:

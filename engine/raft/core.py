@@ -238,8 +238,8 @@ class Raft:
         reads.read(self, context)
 
     def tell(self) -> bool:
-        """Tell followers of the commit index if nothing has told them yet (`Limits.lazy_commit`); whether there is a
-        `Ready` for it."""
+        """Tell followers of the commit index if nothing has told them yet (`Limits.lazy_commit`); return whether there
+        is a `Ready` for it."""
         self.untold = 0
         return self.role == LEADER and replication.tell(self)
 

@@ -26,7 +26,8 @@ class LogTime:
         self._read = monotonic_ns
 
     def now(self, monotonic_ns: int) -> int:
-        """Log time in ms since 1970, while a term is running or may be: the pace is that of the monotonic clock."""
+        """Return log time in ms since 1970, while a term is running or may be: the pace is that of the monotonic
+        clock."""
         passed = monotonic_ns - self._read
         if passed > 0:
             self._read = monotonic_ns
@@ -34,8 +35,8 @@ class LogTime:
         return self._stamp // MS
 
     def follow(self, wall_ns: int, monotonic_ns: int) -> int:
-        """Log time while no term is running: the wall clock's. Where it is ahead of that it waits for it, at a slower
-        pace."""
+        """Return log time while no term is running: the wall clock's. Where it is ahead of that it waits for it, at a
+        slower pace."""
         passed = monotonic_ns - self._read
         if passed > 0:
             self._read = monotonic_ns

@@ -259,7 +259,7 @@ class Member(Replicated):
         self.snapshot_stored = min(self.snapshot_stored, index - 1)
 
     def begin_transfer(self, node: int) -> bool:
-        """Note that a snapshot is on its way to `node`; False when one is already."""
+        """Note that a snapshot is on its way to `node`; return False when one is already."""
         if self.transfers is None:
             self.transfers = set()
         begun = node not in self.transfers
@@ -357,7 +357,7 @@ class Member(Replicated):
         self.compactable = index
 
     def cover_releases(self) -> bool:
-        """Raise the floor to the newest release that is applied (law 4); False when it says so, or needs not."""
+        """Raise the floor to the newest release that is applied (law 4); return False when it says so, or needs not."""
         if self.last_release <= max(self.floor, self.snapshot_index):
             return False
         self.floor = self.last_release

@@ -131,7 +131,7 @@ class Pending:
         self._copies.append((copy.sink, copy.request))
 
     def proposed(self, index: int, term: int) -> bool:
-        """Note where the frame lies; True when it is to be answered early."""
+        """Note where the frame lies; return True when it is to be answered early."""
         if self.sink is not self or self._place is None:
             return False
         self._place = PLACE.pack(index, term)

@@ -99,7 +99,7 @@ class Quarantine:
                 raise
 
     def resume(self, again: Again, member: Member) -> bool:
-        """Look for a skip of the command that halted a member in what was committed since; True when it goes on.
+        """Look for a skip of the command that halted a member in what was committed since; return True when it goes on.
 
         Raises `Corrupt` for damage found on the way; `Busy`: it stays halted until it is asked again.
         """

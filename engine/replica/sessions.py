@@ -117,7 +117,7 @@ class Sessions:
         return b""
 
     def expire(self, session: int) -> bool:
-        """End a session; False when there is none."""
+        """End a session; return False when there is none."""
         found = self.by_id.pop(session, None)
         if found is None:
             return False

@@ -167,7 +167,7 @@ class Uploads:
             yield PayloadRange(at, end)
 
     def forget(self, before: Position) -> bool:
-        """Drop what only a machine that claims dead payloads could ask for; True when nothing at all is left."""
+        """Drop what only a machine that claims dead payloads could ask for; return True when nothing at all is left."""
         self.discarded = [run for run in self.discarded if run[1] > before.index]
         return not self.open and not self.discarded
 

@@ -264,7 +264,7 @@ class Chunks:
         self.intents.pop(uid, None)
 
     def forget(self, uid: int) -> bool:
-        """Forget what came for a replica that goes; whether there was anything."""
+        """Forget what came for a replica that goes; return whether there was anything."""
         intent = self.intents.pop(uid, None)
         if intent is not None:
             self._drop(uid, intent.chunks)

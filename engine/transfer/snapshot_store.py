@@ -111,7 +111,8 @@ class SnapshotStore:
         return {"taken": taken, "skipped": skipped, "bytes": size}
 
     async def renew(self, member: Member) -> bool:
-        """Store what a member has in memory in place of a snapshot that can't be read; False where it may not."""
+        """Store what a member has in memory in place of a snapshot that can't be read; return False where it may
+        not."""
         raft = member.raft
         if raft.applied > raft.log.stable:
             await self._settle()

@@ -168,7 +168,7 @@ class Link:
     def send_blob(
         self, kind: int, request: int, header: Mapping[str, Any] | bytes, body: Buffer | Sequence[Buffer] = ()
     ) -> bool:
-        """Queue one BLOB frame; False when it was dropped."""
+        """Queue one BLOB frame; return False when it was dropped."""
         return self.send(encode_blob(kind, request, header, body))
 
     def reset(self, reason: str) -> None:

@@ -224,7 +224,7 @@ class Peers:
         *,
         control: bool = False,
     ) -> bool:
-        """Send one blob; False when it was dropped (no link, no room). `control` is for small, urgent ones.
+        """Send one blob; return False when it was dropped (no link, no room). `control` is for small, urgent ones.
 
         `header` holds plain values (or is the msgpack of such a map), at most 8 MiB; header and body together stay
         below `frame_bytes_max` (`control_frame_bytes`). Raises `BadRequest` for a header that is too large.

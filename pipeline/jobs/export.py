@@ -208,7 +208,7 @@ class PartWriter:
         self._schema = pyarrow.schema([*fields, pyarrow.field(PLACE, pyarrow.string())])
 
     def put(self, rows: pyarrow.RecordBatch) -> Part | None:
-        """Add records; the part when it is whole."""
+        """Add records; return the part when it is whole."""
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = parquet.ParquetWriter(

@@ -40,7 +40,7 @@ def input_records(files: Sequence[Path], metadata: str | None, whole: bool) -> I
 
 
 def append_source(log: Log, head: bytes, source: Path | BinaryIO, compress: str | None = None) -> tuple[int, int]:
-    """Append one record from a file or a stream: its offset and its bytes."""
+    """Append one record from a file or a stream; return its offset and its bytes."""
     from logyard.client.upload import WHOLE_BYTES
     from logyard.protocol.frame import PIECE_BYTES_MAX
 

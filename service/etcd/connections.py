@@ -203,7 +203,7 @@ async def _accept(
 
 
 async def _make_room(open_: dict[Connection, None]) -> bool:
-    """End the connection that has been idle longest; False: all have a request."""
+    """End the connection that has been idle longest; return False when all have a request."""
     idle = [one for one in open_ if one.idle_since is not None]
     if not idle:
         return False

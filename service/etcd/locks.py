@@ -37,7 +37,7 @@ RESIGN = Schema(leader=one(LEADER_KEY))
 
 
 async def lock(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Wait until the lock is this lease's; the key whose deletion gives it back."""
+    """Wait until the lock is this lease's; return the key whose deletion gives it back."""
     key, _, revision = await _entered(gateway, asked, None)
     there = await gateway.run(kv_requests.read(Get(key)))
     if not there.kvs:
