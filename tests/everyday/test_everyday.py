@@ -10,7 +10,9 @@ import trio
 
 from logyard.service.cli.root import cli
 from logyard.service.etcd import app
+from tests.source_tree import ROOT
 
+from . import page
 from .commands import COMMANDS, NO_CLIENT, PATHS
 from .faces import EMBEDDED, STORE, SYNC, TRIO, Face, verbs
 from .ground import EMBEDDED_SITUATIONS, Ground, embedded_face, ground
@@ -35,6 +37,18 @@ def test_every_public_verb_has_a_row_and_every_row_is_one() -> None:
     assert {*app.CALLS, *app.WAITING, *app.STREAMS} == set(PATHS)
     for row in (*ROWS.values(), *COMMANDS.values(), *PATHS.values()):
         assert {situation.rpartition("_")[2] for situation in row.expect} <= {*SITUATIONS, "embedded"}
+
+
+def test_the_faces_are_one_but_for_what_has_a_reason() -> None:
+    assert page.differing() == [verb for verb in page.told() if verb in page.WHY_NOT]
+    assert set(page.WHY_NOT) <= set(page.told()) and set(page.COMMANDS_OF) <= set(page.told())
+    assert {one for many in page.COMMANDS_OF.values() for one in many} == set(COMMANDS)
+
+
+def test_the_page_is_what_the_faces_have() -> None:
+    assert (ROOT / "docs" / "faces.md").read_text() == "\n".join(page.page()) + "\n", (
+        "run: python -m tests.everyday.page > docs/faces.md"
+    )
 
 
 async def differences(face: Face, situation: str) -> list[str]:
