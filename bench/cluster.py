@@ -48,7 +48,7 @@ class NotReached(Exception):
 
 
 def reach(what: str, condition: Callable[[], bool], timeout_s: float) -> float:
-    """Look again and again until a condition that only the nodes can tell is met; returns the seconds it took."""
+    """Look again and again until a condition that only the nodes can tell is met; return the seconds it took."""
     began = time.monotonic()
     tick = threading_wait()
     while not condition():
@@ -104,7 +104,7 @@ def log_names(count: int) -> list[str]:
 
 
 def create_logs(yard: Yard, cluster: Cluster, count: int, batch: int = 500) -> float:
-    """Create `count` logs on all nodes and wait until each has a leader; returns the seconds it took."""
+    """Create `count` logs on all nodes and wait until each has a leader; return the seconds it took."""
     began = time.monotonic()
     names = log_names(count)
     members = list(range(1, cluster.count + 1))

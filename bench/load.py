@@ -158,7 +158,7 @@ class Load:
             await self.drained.wait()
 
     async def verify(self) -> tuple[int, int]:
-        """Read the sample back and compare; returns (verified, lost or different)."""
+        """Read the sample back and compare; return (verified, lost or different)."""
         waiting = iter(self.sample)
         good = bad = 0
 

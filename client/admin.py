@@ -62,7 +62,7 @@ def call_leader(method: str, name: str, *, idempotent: bool = False, **arguments
 
 
 def group_spec(name: str, members: Sequence[int], machine: str, arguments: Mapping[str, object]) -> dict[str, object]:
-    """Return what `create` needs to know of one group; raises `BadRequest`."""
+    """Return what `create` needs to know of one group; raise `BadRequest`."""
     if not members or len(set(members)) != len(members):
         raise BadRequest(f"{name}: members are one or more different nodes, not {list(members)}")
     return {"name": name, "members": list(members), "machine": machine, "arguments": dict(arguments)}

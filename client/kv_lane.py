@@ -78,7 +78,7 @@ class KvLane(Lane):
     kind = "kv"
 
     def add_operation(self, command: bytes, bodies: Sequence[Buffer], timeout: float) -> tuple[KvBatch, int]:
-        """Put an operation into the open batch; returns the batch and its number there."""
+        """Put an operation into the open batch; return the batch and its number there."""
         batch = self.open
         size = len(command) + sum(map(len, bodies))
         if (

@@ -186,7 +186,7 @@ class Lane:
     def add(
         self, head: Buffer, body: Buffer | None, timeout: float, flags: int = 0, command: bytes = APPEND_COMMAND
     ) -> tuple[Batch, int]:
-        """Put one record into the open batch; returns the batch and the record's number in it."""
+        """Put one record into the open batch; return the batch and the record's number in it."""
         batch = self.open
         size = 0 if body is None else len(body)
         if (

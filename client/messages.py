@@ -47,7 +47,7 @@ Received: TypeAlias = Message | Delivered
 
 
 def decode_push(header: Any, data: memoryview) -> Received | None:
-    """Return what a PUSH carries, None for a sign of life; raises `ProtocolError`."""
+    """Return what a PUSH carries, None for a sign of life; raise `ProtocolError`."""
     try:
         kind, index = header["kind"], header["index"]
         if kind == "message":

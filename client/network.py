@@ -413,7 +413,7 @@ class Network(AdminVerbs):
             await self._pause(retry, error, not reached, ambiguous, name)
 
     async def _pause(self, retry: Retry, error: LogyardError, cut: bool, ambiguous: bool, name: str) -> None:
-        """Wait for the next try; raises `outcome` of the error when there is none."""
+        """Wait for the next try; raise `outcome` of the error when there is none."""
         try:
             wait = retry.after(error, cut, self.clock())
         except LogyardError as last:

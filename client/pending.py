@@ -55,7 +55,7 @@ class PendingAppend:
 
 
 async def finished(batch: Batch) -> None:
-    """Wait until a batch is done, all who wait for it with one event; raises what it failed with."""
+    """Wait until a batch is done, all who wait for it with one event; raise what it failed with."""
     if not batch.done:
         if batch.signal is None:
             assert batch.lane.event is not None

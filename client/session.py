@@ -100,7 +100,7 @@ class Answer:
         self.callback = callback
 
     def answered(self, kind: int, status: int, data: Buffer) -> None:
-        """Decode the answer; raises `ProtocolError`."""
+        """Decode the answer; raise `ProtocolError`."""
         if kind == RESULT:
             self.value = wire.unpack(data)
         elif kind == DATA:
@@ -139,7 +139,7 @@ class Channel:
         self.outgoing.push((wire.encode_hello(),))
 
     def call(self, method: str, arguments: dict[str, object], completion: Completion) -> None:
-        """Queue a call; raises `BadRequest` when its arguments are too long for one."""
+        """Queue a call; raise `BadRequest` when its arguments are too long for one."""
         request = self._request + 1
         frame = wire.encode_call(request, method, arguments)
         if len(frame) - wire.HEADER_BYTES > wire.CALL_BYTES_MAX:

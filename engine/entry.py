@@ -211,7 +211,7 @@ def plain_content(entry: Entry) -> bytes:
 
 
 def parse_entry(data: bytes, where: str = "entry") -> Entry:
-    """Return an `Entry` without bodies from its metadata; raises `Corrupt` when it is too short to be one."""
+    """Return an `Entry` without bodies from its metadata; raise `Corrupt` when it is too short to be one."""
     if len(data) < ENTRY_BYTES:
         raise Corrupt(where, 0, f"{ENTRY_BYTES} bytes", len(data))
     kind, _, _, units, _, _, index, term, _, body_bytes = ENTRY.unpack_from(data)
@@ -271,7 +271,7 @@ def frames_of(data: bytes) -> list[Frame]:
 
 
 def verify_bodies(uid: int, entry: Entry) -> None:
-    """Check every unit's hash against the bodies in memory (one buffer a unit); raises `Corrupt`."""
+    """Check every unit's hash against the bodies in memory (one buffer a unit); raise `Corrupt`."""
     bodies = entry.bodies
     if not entry.body_bytes:
         return

@@ -147,7 +147,7 @@ NUMBERS = {COMPACT: 1, GRANT: 2, KEEP: 1, REVOKE: 1, PURGE: 0}
 
 
 def unpacked(data: bytes) -> list[Any]:
-    """Return a msgpack array that begins with a number; raises `Refusal`."""
+    """Return a msgpack array that begins with a number; raise `Refusal`."""
     try:
         found = msgpack.unpackb(data)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
@@ -253,21 +253,21 @@ def _compare(found: Any) -> Compare:
 
 
 def key_of(value: Any) -> bytes:
-    """Return a key; raises `Refusal`."""
+    """Return a key; raise `Refusal`."""
     if type(value) is not bytes or not 0 < len(value) <= KEY_BYTES_MAX:
         raise Refusal("bad_request", f"a key is 1 to {KEY_BYTES_MAX} bytes")
     return value
 
 
 def end_of(value: Any) -> bytes:
-    """Return the end of a range; raises `Refusal`."""
+    """Return the end of a range; raise `Refusal`."""
     if type(value) is not bytes or len(value) > KEY_BYTES_MAX + 1:
         raise Refusal("bad_request", f"the end of a range is up to {KEY_BYTES_MAX + 1} bytes")
     return value
 
 
 def number(value: Any) -> int:
-    """Return a number that is not negative; raises `Refusal`."""
+    """Return a number that is not negative; raise `Refusal`."""
     if type(value) is not int or not 0 <= value <= NUMBER_MAX:
         raise Refusal("bad_request", f"a number is 0 to {NUMBER_MAX}")
     return value

@@ -62,7 +62,7 @@ class Leases:
         heapq.heappush(self._heap, (row.wake, lease))
 
     def check(self, lease: int) -> Lease:
-        """Return the row of a lease; raises `Refusal` when there is none."""
+        """Return the row of a lease; raise `Refusal` when there is none."""
         row = self.rows.get(lease)
         if row is None:
             raise Refusal("lease_not_found", f"there is no lease {lease}", lease=lease)

@@ -173,7 +173,7 @@ class Shelf:
         return found
 
     def empty(self, run: Run) -> Run:
-        """Take all messages of a run out of the middle; returns them."""
+        """Take all messages of a run out of the middle; return them."""
         self.messages -= run.count
         self.bytes -= run.bytes
         gone = run.cut(run.count)

@@ -108,7 +108,7 @@ class Rehearsal:
     # What happens.
 
     def step(self, step: Step) -> list[Seen]:
-        """Let one thing happen, and whatever is due after it; returns what was seen of each index."""
+        """Let one thing happen, and whatever is due after it; return what was seen of each index."""
         before = len(self.seen)
         if isinstance(step, Command):
             self._entry((step,))

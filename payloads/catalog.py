@@ -188,7 +188,7 @@ class Shelf:
         return freed
 
     def clear_unfinished(self) -> None:
-        """Remove generations whose creation a crash cut off; raises `FormatNewer`."""
+        """Remove generations whose creation a crash cut off; raise `FormatNewer`."""
         unfinished: list[int] = []
         for number in self.numbers():
             try:

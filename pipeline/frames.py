@@ -104,7 +104,7 @@ def gap_batch(log: str, first: int, count: int | None, payloads: bool) -> pa.Rec
 
 
 def read_frame(scan: Scan) -> Frame:
-    """Return the parts of an answer; raises ValueError when they do not add up."""
+    """Return the parts of an answer; raise ValueError when they do not add up."""
     parts = sections(scan.header, scan.data)
     runs: Array = np.frombuffer(parts.runs, RUN_TYPE)
     table: Array = np.frombuffer(parts.table, "<u4").reshape(-1, 2)

@@ -142,7 +142,7 @@ class Frame:
         return len(self.table) // 2
 
     def put(self, head: Buffer, body: Buffer | None) -> int:
-        """Add a record; returns the bytes it costs. Raises `BadRequest` or TypeError before anything is changed.
+        """Add a record; return the bytes it costs. Raises `BadRequest` or TypeError before anything is changed.
 
         Bodies of `LARGE` bytes or more are kept by reference: they must not change until they are acknowledged.
         """
@@ -178,7 +178,7 @@ class Frame:
     def put_many(
         self, records: Iterable[tuple[Buffer, Buffer | None]], keys: Iterable[bytes] | None = None
     ) -> None:  # fmt: skip
-        """Add records that are appended together or not at all; raises `BadRequest` when they are too many for that.
+        """Add records that are appended together or not at all; raise `BadRequest` when they are too many for that.
         `keys`: of each, for a keyed log."""
         if keys is None:
             for head, body in records:

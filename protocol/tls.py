@@ -260,7 +260,7 @@ class Cipher:
         return held
 
     def encrypt(self, buffers: Sequence[Buffer], skip: int) -> int:
-        """Encrypt up to CHUNK bytes of `buffers` after their first `skip`; returns how many, 0 when nothing is left."""
+        """Encrypt up to CHUNK bytes of `buffers` after their first `skip`; return how many, 0 when nothing is left."""
         assert not self._held
         plain = gathered(buffers, skip)
         at = 0

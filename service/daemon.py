@@ -53,7 +53,7 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 def run_node(path: Path, *, until_eof: bool = False) -> int:
-    """Serve until stopped; returns the exit code. Errors of the world become one line on standard error."""
+    """Serve until stopped; return the exit code. Errors of the world become one line on standard error."""
     from logyard.protocol.errors import BadRequest, LogyardError, Outdated, WalFailed
 
     from .config import load_config, read_secret

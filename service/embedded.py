@@ -245,8 +245,8 @@ class EmbeddedSystem(AdminVerbs):
             raise LogyardError("the system is closed")
 
     def _delay(self, retry: Retry, error: LogyardError) -> float:
-        """Return the seconds until the next try; raises the error when there is none: no other node could do it, and
-        on a full disk it is this very program that can make room."""
+        """Return the seconds until the next try; raise the error when there is none: no other node could do it, and on
+        a full disk it is this very program that can make room."""
         if not isinstance(error, Busy | NotLeader):
             raise error
         return retry.after(error, False, self.clock())

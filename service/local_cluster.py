@@ -268,7 +268,7 @@ class LocalCluster:
         node.pids.append(node.process.pid)
 
     def wait_ready(self, node_id: int, timeout_s: float = READY_S) -> None:
-        """Wait until the node says that it serves; raises `ClusterFailed` if it ends or takes too long."""
+        """Wait until the node says that it serves; raise `ClusterFailed` if it ends or takes too long."""
         node = self.nodes[node_id]
         process = node.process
         assert process is not None and process.stdout is not None

@@ -102,7 +102,7 @@ class LogVerbs:
         return {"start": machine.start, "end": machine.end, "node": self.node_id}
 
     async def truncate(self, name: str, before: int) -> int:
-        """Drop the records before an offset; returns the log's start. On the leader only; raises `NotLeader`,
+        """Drop the records before an offset; return the log's start. On the leader only; raises `NotLeader`,
         `Rejected`."""
         member = self.system.member(name)
         check_leader(member)

@@ -311,7 +311,7 @@ class Node(LogVerbs):
         return await forget_node(self.system, node, force)
 
     async def skip(self, name: str, index: int, ordinal: int) -> None:
-        """Leave out the command that halted the group's machine, on every member; returns when it is. On the leader
+        """Leave out the command that halted the group's machine, on every member; return when it is. On the leader
         only; raises `NotLeader`, `Refused`, `Rejected`."""
         sink = Answer()
         self.system.quarantine.request(self.system.member(name), index, ordinal, sink)

@@ -54,7 +54,7 @@ class SystemPort(ScanPort, HasKv, Protocol):
     def submit(
         self, uid: int, frame: memoryview, sink: ReplySink, request: int, *, early: bool = False, low: bool = False
     ) -> None:
-        """Queue a client frame; raises a `LogyardError` when it was not queued."""
+        """Queue a client frame; raise a `LogyardError` when it was not queued."""
 
     def require_kind(self, group: int | str, kind: str) -> None:
         """Raise `WrongKind` unless a group, by uid or by name, is of that kind, or is not here."""

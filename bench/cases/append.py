@@ -115,7 +115,7 @@ def run_processes(
 
 
 def expect(process: subprocess.Popen[str], word: str | None = None) -> str:
-    """Return the process's next line; raises `LoadFailed` when it ended, or said something else than `word`."""
+    """Return the process's next line; raise `LoadFailed` when it ended, or said something else than `word`."""
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line or (word is not None and line != word):

@@ -53,7 +53,7 @@ class AdminVerbs(ABC):
     async def create(
         self, name: str, *, members: Sequence[int] | None = None, machine: str = "log", **arguments: object
     ) -> None:
-        """Create a group on `members` (all nodes); raises `GroupExists` when it is there with another definition."""
+        """Create a group on `members` (all nodes); raise `GroupExists` when it is there with another definition."""
         await self.create_many([name], members=members, machine=machine, **arguments)
 
     async def create_many(

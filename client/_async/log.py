@@ -121,7 +121,7 @@ class LogVerbs(ABC):
         priority: str = "normal",
         compress: str | None = None,
     ) -> int | Place:
-        """Append one record; returns its offset once a quorum has it.
+        """Append one record; return its offset once a quorum has it.
 
         `reply`: with ``append`` it returns where the command lies as soon as the leader has it on disk (see
         `wait_applied`), with ``none`` it returns -1 as soon as it is sent; neither is sent again after a cut, and
@@ -156,7 +156,7 @@ class LogVerbs(ABC):
         at: int | None = None,
     ) -> int:
         """Append one record whose payload comes from an iterable of buffers (under trio and asyncio an asynchronous
-        one) or from a binary file, up to 4 GiB of which a few MiB are in memory at a time; returns its offset.
+        one) or from a binary file, up to 4 GiB of which a few MiB are in memory at a time; return its offset.
 
         `size`: the bytes that must come; otherwise whatever comes. `timeout` (seconds) bounds each piece, not the
         whole. `at` as in `append_many`. If anything fails, or the wait is cancelled, nothing of it stays.
@@ -175,7 +175,7 @@ class LogVerbs(ABC):
         keys: Iterable[bytes] | None = None,
         command: bytes = b"",
     ) -> range:
-        """Append (metadata, payload) records together or not at all; returns their offsets, without a gap. `keys`: one
+        """Append (metadata, payload) records together or not at all; return their offsets, without a gap. `keys`: one
         for each record of a keyed log; a record without payload takes its key away. `command`: of a producer's append,
         see `producer`; a single record's payload above 1 MiB then travels in pieces, as with `append`.
 
@@ -328,7 +328,7 @@ class LogVerbs(ABC):
                 return
 
     async def read(self, offset: int, *, node: int | None = None, bodies: bool = True) -> Record:
-        """Read one record; raises `OutOfRange` when it is not there yet."""
+        """Read one record; raise `OutOfRange` when it is not there yet."""
         page = await self.poll(offset, max_records=1, node=node, bodies=bodies)
         for record in page:
             if record.offset != offset:
@@ -381,7 +381,7 @@ class LogVerbs(ABC):
     async def wait_applied(
         self, index: int, *, term: int = 0, node: int | None = None, timeout: float | None = None
     ) -> int:
-        """Wait until the leader, or member `node`, has applied `index`; returns what it has applied. With the `term` of
+        """Wait until the leader, or member `node`, has applied `index`; return what it has applied. With the `term` of
         a `Place` raises `Refused` when that entry was overwritten, `Gone` when nobody can tell any more."""
         wait = self.yard.timeout if timeout is None else timeout
         return await self.yard.run(applied_call(self.name, index, term, node, wait), wait)
@@ -401,7 +401,7 @@ class LogVerbs(ABC):
         return await self.yard.run(query_call(self.name, request, node, consistency, index, staleness), timeout)
 
     async def truncate(self, before: int, *, timeout: float | None = None) -> int:
-        """Remove all records below offset `before`; returns the log's first offset afterwards."""
+        """Remove all records below offset `before`; return the log's first offset afterwards."""
         return await self.yard.run(truncate_call(self.name, before), timeout)
 
     async def retain(

@@ -52,7 +52,7 @@ class QueueVerbs(ABC):
         at: float | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Publish a message; returns its id once a quorum has it.
+        """Publish a message; return its id once a quorum has it.
 
         `priority` ``normal`` or ``high``. Times in seconds: `ttl` how long it may wait; `delay`, or `at` (since 1970):
         when it becomes ready. Raises a `LogyardError`; with code ``queue_full`` where the queue refuses.
@@ -72,7 +72,7 @@ class QueueVerbs(ABC):
         sequence: int = 0,
         timeout: float | None = None,
     ) -> range:
-        """Publish (metadata, body) pairs together or not at all; returns their ids.
+        """Publish (metadata, body) pairs together or not at all; return their ids.
 
         With a `publisher` (its number) and the `sequence` of the first message, what the queue has had of that
         publisher already is not taken again: the ids are those of the others.
@@ -82,13 +82,13 @@ class QueueVerbs(ABC):
         return range(first, first + taken)
 
     async def cancel(self, *ids: int, timeout: float | None = None) -> int:
-        """Take delayed messages back; returns how many of them were not due yet."""
+        """Take delayed messages back; return how many of them were not due yet."""
         return (await self._send_many([(b"", None)], qw.cancel_command(ids), timeout))[0]
 
     async def purge(
         self, *, ready: bool = True, delayed: bool = False, dead: bool = False, timeout: float | None = None
     ) -> int:
-        """Drop what waits; returns how many messages that were. What consumers hold stays."""
+        """Drop what waits; return how many messages that were. What consumers hold stays."""
         return (await self._send_many([(b"", None)], qw.purge_command(ready, delayed, dead), timeout))[0]
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:

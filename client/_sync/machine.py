@@ -31,7 +31,7 @@ class MachineVerbs(ABC):
         self, command: bytes, payload: Buffer | None = None, *, metadata: Buffer = b"", timeout: float | None = None
     ) -> bytes:
         """Have a command with one record applied, exactly once (at least once where the client is not `exactly_once`);
-        returns the machine's reply. Raises what the machine refused it with."""
+        return the machine's reply. Raises what the machine refused it with."""
         return self._send(command, metadata, payload, timeout)
 
     def query(

@@ -41,7 +41,7 @@ def lock_directory(path: str, orphan_wait_s: float = ORPHAN_WAIT_S) -> int:
 
 
 def lock_writer(path: str, lock_fd: int) -> int:
-    """Become the writer process of a data directory, whose lock this process inherited as `lock_fd`; returns the
+    """Become the writer process of a data directory, whose lock this process inherited as `lock_fd`; return the
     descriptor of the second lock. Raises `DirectoryInUse` for anybody else, and beside another writer."""
     try:
         ours = os.path.samestat(os.fstat(lock_fd), os.stat(os.path.join(path, LOCK)))

@@ -21,7 +21,7 @@ NAMES_SHOWN = 5
 
 
 async def forget_node(system: System, node: int, force: bool = False) -> bool:
-    """Believe whoever comes next as `node`; returns whether anything was known of it. Raises `Refused` while a group
+    """Believe whoever comes next as `node`; return whether anything was known of it. Raises `Refused` while a group
     here still counts it as a member, unless forced: then what it had promised there may be broken."""
     if node == system.node_id or node not in system.peers.nodes:
         raise BadRequest(f"node {node} is no peer of node {system.node_id}")

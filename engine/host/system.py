@@ -447,7 +447,7 @@ class System:
         self.durability.held_back(self.storage.unsealed())
 
     async def run(self, peers: PeersPort, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run until cancelled; raises `WalFailed` when the disk failed (law 7), `Outdated` when the others say so."""
+        """Run until cancelled; raise `WalFailed` when the disk failed (law 7), `Outdated` when the others say so."""
         # The GIL: a helper thread that must retake it per call starves at the default interval
         # (docs/internals/hosting.md, "The interpreter lock").
         sys.setswitchinterval(self.config.switch_interval_us / 1_000_000)

@@ -232,7 +232,7 @@ class Quiesce:
             self._patient[member] = time.monotonic() + PATIENCE * self._after_s
 
     async def _put_to_sleep(self, members: Sequence[Member]) -> float:
-        """Offer sleep to a batch; returns the seconds in which nothing was done but wait for an answer that never
+        """Offer sleep to a batch; return the seconds in which nothing was done but wait for an answer that never
         came."""
         ready = await self._retirement.prepare(members, self._node)
         by_node: dict[int, list[Member]] = {}

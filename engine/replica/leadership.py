@@ -97,7 +97,7 @@ class Leadership:
             raise NotLeader(0)
 
     async def transfer(self, name: str, node: int) -> None:
-        """Move a group's leadership to `node`; returns when this member follows it. Raises `Refused`, `NotLeader`."""
+        """Move a group's leadership to `node`; return when this member follows it. Raises `Refused`, `NotLeader`."""
         member = self._find(name)
         if member.raft.role != LEADER:
             raise NotLeader(member.raft.leader)
@@ -122,7 +122,7 @@ class Leadership:
         self._mark(member)
 
     async def force_shrink(self, name: str) -> int:
-        """Make this node's member the only voter of a group whose quorum is gone for good; returns the index of the
+        """Make this node's member the only voter of a group whose quorum is gone for good; return the index of the
         configuration when it is committed. What is lost: see `engine.raft.election.force`. Raises `Refused`."""
         member = self._find(name)
         member.check_running()

@@ -130,7 +130,7 @@ def encode_header(kind: int, count: int, section: Buffer, body_bytes: int) -> by
 
 
 def parse_header(data: Buffer, lane: int, config: TransportConfig) -> Header:
-    """Check the first `HEADER_BYTES` of a frame on `lane`; raises `Corrupt` or `BadRequest`."""
+    """Check the first `HEADER_BYTES` of a frame on `lane`; raise `Corrupt` or `BadRequest`."""
     magic, version, kind, reserved, count, section, body, digest = HEADER.unpack_from(data)
     (want,) = HASH.unpack_from(data, HEADER.size)
     got = hash64(bytes(data[: HEADER.size]))
@@ -188,7 +188,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(section: Buffer) -> Hello:
-    """Return the other side's HELLO; raises `BadRequest`, or `WrongIdentity` for another protocol version."""
+    """Return the other side's HELLO; raise `BadRequest`, or `WrongIdentity` for another protocol version."""
     if len(section) < HELLO_STRUCT.size:
         raise BadRequest(f"a hello of {len(section)} bytes is too short")
     version, lane, length, node, expected, epoch, *origin = HELLO_STRUCT.unpack_from(section)
@@ -216,7 +216,7 @@ def encode_renewal(renewal: Renewal) -> bytes:
 
 
 def decode_renewal(section: Buffer) -> Renewal:
-    """Return a LIVENESS frame's section; raises `BadRequest`."""
+    """Return a LIVENESS frame's section; raise `BadRequest`."""
     if len(section) != LIVENESS_STRUCT.size:
         raise BadRequest(f"a renewal of {len(section)} bytes")
     return Renewal._make(LIVENESS_STRUCT.unpack(section))
@@ -246,7 +246,7 @@ def encode_blob(
 
 
 def decode_blob(section: Buffer, body: memoryview) -> Blob:
-    """Return a BLOB frame; raises `BadRequest`, or `Corrupt` when the body is not what was sent."""
+    """Return a BLOB frame; raise `BadRequest`, or `Corrupt` when the body is not what was sent."""
     if len(section) < BLOB_STRUCT.size:
         raise BadRequest(f"a blob's section of {len(section)} bytes is too short")
     kind, reserved, length, request, digest = BLOB_STRUCT.unpack_from(section)

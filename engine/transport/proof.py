@@ -121,7 +121,7 @@ def encode_challenge(section: bytes) -> bytes:
 
 
 def decode_challenge(section: Buffer) -> Challenge:
-    """Return a CHALLENGE frame's section; raises `BadRequest`, or `WrongIdentity` for another protocol version."""
+    """Return a CHALLENGE frame's section; raise `BadRequest`, or `WrongIdentity` for another protocol version."""
     if len(section) < CHALLENGE_STRUCT.size:
         raise BadRequest(f"a challenge of {len(section)} bytes is too short")
     version, lane, length, node, expected, nonce, proof = CHALLENGE_STRUCT.unpack_from(section)

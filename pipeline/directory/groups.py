@@ -283,7 +283,7 @@ class Replay(Replicated):
     def apply(
         self, entry: Entry, log: Callable[[], Iterator[Entry]]
     ) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """Apply an entry of commands; returns the ranges of payloads that it releases. `log`: all entries above the
+        """Apply an entry of commands; return the ranges of payloads that it releases. `log`: all entries above the
         snapshot. A command that fails is left out if an operator had it skipped; else this raises `CannotApply`."""
         if self.deleted:
             return iter(())

@@ -99,7 +99,7 @@ class Rows:
             column.append(value)
 
     def read(self, log: StoppedLog, first: int, end: int) -> Iterator[int]:
-        """Add the records `first` to, without, `end`; yields the next offset whenever a batch may be full."""
+        """Add the records `first` to, without, `end`; yield the next offset whenever a batch may be full."""
         self.next = first
         for located, found in walk(log, first, end):
             packs = _packs(located)

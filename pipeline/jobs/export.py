@@ -59,7 +59,7 @@ class Export(NamedTuple):
 
 
 def run_export(spark: SparkSession, export: Export, progress: Progress = silent) -> dict[str, Any]:
-    """Export; returns plain figures. `progress` counts records. Raises `ExportError` where `out` holds another export,
+    """Export; return plain figures. `progress` counts records. Raises `ExportError` where `out` holds another export,
     and what reading raises."""
     out = export.out
     out.mkdir(parents=True, exist_ok=True)

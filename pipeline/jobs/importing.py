@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
 
 def run_import(spark: SparkSession, job: Import, progress: Progress = silent) -> dict[str, Any]:
-    """Import; returns plain figures. `progress` counts records. Raises `ExportError` for an export that is not whole,
+    """Import; return plain figures. `progress` counts records. Raises `ExportError` for an export that is not whole,
     `ImportFailed` for a log that differs."""
     header, logs = read_manifest(job.source)
     if header["payloads"] == "none":

@@ -147,7 +147,7 @@ class Cluster(NamedTuple):
 
 
 def on_cluster(servers: Sequence[str], act: Callable[[Cluster], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """Open a client, read the boards, act; returns the result's fields with the nodes that did not answer."""
+    """Open a client, read the boards, act; return the result's fields with the nodes that did not answer."""
     import trio
 
     from logyard.client.aio import connect
@@ -183,7 +183,7 @@ def progress(output: Output, what: str, total: int) -> Iterator[Callable[[Report
 
 
 async def pursue(cluster: Cluster, work: Work, goal: Goal, what: str) -> dict[str, Any]:
-    """Bring the chosen logs to the goal; returns the report's fields."""
+    """Bring the chosen logs to the goal; return the report's fields."""
     from ..admin_plan import affected
     from ..admin_run import carry_out
 

@@ -162,7 +162,7 @@ def failure(code: str, message: str) -> dict[str, object]:
 
 
 def report(error: BaseException, json_wanted: bool) -> int:
-    """Print the one line (and the JSON object); returns the exit code."""
+    """Print the one line (and the JSON object); return the exit code."""
     code = getattr(error, "code", None)
     if isinstance(code, str):
         message = str(error)

@@ -80,7 +80,7 @@ class Steps:
 
 
 def run_demo(settings: DemoSettings, output: Output) -> dict[str, object]:
-    """Run everything; raises `DemoFailed`, `ClusterFailed` or a client's error when a step can't be finished."""
+    """Run everything; raise `DemoFailed`, `ClusterFailed` or a client's error when a step can't be finished."""
     steps = Steps(output)
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -181,7 +181,7 @@ class DemoRun:
         }
 
     async def reach(self, what: str, condition: Condition, timeout_s: float) -> None:
-        """Look again and again until the nodes' status shows it; raises `DemoFailed`."""
+        """Look again and again until the nodes' status shows it; raise `DemoFailed`."""
         with trio.move_on_after(timeout_s):
             while not await condition():
                 await trio.sleep(POLL_S)

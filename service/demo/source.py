@@ -117,7 +117,7 @@ def plan(files: Sequence[SourceFile], logs: int) -> list[SourceRecord]:
 
 
 def content(file: SourceFile) -> bytes:
-    """Return the file's bytes, read again; raises `SourceChanged` if it is not the file that was hashed."""
+    """Return the file's bytes, read again; raise `SourceChanged` if it is not the file that was hashed."""
     try:
         with open(file.path, "rb") as stream:
             status = os.fstat(stream.fileno())

@@ -37,7 +37,7 @@ DATA = ("first", "second", "export")
 
 
 def run_demo_spark(settings: DemoSettings, spark: SparkSession, output: Output) -> dict[str, Any]:
-    """Run everything; returns plain figures. Raises what a step raises."""
+    """Run everything; return plain figures. Raises what a step raises."""
     from logyard.pipeline.jobs.audit import run_audit
     from logyard.pipeline.jobs.digests import digest_logs
     from logyard.pipeline.jobs.export import Export, run_export

@@ -63,7 +63,7 @@ def start_log(level: str) -> None:
 
 
 def run_etcd(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Serve until stopped; returns the exit code."""
+    """Serve until stopped; return the exit code."""
     try:
         flags = parse_flags(arguments, environ)
     except BadRequest as error:
