@@ -1,77 +1,43 @@
-"""A user's program in each face: that the verbs' types are exact is what mypy --strict says of this file."""
+"""The types of public verbs, as a user's checkers see them: mypy --strict with the rest of the tree, pyright here."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any
 
+import pytest
 import trio
 
-import logyard
-from logyard.client.log import Bounds, Place
-from logyard.client.producer import EpochWriter, Producer, SyncEpochWriter, SyncProducer
-from logyard.client.records import Page, Record
-from logyard.client.tail import Tailed
-from logyard.protocol.kv import GetResult, KeyValue, Lease, PutResult
-
+from . import user_program
 from .test_asyncio import served
 
-
-async def with_tasks(servers: list[str]) -> int:
-    """The asynchronous face."""
-    async with logyard.connect(servers) as yard:
-        log, kv, queue = yard.log("log"), yard.kv("kv"), yard.queue("queue")
-        assert_type(await log.append(b"m", b"body"), int)
-        assert_type(await log.append(b"m", reply="append"), Place)
-        assert_type(await log.append_many([(b"m", None)]), range)
-        assert_type(await log.poll(0), Page)
-        assert_type(await log.read(0), Record)
-        assert_type(await log.latest(), Bounds)
-        assert_type(await log.producer("p"), Producer)
-        assert_type(await log.epoch("p", 1, 0), EpochWriter)
-        async for record in log.records():
-            assert_type(record, Record)
-        async for tailed in log.tail(follow=False):
-            assert_type(tailed, Tailed)
-        assert_type(await kv.put(b"k", b"v"), PutResult)
-        assert_type(await kv.get(b"k"), KeyValue | None)
-        assert_type(await kv.range(b"k"), GetResult)
-        assert_type(await kv.grant(9), Lease)
-        assert_type(await queue.publish(b"m"), int)
-        assert_type(await queue.publish_many([(b"", b"m")]), range)
-        assert_type(await yard.locate("log"), dict[str, Any])
-        assert_type(await yard.leader_view("log"), dict[str, Any])
-        return (await log.latest()).end
+PYRIGHT = Path(sys.executable).with_name("basedpyright")
+"""Pyright with a node of its own from the package index: nothing is fetched when it runs."""
 
 
-def with_threads(servers: list[str]) -> int:
-    """The blocking face."""
-    with logyard.connect_sync(servers) as yard:
-        log, kv, queue = yard.log("log"), yard.kv("kv"), yard.queue("queue")
-        assert_type(log.append(b"m", b"body"), int)
-        assert_type(log.append(b"m", reply="append"), Place)
-        assert_type(log.append_many([(b"m", None)]), range)
-        assert_type(log.poll(0), Page)
-        assert_type(log.read(0), Record)
-        assert_type(log.latest(), Bounds)
-        assert_type(log.producer("p"), SyncProducer)
-        assert_type(log.epoch("p", 1, 0), SyncEpochWriter)
-        for record in log.records():
-            assert_type(record, Record)
-        for tailed in log.tail(follow=False):
-            assert_type(tailed, Tailed)
-        assert_type(kv.put(b"k", b"v"), PutResult)
-        assert_type(kv.get(b"k"), KeyValue | None)
-        assert_type(kv.range(b"k"), GetResult)
-        assert_type(kv.grant(9), Lease)
-        assert_type(queue.publish(b"m"), int)
-        assert_type(queue.publish_many([(b"", b"m")]), range)
-        assert_type(yard.locate("log"), dict[str, Any])
-        assert_type(yard.leader_view("log"), dict[str, Any])
-        return log.latest().end
-
-
-async def test_both_programs_run(tmp_path: Path) -> None:
+async def test_the_programs_run(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, _, servers):
-        assert await with_tasks(servers) == 3
-        assert await trio.to_thread.run_sync(with_threads, servers) == 6
+        assert await user_program.with_tasks(servers) == 4
+        assert await trio.to_thread.run_sync(user_program.with_threads, servers) == 7
+    assert await user_program.embedded(tmp_path / "embedded") == 3
+
+
+def pyright(directory: Path, text: str) -> list[dict[str, Any]]:
+    (directory / "program.py").write_text(text)
+    (directory / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
+    words = [str(PYRIGHT), "--outputjson", "--pythonpath", sys.executable, "-p", str(directory)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    found: list[dict[str, Any]] = json.loads(done.stdout)["generalDiagnostics"]
+    return [one for one in found if one["severity"] == "error"]
+
+
+@pytest.mark.skipif(not PYRIGHT.exists(), reason="basedpyright is not installed")
+def test_pyright_takes_the_program_and_sees_a_wrong_one(tmp_path: Path) -> None:
+    text = Path(user_program.__file__).read_text()
+    assert pyright(tmp_path, text) == []
+    wrong = text.replace('assert_type(await log.append(b"m", b"body"), int)', 'assert_type(await log.append("m"), str)')
+    assert wrong != text
+    assert {one["rule"] for one in pyright(tmp_path, wrong)} >= {"reportArgumentType", "reportAssertTypeFailure"}
