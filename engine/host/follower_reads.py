@@ -10,19 +10,17 @@ Called by `service.log_verbs`; `inbound` brings what nodes say.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import trio
 
 from logyard.protocol.errors import Busy, LogyardError, NotLeader
 
 from ..raft.core import LEADER
-from ..transport.blobs import READ_ASK, READ_INDEX
-
-if TYPE_CHECKING:
-    from ..replica.member import Member
-    from .system import System
+from ..replica.leadership import wait
+from ..replica.member import Member
+from ..transport.blobs import READ_ASK, READ_INDEX, SendBlob
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +33,21 @@ KNOWN_MAX = 10_000
 
 
 class FollowerReads:
-    """One node's. `_known`: by group when its last round began (s, the loop's clock), and the index it brought."""
+    """One node's. `find` gives a group's member, woken if need be; `read_index` a linearizable read's index on the
+    leader."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(
+        self,
+        find: Callable[[int], Member | None],
+        read_index: Callable[[Member], Awaitable[int]],
+        send_blob: SendBlob,
+        spawn: Callable[..., None],
+    ) -> None:
+        self._find = find
+        self._read_index = read_index
+        self._send_blob = send_blob
+        self._spawn = spawn
+        # By group: when its last round began (s, the loop's clock), and the index it brought.
         self._known: dict[int, tuple[float, int]] = {}
         self._rounds: dict[int, trio.Event] = {}
         self._asked: dict[int, tuple[trio.Event, list[Mapping[str, Any]]]] = {}
@@ -68,7 +77,7 @@ class FollowerReads:
             began = trio.current_time()
             with trio.move_on_after(PATIENCE_S):
                 index = await self._index(member)
-                await self.system.wait(member, lambda: member.raft.applied >= index)
+                await wait(member, lambda: member.raft.applied >= index)
                 self._known.pop(uid, None)
                 self._known[uid] = (began, index)
                 if len(self._known) > KNOWN_MAX:
@@ -80,18 +89,17 @@ class FollowerReads:
             over.set()
 
     async def _index(self, member: Member) -> int:
-        system = self.system
         leader = member.raft.leader
         if member.raft.role == LEADER:
             try:
-                return await system.read_index(member)
+                return await self._read_index(member)
             except NotLeader:
                 raise Busy("a leader of the group", RETRY_S) from None
         self._next += 1
         request, answered, answer = self._next, trio.Event(), []  # type: int, trio.Event, list[Mapping[str, Any]]
         self._asked[request] = answered, answer
         try:
-            if not leader or not system.peers.send_blob(leader, READ_ASK, request, {"uid": member.uid}):
+            if not leader or not self._send_blob(leader, READ_ASK, request, {"uid": member.uid}):
                 raise Busy("a leader of the group", RETRY_S)
             await answered.wait()
         finally:
@@ -106,7 +114,7 @@ class FollowerReads:
         if kind == READ_ASK:
             if self._answering < ANSWERS_MAX:
                 self._answering += 1
-                self.system.nursery.start_soon(self._answer, node, request, header["uid"])
+                self._spawn(self._answer, node, request, header["uid"])
             else:
                 self._say(node, request, header["uid"], 0, "too many ask")
         elif request in self._asked:
@@ -119,11 +127,11 @@ class FollowerReads:
         try:
             with trio.move_on_after(PATIENCE_S):
                 try:
-                    member = self.system.unquiesce.find(uid)
+                    member = self._find(uid)
                     if member is None:
                         error = "the group is not here"
                     else:
-                        index = await self.system.read_index(member)
+                        index = await self._read_index(member)
                 except LogyardError as refusal:
                     error = str(refusal)
                 self._say(node, request, uid, index, error)
@@ -131,4 +139,4 @@ class FollowerReads:
             self._answering -= 1
 
     def _say(self, node: int, request: int, uid: int, index: int, error: str | None) -> None:
-        self.system.peers.send_blob(node, READ_INDEX, request, {"uid": uid, "index": index, "error": error})
+        self._send_blob(node, READ_INDEX, request, {"uid": uid, "index": index, "error": error})

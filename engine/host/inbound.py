@@ -8,65 +8,133 @@ by and nothing else. A message for a group this node does not have asks its send
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from logyard.protocol.errors import BadRequest, LogyardError, Outdated
 
-from ..entry import verify_bodies
+from ..entry import Entry, verify_bodies
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, APPEND_REPLY, Message
-from ..transport.blobs import (
-    DELETE_GROUPS,
-    DIGEST,
-    MACHINE_VERSIONS,
-    MEND_ASK,
-    MEND_TURN,
-    READ_ASK,
-    READ_INDEX,
-    SLEEP,
-    SLEEPERS,
-    SNAPSHOT_OFFER,
-    SNAPSHOT_PIECE,
-    SNAPSHOT_PULL,
-    UNKNOWN_GROUPS,
-    check_shape,
-)
-
-if TYPE_CHECKING:
-    from ..replica.member import Member
-    from .system import System
+from ..raft.progress import Window
+from ..replica.member import Member
+from ..transport.blobs import DELETE_GROUPS, UNKNOWN_GROUPS, SendBlob, check_shape
 
 log = logging.getLogger(__name__)
 
 ASK_UNKNOWN_MAX = 1024
 
 
-class Inbound:
-    """The transport's handler for one system."""
+class Loop(Protocol):
+    """What arrives at the ready loop. `over`: nothing is promised any more."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    over: bool
+
+    def mark(self, member: Member) -> None:
+        """Have a member looked at in the next turn."""
+        ...
+
+    def hold(self) -> None:
+        """Begin no turn until `release`."""
+        ...
+
+    def release(self) -> None:
+        """Begin the turn, now or soon."""
+        ...
+
+
+class Space(Protocol):
+    """What is left of the disk's space."""
+
+    @property
+    def full(self) -> bool:
+        """Return whether it is full."""
+        ...
+
+    def accepts(self, entries: Sequence[Entry]) -> int:
+        """Return how many of these may be stored."""
+        ...
+
+
+class Groups(NamedTuple):
+    """The members that messages are for. `live`: nodes that are up."""
+
+    node_id: int
+    members: Mapping[int, Member]
+    live: set[int]
+    active: set[Member]
+    find: Callable[[int, int], Member | None]
+    """A group's member, woken by the word of a node."""
+    deleted: Container[int]
+    walk: Callable[[Callable[[Member], None]], None]
+    """Call something with every member, in steps."""
+    stranger: Callable[[int, Member], None]
+    """A node speaks for a group whose configuration lacks it."""
+
+
+class Windows(NamedTuple):
+    """Bytes under way by follower's node, and what goes on when there is room."""
+
+    by_node: Mapping[int, Window]
+    resume: Callable[[int], None]
+
+
+class Links(NamedTuple):
+    """Who hears of links and nodes."""
+
+    up: Sequence[Callable[[int], None]]
+    down: Sequence[Callable[[int], None]]
+    live: Callable[[set[int]], None]
+    outdated: Callable[[Outdated], None]
+    """The others refuse this directory."""
+
+
+Handler = Callable[[int, int, int, Mapping[str, Any], bytes | memoryview], None]
+"""Takes a blob: node, kind, request, header, body."""
+
+
+class Inbound:
+    """The transport's handler. `keep` has the payloads of an entry cached; `handlers` take blobs, by kind."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        loop: Loop,
+        keep: Callable[[Entry], None],
+        space: Space,
+        windows: Windows,
+        links: Links,
+        handlers: Mapping[int, Handler],
+        send_blob: SendBlob,
+    ) -> None:
+        self._groups = groups
+        self._loop = loop
+        self._keep = keep
+        self._space = space
+        self._windows = windows
+        self._links = links
+        self._handlers = handlers
+        self._send_blob = send_blob
         self._asked: dict[int, set[int]] = {}
 
     def on_messages(self, node: int, messages: Sequence[Message]) -> None:
         """Step every message into its core and mark it; the turn follows. Raises `BadRequest` for a lie, when all are
         taken."""
-        system = self.system
-        if system.failure is not None:
+        loop = self._loop
+        if loop.over:
             return
-        members = system.members
-        scheduler = system.scheduler
-        mark = scheduler.mark
-        keep = system.cache.keep
-        space = system.space
+        groups = self._groups
+        members = groups.members
+        mark = loop.mark
+        keep = self._keep
+        space = self._space
         lie = ""
-        scheduler.hold()
+        loop.hold()
         try:
             for message in messages:
                 member = members.get(message.uid)
                 if member is None:
-                    member = system.unquiesce.find(message.uid, by=node)
+                    member = groups.find(message.uid, node)
                     if member is None:
                         self.ask(node, message.uid)
                         continue
@@ -90,7 +158,7 @@ class Inbound:
                     else (message.kind < APPEND or message.kind == APPEND_REPLY)
                     and node not in raft.configuration.nodes()
                 ):
-                    system.departures.tell(node, member)
+                    groups.stranger(node, member)
                 said = raft.step(message)
                 if said is not None:
                     lie = f"group {member.spec.name}: {said}"
@@ -102,11 +170,11 @@ class Inbound:
                             keep(entry)
                 if raft.dirty:
                     mark(member)
-            window = system.windows.get(node)
+            window = self._windows.by_node.get(node)
             if window is not None and window.waiting and window.bytes < window.limit:
-                system.outbound.resume(node)
+                self._windows.resume(node)
         finally:
-            scheduler.release()
+            loop.release()
         if lie:
             # The other groups' messages are taken; no more comes by this connection.
             raise BadRequest(lie)
@@ -118,8 +186,8 @@ class Inbound:
         if uid in asked or len(asked) >= ASK_UNKNOWN_MAX:
             return
         asked.add(uid)
-        kind = DELETE_GROUPS if uid in self.system.directory.deleted else UNKNOWN_GROUPS
-        self.system.peers.send_blob(node, kind, 0, {"uids": [uid]})
+        kind = DELETE_GROUPS if uid in self._groups.deleted else UNKNOWN_GROUPS
+        self._send_blob(node, kind, 0, {"uids": [uid]})
 
     def forget_asked(self) -> None:
         """Ask again for what is still unknown: called by the ticker every second."""
@@ -127,19 +195,18 @@ class Inbound:
 
     def on_link_up(self, node: int) -> None:
         """Take note of a fresh link: what was in flight on the old one may be lost."""
-        self.system.departures.forget_told(node)
-        self.system.directory.on_link_up(node)
+        for tell in self._links.up:
+            tell(node)
         self._reset(node)
-        self.system.versions.on_link_up(node)
 
     def on_link_down(self, node: int) -> None:
         """Take note that a link was lost, or dropped messages because its queue was full."""
         self._reset(node)
-        self.system.snapshot_sender.on_link_lost(node)
-        self.system.pulls.on_link_lost(node)
+        for tell in self._links.down:
+            tell(node)
 
     def _reset(self, node: int) -> None:
-        system = self.system
+        groups, mark = self._groups, self._loop.mark
 
         def reset(member: Member) -> None:
             raft = member.raft
@@ -149,59 +216,42 @@ class Inbound:
                 else (raft.limits.patience or not (raft.voter and raft.may_lead)) and node in raft.configuration.nodes()
             ):
                 raft.on_link_reset(node)
-                system.active.add(member)
-                system.scheduler.mark(member)
+                groups.active.add(member)
+                mark(member)
 
-        system.walks.over_members(reset)
+        groups.walk(reset)
 
     def on_liveness(self, live: set[int]) -> None:
         """Take note that nodes appeared or went: groups that a lost node led, or that this node leads, look again."""
-        system = self.system
-        system.live.clear()
-        system.live.update(live)
-        system.live.add(system.node_id)
+        groups, mark = self._groups, self._loop.mark
+        groups.live.clear()
+        groups.live.update(live)
+        groups.live.add(groups.node_id)
 
         def look(member: Member) -> None:
             member.raft.on_liveness()
-            system.active.add(member)
-            system.scheduler.mark(member)
+            groups.active.add(member)
+            mark(member)
 
-        system.walks.over_members(look)
-        system.unquiesce.on_liveness(system.live)
+        groups.walk(look)
+        self._links.live(groups.live)
 
     def on_outdated(self, node: int, reason: str) -> None:
         """Take note that `node` knows a newer life of this node, or another directory: what was promised there is not
         known here."""
-        system = self.system
-        if system.failure is None:
-            system.fail(Outdated(system.node_id, f"{reason} (says node {node})"))
+        if not self._loop.over:
+            self._links.outdated(Outdated(self._groups.node_id, f"{reason} (says node {node})"))
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
         """Take typed requests beside the consensus stream: group definitions and snapshot transfers."""
         check_shape(kind, header)
-        if self.system.failure is not None:
+        if self._loop.over:
             return
         try:
-            if kind < SNAPSHOT_OFFER:
-                self.system.directory.on_blob(node, kind, request, header)
-            elif kind == MACHINE_VERSIONS:
-                self.system.versions.on_blob(node, header)
-            elif kind in (READ_ASK, READ_INDEX):
-                self.system.follower_reads.on_blob(node, kind, request, header)
-            elif kind in (MEND_ASK, MEND_TURN):
-                self.system.mend_turns.on_blob(node, kind, request, header)
-            elif kind in (DIGEST, SLEEPERS):
-                self.system.digests.on_blob(node, kind, header)
-            elif kind >= SLEEP:
-                self.system.quiesce.on_blob(node, kind, request, header)
-            elif kind == SNAPSHOT_OFFER:
-                self.system.receiving.on_offer(node, request, header, body)
-            elif kind == SNAPSHOT_PULL:
-                self.system.serving.on_pull(node, request, header)
-            elif kind == SNAPSHOT_PIECE:
-                self.system.pulls.on_piece(node, request, header, body)
-            else:
-                self.system.snapshot_sender.on_blob(node, kind, request, header)
+            handler = self._handlers.get(kind)
+            # What a newer program says beside, an older one does without.
+            if handler is not None:
+                handler(node, kind, request, header, body)
         except LogyardError as error:
             log.warning("blob kind %d from node %d refused: %s", kind, node, error)
 

@@ -1,21 +1,18 @@
 """Who leads what, as this node knows it, and since when; and what happened on this node, as counters.
 
 A table beside the members (Ra's ra_leaderboard): it is read without asking any group, so it answers while a group is
-busy, stopped or asleep. Written by `scheduler` when a core says that its role or leader changed; rows of deleted
+busy, stopped or asleep. Written by the ready loop when a core says that its role or leader changed; rows of deleted
 groups are left out by whoever joins them with the names, and go when they are half of the table.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Container
+from typing import Final, NamedTuple, Protocol
 
 from ..raft.state import LEADER
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from ..replica.member import Member
+from ..replica.member import Member
 
 STALE_MIN: Final = 1024
 
@@ -71,6 +68,56 @@ class Leaderboard:
         housekeeping; what sleeps has its standing in its row."""
         if len(self.rows) > 2 * count + STALE_MIN:
             self.rows = {uid: row for uid, row in self.rows.items() if uid in members}
+
+
+class Effects(Protocol):
+    """What a change of role asks of the effects."""
+
+    def on_following(self, member: Member) -> None:
+        """Give up the leader's part."""
+        ...
+
+
+class Heartbeats(Protocol):
+    """What a change of role asks of who knows the clients."""
+
+    def leads(self, member: Member) -> None:
+        """Count silence from now on."""
+        ...
+
+    def began(self, member: Member) -> None:
+        """Count silence from now on, of a member whose sessions are known."""
+        ...
+
+
+class RoleChanges:
+    """Tells whom it concerns that a member leads, follows another one, or takes part again. `sound` hears of a member
+    that is not being mended."""
+
+    def __init__(
+        self, leaders: Leaderboard, sound: Callable[[Member], None], effects: Effects, heartbeats: Heartbeats
+    ) -> None:
+        self._leaders = leaders
+        self._sound = sound
+        self._effects = effects
+        self._heartbeats = heartbeats
+
+    def tell(self, member: Member) -> None:
+        """Tell of a member whose core says so."""
+        raft = member.raft
+        self._leaders.note(member)
+        if raft.mend is None:
+            self._sound(member)
+        if member.leading and (raft.role != LEADER or raft.applied < raft.lead_index):
+            self._effects.on_following(member)
+        if raft.role == LEADER:
+            if raft.applied < raft.lead_index:
+                self._heartbeats.leads(member)
+            elif member.sessions is not None:
+                self._heartbeats.began(member)
+        else:
+            member.follow()
+        member.wake()
 
 
 class Counters:

@@ -10,10 +10,9 @@ await inside.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import trio
 
@@ -24,13 +23,9 @@ from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
 from ..raft.replication import NOTED, UNTOLD
+from ..replica.log_clock import Clocks
 from ..replica.member import Member
 from ..replica.proposals import Shape
-
-if TYPE_CHECKING:
-    from .system import System
-
-log = logging.getLogger(__name__)
 
 PASSES_MAX = 64
 QUIET_SECONDS = 0.0002
@@ -42,17 +37,82 @@ Token: TypeAlias = tuple[Member, Sequence[Message], tuple[int, int, int, int] | 
 """What comes back with a durable item: whose it is, what waited for it, what to tell the core (None: nothing)."""
 
 
-class Scheduler:
-    """Owns the turn. `mark` from anywhere on the loop; `run` is the one task that drains."""
+class Cache(Protocol):
+    """What the loop needs of the payload cache: it lets nothing go while a turn is under way."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
-        config = system.config
-        self._shape = Shape(
-            config.entry_bytes_max, config.entry_records_max, system.cache.keep, system.counters.refused
-        )
+    def hold(self) -> None:
+        """Let nothing go."""
+        ...
+
+    def release(self) -> None:
+        """Let go of what is too much."""
+        ...
+
+
+class Durability(Protocol):
+    """What the loop needs of group commit."""
+
+    def add(self, item: WalItem) -> None:
+        """Queue an item; `persisted` hears of it when it is durable."""
+        ...
+
+    def kick(self) -> None:
+        """Write what is queued."""
+        ...
+
+
+class Ticker(Protocol):
+    """What the loop needs of the ticker."""
+
+    resting: bool
+
+    def stir(self) -> None:
+        """Tick again: there is something to tick."""
+        ...
+
+
+class Peers(Protocol):
+    """The way to the other nodes."""
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send messages, or lose them."""
+        ...
+
+
+class Driven(NamedTuple):
+    """What a turn drives, when it is all there."""
+
+    peers: Peers
+    durability: Durability
+    apply: Callable[[Sequence[Member]], None]
+    """Apply what is committed."""
+    prepare: Callable[[Member, Message], bool]
+    """Return whether a message with entries can go now; otherwise it is sent later."""
+    log_time: Callable[[Member], int]
+    seen: Callable[[int], None]
+    """A client said something."""
+    cut: Callable[[Member, int], None]
+    """A log ends here: other entries take the place of those above."""
+    hard_state_written: Callable[[Member], None]
+    role_changed: Callable[[Member], None]
+    """A member leads, follows another one, or takes part again."""
+    ticker: Ticker
+
+
+class ReadyLoop:
+    """One node's. `mark` from anywhere on the loop; `run` is the one task that drains. Everybody below marks members,
+    so what a turn drives comes by `drive`, when all is built. `active`: members to be looked at by the next tick."""
+
+    def __init__(self, shape: Shape, cache: Cache, active: set[Member], clocks: Clocks) -> None:
+        self._shape = shape
+        self._cache = cache
+        self._active = active
+        self._clocks = clocks
+        self._driven: Driven
         self.dirty: list[Member] = []
         self.running = False
+        self.over = False
+        """Nothing is promised any more."""
         self.untold: list[Member] = []
         self._task: trio.lowlevel.Task | None = None
         self._held = False
@@ -60,6 +120,14 @@ class Scheduler:
         self._error: BaseException | None = None
         self._last_words: list[Callable[[], None]] = []
         self._telling = trio.lowlevel.ParkingLot()
+
+    def drive(self, driven: Driven) -> None:
+        """Take what turns drive from now on."""
+        self._driven = driven
+
+    def end(self) -> None:
+        """Do nothing any more: this node stops."""
+        self.over = True
 
     def mark(self, member: Member) -> None:
         """Mark a member that has something to do; the next turn does it."""
@@ -135,13 +203,12 @@ class Scheduler:
         bounded."""
         if self.running:
             return
-        system = self.system
-        if system.failure is not None:
-            # Nothing is promised any more.
+        if self.over:
             self.dirty.clear()
             return
+        driven = self._driven
         self.running = True
-        system.cache.hold()
+        self._cache.hold()
         try:
             for _ in range(PASSES_MAX):
                 if not self.dirty:
@@ -155,37 +222,38 @@ class Scheduler:
                     if not member.raft.stopped:
                         self._drain(member, messages if member.uploads is None else late)
                 if messages:
-                    system.peers.send(messages)
+                    driven.peers.send(messages)
                 if late:
-                    system.peers.send(late)
-                system.durability.kick()
-                system.applier.apply_all(batch)
+                    driven.peers.send(late)
+                driven.durability.kick()
+                driven.apply(batch)
             if self._last_words:
                 calls, self._last_words = self._last_words, []
                 for call in calls:
                     call()
         finally:
             self.running = False
-            system.cache.release()
-            if system.ticker.resting:
-                system.ticker.stir()
+            self._cache.release()
+            if driven.ticker.resting:
+                driven.ticker.stir()
             self._ended = time.monotonic()
 
     def _drain(self, member: Member, messages: list[Message]) -> None:
+        driven = self._driven
         raft = member.raft
         proposals = member.proposals
         if proposals.own:
             if raft.role != LEADER:
                 proposals.fail(NotLeader(raft.leader))
             else:
-                proposals.propose_own(self.system.log_clock.now(member))
+                proposals.propose_own(driven.log_time(member))
         if proposals.low and proposals.let_low():
             self.mark(member)
         if proposals.queue:
             if raft.role != LEADER:
                 proposals.fail(NotLeader(raft.leader))
-            elif not proposals.guarded or proposals.sort(member.sessions, self.system.heartbeats.seen):
-                proposals.propose(self.system.log_clock.now(member), self._shape)
+            elif not proposals.guarded or proposals.sort(member.sessions, driven.seen):
+                proposals.propose(driven.log_time(member), self._shape)
         ready = raft.ready()
         if raft.untold == UNTOLD:
             raft.untold = NOTED
@@ -196,12 +264,12 @@ class Scheduler:
             return
         if ready.truncated:
             member.overwritten(ready.truncated)
-            self.system.storage.homes.cut(member, ready.truncated - 1)
+            driven.cut(member, ready.truncated - 1)
         if ready.role_changed:
-            self._role_changed(member)
+            driven.role_changed(member)
         for message in ready.messages:
             kind = message.kind
-            if (kind != APPEND and kind != SNAPSHOT) or self.system.outbound.prepare(member, message):
+            if (kind != APPEND and kind != SNAPSHOT) or driven.prepare(member, message):
                 messages.append(message)
         if ready.hard_state is not None or ready.entries:
             self._persist(member, ready)
@@ -221,7 +289,7 @@ class Scheduler:
                 if done is not None:
                     done(NotLeader(raft.leader), 0)
         # Whether it is quiet is asked at the next tick: asking now would cost more than the tick.
-        self.system.active.add(member)
+        self._active.add(member)
 
     def _persist(self, member: Member, ready: Ready) -> None:
         raft = member.raft
@@ -229,12 +297,12 @@ class Scheduler:
         item = WalItem(raft.uid)
         if ready.hard_state is not None:
             item.hard_state = (*ready.hard_state, raft.commit)
-            self.system.storage.flush.hard_state_written(member)
+            self._driven.hard_state_written(member)
         item.entries = entries
         item.truncate = ready.truncated
         floor = 0
         if entries:
-            member.heard_ns = self.system.clocks.monotonic_ns()
+            member.heard_ns = self._clocks.monotonic_ns()
         for entry in entries:
             if entry.tombstone > floor:
                 floor = entry.tombstone
@@ -243,33 +311,18 @@ class Scheduler:
             item.floor = member.floor = floor
         item.token = (member, ready.after, ready.token)
         member.unpersisted += 1
-        self.system.durability.add(item)
+        self._driven.durability.add(item)
 
     def persist_alone(self, member: Member, item: WalItem) -> None:
         """Persist something of the host's own (a truncation mark) with the next batch."""
         item.token = (member, (), None)
         member.unpersisted += 1
-        self.system.durability.add(item)
-        self.system.durability.kick()
-
-    def _role_changed(self, member: Member) -> None:
-        self.system.leaderboard.note(member)
-        if member.uid in self.system.damages.known and member.raft.mend is None:
-            self.system.damages.sound(member)
-        if member.leading and (member.raft.role != LEADER or member.raft.applied < member.raft.lead_index):
-            self.system.effects.on_following(member)
-        if member.raft.role == LEADER:
-            if member.raft.applied < member.raft.lead_index:
-                self.system.heartbeats.leads(member)
-            elif member.sessions is not None:
-                self.system.heartbeats.began(member)
-        else:
-            member.follow()
-        member.wake()
+        self._driven.durability.add(item)
+        self._driven.durability.kick()
 
     def persisted(self, items: Sequence[WalItem]) -> None:
         """Tell the cores that a batch is stable, and let go of what waited for it."""
-        if self.system.failure is not None:
+        if self.over:
             return
         messages: list[Message] = []
         for item in items:
@@ -287,5 +340,5 @@ class Scheduler:
             if raft.dirty:
                 self.mark(member)
         if messages:
-            self.system.peers.send(messages)
+            self._driven.peers.send(messages)
         self.turn()

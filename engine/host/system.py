@@ -22,9 +22,7 @@ import trio
 from logyard.protocol.errors import (
     Corrupt,
     LogyardError,
-    Outdated,
     UnknownGroup,
-    WalFailed,
 )
 
 from ..config import SystemConfig
@@ -76,6 +74,7 @@ from ..replica.heartbeats import Heartbeats
 from ..replica.leadership import Leadership, wait
 from ..replica.log_clock import Clocks, LogClock
 from ..replica.member import Member
+from ..replica.proposals import Shape
 from ..replica.quarantine import Quarantine
 from ..replica.reader import Reader
 from ..replica.retire import Retire
@@ -88,19 +87,20 @@ from ..transfer.pull import Pulls
 from ..transfer.snapshot_receiver import SnapshotReceiver
 from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
 from ..transfer.snapshot_store import SnapshotStore
+from ..transport import blobs
 from ..types import Buffer, Spec
-from . import groups, outbound, parting, payload_flush, replica_gc
-from . import shutdown as ending
+from . import groups, inbound, outbound, payload_flush, ready_loop, replica_gc, ticker
 from .admission import Admission
 from .follower_reads import FollowerReads
 from .forks import Forks
 from .groups import GroupRegistry
 from .inbound import Inbound
-from .leader_cache import Counters, Leaderboard
+from .leader_cache import Counters, Leaderboard, RoleChanges
 from .names import Names
 from .outbound import Outbound
-from .ready_loop import Scheduler
+from .ready_loop import ReadyLoop
 from .replica_gc import ReplicaGC
+from .shutdown import FailStop, note_commits
 from .storage import Storage
 from .ticker import Ticker
 from .walks import Walks
@@ -152,8 +152,6 @@ class System:
         self.clocks = Clocks()
         self.peers: PeersPort
         self.nursery: trio.Nursery
-        self.failure: LogyardError | None = None
-        self.ended = trio.Event()
         self.limits = limits_of(config)
         # Called when many objects came that live long, and when many went: the daemon looks after its memory then.
         self.grown: Callable[[], None] = _nothing
@@ -164,8 +162,8 @@ class System:
     def _compose_storage(self) -> None:
         """Build what keeps bytes on this node's disk, bottom up."""
         path, config = self.path, self.config
-        self.scheduler = Scheduler(self)
-        self.ticker = Ticker(self)
+        shape = Shape(config.entry_bytes_max, config.entry_records_max, self.cache.keep, self.counters.refused)
+        self.scheduler = ReadyLoop(shape, self.cache, self.active, self.clocks)
         self.durability = GroupCommit(
             self.wal, self.scheduler.persisted, self.rolled, self.fail, lambda reason: self.space.note(reason),
             config.wal_batch_bytes,
@@ -222,7 +220,11 @@ class System:
         self.budget = Admission(
             config, self.durability, self.space, unflushed, compactor, self.cache, self.windows, self.counters.refused
         )
-        self.pulse = DiskHealth(self.disk, path, config, self.durability, self.ticker.is_resting, self.spawn)
+        self.pulse = DiskHealth(self.disk, path, config, self.durability, lambda: self.ticker.resting, self.spawn)
+        self.fail_stop = FailStop(
+            self.disk, path, self.members, books, self._over, self._send,
+            lambda: any(peer.up and peer.queued for peer in self.peers.status()),
+        )  # fmt: skip
         self.slow_disk = SlowDisk(
             config, self.durability, self.pulse, self.members, self._others, self._be_patient, self.mark
         )
@@ -252,7 +254,6 @@ class System:
         self.reader = Reader(
             self.store, self.storage.segments, pins, self.wal.read_payload, lambda *asked: self.repair.unit(*asked)
         )
-        self.inbound = Inbound(self)
         self.snapshots = SnapshotStore(self.checkpoints, self.store.decode_liveness, self._settled, self.stop_member)
         self.chunks = Chunks(self.config, self.members, self.storage.books, self.checkpoints.compact_log)
         self.pulls = Pulls(self.config, self.node_id, self.live, self.send_blob)
@@ -290,7 +291,7 @@ class System:
             self.node_id, self.config.machine_upgrade_percent, self.members, self.live, lambda: self.peers.nodes,
             self.commands, self.send_blob, self.mark,
         )  # fmt: skip
-        self.follower_reads = FollowerReads(self)
+        self.follower_reads = FollowerReads(self.find, self.read_index, self.send_blob, self.spawn)
         self.log_clock = LogClock(
             self.clocks, self.reader.newest_time, self.versions.knows, self.propose, self.scheduler.mark
         )
@@ -305,6 +306,8 @@ class System:
             self.reader, self.create_machine, lambda uid: books.load_snapshot(books.snapshot(uid)), self.queue_own
         )
         self.applier = self._applier()
+        self.ticker = self._ticker()
+        self.inbound = self._inbound()
         self.scrub = self._scrub()
 
     def _registry(self) -> GroupRegistry:
@@ -353,7 +356,11 @@ class System:
             str(self.path / "meta"), self.meta, self.builder.build, log_repair.stop,
             self.damages.revive, self.versions.learn,
         )  # fmt: skip
-        stir, epoch_of = self.ticker.stir, self._epoch_of
+        epoch_of = self._epoch_of
+
+        def stir() -> None:
+            self.ticker.stir()
+
         self.quiesced_timers = Timers(node, self.clocks, table.leader_of, self.log_clock.fresh, stir)
         sessions = QuiescedSessions(self.heartbeats)
         self.transitions = Transitions(
@@ -390,6 +397,63 @@ class System:
             quiesce.Host(self.active.__contains__, self.send_blob, self.spawn),
         )  # fmt: skip
 
+    def _ticker(self) -> Ticker:
+        """Build the node's one timer on what it drives."""
+        windows, storage, timed, members = self.windows, self.storage, self.effects.timed, self.members
+        waking = self.unquiesce
+
+        def needed() -> bool:
+            if waking.is_busy or self.budget.full or self.space.full:
+                return True
+            return any(window.waiting for window in windows.values())
+
+        chores = ticker.Chores(
+            needed, self.quiesced_timers.next_s, self.slow_disk.tick, (waking.tick, self.digests.compare),
+            (self.budget.look, self.outbound.resume_all), self.heartbeats.look,
+            (
+                lambda: self.inbound.forget_asked(), self.departures.forget_told, self.quiesce.look, waking.look,
+                lambda: self.leaderboard.prune(members, len(members)), self.versions.look,
+                lambda: self.log_clock.catch_up(timed), self.refill.look, storage.books.look,
+            ),
+            storage.look,
+        )  # fmt: skip
+        active = ticker.Groups(self.active, self.scheduler.mark, self.walks.over_members, self.quiesce.rest)
+        return Ticker(self.config, active, self.pulse, self.durability, self.effects, chores)
+
+    def _inbound(self) -> Inbound:
+        """Build what takes in what other nodes say."""
+        registry, gc, follower_reads, waking = self.directory, self.departures, self.follower_reads, self.unquiesce
+        here = inbound.Groups(
+            self.node_id, self.members, self.live, self.active, self._find_by, registry.deleted,
+            self.walks.over_members, gc.tell,
+        )  # fmt: skip
+        links = inbound.Links(
+            (gc.forget_told, registry.on_link_up, self.versions.on_link_up),
+            (self.snapshot_sender.on_link_lost, self.pulls.on_link_lost),
+            waking.on_liveness, self.fail,
+        )  # fmt: skip
+
+        def without_body(take: Callable[[int, int, int, Mapping[str, Any]], None]) -> inbound.Handler:
+            return lambda node, kind, request, header, body: take(node, kind, request, header)
+
+        by_part: list[tuple[Sequence[int], inbound.Handler]] = [
+            (blobs.GROUPS, without_body(registry.on_blob)),
+            ((blobs.SNAPSHOT_OFFER,), lambda node, _, *rest: self.receiving.on_offer(node, *rest)),
+            ((blobs.SNAPSHOT_PULL,), lambda node, _, number, header, body: self.serving.on_pull(node, number, header)),
+            ((blobs.SNAPSHOT_PIECE,), lambda node, _, *rest: self.pulls.on_piece(node, *rest)),
+            ((blobs.SNAPSHOT_PROGRESS, blobs.SNAPSHOT_DONE), without_body(self.snapshot_sender.on_blob)),
+            ((blobs.READ_ASK, blobs.READ_INDEX), without_body(follower_reads.on_blob)),
+            ((blobs.MEND_ASK, blobs.MEND_TURN), without_body(self.mend_turns.on_blob)),
+            ((blobs.MACHINE_VERSIONS,), lambda node, kind, number, header, body: self.versions.on_blob(node, header)),
+            (blobs.QUIESCE, without_body(self.quiesce.on_blob)),
+            (blobs.DIGESTS, lambda node, kind, number, header, body: self.digests.on_blob(node, kind, header)),
+        ]  # fmt: skip
+        return Inbound(
+            here, self.scheduler, self.cache.keep, self.space,
+            inbound.Windows(self.windows, self.outbound.resume), links,
+            {kind: handler for kinds, handler in by_part for kind in kinds}, self.send_blob,
+        )  # fmt: skip
+
     def _applier(self) -> Applier:
         """Build what applies entries on top of what it tells."""
         host = applier.Host(
@@ -402,8 +466,8 @@ class System:
     def _receiver(self) -> SnapshotReceiver:
         """Build the receiving end of transfers on what there is by now."""
         host = snapshot_receiver.Host(
-            self.find, self.inbound.ask, self.scheduler.turn, self._restore, self.stop_member, self.mark,
-            self.storage.store_payloads,
+            self.find, lambda node, uid: self.inbound.ask(node, uid), self.scheduler.turn, self._restore,
+            self.stop_member, self.mark, self.storage.store_payloads,
         )  # fmt: skip
         return SnapshotReceiver(
             self.members, self.store, self.checkpoints, self.chunks, self.pulls, host, self.send_blob, self.spawn
@@ -452,6 +516,14 @@ class System:
         # (docs/internals/hosting.md, "The interpreter lock").
         sys.setswitchinterval(self.config.switch_interval_us / 1_000_000)
         self.peers = peers
+        storage = self.storage
+        roles = RoleChanges(self.leaderboard, self.damages.sound, self.effects, self.heartbeats)
+        self.scheduler.drive(
+            ready_loop.Driven(
+                peers, self.durability, self.applier.apply_all, self.outbound.prepare, self.log_clock.now,
+                self.heartbeats.seen, storage.homes.cut, storage.flush.hard_state_written, roles.tell, self.ticker,
+            )
+        )  # fmt: skip
         self.durability.start()
         try:
             async with trio.open_nursery() as nursery:
@@ -468,10 +540,7 @@ class System:
                 self.enliven.recovered()
                 self.damages.start()
                 task_status.started()
-                await self.ended.wait()
-                await ending.finish(self)
-                assert self.failure is not None
-                raise self.failure
+                raise await self.fail_stop.finish()
         finally:
             self.durability.stop()
 
@@ -524,8 +593,8 @@ class System:
     def part(self) -> None:
         """Leave the last word of a node that stops in order, after `run` and before `close`; a crash has none.
         BLOCKING."""
-        if self.failure is None:
-            parting.note_commits(self)
+        if self.fail_stop.failure is None:
+            note_commits(self.members.values(), self.wal)
 
     def close(self) -> None:
         """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""
@@ -536,7 +605,13 @@ class System:
 
     def fail(self, error: LogyardError) -> None:
         """Fail this node, which can't go on: `run` ends soon, by this error."""
-        ending.begin(self, error if isinstance(error, WalFailed | Outdated) else WalFailed(str(error)))
+        self.fail_stop.begin(error)
+
+    def _over(self, error: LogyardError) -> None:
+        """Let nothing be promised any more."""
+        self.durability.refuse(error)
+        self.scheduler.end()
+        self.ticker.end()
 
     def vitals(self) -> Vitals:
         """Return what goes with each renewal."""

@@ -46,6 +46,14 @@ AWAKE = 42
 DIGEST = 43
 SLEEPERS = 44
 
+GROUPS = (
+    UNKNOWN_GROUPS, DEFINE_GROUPS, DEFINED, DELETE_GROUPS, REMOVED_GROUPS, REFUSED_GROUPS, TAKE_BACK,
+)  # fmt: skip
+"""The group registry's."""
+QUIESCE = (SLEEP, SLEEPING, AWAKE)
+DIGESTS = (DIGEST, SLEEPERS)
+"""Of groups that nobody uses."""
+
 
 class SendBlob(Protocol):
     """Send a node one blob; False when it was dropped."""

@@ -62,7 +62,7 @@ class Frenzy:
         try:
             with trio.move_on_after(CALL_SECONDS) as scope:
                 await getattr(self, verb)(number, node, name)
-            if scope.cancelled_caught and self.c.nodes.get(number) is node and not node.system.failure:
+            if scope.cancelled_caught and self.c.nodes.get(number) is node and not node.system.fail_stop.failure:
                 self.hung.append(f"{verb} {name} on {number}")
         except LogyardError as error:
             # A node that was killed under the call answers nobody.

@@ -64,7 +64,7 @@ async def test_a_probe_that_fails_proves_nothing_and_is_made_again(tmp_path: Pat
         await until(lambda: not c.system(1).pulse.healthy(), "its word does not count")
         probes = c.system(1).pulse.probes
         await until(c.system(1).pulse.healthy, "the next one is good")
-        assert c.system(1).pulse.probes > probes and c.system(1).failure is None
+        assert c.system(1).pulse.probes > probes and c.system(1).fail_stop.failure is None
 
 
 async def test_a_write_of_many_batches_is_alive_while_its_batches_get_done(tmp_path: Path) -> None:
