@@ -122,8 +122,12 @@ class Generation:
     def _open(self, *, writable: bool, lock: bool) -> None:
         assert self._env is None, "open already"
         data = os.path.join(self.path, "data.mdb")
-        if not writable or os.path.exists(data):
+        if os.path.exists(data):
             check_file(data)
+        elif not writable:
+            if os.path.isdir(self.path) and not os.path.exists(os.path.join(self.path, "sealed")):
+                raise GenerationUnfinished(self.path, "it has no file: its creation did not finish")
+            raise GenerationFailed(data, "it is not there")
         if writable and lock:
             self._claim_lock_file()
         if self._journal is not None:

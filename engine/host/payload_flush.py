@@ -45,7 +45,11 @@ class Leftovers:
         self._pins: list[tuple[str, int]] = []
 
     def find(self, member: Member, bytes_max: int) -> bool:
-        """Take a member's along, unless they are more than `bytes_max` or lie among what was migrated."""
+        """Take a member's along, unless they are more than `bytes_max`, lie among what was migrated, or are not all
+        committed."""
+        if member.raft.commit < member.raft.log.last_index:
+            # It came while the group waited for its turn: another leader may overwrite it, and the group stays awake.
+            return False
         homes = self._store.homes(member.uid)
         above = homes[-1].last if homes else 0
         first = max(member.liveness.released_before.index, 1)

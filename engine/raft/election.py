@@ -141,6 +141,9 @@ def campaign(raft: Raft, transfer: bool) -> None:
     if raft.role == LEADER or not may_stand(raft) or raft.term >= TERM_MAX - 1:
         return
     if (raft.log.last_term, raft.log.last_index) < raft.promise:
+        # Made anew, and held to what it had: if the change that made it never was committed, nobody knows of it.
+        if not transfer:
+            show_all(raft)
         return
     raft.leader = 0
     raft.doubt = False

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logyard.payloads.compaction import MigrateReport, choose_rewrite
+from logyard.payloads.generation import Generation
 from logyard.payloads.journal import Journal
 from logyard.payloads.store import PayloadStore
-from logyard.protocol.errors import FormatNewer, GenerationFailed, PayloadCorrupt, PayloadMissing
+from logyard.payloads.writing import GenerationConfig
+from logyard.protocol.errors import FormatNewer, GenerationFailed, GenerationUnfinished, PayloadCorrupt, PayloadMissing
 
 from .support import MIB, Door, Source, check_all, check_counters, made, open_store
 
@@ -402,9 +404,13 @@ def test_a_failing_generation_is_named_and_the_rest_goes_on(tmp_path: Path) -> N
     again.close()
 
 
-def test_an_unfinished_generation_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "gen-0000000001").mkdir()
-    (tmp_path / "gen-0000000001" / "data.mdb").write_bytes(b"")
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+def test_an_unfinished_generation_is_replaced(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "gen-0000000001"
+    path.mkdir()
+    (path / name).write_bytes(b"")
+    with pytest.raises(GenerationUnfinished):
+        Generation(str(path), 1, GenerationConfig()).open_reader()
     store = open_store(tmp_path)
     assert store.generations() == []
     source = Source([made(1, 1, [5000])])

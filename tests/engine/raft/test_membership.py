@@ -267,6 +267,20 @@ def test_a_forgotten_replica_votes_once_a_term_and_again_for_who_has_its_log() -
         raft.force_shrink()
 
 
+def test_a_forgotten_replica_that_nobody_knows_of_shows_itself_now_and_then() -> None:
+    """It was made for a change that never was committed, and may not campaign for what it once held: it said nothing
+    for good, and nobody told it that it is out (seed 3001591)."""
+    raft = make(3, (1, 2, 3), (), term=5, vote=3)
+    raft.promise = (4, 7)
+    told: list[int] = []
+    for _ in range(40 * raft.limits.election_ticks):
+        raft.tick()
+        for m in drain(raft):
+            assert (m.kind, m.term, m.index, m.reject) == (VOTE_REPLY, 5, 0, True), "it asks for no votes"
+            told.append(m.to)
+    assert not raft.is_quiet and 2 < told.count(1) == told.count(2) < 10, "ever more seldom"
+
+
 def test_a_member_removed_and_added_again_goes_on_from_what_it_has() -> None:
     """Ra #528, with its old replica still there and with a new one."""
     network = Network(3)
