@@ -6,8 +6,8 @@ and runs the tests that execute the line there. A change that no test notices is
 `mutants_equivalent.json` why it changes nothing. Exit code 1 when fewer than 95 % of the others were noticed.
 
 Which test executes which line is found once for a commit by running the suite under coverage (`--tests` names less of
-it), and kept beside what `make prove` keeps. What runs in processes of its own is not seen by that: no test is known
-for such a line, and it is counted apart.
+it), and kept beside what `make prove` keeps; so is each verdict, and a run that was cut goes on where it was. What runs
+in processes of its own is not seen by that: no test is known for such a line, and it is counted apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -201,19 +202,39 @@ def pytest_configure(config: pytest.Config) -> None:
 def known_lines(tests: Sequence[str], at: str) -> Lines:
     """Which test executes which line; found once for a commit and these tests."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "mutants-lines.json"
-    key = [at, *tests]
+    name = "+".join(tests).replace("/", "-")
+    path = RESULTS / f"mutants-lines-{name}.json"
     if path.exists():
         kept = json.loads(path.read_text())
-        if kept["key"] == key and not at.endswith("-dirty"):
+        if kept["key"] == at and at and not at.endswith("-dirty"):
             return {file: {int(line): names for line, names in rows.items()} for file, rows in kept["lines"].items()}
-    target = RESULTS / "mutants-lines.new"
+    target = path.with_suffix(".new")
     words = ("-p", "tests.mutants", "-m", "not long and not spark", "--maxfail", "1000000")
     run_pytest(ROOT, tests, *words, **{VARIABLE: str(target)})
     lines = json.loads(target.read_text())
     target.unlink()
-    path.write_text(json.dumps({"key": key, "lines": lines}))
+    path.write_text(json.dumps({"key": at, "lines": lines}))
     return {file: {int(line): names for line, names in rows.items()} for file, rows in lines.items()}
+
+
+class Verdicts:
+    """What was noticed by tests, and what was not: kept for a commit, so that no change is judged twice there."""
+
+    def __init__(self, path: Path, at: str) -> None:
+        self._path = path
+        self._at = at
+        self._known: dict[str, bool] = {}
+        if at and not at.endswith("-dirty") and path.exists():
+            kept = json.loads(path.read_text())
+            self._known = kept["verdicts"] if kept["at"] == at else {}
+
+    def of(self, mutant: Mutant, judge: Callable[[], bool]) -> bool:
+        """Return whether a change is noticed; `judge` says so of one that was not tried yet."""
+        key = json.dumps(mutant)
+        if key not in self._known:
+            self._known[key] = judge()
+            self._path.write_text(json.dumps({"at": self._at, "verdicts": self._known}))
+        return self._known[key]
 
 
 def changed_files() -> set[str]:
@@ -266,13 +287,14 @@ def main(arguments: Sequence[str]) -> int:
     if options.changed:
         paths = sorted(changed_files() & set(paths))
     lines = known_lines(options.tests.split(","), commit())
+    verdicts = Verdicts(RESULTS / "mutants-verdicts.json", commit())
     tried, unknown = drawn(paths, lines, options.seed, options.count)
     equivalent, survivors, known = reasons(), [], 0
     with tempfile.TemporaryDirectory(prefix="logyard-mutants-") as directory:
         root = Path(directory)
         copied(root)
         for one in tried:
-            if judge(root, one, lines[one.path][one.line]):
+            if verdicts.of(one, partial(judge, root, one, lines[one.path][one.line])):
                 continue
             rows = (root / one.path).read_text("utf-8").splitlines()
             after, text = rows[one.line - 2].strip(), rows[one.line - 1].strip()

@@ -35,12 +35,24 @@ class Step(NamedTuple):
     arguments: tuple[str, ...]
 
 
+SESSIONS = ("client/session.py", "client/session_keeper.py", "client/sync_session.py", "client/sequences.py")
 STEPS = (
     Step("sim-recorded", ("-m", "tests.sim", "--regressions")),
     Step("sim", ("-m", "tests.sim", "--seed", "100000", "--seeds", "600", "--minutes", "1")),
     Step("sim-planted", ("-m", "tests.sim.planted", "--cpu", "60", "--seed", "100000")),
     Step("crash", ("-m", "tests.crash", "--states", "6000", "--wal-states", "14000", "--seed", "300")),
-    Step("mutants", ("-m", "tests.mutants", "--seed", "1", "--count", "40")),
+    *(
+        Step(
+            f"mutants-{name}", ("-m", "tests.mutants", "--seed", "1", "--count", "20", "--only", only, "--tests", tests)
+        )
+        for name, only, tests in (
+            ("raft", "engine/raft", "tests/engine/raft"),
+            ("payloads", "payloads", "tests/payloads"),
+            ("sessions", ",".join(SESSIONS), "tests/client"),
+            ("log", "engine/log,engine/disk", "tests/engine"),
+            ("host", "engine/host,engine/replica,engine/quiesce,engine/repair,engine/transfer", "tests/engine"),
+        )
+    ),
     Step("fuzz", ("-m", "tests.fuzz", "--seconds", "60", "--golden", "--atheris", "--seed", "7")),
     Step("live", ("-m", "tests.fuzz.live", "--seconds", "600", "--seed", "100000")),
     Step("live-planted", ("-m", "tests.fuzz.live", "--seconds", "10", "--planted")),
@@ -172,9 +184,7 @@ def passed(step: Step, at: str, directory: Path = RESULTS) -> dict[str, Any] | N
     return found if same and found.get("exit") == 0 else None
 
 
-def main(
-    arguments: Sequence[str], steps: Sequence[Step] = STEPS, directory: Path = RESULTS, page: Path = PAGE
-) -> int:
+def main(arguments: Sequence[str], steps: Sequence[Step] = STEPS, directory: Path = RESULTS, page: Path = PAGE) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser("python -m tests.prove", description=__doc__)
     parser.add_argument("--only", default="", help="names of steps, with commas: " + ", ".join(s.name for s in steps))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from . import mutants as module
-from .mutants import EQUIVALENT, WHERE, drawn, judge, mutants, narrowest, reasons
+from .mutants import EQUIVALENT, WHERE, Verdicts, drawn, judge, mutants, narrowest, reasons
 from .source_tree import ROOT
 
 SOURCE = '''"""Doc: not a statement to be left out."""
@@ -64,6 +64,21 @@ def test_a_change_is_noticed_or_not_and_undone(tmp_path: Path) -> None:
     (one,) = mutants("x.py", source)
     assert judge(tmp_path, one, ["test_x.py::test_f"]) and not judge(tmp_path, one, ["test_x.py::test_not"])
     assert (tmp_path / "x.py").read_bytes() == source
+
+
+def test_a_verdict_is_kept_for_its_commit(tmp_path: Path) -> None:
+    one, other = list(mutants("x.py", SOURCE))[:2]
+    path = tmp_path / "verdicts.json"
+    asked: list[str] = []
+
+    def judge(name: str, noticed: bool) -> bool:
+        asked.append(name)
+        return noticed
+
+    for at in ("a", "a", "b", "b-dirty", "b-dirty", ""):
+        verdicts = Verdicts(path, at)
+        assert verdicts.of(one, lambda: judge("one", True)) and not verdicts.of(other, lambda: judge("other", False))
+    assert asked == ["one", "other"] * 5
 
 
 def test_the_narrowest_tests_judge_and_syncs_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -242,9 +242,15 @@ class LivenessAccounting:
         (`before`) lived there until now."""
         for file, share in self._shares(member, first, last):
             reader = self._segments.reader(file.file)
+            try:
+                entries = reader.entries(member.uid, max(first, share.first), min(last, share.last))
+            except Corrupt:
+                # What is counted anew finds the damage as well, and has the member mended.
+                self._uncounted(member, 0.0)
+                continue
             gone = sum(
                 entry.body_bytes
-                for entry in reader.entries(member.uid, max(first, share.first), min(last, share.last))
+                for entry in entries
                 if not entry.tombstone
                 and not member.is_dead(entry)
                 and not any(home.first <= entry.index <= home.last for home in before)

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from logyard.engine.entry import units_of
+from logyard.engine.replica.member import RUNNING
 from logyard.engine.replica.reader import Wanted
 from logyard.engine.transport.blobs import SNAPSHOT_PIECE
 from logyard.protocol.errors import Corrupt, Gone, LogyardError
@@ -115,6 +116,33 @@ async def test_a_file_that_could_not_be_emptied_can_be_after_the_repair(tmp_path
         await c.nodes[3].compact()
         assert not c.system(3).storage.files
         await all_read(c, 3, bodies)
+        await check_books(c, 3, list(bodies))
+
+
+async def test_a_payload_whose_segment_is_damaged_too_is_written_back_and_the_member_mended(tmp_path: Path) -> None:
+    """Its old home's counters could not be read, and all storage jobs stood still until a restart (seed 3002268)."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await filled(c)
+        await c.roll(3)
+        system, member = c.system(3), c.member(3)
+        assert hurt_file(c, 3, bodies[2:5]) == 3
+        (path,) = (c.path / "node-3" / "segments").iterdir()
+        entries = system.storage.segments.reader(member.segments[0].segment).entries(member.uid, 1, 100)
+        at = path.read_bytes().index(entries[3].data)
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([entries[3].data[0] ^ 4]))
+        assert [body for _, body in await c.read(3, 3, 1)] == bodies[3:4]
+
+        def is_whole() -> bool:
+            found = system.members.get(member.uid)
+            return found is not None and found is not member and found.state == RUNNING and found.raft.mend is None
+
+        await until(is_whole)
+        assert not system.storage.jobs.frozen
+        await c.applied()
+        await all_read(c, 3, bodies)
+        await c.nodes[3].compact()
         await check_books(c, 3, list(bodies))
 
 
