@@ -61,6 +61,30 @@ def _log_rows(value: Any) -> list[LogRow]:
     return [LogRow(*row[:6], *(tuple(nodes) for nodes in row[6:7])) for row in value]
 
 
+class Changed(NamedTuple):
+    """What a node says of its append logs: `rows` changed since the mark that it was asked about, and logs `gone` are
+    no more; if `whole`, these are all there are. `mark` is for the next question."""
+
+    mark: int
+    whole: bool
+    rows: list[LogRow]
+    gone: list[str]
+
+
+def changed_call(node: int, since: int) -> Call[Changed]:
+    """Ask for the append logs of a node that changed since the mark `since`, 0: all."""
+
+    def decode(value: Any) -> Changed:
+        try:
+            mark, whole, rows, gone = value
+            found = [LogRow(name, uid, leader, start, end, 0, (node,)) for name, uid, leader, start, end in rows]
+            return Changed(mark, whole, found, gone)
+        except (TypeError, ValueError) as error:
+            raise LogyardError(f"an answer about changed logs cannot be read: {error!r}") from None
+
+    return Call("changed_logs", {"since": since}, decode, nodes=(node,), pinned=True)
+
+
 def scan_call(
     nodes: Sequence[int], ranges: Iterable[Range], *, max_bytes: int, max_records: int, body_bytes: int | None
 ) -> Call[Scan]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logyard.client.admin import Call, call_node
 from logyard.client.log import body_steps
-from logyard.client.scans import LogRow, Outcome, Scan, logs_call, scan_call, seek_call
+from logyard.client.scans import Changed, LogRow, Outcome, Scan, changed_call, logs_call, scan_call, seek_call
 from logyard.client.session import backoff, parse_address
 from logyard.client.sync import Yard, connect_sync
 from logyard.client.sync_link import Connection
@@ -31,6 +31,7 @@ from logyard.protocol.tls import client_context
 from logyard.protocol.verbs import LOG_ROWS, RANGES_MAX
 
 from .errors import DataLoss
+from .log_table import LogTable, merged
 from .partitions import Weighed, spread
 from .sources import LogInfo, Reading, Wanted
 
@@ -202,6 +203,27 @@ class NetworkSource:
         ]
         return Survey(infos, dead)
 
+    def follow(self, table: LogTable) -> None:
+        """Bring a table of logs up to date, as `survey` would: one call a node, which tells what changed. Raises when
+        no node answers."""
+        addresses = self._reach()
+        asked = [node for node in addresses if not SILENT.is_silent(addresses[node])] or list(addresses)
+        heard: list[tuple[int, Changed]] = []
+        refusals: list[LogyardError] = []
+        for node, answer in at_once({node: partial(self._changed, node, table.mark(node)) for node in asked}).items():
+            if isinstance(answer, LogyardError):
+                SILENT.note(addresses[node])
+                refusals.append(answer)
+                log.warning("node %d does not answer (%s); logs that are on it alone are not seen", node, answer)
+            else:
+                heard.append((node, answer))
+        if not heard:
+            raise refusals[0]
+        table.update(heard, frozenset(addresses) - {node for node, _ in heard})
+
+    def _changed(self, node: int, mark: int) -> Changed:
+        return self._patiently(node, lambda patience: self.yard.run(changed_call(node, mark), patience))
+
     def refresh(self) -> None:
         """See now and then what nodes the cluster has: for a source that is kept."""
         if self._addresses is None or time.monotonic() < self._reached + REACH_S:
@@ -265,19 +287,27 @@ class NetworkSource:
 
     def _rows(self, node: int, names: Sequence[str] | None) -> list[LogRow]:
         rows: list[LogRow] = []
+
+        def ask(patience: float) -> list[LogRow]:
+            while True:
+                after = rows[-1].name if rows else ""
+                page: list[LogRow] = self.yard.run(logs_call(node, after, names), patience)
+                rows.extend(page)
+                if len(page) < LOG_ROWS:
+                    return rows
+
+        return self._patiently(node, ask)
+
+    def _patiently(self, node: int, ask: Callable[[float], T]) -> T:
+        """Ask a node something that may take its time, where a node that is not there may not: by what it took last."""
         patience = max(NODE_PATIENCE_S, 10 * self._took.get(node, 0.0))
         if node not in self._took:
-            # A long answer may take its time, a node that is not there may not.
             self.yard.run(call_node("cluster", node), NODE_PATIENCE_S)
             patience = ANSWER_S
         began = time.monotonic()
-        while True:
-            after = rows[-1].name if rows else ""
-            page: list[LogRow] = self.yard.run(logs_call(node, after, names), patience)
-            rows += page
-            if len(page) < LOG_ROWS:
-                self._took[node] = time.monotonic() - began
-                return rows
+        answer = ask(patience)
+        self._took[node] = time.monotonic() - began
+        return answer
 
     def offsets_at(self, times: Mapping[str, int]) -> dict[str, int]:
         """See `LogSource.offsets_at`."""
@@ -483,19 +513,11 @@ def _holders(one: Wanted, found: Mapping[tuple[str, int], Sequence[LogRow]]) -> 
 
 
 def merge_rows(rows: Sequence[LogRow]) -> list[LogInfo]:
-    """Return one row a log, by name: what any member has applied is committed, so the longest is the truth; of two
-    groups with one name, the one that more members know."""
-    by_name: dict[str, dict[int, list[LogRow]]] = {}
+    """Return one row a log, by name."""
+    by_name: dict[str, list[LogRow]] = {}
     for row in rows:
-        by_name.setdefault(row.name, {}).setdefault(row.uid, []).append(row)
-    found = []
-    for name in sorted(by_name):
-        same = max(by_name[name].values(), key=lambda same: (len(same), same[0].uid))
-        best = max(same, key=lambda row: (row.end, row.leader))
-        start, size = max(row.start for row in same), max(row.bytes for row in same)
-        leader = best.leader or max(row.leader for row in same)
-        found.append(LogInfo(name, best.uid, min(start, best.end), best.end, size, leader, best.members))
-    return found
+        by_name.setdefault(row.name, []).append(row)
+    return [merged(by_name[name]) for name in sorted(by_name)]
 
 
 def preferred(info: LogInfo) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -30,6 +31,7 @@ from logyard.client.session import backoff
 from logyard.protocol.errors import LogyardError
 
 from .errors import DataLoss
+from .log_table import LogTable
 from .offsets import check_named, first_offsets, starting_times
 from .opening import KEPT, open_network
 from .options import Options
@@ -40,7 +42,7 @@ from .stream_offsets import Limit, Lost, Position, StreamOffset, advance, betwee
 if TYPE_CHECKING:
     import pyarrow
 
-    from .network import NetworkSource, Survey
+    from .network import NetworkSource
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._parse = options
         self._parsed: Options | None = None
         self._source: NetworkSource | None = None
+        self._table: LogTable | None = None
         self._pinned: Seen | None = None
         self._report: dict[str, int] | None = None
         # By uid: bytes of a record, and the offset up to which that is thought to hold.
@@ -127,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next batch, which is `start` when there is nothing new. Raises `DataLoss`."""
         options = self.options
         since = parse_offset(start)
-        seen = self._pinned or self._look(since)
+        seen = self._pinned or self._look()
         gone = self._gone(since, seen)
         end = advance(since, seen.infos, gone, options, self._limit(limit, since, seen.infos))
         self._report = report(end, seen.infos)
@@ -182,14 +185,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # What there is
 
-    def _look(self, since: StreamOffset | None = None) -> Seen:
+    def _look(self) -> Seen:
         """Return what logs there are now. While no node answers, wait: all of them may be restarting."""
         chance, failures = random.Random(), 0
         deadline = time.monotonic() + self.options.timeout_s
         while True:
             try:
+                if self._table is None:
+                    self._table = LogTable(self._chosen)
                 self.source.refresh()
-                return Seen.of(self.source.survey(self.options.names, self.options.pattern))
+                self.source.follow(self._table)
+                return Seen(list(self._table.infos.values()), bool(self._table.missing), set())
             except LogyardError:
                 # A connection that is kept may be the trouble.
                 self.stop()
@@ -222,10 +228,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._there_until[name] = now + THERE_S
         return seen.gone
 
+    @cached_property
+    def _names(self) -> frozenset[str] | None:
+        return None if self.options.names is None else frozenset(self.options.names)
+
     def _chosen(self, name: str) -> bool:
         """Return whether the options choose a log; a checkpoint may know others, which keep their places."""
-        if self.options.names is not None:
-            return name in self.options.names
+        if self._names is not None:
+            return name in self._names
         return re.fullmatch(self.options.pattern or "", name) is not None
 
     def _limit(self, limit: ReadLimit, since: StreamOffset, infos: Sequence[LogInfo]) -> Limit | None:
@@ -269,11 +279,6 @@ class Seen:
     gone: set[str]
     _looked: bool = False
 
-    @classmethod
-    def of(cls, survey: Survey) -> Seen:
-        """Return what a survey says."""
-        return cls(survey.infos, bool(survey.missing), set())
-
     def is_new(self) -> bool:
         """Return whether nobody has looked into it yet; the next one is told that somebody has."""
         looked, self._looked = self._looked, True
@@ -282,8 +287,13 @@ class Seen:
 
 def report(end: StreamOffset, infos: Sequence[LogInfo]) -> dict[str, int]:
     """Return the figures of ``progress["sources"][0]["latestOffset"]``."""
-    behind = sum(max(0, info.end - end.logs[info.name].next) for info in infos if info.name in end.logs)
-    records = sum(info.end - info.start for info in infos)
+    behind = records = 0
+    for _, _, first, following, *_ in infos:
+        records += following - first
+    for name, _, _, following, *_ in infos:
+        known = end.logs.get(name)
+        if known is not None and known.next < following:
+            behind += following - known.next
     return {"logs": len(infos), "records": records, "behind": behind}
 
 

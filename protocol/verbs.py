@@ -348,6 +348,7 @@ _TABLE = (
         (text("after", " "), optional(names("names")), number("limit", LOG_ROWS, least=1, cap=LOG_ROWS)),
         NODE, True, READ,
     ),
+    Verb("changed_logs", (number("since", 0),), NODE, True, READ),
     Verb(
         "scan",
         (

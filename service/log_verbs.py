@@ -23,6 +23,7 @@ from logyard.protocol.frame import Epoch, encode_frame, epoch_done_command
 from logyard.protocol.verbs import Range
 
 from . import log_audit, log_reader, log_scan
+from .log_changes import LogChanges
 
 PRODUCERS_VERSION = 2
 """Of the append log: the first one that knows producers and retention."""
@@ -36,6 +37,7 @@ class LogVerbs:
     system: System
     node_id: int
     config: SystemConfig
+    log_changes: LogChanges
 
     async def consistent(self, name: str, consistency: str, staleness_s: float = 0.0, uid: int = 0) -> Member:
         """Return the member of a group, once a read of it is as consistent as that. `uid`: unless the name is another
@@ -79,6 +81,10 @@ class LogVerbs:
     async def log_rows(self, after: str, names: Sequence[str] | None, limit: int) -> list[list[Any]]:
         """Return this node's append logs, by name; wakes none."""
         return await log_scan.log_rows(self.system, after, names, limit)
+
+    async def changed_logs(self, since: int) -> list[Any]:
+        """Return this node's append logs that changed since a mark of an earlier answer; wakes none."""
+        return await self.log_changes.since(since)
 
     async def scan(
         self, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None

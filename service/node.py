@@ -39,6 +39,7 @@ from .addresses import ADMIN
 from .config import NodeConfig, read_secret
 from .kv_calls import KvPort
 from .kv_verbs import KvVerbs
+from .log_changes import LogChanges
 from .log_verbs import LogVerbs
 from .own_machines import machine_factory
 from .payload_port import StoreAdapter
@@ -66,6 +67,7 @@ class Node(LogVerbs):
         self.node_id = system.node_id
         self.cluster_id = system.cluster_id
         self.config = system.config
+        self.log_changes = LogChanges(system.names, system.members, system.quiesced)
         self.metrics_port = 0
         self.doors: list[Door] = []
         self.kv: KvPort = KvVerbs(system, self.consistent)

@@ -281,7 +281,7 @@ PLAIN: Mapping[str, str] = MappingProxyType(
         "wait_applied": "wait_applied", "snapshot": "snapshot", "compact": "compact", "scrub": "scrub",
         "transfer": "transfer", "status": "status", "board": "board", "key_metrics": "key_metrics",
         "campaign": "campaign", "force_shrink": "force_shrink", "skip": "skip", "forget_node": "forget_node",
-        "logs": "log_rows",
+        "logs": "log_rows", "changed_logs": "changed_logs",
     }
 )  # fmt: skip
 """Verbs that are one call of the system with the values as they are; a test compares both sides."""

@@ -25,6 +25,9 @@ class ScanPort(Protocol):
     async def log_rows(self, after: str, names: Sequence[str] | None, limit: int) -> Sequence[Sequence[Any]]:
         """Return the append logs of this node, by name."""
 
+    async def changed_logs(self, since: int) -> Sequence[object]:
+        """Return the append logs of this node that changed since a mark."""
+
     async def scan(
         self, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None
     ) -> tuple[dict[str, Any], Sequence[Buffer]]:

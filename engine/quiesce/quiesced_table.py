@@ -176,6 +176,22 @@ class QuiescedTable:
                 if len(found) < PAGE:
                     return
 
+    def bounds(self, machine: str) -> Iterator[tuple[str, int, int, int, int]]:
+        """Yield (name, uid, leader, start, end) of the groups with that machine, in steps; the table may change
+        meanwhile."""
+        after = LOWEST
+        while True:
+            found = self._table.execute(
+                f'SELECT uid, name, leader, start, "end", shape FROM rows WHERE uid >= ? ORDER BY uid LIMIT {PAGE}',
+                (after,),
+            ).fetchall()
+            for uid, name, leader, start, end, shape in found:
+                if self._shapes[shape].machine == machine:
+                    yield name, uid & MASK, leader, start, end
+            if len(found) < PAGE or found[-1][0] == -LOWEST - 1:
+                return
+            after = found[-1][0] + 1
+
     def named(self, name: str) -> int:
         """Return the uid of a group, 0 for none."""
         found = self._table.execute("SELECT uid FROM rows WHERE name = ?", (name,)).fetchone() if self._count else None

@@ -14,6 +14,7 @@ from logyard.client.sync import Yard, connect_sync
 from logyard.pipeline import network
 from logyard.pipeline.datasource import plan
 from logyard.pipeline.errors import DataLoss
+from logyard.pipeline.log_table import LogTable
 from logyard.pipeline.network import NetworkSource, preferred
 from logyard.pipeline.opening import open_source
 from logyard.pipeline.options import parse_options
@@ -72,6 +73,33 @@ def test_thousands_of_sleeping_logs_are_planned_and_none_wakes(
     for name in ("many-00000", "many-01999"):
         yard.delete(name)
     assert len(source.logs(pattern="many-.*")) == 1998
+
+
+def test_a_table_of_sleeping_logs_follows_what_changes_and_wakes_none(
+    cluster: LocalCluster, yard: Yard, source: NetworkSource
+) -> None:
+    names = [f"dozing-{n:02}" for n in range(30)]
+    before = hibernating(yard)
+    fill(yard, names, 2)
+    reach(lambda: hibernating(yard) >= before + 3 * 30, 60.0)
+    table = LogTable(lambda name: name.startswith("dozing-"))
+    source.follow(table)
+    assert sorted(table.infos) == names and {info.end for info in table.infos.values()} == {2} and not table.missing
+    slept = hibernating(yard)
+    source.follow(table)
+    assert hibernating(yard) == slept
+    # Awake, with something new, and asleep again between two looks.
+    yard.log(names[3]).append(b"new", None)
+    reach(lambda: hibernating(yard) >= slept)
+    yard.delete(names[4])
+    reach(lambda: not source.logs(names=[names[4]]))
+    fill(yard, ["dozing-new"], 5)
+    source.follow(table)
+    infos = source.logs(pattern="dozing-.*")
+    assert {one.name: (one.uid, one.start, one.end) for one in infos} == {
+        name: (one.uid, one.start, one.end) for name, one in table.infos.items()
+    }
+    assert table.infos[names[3]].end == 3 and table.infos["dozing-new"].end == 5 and names[4] not in table.infos
 
 
 def test_payloads_of_any_size_come_with_their_hashes(yard: Yard, source: NetworkSource) -> None:

@@ -256,3 +256,26 @@ def test_a_gap_is_a_row() -> None:
     (row,) = gap_batch("a", 5, 10, True).to_pylist()
     assert (row["log"], row["offset"], row["kind"], row["payload_size"]) == ("a", 5, GAP, 10)
     assert {row[name] for name in ("index", "term", "timestamp", "meta", "payload_hash", "payload")} == {None}
+
+
+async def test_what_changed_since_a_mark(tmp_path: Path) -> None:
+    async with open_system(tmp_path, SMALL) as system:
+        node = system.node
+        first = await system.start_group("a", AppendLog())
+        mark, whole, rows, gone = await node.changed_logs(0)
+        assert whole and [(row[0], row[3], row[4]) for row in rows] == [("a", 0, 0)] and gone == []
+        assert (await node.changed_logs(mark))[1:] == [False, [], []]
+        await system.start_group("b", AppendLog())
+        await first.append(b"", b"x")
+        again, whole, rows, gone = await node.changed_logs(mark)
+        assert not whole and [(row[0], row[3], row[4]) for row in rows] == [("a", 0, 1), ("b", 0, 0)]
+        await first.truncate(1)
+        await node.delete_group("b")
+        # Two who ask are told the same; a mark of another process is told everything.
+        for since, expected in ((mark, ["b"]), (again, ["b"]), (5, []), (again + 10**9, [])):
+            _, whole, rows, gone = await node.changed_logs(since)
+            assert [(row[0], row[3], row[4]) for row in rows] == [("a", 1, 1)] and gone == expected
+            assert whole is (since not in (mark, again))
+        await system.start_group("b", AppendLog())
+        _, whole, rows, gone = await node.changed_logs(again)
+        assert not whole and [row[0] for row in rows] == ["a", "b"] and gone == []

@@ -122,6 +122,7 @@ CALLS: list[Call[Any]] = [
     log.query_call("a", b"", None, None, 0, None),
     log.close_call("a", 1),
     scans.logs_call(1),
+    scans.changed_call(1, 0),
     scans.scan_call((1,), [("a", 0, 0, 1)], max_bytes=1, max_records=1, body_bytes=None),
     scans.seek_call((1,), [("a", 0, 0)]),
     scans.audit_call(1, "a", 0, 0, 0, 1),
