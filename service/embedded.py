@@ -33,6 +33,7 @@ from logyard.client.upload_aio import upload
 from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
+from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.submit import Answer
 from logyard.engine.types import Buffer
 from logyard.machines.log import AppendLog
@@ -111,9 +112,9 @@ class EmbeddedSystem(AdminVerbs):
         await self.create(name, machine=kind, **_arguments(machine))
         member = self.node.system.member(name)
         with trio.fail_after(10):
-            await self.node.system.wait(member, lambda: member.raft.leader == self.node.node_id)
+            await wait(member, lambda: member.raft.leader == self.node.node_id)
             # What an earlier run acknowledged is applied when a read of this term is.
-            await self.node.system.read_index(member)
+            await self.node.system.leadership.read_index(member)
         return EmbeddedLog(self, name)
 
     async def delete_group(self, name: str) -> None:

@@ -19,7 +19,7 @@ from . import answers
 from .log_reader import DAMAGE, packs_of
 
 if TYPE_CHECKING:
-    from logyard.engine.host.system import System
+    from logyard.engine.host.engine import System
     from logyard.engine.replica.member import Member
 
 ANSWER_BYTES = 8 << 20

@@ -13,7 +13,7 @@ from . import kv_reads, kv_watch
 from .kv_tracks import Watch
 
 if TYPE_CHECKING:
-    from logyard.engine.host.system import System
+    from logyard.engine.host.engine import System
     from logyard.engine.replica.member import Member
 
 Consistent = Callable[[str, str], "Awaitable[Member]"]

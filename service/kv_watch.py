@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import trio
 
+from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Buffer
 from logyard.machines.kv import KV
@@ -24,7 +25,7 @@ from .kv_reads import read
 from .kv_tracks import Found, Track, Tracks, Watch, collect
 
 if TYPE_CHECKING:
-    from logyard.engine.host.system import System
+    from logyard.engine.host.engine import System
     from logyard.engine.replica.member import Member
 
 ALIVE_S = 1.0
@@ -149,7 +150,7 @@ class Watches:
         if at is None or at > state.revision:
             woken = False
             with trio.move_on_after(ALIVE_S):
-                await self.system.wait(member, lambda: stream.stirred or _newer(member, at))
+                await wait(member, lambda: stream.stirred or _newer(member, at))
                 woken = True
             if not woken:
                 self._tell(stream, at, state.revision, sink)
@@ -243,4 +244,4 @@ async def events(
 
 
 async def _until_newer(system: System, member: Member, at: int) -> None:
-    await system.wait(member, lambda: _newer(member, at))
+    await wait(member, lambda: _newer(member, at))

@@ -13,7 +13,7 @@ from typing import Any, cast
 import trio
 
 from logyard.engine.entry import Unit, frames_of, unit_hash, units_of
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Located
 from logyard.machines.log import AppendLog

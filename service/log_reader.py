@@ -13,7 +13,8 @@ from typing import NamedTuple
 import trio
 
 from logyard.engine.entry import Unit, frames_of, timestamp_of, units_of
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
+from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Located, Wanted
 from logyard.engine.replica.uploads import TABLE_BYTES
@@ -81,7 +82,7 @@ async def poll(
     machine = append_log(member)
     if offset == machine.end and wait_s > 0:
         with trio.move_on_after(wait_s):
-            await system.wait(member, lambda: machine.end > offset)
+            await wait(member, lambda: machine.end > offset)
         machine = append_log(member)
     await answers.take(max_bytes if offset < machine.end else 0)
     machine = append_log(member)

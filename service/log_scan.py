@@ -15,7 +15,7 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import Unit, timestamp_of
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.replica.member import RUNNING, Member
 from logyard.engine.replica.reader import Located, Wanted
 from logyard.engine.types import Buffer

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import Answer, check_leader
 from logyard.engine.types import Buffer
@@ -45,10 +45,10 @@ class LogVerbs:
         is."""
         member = log_scan.member_of(self.system, name, uid)
         if consistency == "leader":
-            await self.system.led(member)
+            await self.system.leadership.led(member)
         elif consistency == "linearizable":
             check_leader(member)
-            await self.system.read_index(member)
+            await self.system.leadership.read_index(member)
         elif consistency == "bounded":
             await self.system.follower_reads.within(member, staleness_s)
         elif consistency != "local":
@@ -114,7 +114,7 @@ class LogVerbs:
         check_leader(member)
         machine = log_reader.append_log(member)
         if before > machine.end:
-            await self.system.read_index(member)
+            await self.system.leadership.read_index(member)
         before = min(before, machine.end) if before <= machine.end else before
         position = log_reader.position_of(self.system, member, min(before, machine.end))
         reply = await self.command(member, truncate_command(before, position), reserved=True)
@@ -140,7 +140,7 @@ class LogVerbs:
         machine = log_reader.append_log(member)
         await self.system.versions.require(member, PRODUCERS_VERSION)
         # What an earlier run of the producer had acknowledged is applied here.
-        await self.system.read_index(member)
+        await self.system.leadership.read_index(member)
         last: int = msgpack.unpackb(machine.query(msgpack.packb(["producer", producer])))
         return last
 
@@ -158,7 +158,7 @@ class LogVerbs:
         check_leader(member)
         machine = log_reader.append_log(member)
         await self.system.versions.require(member, EPOCHS_VERSION)
-        await self.system.read_index(member)
+        await self.system.leadership.read_index(member)
         found = msgpack.unpackb(machine.query(msgpack.packb(["epoch", producer])))
         return None if found is None else (found[0], found[1], found[2])
 
@@ -179,5 +179,5 @@ class LogVerbs:
         """Commit one frame from inside this process. Raises what the frame's reply says."""
         sink = Answer()
         whole = memoryview(frame[0] if len(frame) == 1 else b"".join(frame))
-        self.system.submit(member.uid, whole, sink, 0, reserved=reserved)
+        self.system.commands.submit(member.uid, whole, sink, 0, reserved=reserved)
         return await sink.wait()

@@ -16,7 +16,7 @@ import trio.testing
 
 from logyard.client.background import background
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.machine import Machine
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.member import Member

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from .status import node_status
 
 if TYPE_CHECKING:
-    from logyard.engine.host.system import System
+    from logyard.engine.host.engine import System
 
 PREFIX = "logyard_"
 TOP_GROUPS = 20

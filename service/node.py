@@ -17,13 +17,13 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk.door import Disk
-from logyard.engine.host.decommission import forget_node
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.machine import Machine, Reject
 from logyard.engine.ports import NoPeers, PeersPort
 from logyard.engine.raft.configuration import KINDS, Change
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.delivery import SessionSink
+from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.proposals import CommandRejected, Sink
 from logyard.engine.replica.sessions import EXPIRE
@@ -84,7 +84,7 @@ class Node(LogVerbs):
         if len(frame) > FRAME_BYTES and frame[FRAME_BYTES] == TRUNCATE and frame[1] & UNIFORM:
             # Its position must be the offset's; a wrong one would serve wrong records for good.
             raise BadRequest("a truncation is a call of its own: the server finds its position")
-        self.system.submit(uid, frame, sink, request, early=early, low=low)
+        self.system.commands.submit(uid, frame, sink, request, early=early, low=low)
 
     def receiving(self) -> None:
         """Begin to handle bytes of a connection: their commands share a turn."""
@@ -111,7 +111,7 @@ class Node(LogVerbs):
             await self.system.directory.delete([member.uid])
             return
         sink = Answer()
-        self.system.propose(member, "delete", sink=sink)
+        self.system.commands.propose(member, "delete", sink=sink)
         await sink.wait()
         # As its apply does: when this returns, this node has forgotten the group.
         await self.system.directory.delete([member.uid])
@@ -156,7 +156,7 @@ class Node(LogVerbs):
     async def close_session(self, name: str, session: int) -> None:
         """End a session; one that ended already is no error. On the leader; raises `NotLeader`."""
         member = self.system.member(name)
-        await self.system.commit(member, EXPIRE, session)
+        await self.system.commands.commit(member, EXPIRE, session)
         self.system.delivery.stir(member.uid)
 
     async def listen(self, name: str, session: int, sink: SessionSink) -> None:
@@ -222,7 +222,7 @@ class Node(LogVerbs):
 
     async def _until(self, member: Member, condition: Callable[[], bool], wait_s: float) -> None:
         with trio.move_on_after(min(wait_s, self.config.poll_wait_s_max)):
-            await self.system.wait(member, condition)
+            await wait(member, condition)
 
     async def snapshot(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Snapshot the named groups' members on this node (all of them by default); return counts and bytes."""
@@ -283,12 +283,12 @@ class Node(LogVerbs):
         system.active.add(member)
         system.scheduler.mark(member)
         try:
-            await system.wait(member, lambda: raft.applied >= index or raft.log.term(index) != term)
+            await wait(member, lambda: raft.applied >= index or raft.log.term(index) != term)
             if raft.log.term(index) not in (term, None) or raft.applied < index:
                 # Another leader's entries took its place: it is not committed and never will be.
                 raise NotLeader(raft.leader)
             if left:
-                await system.wait(member, lambda: not raft.applied_configuration.joint or raft.role != LEADER)
+                await wait(member, lambda: not raft.applied_configuration.joint or raft.role != LEADER)
         except GroupStopped:
             # A leader that removed itself may be told, and gone, before this task goes on.
             if raft.applied < index:
@@ -310,7 +310,7 @@ class Node(LogVerbs):
 
     async def forget_node(self, node: int, force: bool = False) -> bool:
         """Believe whoever comes next as `node`, whatever its directory; see `engine.host.decommission`."""
-        return await forget_node(self.system, node, force)
+        return await self.system.decommission.forget_node(node, force)
 
     async def skip(self, name: str, index: int, ordinal: int) -> None:
         """Leave out the command that halted the group's machine, on every member; return when it is. On the leader

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.replica.delivery import SessionSink
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader

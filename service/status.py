@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.quiesce.quiesced_table import Row
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.state import FOLLOWER, ROLE_NAMES

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from .house import cycles
 from .source_tree import PACKAGES, ROOT, Source, product_sources, test_sources
 
 pytestmark = pytest.mark.xdist_group("source")
@@ -153,6 +154,9 @@ GROUND_LIBRARIES = frozenset({"msgpack", *sys.stdlib_module_names})
 GROUND_LATER = {"logyard.protocol.compression": "zstandard"}
 """What one module imports from outside when it is first used: a client that compresses nothing does without."""
 
+COMPOSES = "logyard.engine.host.engine"
+"""The object that builds the engine's parts bottom-up. None of them knows it."""
+
 HARMLESS = frozenset({"trio.socket.SocketType"})
 """Naming a type opens no door."""
 
@@ -286,6 +290,17 @@ def ground_offences(source: Source) -> list[str]:
     ]
 
 
+def composing_offences(source: Source) -> list[str]:
+    """Find who knows the whole engine and does not compose it into something larger."""
+    if source.module == COMPOSES or within(source.module, ["logyard.service", "logyard.testing"]):
+        return []
+    return [
+        f"{source.path}:{line}: {name} is not for a part of it"
+        for line, name in source.imports
+        if within(name, [COMPOSES])
+    ]
+
+
 def later_libraries(source: Source, line: int) -> set[str]:
     """What a line inside of a function may import."""
     functions = (node for node in source.nodes if isinstance(node, ast.FunctionDef))
@@ -317,6 +332,22 @@ def test_the_raft_core_is_pure() -> None:
 
 def test_the_ground_floor_needs_msgpack_alone() -> None:
     report(ground_offences, product_sources())
+
+
+def test_no_part_knows_the_whole_engine() -> None:
+    report(composing_offences, product_sources())
+
+
+def test_no_files_import_one_another() -> None:
+    """Type-only and lazy imports count; `engine/raft` is one unit, whose files share the type of the core."""
+    assert cycles(product_sources()) == []
+
+
+def test_a_circle_of_type_only_imports_is_seen() -> None:
+    lazily = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import B"
+    two = [planted("logyard.engine.a", lazily), planted("logyard.engine.b", "def f():\n    from .a import A")]
+    assert cycles(two) == [["engine/a.py", "engine/b.py"]]
+    assert cycles([planted("logyard.engine.raft.a", lazily), planted("logyard.engine.raft.b", "from . import a")]) == []
 
 
 def test_one_door_per_resource() -> None:
@@ -355,8 +386,8 @@ def planted(module: str, text: str) -> Source:
         (check_floors, "logyard.engine.log.wal", "from logyard.engine.raft.core import Raft"),
         (check_floors, "logyard.engine.snapshot.store", "def f():\n    from ..log.wal import Wal"),
         (check_floors, "logyard.engine.transport.peers", "from ..raft.core import Raft"),
-        (check_floors, "logyard.engine.transport.peers", "import logyard.engine.host.system"),
-        (check_floors, "logyard.engine.host.system", "from logyard.payloads.store import PayloadStore"),
+        (check_floors, "logyard.engine.transport.peers", "import logyard.engine.host.engine"),
+        (check_floors, "logyard.engine.host.engine", "from logyard.payloads.store import PayloadStore"),
         (check_floors, "logyard.engine.disk.door", "from ..log import wal"),
         (check_floors, "logyard.payloads.store", "from logyard.engine.types import Buffer"),
         (check_floors, "logyard.protocol.errors", "from logyard.engine.types import Buffer"),
@@ -365,9 +396,9 @@ def planted(module: str, text: str) -> Source:
         (check_floors, "logyard.client.wire", "from logyard.engine.entry import FRAME"),
         (check_floors, "logyard.machines.log", "from logyard.engine.entry import Frame"),
         (check_floors, "logyard.bench.load", "from logyard.service.node import serve"),
-        (check_floors, "logyard.pipeline.reader", "from logyard.engine.host.system import System"),
+        (check_floors, "logyard.pipeline.reader", "from logyard.engine.host.engine import System"),
         (check_floors, "logyard.pipeline.reader", "from logyard.engine.host.groups import Groups"),
-        (check_floors, "logyard.pipeline.directory.reading", "from logyard.engine.host.system import System"),
+        (check_floors, "logyard.pipeline.directory.reading", "from logyard.engine.host.engine import System"),
         (check_floors, "pyspark_logyard", "from logyard.client.sync import connect_sync"),
         (bare_offences, "logyard.service.node", "import engine.disk.door"),
         (bare_offences, "tests.test_x", "from client import wire"),
@@ -377,12 +408,14 @@ def planted(module: str, text: str) -> Source:
         (purity_offences, "logyard.engine.raft.core", "open('x')"),
         (door_offences, "logyard.engine.log.wal", "import os\nos.fdatasync(3)"),
         (door_offences, "logyard.engine.log.wal", "from os import fsync"),
-        (door_offences, "logyard.engine.host.system", "import socket"),
-        (door_offences, "logyard.engine.host.system", "import trio\ntrio.socket.socket()"),
+        (door_offences, "logyard.engine.host.engine", "import socket"),
+        (door_offences, "logyard.engine.host.engine", "import trio\ntrio.socket.socket()"),
         (door_offences, "logyard.service.daemon", "from trio import socket"),
         (door_offences, "logyard.payloads.store", "import lmdb\nlmdb.open('x')"),
         (door_offences, "logyard.payloads.store", "from lmdb import Environment"),
         (lmdb_offences, "logyard.service.check", "import lmdb"),
+        (composing_offences, "logyard.engine.host.inbound", "def f():\n    from .engine import System"),
+        (composing_offences, "logyard.bench.load", "from logyard.engine.host.engine import System"),
         (freedom_offences, "logyard.client.session", "import trio"),
         (freedom_offences, "logyard.client.aio", "import lmdb"),
         (freedom_offences, "logyard.payloads.compaction", "from trio import sleep"),
@@ -408,6 +441,7 @@ def test_a_planted_offence_is_caught(rule: Callable[[Source], list[str]], module
         (door_offences, "logyard.payloads.store", "import lmdb\ndef f(e: lmdb.Environment): pass"),
         (door_offences, "logyard.service.rpc_fake", "socket = make()\nsocket.close()"),
         (bare_offences, "logyard.engine.log.wal", "from ..disk import Disk"),
+        (composing_offences, "logyard.service.node", "from logyard.engine.host.engine import System"),
     ],
 )
 def test_what_is_allowed_passes(rule: Callable[[Source], list[str]], module: str, text: str) -> None:

@@ -7,47 +7,82 @@ Called by the service.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Protocol
 
 from logyard.protocol.errors import BadRequest, Refused
 
 from ..log import meta_rows
-
-if TYPE_CHECKING:
-    from .system import System
+from ..log.checkpoint_rows import Put
+from ..quiesce.quiesced_table import QuiescedTable
+from ..replica.member import Member
 
 NAMES_SHOWN = 5
 
 
-async def forget_node(system: System, node: int, force: bool = False) -> bool:
-    """Believe whoever comes next as `node`; return whether anything was known of it. Raises `Refused` while a group
-    here still counts it as a member, unless forced: then what it had promised there may be broken."""
-    if node == system.node_id or node not in system.peers.nodes:
-        raise BadRequest(f"node {node} is no peer of node {system.node_id}")
-    names = [] if force else sorted(_groups_with(system, node))
-    if names:
-        shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
-        raise Refused(
-            f"node {system.node_id}: node {node} is still a member of {len(names)} logs ({shown}); "
-            "remove or replace it there first"
-        )
-    known = node in system.incarnation.acquaintances.known
-    await system.storage.books.commit(
-        lambda: [(meta_rows.peer_key(node), None)], then=lambda: system.peers.forget(node)
-    )
-    return known
+class Peers(Protocol):
+    """What is known of the other nodes."""
+
+    @property
+    def nodes(self) -> Iterable[int]:
+        """Return those that this node has an address for."""
+        ...
+
+    def forget(self, node: int) -> None:
+        """Believe whoever comes next as `node`."""
+        ...
 
 
-def _groups_with(system: System, node: int) -> Iterator[str]:
-    for member in system.members.values():
-        raft = member.raft
-        # What was in force until the newest change is committed counts as well.
-        if any(node in found.nodes() for _, found in (raft.base, *raft.history)):
-            yield member.spec.name
-    sleepers = system.quiesced
-    for name, uid in system.names.items():
-        if uid in sleepers:
-            shape = sleepers.row(uid).shape
-            if node in shape.voters or node in shape.learners:
-                yield name
+class Commit(Protocol):
+    """Store rows, and call `then` when they are durable."""
+
+    def __call__(self, build: Callable[[], Iterable[Put]], *, then: Callable[[], None]) -> Awaitable[None]:
+        """Raise `NoSpace`."""
+        ...
+
+
+class Decommission:
+    """One node's. `known(node)`: something is known of it."""
+
+    def __init__(
+        self,
+        node_id: int,
+        members: Mapping[int, Member],
+        quiesced: QuiescedTable,
+        commit: Commit,
+        known: Callable[[int], bool],
+        peers: Callable[[], Peers],
+    ) -> None:
+        self._node_id = node_id
+        self._members = members
+        self._quiesced = quiesced
+        self._commit = commit
+        self._known = known
+        self._peers = peers
+
+    async def forget_node(self, node: int, force: bool = False) -> bool:
+        """Believe whoever comes next as `node`; return whether anything was known of it. Raises `Refused` while a group
+        here still counts it as a member, unless forced: then what it had promised there may be broken."""
+        peers = self._peers()
+        if node == self._node_id or node not in peers.nodes:
+            raise BadRequest(f"node {node} is no peer of node {self._node_id}")
+        names = [] if force else sorted(self._groups_with(node))
+        if names:
+            shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+            raise Refused(
+                f"node {self._node_id}: node {node} is still a member of {len(names)} logs ({shown}); "
+                "remove or replace it there first"
+            )
+        known = self._known(node)
+        await self._commit(lambda: [(meta_rows.peer_key(node), None)], then=lambda: peers.forget(node))
+        return known
+
+    def _groups_with(self, node: int) -> Iterator[str]:
+        for member in self._members.values():
+            raft = member.raft
+            # What was in force until the newest change is committed counts as well.
+            if any(node in found.nodes() for _, found in (raft.base, *raft.history)):
+                yield member.spec.name
+        for _, row in self._quiesced.rows():
+            if node in row.shape.voters or node in row.shape.learners:
+                yield row.name

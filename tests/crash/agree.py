@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.log.recovered import Recovered
 from logyard.engine.machine import Machine
 from logyard.engine.raft.membership import decode_entries

@@ -102,7 +102,7 @@ class Ground:
             leader = await self.run.leader(name)
             member = self.run.member(leader, name)
             if member.sessions is not None and member.sessions.by_id:
-                await self.run.system(leader).commit(member, EXPIRE, *member.sessions.by_id)
+                await self.run.system(leader).commands.commit(member, EXPIRE, *member.sessions.by_id)
         await self.over()
 
     async def over(self) -> None:

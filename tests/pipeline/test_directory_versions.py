@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from logyard.engine.replica.leadership import wait
 from logyard.machines.log import AppendLog
 from logyard.pipeline.directory.source import DirectorySource
 from logyard.service.check import check_directory
@@ -40,7 +41,7 @@ async def write(path: Path, snapshots: bool) -> tuple[int, int]:
         assert start > 3, "appends gave some up"
         ahead += HOUR_NS // 2
         with trio.fail_after(20):
-            await host.wait(host.member("a"), lambda: log.bounds()[0] > start)
+            await wait(host.member("a"), lambda: log.bounds()[0] > start)
         if snapshots:
             await log.snapshot()
             await producer.append(b"last", b"z")

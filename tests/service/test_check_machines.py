@@ -17,6 +17,7 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.log.meta_rows import STORE
 from logyard.engine.machine import Applied, Context, Machine, PayloadRange, PayloadRef, Reject, Sections
 from logyard.engine.replica import apply
+from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
 from logyard.machines import queue_command as qc
 from logyard.machines.command import APPEND
@@ -131,8 +132,8 @@ async def running(path: Path, *groups: dict[str, Any]) -> AsyncIterator[tuple[Em
             found = [Group(system, str(one["name"])) for one in groups]
             for one in found:
                 member = one.member
-                await system.node.system.wait(member, lambda member=member: member.raft.leader == 1)  # type: ignore[misc]
-                await system.node.system.read_index(member)
+                await wait(member, lambda member=member: member.raft.leader == 1)  # type: ignore[misc]
+                await system.node.system.leadership.read_index(member)
             yield system, found
 
 
@@ -197,7 +198,7 @@ def test_a_compaction_that_goes_on_in_a_follow_up_is_no_damage(tmp_path: Path) -
                 await group.put(b"key", b"%d" % number * 3000)
             await system.compact()
             await group.tell(COMPACT, 28)
-            await system.node.system.wait(group.member, lambda: not group.member.kept or not group.member.kept.appends)
+            await wait(group.member, lambda: not group.member.kept or not group.member.kept.appends)
             await group.put(b"key", b"last")
             for _ in range(2):
                 await system.compact()

@@ -173,7 +173,7 @@ class VirtualCluster:
     def submit(self, number: int, name: str, sink: Replies, request: int, frame: bytes) -> None:
         """One frame to a node, answered at `sink`. Raises what it is refused with at once."""
         node = self.run.nodes[number]
-        node.system.submit(node.system.member(name).uid, memoryview(frame), sink, request)
+        node.system.commands.submit(node.system.member(name).uid, memoryview(frame), sink, request)
 
     async def stop(self, number: int) -> None:
         """A node ends in order: as a daemon does that was told to."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.machine import Machine
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.member import Member

@@ -122,7 +122,7 @@ class GroupFaults(Ground):
 
         def submit() -> None:
             try:
-                system.submit(group.uid, data, Nobody(), 0)
+                system.commands.submit(group.uid, data, Nobody(), 0)
             except LogyardError:
                 return
             group.poisoned = True

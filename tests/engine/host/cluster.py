@@ -17,7 +17,7 @@ import trio.testing
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk.door import Disk
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.log import meta_rows
 from logyard.engine.machine import Machine
 from logyard.engine.raft.core import LEADER

@@ -24,7 +24,7 @@ def push(c: Cluster, size: int, name: str = "log", number: int = 1) -> Answer:
     """Submit one record of about `size` bytes without waiting; raises `Busy`."""
     sink = Answer()
     frame = b"".join(encode_frame([(b"", bytes(size))], command=APPEND))
-    c.system(number).submit(c.member(number, name).uid, memoryview(frame), sink, 0)
+    c.system(number).commands.submit(c.member(number, name).uid, memoryview(frame), sink, 0)
     return sink
 
 

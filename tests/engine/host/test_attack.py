@@ -59,7 +59,7 @@ async def test_law_2_a_bug_in_the_wal_thread_ends_the_node_and_hangs_nobody(
         monkeypatch.setattr(type(system.wal), "write", lambda self, items: write(items))
         replies = Replies()
         # Too large to be written in place.
-        system.submit(c.member(1).uid, frame(bytes(100 * KIB)), replies, 1)
+        system.commands.submit(c.member(1).uid, frame(bytes(100 * KIB)), replies, 1)
         await until(lambda: 1 in c.failures, "the node ends")
         assert replies.found == [(1, 1)]
 
@@ -229,7 +229,7 @@ async def _old_tail(c: Cluster, count: int) -> None:
     member, nobody = c.member(3), Replies()
     for _ in range(count):
         before = member.raft.log.last_index
-        c.system(3).submit(member.uid, frame(), nobody, 1)
+        c.system(3).commands.submit(member.uid, frame(), nobody, 1)
         await until(lambda: member.raft.log.stable > before)  # noqa: B023
     await c.roll(3)
     await until(lambda: c.leads(1) or c.leads(2))
@@ -266,7 +266,7 @@ async def test_law_7_more_frames_than_an_entry_can_count_are_several_entries(tmp
     async with cluster(tmp_path, 1, **limits) as c:
         replies, one = Replies(), frame()
         for number in range(66_000):
-            c.system(1).submit(c.member(1).uid, one, replies, number)
+            c.system(1).commands.submit(c.member(1).uid, one, replies, number)
         await until(lambda: len(replies.found) == 66_000 or 1 in c.failures, "replies")
         assert c.log(1).end == 66_000 and not any(status for _, status in replies.found)
 

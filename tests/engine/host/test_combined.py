@@ -71,7 +71,7 @@ def submit(c: Cluster, number: int, name: str, *commands: bytes) -> list[Answer]
     for one in commands:
         answer = Answer()
         frame = memoryview(b"".join(encode_frame([(b"", b"x")], command=one)))
-        c.system(number).submit(c.member(number, name).uid, frame, answer, 1)
+        c.system(number).commands.submit(c.member(number, name).uid, frame, answer, 1)
         answers.append(answer)
     return answers
 
@@ -223,7 +223,7 @@ async def test_an_early_answer_to_a_sessions_frame_names_its_place(tmp_path: Pat
             frame = memoryview(
                 b"".join(encode_frame([(b"", b"x")], command=APPEND, session=SESSION, sequence=sequence))
             )
-            c.system(leader).submit(c.member(leader).uid, frame, answer, 1, early=True)
+            c.system(leader).commands.submit(c.member(leader).uid, frame, answer, 1, early=True)
             index, term = PLACE.unpack(await answer.wait())
             assert c.member(leader).raft.log.term(index) == term
 

@@ -368,9 +368,9 @@ async def test_the_end_of_a_monitored_session_is_told_once(tmp_path: Path) -> No
         leader = await c.leader("s")
         system, member = c.system(leader), c.member(leader, "s")
         for session in (7, 8):
-            system.propose(member, "register", session, 1, 60_000)
+            system.commands.propose(member, "register", session, 1, 60_000)
         await tell(c, "s", "monitor", 7)
-        system.propose(member, "expire", 7, 8)
+        system.commands.propose(member, "expire", 7, 8)
         await until(lambda: scribe(c, leader).written("note") == ["after the end"])
         await same(c)
         assert scribe(c, leader).written("ended") == [7]

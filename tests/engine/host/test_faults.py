@@ -84,7 +84,7 @@ async def test_a_raising_machine_halts_its_group_on_every_start_and_no_other(tmp
         with pytest.raises(GroupStopped):
             await node.command(c.member(leader, "fuse"), b"two")
         with pytest.raises(GroupStopped):
-            await c.system(leader).read_index(c.member(leader, "fuse"))
+            await c.system(leader).leadership.read_index(c.member(leader, "fuse"))
         await goes_on(c)
         for number in c.ids:
             await c.crash(number)

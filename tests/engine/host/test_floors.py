@@ -47,7 +47,7 @@ async def test_a_member_that_leads_below_its_floor_serves_nothing_until_it_passe
         answered: list[int] = []
 
         async def ask() -> None:
-            answered.append(await system.read_index(member))
+            answered.append(await system.leadership.read_index(member))
 
         async with trio.open_nursery() as nursery:
             # A linearizable read waits for an index above the floor: it can never see released records as present.

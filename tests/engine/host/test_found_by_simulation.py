@@ -100,7 +100,8 @@ async def test_a_leader_that_can_not_read_what_is_not_committed_lets_another_lea
         # On one disk only, and of that its payload is damaged: whoever has it not may well lead.
         body = b"lost".ljust(SIZE, b".")
         member = c.member(1)
-        c.system(1).submit(member.uid, memoryview(b"".join(encode_frame([(b"", body)], command=APPEND))), DROP, 1)
+        frame = memoryview(b"".join(encode_frame([(b"", body)], command=APPEND)))
+        c.system(1).commands.submit(member.uid, frame, DROP, 1)
         await until(lambda: member.raft.log.stable == member.raft.log.last_index > member.raft.commit)
         # A batch that nothing follows would count as torn, and be cut.
         await until(lambda: c.system(1).durability.sealed and not c.system(1).durability.busy)

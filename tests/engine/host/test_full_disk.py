@@ -71,7 +71,7 @@ async def test_a_full_wal_refuses_writes_and_goes_on_when_there_is_room(tmp_path
         space = c.system(1).space
         assert space.full and c.nodes[1].status()["space"]["full"] and c.nodes[1].status()["busy"]
         assert await bodies_of(c, 1) == bodies, "reads go on"
-        assert await c.system(1).read_index(c.member(1)) >= 0
+        assert await c.system(1).leadership.read_index(c.member(1)) >= 0
         with pytest.raises(NoSpace):
             await c.append(1, [(b"", b"x" * BODY)])
         await c.nodes[1].truncate("log", 2)

@@ -246,7 +246,7 @@ async def test_nothing_is_done_after_a_deletion(tmp_path: Path) -> None:
 
         system, member = c.system(1), c.member(1)
         system.scheduler.hold()
-        system.propose(member, "delete")
+        system.commands.propose(member, "delete")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(append)
             await trio.testing.wait_all_tasks_blocked()
@@ -268,7 +268,7 @@ async def test_a_deletion_behind_a_removal_reaches_who_is_removed(tmp_path: Path
         system, member = c.system(1), c.member(1)
         system.scheduler.hold()
         member.raft.propose_membership([Change("remove", 4), Change("demote", 3)])
-        system.propose(member, "delete")
+        system.commands.propose(member, "delete")
         system.scheduler.release()
         await until(lambda: not any(c.system(number).members for number in c.ids), "it is gone everywhere")
 

@@ -44,7 +44,7 @@ async def resend(run: Cluster, sent: memoryview, number: int) -> range:
 async def send_raw(run: Cluster, number: int, sent: memoryview, name: str = "log") -> bytes:
     answer = Answer()
     system = run.system(number)
-    system.submit(run.member(number, name).uid, sent, answer, 1)
+    system.commands.submit(run.member(number, name).uid, sent, answer, 1)
     with trio.fail_after(20):
         return await answer.wait()
 
@@ -102,7 +102,7 @@ async def test_a_new_leader_holds_frames_back_until_it_knows_what_was_applied(tm
         last = run.member(leader).raft.log.last_index
         # The old leader's entry reaches another one, and nobody hears that it is committed.
         answer = Answer()
-        run.system(leader).submit(run.member(leader).uid, frame(b"first"), answer, 1)
+        run.system(leader).commands.submit(run.member(leader).uid, frame(b"first"), answer, 1)
         await until(lambda: any(run.member(number).raft.log.last_index > last for number in others), "it arrives")
         await run.crash(leader)
         assert await insist(run, lambda number: send(run, number, frame(b"first"))) == range(1)
@@ -174,7 +174,7 @@ async def test_copies_that_reach_the_log_leak_nothing_and_keep_offsets_right(tmp
             frame(b"c" * 7000, session=SESSION + 1), frame(b"b" * 6000, sequence=2, records=2), frame(b"d", sequence=3),
         ]  # fmt: skip
         for one, answer in zip(sent, answers, strict=True):
-            run.system(leader).submit(member.uid, one, answer, 1)
+            run.system(leader).commands.submit(member.uid, one, answer, 1)
         member.proposals.guarded = False
         replies = [APPEND_REPLY.unpack(await answer.wait()) for answer in answers]
         assert replies == [(0, 1), (0, 1), (1, 2), (0, 1), (3, 1), (1, 2), (4, 1)]
@@ -209,7 +209,7 @@ async def test_dead_copies_between_living_records_are_counted_once(tmp_path: Pat
 
         async def copy(size: int) -> None:
             answer = Answer()
-            run.system(1).submit(run.member(1).uid, frame(b"a" * size), answer, 1)
+            run.system(1).commands.submit(run.member(1).uid, frame(b"a" * size), answer, 1)
             run.member(1).proposals.guarded = False
             await answer.wait()
 

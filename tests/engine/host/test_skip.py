@@ -12,6 +12,7 @@ import trio
 
 from logyard.engine.machine import Batch, Context, Frame, Reject
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.submit import Answer
 from logyard.protocol.errors import Busy, GroupStopped, LogyardError, NotLeader, Refused, Unknown
 from logyard.protocol.frame import encode_frame
@@ -77,8 +78,8 @@ async def test_a_halted_group_votes_acknowledges_and_refuses(tmp_path: Path) -> 
         assert row["state"] == "halted" and f"({index}, 0)" in row["reason"] and "ZeroDivisionError" in row["reason"]
         for refused in (
             lambda: tell(c, "s", "note", "x"),
-            lambda: c.system(leader).read_index(member),
-            lambda: c.system(leader).wait(member, lambda: False),
+            lambda: c.system(leader).leadership.read_index(member),
+            lambda: wait(member, lambda: False),
         ):
             with pytest.raises(GroupStopped, match="ZeroDivisionError"):
                 await refused()
@@ -126,7 +127,7 @@ async def test_a_skip_of_what_did_not_fail_is_refused_at_apply(tmp_path: Path) -
         await group(c)
         sink = Answer()
         # As from a leader that was halted when it proposed it, and is not any more.
-        c.system(1).propose(c.member(1, "s"), "skip", 2, 0, sink=sink)
+        c.system(1).commands.propose(c.member(1, "s"), "skip", 2, 0, sink=sink)
         with pytest.raises(LogyardError) as caught:
             await sink.wait()
         assert caught.value.code == "not_failed"
@@ -201,7 +202,7 @@ async def test_two_faults_in_a_row_and_a_fault_in_one_entry_twice(tmp_path: Path
         verbs = [command("note", "a"), command("boom"), command("note", "b"), command("boom"), command("note", "c")]
         for sink, verb in zip(sinks, verbs, strict=True):
             (frame,) = encode_frame([(b"", b"body")], command=verb)
-            c.system(1).submit(member.uid, memoryview(frame), sink, 0)
+            c.system(1).commands.submit(member.uid, memoryview(frame), sink, 0)
         await until(lambda: member.state == "halted")
         index = member.raft.applied + 1
         assert member.halt is not None and member.halt.ordinal == 1
@@ -227,7 +228,7 @@ async def test_the_failing_frame_of_a_batch_is_found(tmp_path: Path) -> None:
         member = c.member(1, "s")
         for verb in (command("note", "a"), command("note", "b"), command("boom"), command("note", "c")):
             (frame,) = encode_frame([(b"", None)] * 2, command=verb)
-            c.system(1).submit(member.uid, memoryview(frame), Answer(), 0)
+            c.system(1).commands.submit(member.uid, memoryview(frame), Answer(), 0)
         await until(lambda: member.state == "halted")
         assert member.halt is not None
         assert (member.halt.ordinal, member.halt.records) == (4, 2)
@@ -242,7 +243,7 @@ async def test_a_rebuilt_machine_keeps_sessions_timers_and_payloads(tmp_path: Pa
         await tell(c, "s", "in", "bell", 3_600_000)
         assert (await c.nodes[1].snapshot())["taken"] == 1
         await keep(c, "s", [(b"head", b"body")])
-        system.propose(member, "register", 9, 1, 60_000)
+        system.commands.propose(member, "register", 9, 1, 60_000)
         (frame,) = encode_frame([(b"", None)], command=command("note", "in session"), session=9, sequence=1)
         assert await c.nodes[1].commit(member, [frame])
         before = list(member.liveness.live_ranges(member.raft.applied))

@@ -11,7 +11,7 @@ import trio
 
 from logyard.engine.disk.door import Disk
 from logyard.engine.disk.slow_disk import DiskPace
-from logyard.engine.host.system import System
+from logyard.engine.host.engine import System
 from logyard.engine.raft import election
 from logyard.engine.raft.core import LEADER, Raft
 

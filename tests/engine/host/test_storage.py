@@ -256,7 +256,7 @@ async def test_pitfall_53_a_group_goes_while_its_segment_is_written(
             if how == "deleted":
                 await c.nodes[1].delete_group("log")
             else:
-                system.stop_member(gone, "a test stops it")
+                system.retire.stop(gone, "a test stops it")
 
         async def written(sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
             if not late:

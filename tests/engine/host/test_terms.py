@@ -91,7 +91,7 @@ class Rig:
         await until(lambda: member.leading, "it leads")
         system.effects.propose_due(member)
         # A timer that is not there: an entry that changes nothing.
-        await system.commit(member, "timer", "", 0)
+        await system.commands.commit(member, "timer", "", 0)
 
     async def leases(self) -> int:
         machine = await self.machine
@@ -256,7 +256,7 @@ async def test_log_time_jumps_only_when_nothing_that_was_granted_is_running(tmp_
         c.network.partition([leader], [number for number in c.ids if number != leader])
         last, now = member.raft.log.last_index, system.log_clock.now(member)
         (frame,) = encode_frame([(b"", None)], command=msgpack.packb((kv.GRANT, LEASE_MS, 8)))
-        system.submit(member.uid, memoryview(frame), cast(Any, Nobody()), 1)
+        system.commands.submit(member.uid, memoryview(frame), cast(Any, Nobody()), 1)
         await until(lambda: member.raft.log.last_index > last, "it is proposed")
         rig.clocks.move(1, 3600)
         assert not none_runs(member)
@@ -452,7 +452,7 @@ async def test_what_was_proposed_and_lost_does_not_move_log_time(tmp_path: Path)
         member, system, last = c.member(old, "queue"), c.system(old), c.member(old, "queue").raft.log.last_index
         c.network.partition([old], [number for number in c.ids if number != old])
         system.clocks.wall_ns = lambda: rig.clocks.wall + 3600 * 10**9
-        system.propose(member, "timer", "", 0)
+        system.commands.propose(member, "timer", "", 0)
         await until(lambda: member.raft.log.last_index > last, "it is in one log")
         assert system.reader.newest_time(member) > rig.clocks.wall // 1_000_000 + 3_590_000
         system.clocks.wall_ns = lambda: rig.clocks.wall

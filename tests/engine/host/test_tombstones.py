@@ -79,7 +79,7 @@ async def test_a_leader_that_got_tombstones_serves_above_its_floor_and_sends_the
         await c.lead(3)
         raft = c.member(3).raft
         assert raft.lead_index > c.member(3).floor and raft.applied >= c.member(3).floor
-        assert await c.system(3).read_index(c.member(3)) >= c.member(3).floor
+        assert await c.system(3).leadership.read_index(c.member(3)) >= c.member(3).floor
         # A new member of which nobody has the released bytes: tombstones again.
         await c.nodes[3].change_members("log", "add_learner", 4)
         await c.applied()

@@ -52,7 +52,7 @@ def bind(
 
 async def send(c: Cluster, number: int, frame: memoryview, name: str = "log") -> bytes:
     answer = Answer()
-    c.system(number).submit(c.member(number, name).uid, frame, answer, 1)
+    c.system(number).commands.submit(c.member(number, name).uid, frame, answer, 1)
     with trio.fail_after(20):
         return await answer.wait()
 
@@ -257,7 +257,7 @@ async def test_a_leader_crash_in_the_middle_stores_no_piece_twice(tmp_path: Path
             if number == 4:
                 # The answer is lost with the leader, the piece is not.
                 leader = await c.leader()
-                c.system(leader).submit(c.member(leader).uid, frame, Answer(), 1)
+                c.system(leader).commands.submit(c.member(leader).uid, frame, Answer(), 1)
                 await arrived(c, leader)
                 await c.crash(leader)
             assert await insist(c, frame) == b""

@@ -140,7 +140,7 @@ class Whole(History):
 
     async def send(self, number: int, frame: memoryview) -> bytes:
         answer = Answer()
-        self.c.system(number).submit(self.c.member(number).uid, frame, answer, 1)
+        self.c.system(number).commands.submit(self.c.member(number).uid, frame, answer, 1)
         return await answer.wait()
 
     # What clients do

@@ -71,7 +71,7 @@ from ..replica.build import Builder, Cores, Enliven, limits_of
 from ..replica.delivery import Delivery
 from ..replica.effects import Effects
 from ..replica.heartbeats import Heartbeats
-from ..replica.leadership import Leadership, wait
+from ..replica.leadership import Leadership
 from ..replica.log_clock import Clocks, LogClock
 from ..replica.member import Member
 from ..replica.proposals import Shape
@@ -91,6 +91,7 @@ from ..transport import blobs
 from ..types import Buffer, Spec
 from . import groups, inbound, outbound, payload_flush, ready_loop, replica_gc, ticker
 from .admission import Admission
+from .decommission import Decommission
 from .follower_reads import FollowerReads
 from .forks import Forks
 from .groups import GroupRegistry
@@ -235,26 +236,18 @@ class System:
         self.retire = Retire(
             self.members, self.active, self._send, self.durability.drop, lambda name, uid: self.names.drop(name, uid)
         )
-        self.stop_member = self.retire.stop
         self.commands = Submit(
             self.node_id, self.config, self.members, lambda uid: self.unquiesce.find(uid, use=True),
             self.scheduler.mark,
         )  # fmt: skip
-        self.submit = self.commands.submit
-        self.propose = self.commands.propose
-        self.queue_own = self.commands.queue_own
-        self.commit = self.commands.commit
         self.leadership = Leadership(
             self.node_id, self.config.election_ticks * self.config.tick_ms / 1000, self.member, self.mark
         )
-        self.wait = wait
-        self.read_index = self.leadership.read_index
-        self.led = self.leadership.led
         pins = self.storage.location
         self.reader = Reader(
             self.store, self.storage.segments, pins, self.wal.read_payload, lambda *asked: self.repair.unit(*asked)
         )
-        self.snapshots = SnapshotStore(self.checkpoints, self.store.decode_liveness, self._settled, self.stop_member)
+        self.snapshots = SnapshotStore(self.checkpoints, self.store.decode_liveness, self._settled, self.retire.stop)
         self.chunks = Chunks(self.config, self.members, self.storage.books, self.checkpoints.compact_log)
         self.pulls = Pulls(self.config, self.node_id, self.live, self.send_blob)
         self.snapshot_sender = SnapshotSender(
@@ -291,9 +284,9 @@ class System:
             self.node_id, self.config.machine_upgrade_percent, self.members, self.live, lambda: self.peers.nodes,
             self.commands, self.send_blob, self.mark,
         )  # fmt: skip
-        self.follower_reads = FollowerReads(self.find, self.read_index, self.send_blob, self.spawn)
+        self.follower_reads = FollowerReads(self.find, self.leadership.read_index, self.send_blob, self.spawn)
         self.log_clock = LogClock(
-            self.clocks, self.reader.newest_time, self.versions.knows, self.propose, self.scheduler.mark
+            self.clocks, self.reader.newest_time, self.versions.knows, self.commands.propose, self.scheduler.mark
         )
         self.heartbeats = Heartbeats(self.config, self.commands)
         self._compose_quiescence()
@@ -303,9 +296,14 @@ class System:
             lambda member, keep_log: self.snapshots.take([member], keep_log), self.spawn,
         )  # fmt: skip
         self.quarantine = Quarantine(
-            self.reader, self.create_machine, lambda uid: books.load_snapshot(books.snapshot(uid)), self.queue_own
-        )
+            self.reader, self.create_machine, lambda uid: books.load_snapshot(books.snapshot(uid)),
+            self.commands.queue_own,
+        )  # fmt: skip
         self.applier = self._applier()
+        self.decommission = Decommission(
+            self.node_id, self.members, self.quiesced, books.commit,
+            self.incarnation.acquaintances.known.__contains__, lambda: self.peers,
+        )  # fmt: skip
         self.ticker = self._ticker()
         self.inbound = self._inbound()
         self.scrub = self._scrub()
@@ -457,7 +455,7 @@ class System:
     def _applier(self) -> Applier:
         """Build what applies entries on top of what it tells."""
         host = applier.Host(
-            self.directory.on_delete, self.departures.applied, self.damages.found, self.stop_member,
+            self.directory.on_delete, self.departures.applied, self.damages.found, self.retire.stop,
             self.heartbeats.began, lambda member: self.members.get(member.uid) is member, self.scheduler.mark,
             self.active.add, self.spawn,
         )  # fmt: skip
@@ -467,7 +465,7 @@ class System:
         """Build the receiving end of transfers on what there is by now."""
         host = snapshot_receiver.Host(
             self.find, lambda node, uid: self.inbound.ask(node, uid), self.scheduler.turn, self._restore,
-            self.stop_member, self.mark, self.storage.store_payloads,
+            self.retire.stop, self.mark, self.storage.store_payloads,
         )  # fmt: skip
         return SnapshotReceiver(
             self.members, self.store, self.checkpoints, self.chunks, self.pulls, host, self.send_blob, self.spawn
@@ -476,7 +474,7 @@ class System:
     def _log_repair(self) -> LogRepair:
         """Build what has damaged groups mended."""
         host = log_repair.Host(
-            self.builder.build, self.enliven, self.retire.silence, self.stop_member, self.spawn,
+            self.builder.build, self.enliven, self.retire.silence, self.retire.stop, self.spawn,
         )  # fmt: skip
         return LogRepair(self.node_id, self.members, self.storage.books, self.storage, self.reader, host)
 
@@ -562,7 +560,7 @@ class System:
         for gap in rolled.gaps:
             member = self.members.get(gap.uid)
             if member is not None:
-                self.stop_member(member, f"the write-ahead log expected entry {gap.expected} of this group next")
+                self.retire.stop(member, f"the write-ahead log expected entry {gap.expected} of this group next")
 
     async def _flushed(self, sealed: Sealed, file: SealedFile, members: set[Member]) -> None:
         """Let go of what a new segment has: of the logs, of the file if nothing in it lives, of memory."""
