@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, UnknownGroup
+from logyard.protocol.verbs import BOARD_ROWS, NODE, VERBS
 
 from .board import Board, standings
 
@@ -17,8 +18,8 @@ T = TypeVar("T")
 CREATE_GROUPS = 256
 """Groups of one create call: its arguments are bounded, and one slow call should not hold thousands of them."""
 CHANGES = ("add", "remove", "add_learner", "promote")
-BOARD_ROWS = 2000
-"""Rows of one board answer; a node has more groups than fit into one."""
+OF_ANY_MACHINE = frozenset(("session_open", "query", "fetch", "kv_watch"))
+"""Verbs that are told what the group has to be: its machine does not show it by refusing them."""
 STATUS_PATIENCE_S = 3.0
 """A status report does not wait for a dead node as long as a command would."""
 
@@ -51,14 +52,36 @@ class Call(Generic[T]):
     kind: str = ""
 
 
-def call_node(method: str, node: int | None, **arguments: object) -> Call[Any]:
+def ask(
+    method: str,
+    decode: Callable[[Any], T],
+    *,
+    at: int | None = None,
+    among: Sequence[int] = (),
+    leader_of: str = "",
+    kind: str = "",
+    **said: Any,
+) -> Call[T]:
+    """Return a call of a verb, as the table of verbs has it: who answers, whether it may be asked twice, what it takes.
+    None is not sent. For the node `at` alone, or one of `among` first; else for the leader of the group `name`, or of
+    `leader_of`, if the verb is a group's. `kind`: what that must be. Raises `BadRequest` for what a node would."""
+    verb = VERBS[method]
+    arguments = verb.given(said)
+    if kind and method in OF_ANY_MACHINE:
+        arguments["kind"] = kind
+    group = leader_of if verb.served == NODE else str(arguments["name"])
+    nodes = tuple(among) if at is None else (at,)
+    return Call(method, arguments, decode, group, nodes, at is not None, verb.idempotent, kind)
+
+
+def call_node(method: str, node: int | None, **arguments: Any) -> Call[Any]:
     """Return a call for one node, or for any."""
-    return Call(method, arguments, plain, nodes=() if node is None else (node,), pinned=node is not None)
+    return ask(method, plain, at=node, **arguments)
 
 
-def call_leader(method: str, name: str, *, idempotent: bool = False, **arguments: object) -> Call[Any]:
+def call_leader(method: str, name: str, **arguments: Any) -> Call[Any]:
     """Return a call for the leader of a group."""
-    return Call(method, {"name": name, **arguments}, plain, group=name, idempotent=idempotent)
+    return ask(method, plain, name=name, **arguments)
 
 
 def group_spec(name: str, members: Sequence[int], machine: str, arguments: Mapping[str, object]) -> dict[str, object]:
@@ -76,7 +99,7 @@ def create_calls(specs: Iterable[Mapping[str, object]]) -> list[Call[Any]]:
         assert isinstance(members, list)
         by_members.setdefault(tuple(members), []).append(spec)
     return [
-        Call("create", {"specs": group[at : at + CREATE_GROUPS]}, plain, nodes=members, idempotent=False)
+        ask("create", plain, among=members, specs=group[at : at + CREATE_GROUPS])
         for members, group in by_members.items()
         for at in range(0, len(group), CREATE_GROUPS)
     ]
@@ -88,8 +111,8 @@ def members_call(name: str, changes: Sequence[tuple[str, int]]) -> Call[Any]:
         if kind not in CHANGES:
             raise BadRequest(f"a membership change is one of {', '.join(CHANGES)}, not {kind!r}")
     if len(changes) == 1:
-        return call_leader("members", name, change=changes[0][0], node=changes[0][1])
-    return call_leader("members", name, changes=[list(change) for change in changes])
+        return ask("members", plain, name=name, change=changes[0][0], node=changes[0][1])
+    return ask("members", plain, name=name, changes=[list(change) for change in changes])
 
 
 def leaders_view(value: Any) -> dict[str, Any]:
@@ -113,8 +136,7 @@ def merge_groups(rows_by_node: Iterable[Sequence[dict[str, Any]]]) -> list[dict[
 
 def board_call(node: int, after: str) -> Call[Board]:
     """Return a call for the groups of one node behind the name `after`, a bounded number."""
-    arguments: dict[str, object] = {"after": after or " ", "limit": BOARD_ROWS}
-    return Call("board", arguments, standings, nodes=(node,), pinned=True)
+    return ask("board", standings, at=node, after=after or " ", limit=BOARD_ROWS)
 
 
 def unreached(node: int, error: LogyardError) -> dict[str, Any]:

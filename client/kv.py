@@ -16,9 +16,8 @@ from logyard.protocol.kv import Bodies, bodies_of, range_of
 
 from ._async.kv import KVVerbs
 from .kv_lane import KvLane
-from .kv_requests import Command, check_consistency
+from .kv_requests import Command, check_consistency, fetch_call
 from .kv_watch import Flow, Watch, Watcher
-from .log import of_kind, read_call
 from .network import Network
 from .pending import finished
 from .runtime import Event
@@ -153,8 +152,7 @@ class KV(Watches):
         try:
             while len(answers) < len(questions):
                 some = _bounded(questions[len(answers) :])
-                arguments: dict[str, object] = {"consistency": consistency, "requests": some}
-                call = read_call("fetch", self.name, node, of_kind(arguments, "kv"), _answers, "kv")
+                call = fetch_call(self.name, some, consistency, node, _answers)
                 wait = found.deadline - self.yard.clock()
                 more, bodies, term = await self.yard.run(call, max(0.0, wait))
                 if term >= self.term:

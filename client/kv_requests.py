@@ -6,7 +6,7 @@ asynchronous client run them. Used by `kv` and `kv_sync`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgpack
@@ -40,6 +40,8 @@ from logyard.protocol.kv import (
     value_questions,
 )
 
+from .admin import Call, ask, plain
+
 CONSISTENCY = ("linearizable", "leader", "local")
 
 
@@ -57,6 +59,7 @@ class Question(NamedTuple):
 
 
 T = TypeVar("T")
+D = TypeVar("D")
 Steps: TypeAlias = Generator[Command | Question, Any, T]
 
 
@@ -179,6 +182,24 @@ def status() -> Steps[Mapping[str, int]]:
     """Return the steps that ask for numbers of the whole group."""
     packed, _ = yield Question(encode_numbers(STATUS))
     return dict(answer_of(packed)[1])
+
+
+def events_call(
+    name: str, key: bytes, end: bytes, flags: int, start: int, node: int | None, wait: float | None = None
+) -> Call[Any]:
+    """Return a call for what a watch sees from the revision `start` on; `wait`: for it to happen."""
+    consistency = "leader" if node is None else "local"
+    return ask(
+        "kv_events", plain, at=node, kind="kv", name=name, key=key, end=end, flags=flags, start=start, wait_s=wait,
+        consistency=consistency,
+    )  # fmt: skip
+
+
+def fetch_call(
+    name: str, requests: list[bytes], consistency: str, node: int | None, decode: Callable[[Any], D]
+) -> Call[D]:
+    """Return a call that asks questions."""
+    return ask("fetch", decode, at=node, kind="kv", name=name, consistency=consistency, requests=requests)
 
 
 def check_consistency(consistency: str) -> str:

@@ -24,7 +24,7 @@ from logyard.protocol.kv import (
 )
 
 from ._sync.frames import Appends, FramedKV
-from .admin import Call, plain
+from .kv_requests import events_call
 from .log import POLL_WAIT_S
 
 
@@ -68,15 +68,8 @@ class KV(FramedKV):
     def _watch(
         self, key: bytes, end: bytes, flags: int, following: int, progress: bool, node: int | None, wait: float
     ) -> Iterator[Changes]:
-        nodes = () if node is None else (node,)
         while True:
-            arguments: dict[str, object] = {
-                "name": self.name, "key": key, "end": end, "flags": flags, "start": following, "wait_s": wait,
-                "consistency": "leader" if node is None else "local",
-            }  # fmt: skip
-            call: Call[Any] = Call(
-                "kv_events", arguments, plain, group=self.name, nodes=nodes, pinned=node is not None, kind="kv"
-            )
+            call = events_call(self.name, key, end, flags, following, node, wait)
             # Silence may last as long as it likes: one question lasts a few seconds, and a leader may have to be found.
             header, data = self.yard.run(call, POLL_WAIT_S + self.yard.timeout)
             if header["kind"] == "compacted":

@@ -30,8 +30,8 @@ from logyard.protocol.kv import (
     value_questions,
 )
 
-from .admin import Call, plain
-from .log import of_kind
+from .admin import Call, ask, plain
+from .kv_requests import events_call
 from .runtime import Handover
 from .sequences import new_number
 from .session import Retry
@@ -261,17 +261,16 @@ class Stream:
             while self._open and (self._add or self._remove):
                 # First those that went: one that came back has the same number.
                 remove, self._remove = self._remove[:ADD_MAX], self._remove[ADD_MAX:]
-                arguments: dict[str, object] = {"stream": self._id, "add": self._rows(), "remove": remove}
-                await self.kv.yard.run(self._call("kv_change", arguments))
+                await self.kv.yard.run(self._change_call(self._id, add=self._rows(), remove=remove))
         except LogyardError:
             # The stream is opened again, with all of them.
             self._scope.cancel()
         finally:
             self._busy = False
 
-    def _rows(self) -> list[tuple[Any, ...]]:
+    def _rows(self) -> list[list[Any]]:
         """Return some of the watches that are to be added, as they travel; the server has them then."""
-        rows: list[tuple[Any, ...]] = []
+        rows: list[list[Any]] = []
         size = 0
         for number in list(self._add)[:ADD_MAX]:
             flow = self._add[number].flow
@@ -280,14 +279,11 @@ class Stream:
                 break
             watch = self._add.pop(number)
             self._sent.add(number)
-            rows.append((number, flow.key, flow.end, watch.next, flow.flags))
+            rows.append([number, flow.key, flow.end, watch.next, flow.flags])
         return rows
 
-    def _call(self, method: str, arguments: dict[str, object]) -> Call[Any]:
-        arguments["name"] = self.kv.name
-        nodes = () if self.node is None else (self.node,)
-        group, pinned = self.kv.name, self.node is not None
-        return Call(method, of_kind(arguments, "kv"), plain, group=group, nodes=nodes, pinned=pinned, kind="kv")
+    def _change_call(self, stream: int, **said: Any) -> Call[Any]:
+        return ask("kv_change", plain, at=self.node, leader_of=self.kv.name, kind="kv", stream=stream, **said)
 
     async def run(self) -> None:
         """Keep the stream open until nobody watches: a task."""
@@ -300,11 +296,14 @@ class Stream:
             self._live, self._sent, self._low, self._remove = set(), set(), 0, []
             self._add = {number: watch for number, watch in self.watches.items() if not watch.paused}
             self._id, self._open = new_number(), False
-            arguments: dict[str, object] = {"stream": self._id, "add": self._rows(), "local": self.node is not None}
+            call = ask(
+                "kv_watch", plain, at=self.node, kind="kv", name=self.kv.name, stream=self._id, add=self._rows(),
+                local=self.node is not None,
+            )  # fmt: skip
             error = None
             with yard.runtime.scope() as self._scope:
                 try:
-                    await yard.listen(self._call("kv_watch", arguments), retry, partial(self._pushed, self._id))
+                    await yard.listen(call, retry, partial(self._pushed, self._id))
                 except LogyardError as found:
                     error = found
             if self._scope.cancelled_caught:
@@ -326,7 +325,7 @@ class Stream:
         """Tell the server, if it still listens; it will notice by itself otherwise."""
         yard = self.kv.yard
         with suppress(LogyardError), yard.runtime.scope(yard.clock() + CLOSE_S):
-            await yard.run(self._call("kv_change", {"stream": stream, "close": True}), CLOSE_S)
+            await yard.run(self._change_call(stream, close=True), CLOSE_S)
 
     def _pushed(self, stream: int, header: Any, data: memoryview) -> None:
         if stream != self._id:
@@ -378,12 +377,7 @@ class Stream:
     async def ask(self, watch: Watch) -> None:
         """Get a watch what comes next, when it was too long to be sent."""
         flow = watch.flow
-        arguments: dict[str, object] = {
-            "key": flow.key, "end": flow.end, "flags": flow.flags, "start": watch.next, "name": self.kv.name,
-            "consistency": "leader" if self.node is None else "local",
-        }  # fmt: skip
-        nodes = () if self.node is None else (self.node,)
-        call = Call("kv_events", arguments, plain, group=self.kv.name, nodes=nodes, pinned=self.node is not None)
+        call = events_call(self.kv.name, flow.key, flow.end, flow.flags, watch.next, self.node)
         header, data = await self.kv.yard.run(call)
         if header["kind"] == "compacted":
             raise Compacted("what comes next is compacted", compacted=header["compacted"])

@@ -15,7 +15,7 @@ from logyard.protocol.frame import Buffer, Epoch
 from logyard.protocol.records import BlockError, Page
 from logyard.protocol.wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE
 
-from .admin import Call, plain
+from .admin import Call, ask, plain
 
 POLL_RECORDS = 1000
 POLL_BYTES = 4 << 20
@@ -82,15 +82,6 @@ def consistency_of(
     return found
 
 
-def read_call(
-    method: str, name: str, node: int | None, arguments: dict[str, object], decode: Any, kind: str = "log"
-) -> Call[Any]:
-    """Return a read of group `name`, pinned to `node` or for its leader; "" for a group of any kind."""
-    arguments["name"] = name
-    nodes = () if node is None else (node,)
-    return Call(method, arguments, decode, group=name, nodes=nodes, pinned=node is not None, kind=kind)
-
-
 def poll_call(
     name: str,
     offset: int,
@@ -107,9 +98,6 @@ def poll_call(
     """Return a call for one poll: records from `offset` on (-1: behind the last), at least one if any, bounded by both
     limits. `since` (ms since 1970): instead from the first one stamped then or later. `uid`: of the log of that name
     with this uid."""
-    if offset < LATEST or max_records < 0 or max_bytes < 0 or wait < 0:
-        raise BadRequest("offsets, limits and waits are not negative (an offset of -1 is behind the last record)")
-
     def decode(value: Any) -> Page:
         header, data = value
         try:
@@ -118,22 +106,11 @@ def poll_call(
         except (BlockError, KeyError, TypeError) as error:
             raise LogyardError(f"{name}: a poll's answer cannot be read: {error!r}") from None
 
-    arguments: dict[str, object] = {
-        "offset": offset,
-        "max_records": max_records,
-        "max_bytes": max_bytes,
-        "wait_s": min(wait, POLL_WAIT_S),
-        "bodies": bodies,
-        "consistency": consistency_of(node, consistency, staleness),
-    }
-    if staleness is not None:
-        arguments["staleness_s"] = staleness
-    if since is not None:
-        arguments["since"] = max(0, since)
-    if uid:
-        arguments["uid"] = uid
-    call: Call[Page] = read_call("poll", name, node, arguments, decode)
-    return call
+    return ask(
+        "poll", decode, at=node, kind="log", name=name, offset=offset, max_records=max_records, max_bytes=max_bytes,
+        wait_s=min(wait, POLL_WAIT_S), bodies=bodies, consistency=consistency_of(node, consistency, staleness),
+        staleness_s=staleness, since=None if since is None else max(0, since), uid=uid or None,
+    )  # fmt: skip
 
 
 class Encoded(NamedTuple):
@@ -146,18 +123,18 @@ class Encoded(NamedTuple):
 def body_call(name: str, offset: int, start: int, stop: int, node: int | None, stored: bool = False) -> Call[Any]:
     """Return a call for one range of a record's body: bytes `start` up to `stop`, shorter at its end; or `Encoded`,
     unless the `stored` bytes are asked for."""
-    if offset < 0 or not 0 <= start <= stop:
-        raise BadRequest("a body's range is not negative and not backwards")
-    arguments: dict[str, object] = {"offset": offset, "start": start, "stop": stop}
-    if stored:
-        arguments["stored"] = True
+    if start > stop:
+        raise BadRequest("a body's range is not backwards")
 
     def decode(value: Any) -> bytes | Encoded:
         header, data = value
         envelope = header.get("envelope")
         return Encoded(parse(envelope), int(header["stored"])) if envelope else bytes(data)
 
-    return read_call("read_body", name, node, arguments, decode)
+    return ask(
+        "read_body", decode, at=node, kind="log", name=name, offset=offset, start=start, stop=stop,
+        stored=stored or None,
+    )  # fmt: skip
 
 
 def body_steps(
@@ -186,29 +163,24 @@ def latest_call(
     name: str, node: int | None, consistency: str | None, staleness: float | None = None, uid: int = 0
 ) -> Call[Bounds]:
     """Return a call for the log's bounds: behind nothing that was acknowledged, unless something less is asked for."""
-    arguments: dict[str, object] = {"consistency": consistency_of(node, consistency, staleness, "linearizable")}
-    if staleness is not None:
-        arguments["staleness_s"] = staleness
-    if uid:
-        arguments["uid"] = uid
-    call: Call[Bounds] = read_call("latest", name, node, arguments, lambda value: Bounds(value["start"], value["end"]))
-    return call
 
+    def decode(value: Any) -> Bounds:
+        return Bounds(value["start"], value["end"])
 
-def of_kind(arguments: dict[str, object], kind: str) -> dict[str, object]:
-    """Return arguments of a call that any machine answers, for a server to look at what the group is."""
-    return {**arguments, "kind": kind} if kind else arguments
+    asked = consistency_of(node, consistency, staleness, "linearizable")
+    return ask(
+        "latest", decode, at=node, kind="log", name=name, consistency=asked, staleness_s=staleness, uid=uid or None
+    )
 
 
 def open_call(name: str, session: int, client: int, ttl_ms: int, kind: str = "") -> Call[Any]:
     """Begin a session, in a group of that kind if one is named."""
-    arguments: dict[str, object] = {"name": name, "session": session, "client": client, "ttl_ms": ttl_ms}
-    return Call("session_open", of_kind(arguments, kind), plain, group=name, kind=kind)
+    return ask("session_open", plain, kind=kind, name=name, session=session, client=client, ttl_ms=ttl_ms)
 
 
 def close_call(name: str, session: int) -> Call[Any]:
     """End a session."""
-    return Call("session_close", {"name": name, "session": session}, plain, group=name)
+    return ask("session_close", plain, name=name, session=session)
 
 
 def wait_of(patience: float) -> float:
@@ -218,18 +190,13 @@ def wait_of(patience: float) -> float:
 
 def reply_call(name: str, session: int, sequence: int, node: int, wait: float) -> Call[bytes]:
     """Return a call that asks one member what came of a session's frame."""
-    arguments: dict[str, object] = {"session": session, "sequence": sequence, "wait_s": wait_of(wait)}
-    call: Call[bytes] = read_call("session_reply", name, node, arguments, bytes, "")
-    return call
+    wait_s = wait_of(wait)
+    return ask("session_reply", bytes, at=node, name=name, session=session, sequence=sequence, wait_s=wait_s)
 
 
 def applied_call(name: str, index: int, term: int, node: int | None, wait: float) -> Call[int]:
     """Wait until a member (the leader) has applied an index."""
-    if index < 0 or term < 0:
-        raise BadRequest("an index and a term are not negative")
-    arguments: dict[str, object] = {"index": index, "term": term, "wait_s": wait_of(wait)}
-    call: Call[int] = read_call("wait_applied", name, node, arguments, int, "")
-    return call
+    return ask("wait_applied", int, at=node, name=name, index=index, term=term, wait_s=wait_of(wait))
 
 
 def query_call(
@@ -242,26 +209,21 @@ def query_call(
     kind: str = "",
 ) -> Call[bytes]:
     """Ask a machine something, of that kind if one is named."""
-    arguments: dict[str, object] = {
-        "request": request, "consistency": consistency_of(node, consistency, staleness), "index": index
-    }  # fmt: skip
-    if staleness is not None:
-        arguments["staleness_s"] = staleness
-    call: Call[bytes] = read_call("query", name, node, of_kind(arguments, kind), bytes, kind)
-    return call
+    asked = consistency_of(node, consistency, staleness)
+    return ask(
+        "query", bytes, at=node, kind=kind, name=name, request=request, consistency=asked, index=index,
+        staleness_s=staleness,
+    )  # fmt: skip
 
 
 def truncate_call(name: str, before: int) -> Call[int]:
     """Return a call that truncates: the leader looks up where the record at `before` lies and commits that."""
-    if before < 0:
-        raise BadRequest(f"an offset is not negative: {before}")
-    return Call("truncate", {"name": name, "before": before}, int, group=name, kind="log")
+    return ask("truncate", int, kind="log", name=name, before=before)
 
 
 def seek_call(name: str, since: int, node: int | None) -> Call[int]:
     """Return a call for the first offset stamped at `since` (ms since 1970) or later, or the log's end; of a member, or
     the leader."""
-    nodes = () if node is None else (node,)
 
     def decode(value: Any) -> int:
         (found,) = value
@@ -269,31 +231,27 @@ def seek_call(name: str, since: int, node: int | None) -> Call[int]:
             return found
         raise error_of(found)
 
-    times: dict[str, object] = {"times": [[name, 0, max(0, since)]]}
-    return Call("seek", times, decode, group=name, nodes=nodes, pinned=node is not None, kind="log")
+    return ask("seek", decode, at=node, leader_of=name, kind="log", times=[[name, 0, max(0, since)]])
 
 
 def retain_call(name: str, age_s: float, size: int, records: int) -> Call[int]:
     """Return a call that limits what a log keeps; 0 is no limit."""
-    if age_s < 0 or size < 0 or records < 0:
-        raise BadRequest("limits are not negative; 0 is no limit")
-    arguments: dict[str, object] = {"name": name, "ms": round(age_s * 1000), "bytes": size, "records": records}
-    return Call("retain", arguments, int, group=name, kind="log")
+    return ask("retain", int, kind="log", name=name, ms=round(age_s * 1000), bytes=size, records=records)
 
 
 def producer_call(name: str, producer: int) -> Call[int]:
     """Return a call for the highest sequence that a producer has written."""
-    return Call("producer", {"name": name, "producer": producer}, int, group=name, kind="log")
+    return ask("producer", int, kind="log", name=name, producer=producer)
 
 
 def epoch_call(name: str, epoch: Epoch) -> Call[object]:
     """Return the call that asks whether an epoch takes frames."""
-    return Call("epoch", {"name": name, **epoch._asdict()}, lambda value: value, group=name, kind="log")
+    return ask("epoch", plain, kind="log", name=name, **epoch._asdict())
 
 
 def close_epoch_call(name: str, epoch: Epoch) -> Call[object]:
     """Return the call that closes an epoch."""
-    return Call("epoch_done", {"name": name, **epoch._asdict()}, lambda value: value, group=name, kind="log")
+    return ask("epoch_done", plain, kind="log", name=name, **epoch._asdict())
 
 
 def epoch_state_call(name: str, producer: int) -> Call[tuple[int, int, bool] | None]:
@@ -302,7 +260,7 @@ def epoch_state_call(name: str, producer: int) -> Call[tuple[int, int, bool] | N
     def decode(value: Any) -> tuple[int, int, bool] | None:
         return None if value is None else (int(value[0]), int(value[1]), bool(value[2]))
 
-    return Call("epoch_state", {"name": name, "producer": producer}, decode, group=name, kind="log")
+    return ask("epoch_state", decode, kind="log", name=name, producer=producer)
 
 
 def ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -150,7 +150,7 @@ class Session:
 
     async def listen(self) -> None:
         """Listen at whoever leads, until the session ends: a task."""
-        call = call_leader("session_listen", self.name, idempotent=True, session=self.id)
+        call = call_leader("session_listen", self.name, session=self.id)
         with self._scope:
             try:
                 await self._network.run(call, float("inf"), self._pushed)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from logyard.protocol.errors import LogyardError, error_of
 from logyard.protocol.verbs import LOG_ROWS, Range
 
-from .admin import Call
+from .admin import Call, ask
 
 
 class LogRow(NamedTuple):
@@ -51,10 +51,8 @@ class Scan(NamedTuple):
 def logs_call(node: int, after: str = "", names: Sequence[str] | None = None, limit: int = LOG_ROWS) -> Call[Any]:
     """Return a call for the append logs of a node behind the name `after` (of `names`), by name; a full answer has more
     behind it."""
-    arguments: dict[str, object] = {"after": after or " ", "limit": limit}
-    if names is not None:
-        arguments["names"] = list(names)
-    return Call("logs", arguments, _log_rows, nodes=(node,), pinned=True)
+    chosen = None if names is None else list(names)
+    return ask("logs", _log_rows, at=node, after=after or " ", limit=limit, names=chosen)
 
 
 def _log_rows(value: Any) -> list[LogRow]:
@@ -99,12 +97,10 @@ def scan_call(
         except (KeyError, TypeError, ValueError) as error:
             raise LogyardError(f"a scan's answer cannot be read: {error!r}") from None
 
-    asked: dict[str, object] = {
-        "ranges": [list(one) for one in ranges], "max_bytes": max_bytes, "max_records": max_records,
-    }  # fmt: skip
-    if body_bytes is not None:
-        asked["body_bytes"] = body_bytes
-    return Call("scan", asked, decode, nodes=tuple(nodes))
+    return ask(
+        "scan", decode, among=nodes, ranges=[list(one) for one in ranges], max_bytes=max_bytes, max_records=max_records,
+        body_bytes=body_bytes,
+    )  # fmt: skip
 
 
 def _outcome(following: int, start: int, end: int, uid: int, error: Any) -> Outcome:
@@ -118,7 +114,7 @@ def seek_call(nodes: Sequence[int], times: Iterable[tuple[str, int, int]]) -> Ca
     def decode(value: Any) -> list[int | LogyardError]:
         return [one if isinstance(one, int) else error_of(one) for one in value]
 
-    return Call("seek", {"times": [list(one) for one in times]}, decode, nodes=tuple(nodes))
+    return ask("seek", decode, among=nodes, times=[list(one) for one in times])
 
 
 class AuditStep(NamedTuple):
@@ -155,5 +151,4 @@ def audit_call(node: int, name: str, uid: int, index: int, offset: int, max_byte
         except (KeyError, TypeError) as error:
             raise LogyardError(f"an audit's answer cannot be read: {error!r}") from None
 
-    asked: dict[str, object] = {"range": [[name, uid, index, offset]], "max_bytes": max_bytes}
-    return Call("audit", asked, decode, nodes=(node,), pinned=True)
+    return ask("audit", decode, at=node, range=[[name, uid, index, offset]], max_bytes=max_bytes)

@@ -1,9 +1,9 @@
 """The verbs of a CALL, one table: what each takes, who answers it, whether it may be asked twice, which right it needs.
 
 Arguments come from a stranger: each is checked for its type and its bounds before use, and what does not fit is
-`BadRequest`. `service.rpc_calls` checks and dispatches by this table, `service.rpc_arguments` builds lists and maps
-only where it has one, and `python -m logyard.protocol.verbs` prints docs/verbs.md of it. A verb without a right, or one
-that nobody handles, is an error of the tests.
+`BadRequest`. `client.admin.ask` builds calls by this table, `service.rpc_calls` checks and dispatches by it,
+`service.rpc_arguments` builds lists and maps only where it has one, and `python -m logyard.protocol.verbs` prints
+docs/verbs.md of it. A verb without a right, or one that nobody handles, is an error of the tests.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def required(field: Field) -> bool:
 class Verb:
     """One verb. `idempotent`: asked twice, it does no more than once, so a cut connection is not an unknown outcome."""
 
-    __slots__ = ("name", "fields", "served", "idempotent", "right", "_steps")
+    __slots__ = ("name", "fields", "served", "idempotent", "right", "_steps", "_checks", "_required")
 
     def __init__(self, name: str, fields: tuple[Field, ...], served: str, idempotent: bool, right: str) -> None:
         self.name = name
@@ -80,6 +80,20 @@ class Verb:
             (one.name, one.check, one.default, _ALWAYS if required(one) or one.default == () else one.default)
             for one in fields
         )
+        self._checks = {one.name: one.check for one in fields}
+        self._required = frozenset(one.name for one in fields if required(one))
+
+    def given(self, arguments: Mapping[str, Any]) -> dict[str, object]:
+        """Return what a caller sends: what is not None, as it was given. Raises `BadRequest` for what a node would
+        refuse, before anything is sent."""
+        found: dict[str, object] = {}
+        for name, value in arguments.items():
+            check = self._checks[name]
+            if value is not None:
+                check(value)
+                found[name] = value
+        assert self._required <= found.keys(), f"{self.name} has to be told {self._required - found.keys()}"
+        return found
 
     def take(self, arguments: Mapping[str, Any]) -> list[Any]:
         """Return the checked values, in the order of the fields. Raises `BadRequest`."""

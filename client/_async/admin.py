@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.verbs import BOARD_ROWS
 
 from ..admin import (
-    BOARD_ROWS,
     STATUS_PATIENCE_S,
     Call,
     Nodes,
     Rows,
     T,
+    ask,
     board_call,
     call_leader,
     call_node,
@@ -80,7 +81,7 @@ class AdminVerbs(ABC):
     async def describe(self, name: str, node: int | None = None) -> dict[str, Any]:
         """Describe everything about a group, as its leader (or member `node`) sees it."""
         if node is None:
-            found: dict[str, Any] = await self.run(call_leader("describe", name, idempotent=True))
+            found: dict[str, Any] = await self.run(call_leader("describe", name))
         else:
             found = await self.run(call_node("describe", node, name=name))
         return found
@@ -123,7 +124,7 @@ class AdminVerbs(ABC):
 
     async def leader_view(self, name: str) -> dict[str, Any]:
         """Describe a group, by its leader and by nobody else."""
-        return await self.run(Call("describe", {"name": name}, leaders_view, group=name))
+        return await self.run(ask("describe", leaders_view, name=name))
 
     async def transfer(self, name: str, to: int) -> None:
         """Hand the group's leadership to node `to`."""

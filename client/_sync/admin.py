@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.verbs import BOARD_ROWS
 
 from ..admin import (
-    BOARD_ROWS,
     STATUS_PATIENCE_S,
     Call,
     Nodes,
     Rows,
     T,
+    ask,
     board_call,
     call_leader,
     call_node,
@@ -81,7 +82,7 @@ class AdminVerbs(ABC):
     def describe(self, name: str, node: int | None = None) -> dict[str, Any]:
         """Describe everything about a group, as its leader (or member `node`) sees it."""
         if node is None:
-            found: dict[str, Any] = self.run(call_leader("describe", name, idempotent=True))
+            found: dict[str, Any] = self.run(call_leader("describe", name))
         else:
             found = self.run(call_node("describe", node, name=name))
         return found
@@ -124,7 +125,7 @@ class AdminVerbs(ABC):
 
     def leader_view(self, name: str) -> dict[str, Any]:
         """Describe a group, by its leader and by nobody else."""
-        return self.run(Call("describe", {"name": name}, leaders_view, group=name))
+        return self.run(ask("describe", leaders_view, name=name))
 
     def transfer(self, name: str, to: int) -> None:
         """Hand the group's leadership to node `to`."""

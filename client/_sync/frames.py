@@ -18,8 +18,7 @@ from logyard.protocol.frame import Buffer, Frame
 from logyard.protocol.kv import Bodies, bodies_of
 
 from ..admin import plain
-from ..kv_requests import Command, check_consistency
-from ..log import of_kind, read_call
+from ..kv_requests import Command, check_consistency, fetch_call
 from ..sequences import Sequences, Ticket
 from .caller import Caller
 from .kv import KVVerbs
@@ -115,8 +114,7 @@ class FramedKV(KVVerbs):
         self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
     ) -> tuple[bytes, Bodies]:
         """Ask one question; return its packed answer, and payloads, those that it names among them."""
-        arguments: dict[str, object] = {"consistency": check_consistency(consistency), "requests": [data]}
-        call = read_call("fetch", self.name, node, of_kind(arguments, "kv"), plain, "kv")
+        call = fetch_call(self.name, [data], check_consistency(consistency), node, plain)
         header, found = self.yard.run(call, timeout)
         if not header["answers"]:
             raise LogyardError("a question got no answer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from typing import Any
@@ -31,7 +32,7 @@ from logyard.protocol.verbs import (
 )
 from logyard.service.pushes import LISTENING
 from logyard.service.rpc_calls import HANDLERS, PLAIN, SystemPort
-from tests.source_tree import ROOT
+from tests.source_tree import ROOT, product_sources
 
 GIVEN: dict[str, object] = {
     "name": "a", "specs": [{"name": "a", "members": [1]}], "names": ["a"], "offset": 0, "max_records": 1,
@@ -127,6 +128,33 @@ CALLS: list[Call[Any]] = [
     scans.seek_call((1,), [("a", 0, 0)]),
     scans.audit_call(1, "a", 0, 0, 0, 1),
 ]
+
+
+def test_a_client_asks_by_the_table_and_sends_nothing_that_would_be_refused() -> None:
+    call = admin.ask("latest", admin.plain, at=2, kind="log", name="a", staleness_s=None)
+    assert (call.arguments, call.nodes, call.pinned, call.group, call.kind) == ({"name": "a"}, (2,), True, "a", "log")
+    assert admin.ask("query", bytes, kind="own", name="a", request=b"").arguments["kind"] == "own"
+    with pytest.raises(BadRequest, match=r"^offset is a whole number from -1 up"):
+        log.poll_call("a", -2, 1, 1, 0.0, None, True, None)
+    with pytest.raises(BadRequest, match=r"^before is "):
+        log.truncate_call("a", -1)
+    with pytest.raises(KeyError):
+        admin.ask("status", admin.plain, at=1, unknown=1)
+    with pytest.raises(AssertionError, match="before"):
+        admin.ask("truncate", int, name="a")
+
+
+def test_every_call_of_a_client_is_built_from_the_table() -> None:
+    made = {
+        source.path
+        for source in product_sources()
+        for node in source.nodes
+        if source.path.startswith("client/")
+        and isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Call"
+    }
+    assert made == {"client/admin.py"}
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.method)
