@@ -49,6 +49,7 @@ from ..machine import Machine
 from ..ports import PeersPort, StorePort, WriterPort
 from ..quiesce import quiesce, transitions, unquiesce
 from ..quiesce.digest import Digests
+from ..quiesce.payload_flush import PayloadFlush
 from ..quiesce.quiesce import Quiesce
 from ..quiesce.quiesced_sessions import QuiescedSessions
 from ..quiesce.quiesced_table import QuiescedTable
@@ -89,7 +90,7 @@ from ..transfer.snapshot_sender import PullAnswers, SnapshotSender
 from ..transfer.snapshot_store import SnapshotStore
 from ..transport import blobs
 from ..types import Buffer, Spec
-from . import groups, inbound, outbound, payload_flush, ready_loop, replica_gc, ticker
+from . import groups, inbound, outbound, ready_loop, replica_gc, ticker
 from .admission import Admission
 from .decommission import Decommission
 from .follower_reads import FollowerReads
@@ -373,11 +374,14 @@ class System:
             node, table, live, self.config.liveness_interval_ms / 1000, lambda: self.peers, self.unquiesce.soon,
             self.unquiesce.tell_awake,
         )  # fmt: skip
-        books = self.storage.books
+        books, location = self.storage.books, self.storage.location
+        flush = PayloadFlush(
+            self.store, location.files, location, self.reader, self.wal.read_payload, self.storage.move,
+            self.config.hibernate_move_bytes,
+        )  # fmt: skip
         storage = quiesce.Storage(
-            partial(payload_flush.has_moved_out, self.store, self.storage.location), self._move_out,
-            self.snapshots.take, self.checkpoints.move_out, partial(books.commit, store=True), self.storage.slept,
-            self.storage.forget_slept,
+            flush.is_done, flush.run, self.snapshots.take, self.checkpoints.move_out,
+            partial(books.commit, store=True), self.storage.slept, self.storage.forget_slept,
         )  # fmt: skip
 
         def is_held(member: Member) -> bool:
@@ -635,10 +639,6 @@ class System:
 
     def _epoch_of(self, node: int) -> int:
         return self.epoch if node == self.node_id else self.peers.epoch_of(node)
-
-    async def _move_out(self, members: Sequence[Member]) -> None:
-        found = payload_flush.Leftovers(self.store, self.wal, self.storage.location, self.reader)
-        await payload_flush.move_out(found, self.storage, members, self.config.hibernate_move_bytes)
 
     async def _settled(self) -> None:
         await self.durability.exclusive(_nothing)

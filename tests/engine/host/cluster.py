@@ -20,6 +20,7 @@ from logyard.engine.disk.door import Disk
 from logyard.engine.host.engine import System
 from logyard.engine.log import meta_rows
 from logyard.engine.machine import Machine
+from logyard.engine.quiesce.payload_flush import PayloadFlush
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.config import TransportConfig
@@ -352,6 +353,12 @@ async def cluster(
             with trio.CancelScope(shield=True):
                 await found.close()
         nursery.cancel_scope.cancel()
+
+
+def payload_flush(system: System, bytes_max: int) -> PayloadFlush:
+    """What moves payloads out of WAL files before sleep, whatever the configuration says of how much."""
+    location, move = system.storage.location, system.storage.move
+    return PayloadFlush(system.store, location.files, location, system.reader, system.wal.read_payload, move, bytes_max)
 
 
 def payload_books(system: System) -> dict[str, Any]:

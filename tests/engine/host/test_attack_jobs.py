@@ -13,7 +13,7 @@ from logyard.engine.log.meta_rows import file_key
 from logyard.engine.log.space import MARGIN_BYTES
 from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
 
-from .cluster import KIB, Cluster, cluster, until
+from .cluster import KIB, Cluster, cluster, payload_flush, until
 from .full_disk import QuotaDisk
 from .test_full_disk import filled, full, ready
 from .test_histories import check_books
@@ -41,12 +41,9 @@ async def test_what_dies_while_leftovers_wait_for_their_turn_is_dead_in_the_copy
     async with cluster(tmp_path, 1, payload_cache_bytes=0, hibernate_move_bytes=1 << 20) as c:
         bodies = await c.fill(1, 8, SIZE)
         system, member = c.system(1), c.member(1)
-        from logyard.engine.host import payload_flush
-
         await system.storage.janitor_lock.acquire()
         async with trio.open_nursery() as nursery:
-            found = payload_flush.Leftovers(system.store, system.wal, system.storage.location, system.reader)
-            nursery.start_soon(payload_flush.move_out, found, system.storage, [member], 1 << 20)
+            nursery.start_soon(payload_flush(system, 1 << 20).run, [member])
             await until(lambda: system.storage.janitor_lock.statistics().tasks_waiting)
             await c.nodes[1].truncate("log", 3)
             system.storage.janitor_lock.release()

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.engine.host import payload_flush
 from logyard.protocol.errors import LogyardError
 
-from .cluster import KIB, cluster, payload_books, until
+from .cluster import KIB, cluster, payload_books, payload_flush, until
 
 
 @pytest.mark.parametrize(
@@ -52,10 +51,8 @@ async def test_uncommitted_entries_of_a_deposed_leader_disappear(tmp_path: Path,
                 assert not c.system(1).storage.migration.victims()
                 assert not c.system(1).store.homes(member.uid)
             if sealed == "moved out for sleep":
-                system = c.system(1)
-                left = payload_flush.Leftovers(system.store, system.wal, system.storage.location, system.reader)
-                await payload_flush.move_out(left, system.storage, [member], 1 << 20)
-                assert not system.store.homes(member.uid)
+                await payload_flush(c.system(1), 1 << 20).run([member])
+                assert not c.system(1).store.homes(member.uid)
             new = await c.leader(among=[2, 3])
             after = await c.fill(new, 12, 20 * KIB, tag=b"new")
             c.network.heal()
