@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.raft.core import LEADER
 from logyard.engine.transport.blobs import AWAKE, SLEEPING
 from logyard.protocol.errors import LogyardError, NotLeader
 from logyard.service.status import describe_sleeper
@@ -322,21 +321,6 @@ async def test_a_deleted_group_that_sleeps(tmp_path: Path) -> None:
         await until(lambda: not any(c.system(number).has(uid) for number in c.ids))
         await c.restart(1)
         assert not c.system(1).has(uid)
-
-
-async def test_a_timer_wakes_its_group(tmp_path: Path) -> None:
-    async with cluster(tmp_path, **QUICK) as c:
-        await asleep(c)
-        leader = sleeping_leader(c)
-        system = c.system(leader)
-        uid = c.system(leader).names["log"]
-        packed = system.quiesced.pop(uid)
-        assert packed is not None
-        due = time.time_ns() // 1_000_000 + 50
-        system.quiesced.add(uid, packed._replace(due=due))
-        system.quiesced_timers.adopt(uid, due, 0)
-        await until(lambda: not sleeps(c, leader), "it is due")
-        assert time.time_ns() // 1_000_000 >= due and c.member(leader).raft.role == LEADER
 
 
 @pytest.mark.long

@@ -60,3 +60,11 @@ def test_a_walk_meets_nobody_who_went_before_its_turn() -> None:
             table.pop(uid + 2)
             table.add(uid + 2, row(leader=3))
     assert met == [uid for uid in range(1, 1000) if uid % 300 not in (2, 3)]
+
+
+def test_who_is_not_there_is_nobodys() -> None:
+    table = QuiescedTable(2)
+    assert table.pop(9) is None and 9 not in table and table.named("a") == 0
+    table.add(9, row()._replace(name="a"))
+    assert table.pop(8) is None and 8 not in table and table.named("a") == 9
+    assert table.pop(9) == row()._replace(name="a") and not len(table) and table.named("a") == 0

@@ -79,6 +79,28 @@ def test_nobody_follows_a_leader_that_is_gone_whatever_its_row_says(monkeypatch:
     assert len(yard.members) == 3, "a quorum is left"
 
 
+def test_nobody_follows_a_leader_of_which_the_node_just_heard_that_it_is_gone() -> None:
+    yard = Yard(live=(2, 3))
+    yard.table.add(UID, row(1))
+    member = yard.unquiesce.find(UID)
+    assert member is not None and not member.raft.leader and member.raft.role == FOLLOWER
+
+
+def test_a_node_at_rest_gets_up_to_go_on_with_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unquiesce, "SCAN_SECONDS", 0.0)
+    yard = Yard()
+    yard.unquiesce.on_liveness(set(VOTERS))
+    while yard.unquiesce.is_busy:
+        yard.unquiesce.tick()
+    for uid in (UID, UID + 1):
+        yard.table.add(uid, row(1, shape=SHAPE._replace(voters=(1, 2)), name=f"g{uid}"))
+    before = yard.stirred
+    yard.unquiesce.on_liveness({2, 3})
+    assert yard.stirred == before + 1 and yard.unquiesce.is_busy and yard.table.leader_of(UID + 1) == 1
+    yard.unquiesce.tick()
+    assert yard.table.leader_of(UID + 1) == 0 and not yard.members
+
+
 def test_a_lone_voter_campaigns_when_it_wakes_and_others_wait_to_be_asked() -> None:
     yard = Yard()
     yard.table.add(UID, row(0))
