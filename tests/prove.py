@@ -39,7 +39,12 @@ SESSIONS = ("client/session.py", "client/session_keeper.py", "client/sync_sessio
 STEPS = (
     Step("sim-recorded", ("-m", "tests.sim", "--regressions")),
     Step("sim", ("-m", "tests.sim", "--seed", "100000", "--seeds", "600", "--minutes", "1")),
-    Step("sim-planted", ("-m", "tests.sim.planted", "--cpu", "60", "--seed", "100000")),
+    *(
+        Step(
+            f"sim-planted-{part}", ("-m", "tests.sim.planted", "--cpu", "60", "--seed", "100000", "--part", f"{part}/5")
+        )
+        for part in range(1, 6)
+    ),
     Step("crash", ("-m", "tests.crash", "--states", "6000", "--wal-states", "14000", "--seed", "300")),
     *(
         Step(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from logyard.engine.raft.core import FOLLOWER, PRECANDIDATE
-from logyard.engine.raft.messages import APPEND, APPEND_REPLY, PREVOTE, PREVOTE_REPLY, Message
+from logyard.engine.raft.messages import APPEND, APPEND_REPLY, PREVOTE, PREVOTE_REPLY, READ, Message
+from logyard.engine.raft.progress import SNAPSHOTTING
 
 from .network import UID, Network, command, drain, make
 
@@ -49,3 +50,26 @@ def test_each_denied_campaign_counts_once() -> None:
         for node in (2, 3):
             raft.step(Message(PREVOTE_REPLY, UID, 1, node, 0, 1, reject=True))
         assert raft.role == FOLLOWER and raft.denials == denied
+
+
+def test_a_snapshot_under_way_keeps_no_other_follower_from_being_asked_again() -> None:
+    network = Network(3)
+    leader = network.elect(1)
+    leader.progress[2].state = SNAPSHOTTING
+    network.hosts[1].propose(b"x")
+    for turn in range(2):
+        found = network.said(1)
+        assert [m.kind for m in found if m.to == 3] == [APPEND], turn
+        assert not [m for m in found if m.to == 2]
+        # All of it is lost.
+        for _ in range(leader.limits.probe_ticks):
+            leader.tick()
+
+
+def test_who_hears_a_read_of_its_leader_doubts_it_no_more() -> None:
+    network = Network(3)
+    leader, follower = network.elect(1), network[2]
+    follower.on_link_reset(1)
+    assert not follower.is_quiet
+    follower.step(Message(READ, UID, 2, 1, leader.term, context=7))
+    assert follower.is_quiet and follower.leader == 1
