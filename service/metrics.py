@@ -198,7 +198,7 @@ METRICS = (
 def largest_groups(system: System, count: int = TOP_GROUPS) -> dict[str, dict[str, int]]:
     """Return the `count` groups with most bytes, largest first: bytes by kind."""
     wal: Counter[int] = Counter()
-    for file in system.storage.files.values():
+    for file in system.storage.location.files.values():
         for uid, share in file.shares.items():
             wal[uid] += share.live
     rows = (
@@ -213,7 +213,7 @@ def samples(system: System) -> Iterator[tuple[Metric, list[tuple[tuple[str, ...]
     """Yield every metric with its samples, from one look at the node."""
     status = node_status(system)
     status["top_groups"] = largest_groups(system)
-    status["wal_bytes_dead"] = sum(max(0, file.total - file.live) for file in system.storage.files.values())
+    status["wal_bytes_dead"] = sum(max(0, file.total - file.live) for file in system.storage.location.files.values())
     for metric in METRICS:
         yield metric, list(metric.read(status))
 

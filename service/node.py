@@ -45,7 +45,7 @@ from .own_machines import machine_factory
 from .payload_port import StoreAdapter
 from .pushes import listen
 from .rpc import ADMIN_PLACES, RpcServer
-from .status import board_rows, describe_member, describe_sleeper, key_metrics, node_status
+from .status import board_rows, describe_member, describe_sleeper, key_metrics, node_status, payload_disk_bytes
 from .tls import Door, PeerGuard, open_doors
 from .writer.process import COMMAND as WRITER_COMMAND
 from .writer.process import WriterProcess
@@ -231,7 +231,14 @@ class Node(LogVerbs):
 
     async def compact(self) -> dict[str, Any]:
         """Migrate every live payload to generations, rewrite sparse ones, give dead space back."""
-        return await self.system.storage.compact()
+        system = self.system
+        files = await system.storage.janitor.compact()
+        return {
+            "files": files,
+            "live_bytes_in_wal": system.storage.homes.live_bytes(),
+            "live_bytes_in_generations": sum(one.live for one in system.store.generations()),
+            "disk_bytes": payload_disk_bytes(system.wal, system.store),
+        }
 
     def scrub(self, start: bool) -> dict[str, Any]:
         """Ask for a whole pass from here on, or just look: `wanted` is the number of `passes` by which it has ended."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from logyard.engine.host.engine import System
+from logyard.engine.log.wal import Wal
+from logyard.engine.ports import StorePort
 from logyard.engine.quiesce.quiesced_table import Row
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.state import FOLLOWER, ROLE_NAMES
@@ -39,6 +41,11 @@ class _Sums:
             self.snapshots += member.snapshot_index > 0
 
 
+def payload_disk_bytes(wal: Wal, store: StorePort) -> int:
+    """Return the allocated bytes of everything that holds payloads: WAL files (spares included) and generations."""
+    return wal.allocated_bytes() + store.disk_bytes()
+
+
 def node_status(system: System) -> dict[str, Any]:
     """Return the node's figures, sizes in bytes; `live` are payload bytes that no release has named yet. `apply` is of
     this process: entries it applied since its start, the processor time of that, and of the start's replay of the
@@ -46,7 +53,7 @@ def node_status(system: System) -> dict[str, Any]:
     sums = _Sums(system)
     sleepers = system.quiesced
     storage = system.storage
-    in_wal = storage.wal_live_bytes()
+    in_wal = storage.homes.live_bytes()
     generations = system.store.generations()
     in_generations = sum(one.live for one in generations)
     disk = system.disk
@@ -75,7 +82,7 @@ def node_status(system: System) -> dict[str, Any]:
         "wal_bytes_live": in_wal,
         "generations_bytes_live": in_generations,
         "payload_live_bytes": in_wal + in_generations,
-        "payload_disk_bytes": storage.disk_bytes(),
+        "payload_disk_bytes": payload_disk_bytes(system.wal, system.store),
         "snapshot_bytes": sums.snapshot_bytes + sleepers.bytes,
         "liveness_mismatches": system.snapshots.mismatches,
         "snapshots": sums.snapshots + len(sleepers),
@@ -93,7 +100,7 @@ def node_status(system: System) -> dict[str, Any]:
         "wal": {
             "files": len(system.wal.files),
             "allocated_bytes": system.wal.allocated_bytes(),
-            "sealed": len(storage.files),
+            "sealed": len(storage.location.files),
             **system.durability.status(),
         },
         "segments": storage.segments.status(),

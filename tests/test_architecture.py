@@ -23,7 +23,7 @@ OF_THE_LOOP = tuple(
     f"logyard.engine.log.{name}"
     for name in (
         "group_commit", "space", "location", "liveness_accounting", "segment_files", "segment_writer", "compactor",
-        "janitor", "checkpoints", "checkpoint_rows", "meta_batch", "gc_blockers", "cache",
+        "janitor", "group_logs", "rehoming", "checkpoints", "checkpoint_rows", "meta_batch", "gc_blockers", "cache",
     )
 )  # fmt: skip
 """Of the log, what runs beside a node's loop and knows its members: nobody who reads a stopped directory has these."""

@@ -36,11 +36,13 @@ from ..log.checkpoints import Checkpoints, DueSnapshots
 from ..log.compactor import Compactor
 from ..log.gc_blockers import GcBlockers
 from ..log.group_commit import GroupCommit
+from ..log.group_logs import GroupLogs
 from ..log.janitor import Janitor
 from ..log.liveness_accounting import LivenessAccounting, Recount
 from ..log.location import Location, SealedFile, Unflushed
 from ..log.meta import MetaStore
 from ..log.meta_batch import MetaBatch
+from ..log.rehoming import Rehoming
 from ..log.segment_files import SegmentFiles
 from ..log.segment_writer import SegmentWriter
 from ..log.space import Space
@@ -179,7 +181,7 @@ class System:
         )  # fmt: skip
         segments = SegmentFiles(
             path, self.disk, self.members, location.files.__contains__, lambda member: self.damages.is_left(member),
-            lambda: self.storage.look(), None if self.writer is None else self.writer.write_segment,
+            lambda: self.storage.janitor.look(), None if self.writer is None else self.writer.write_segment,
         )  # fmt: skip
         homes = LivenessAccounting(
             self.members, self.store, location, segments, lambda *range_: self.reader.payload_entries(*range_),
@@ -215,10 +217,11 @@ class System:
             self._no_room,
         )  # fmt: skip
         self.recount = Recount(self.members, homes, janitor.lock, self.spawn, janitor.look, self._damaged)
+        rehoming = Rehoming(self.members, self.store, books, location, homes, janitor.lock)
+        logs = GroupLogs(self.members, self.durability, books, flush, segments, homes, janitor, self._forgotten)
         self.storage = Storage(
-            self.members, self.store, self.durability, books, location, segments, homes, flush, compactor, holders,
-            janitor, lambda uid: self.chunks.forget(uid), self.space.found,
-        )  # fmt: skip
+            jobs, books, location, segments, homes, flush, compactor, holders, janitor, rehoming, logs
+        )
         self.budget = Admission(
             config, self.durability, self.space, unflushed, compactor, self.cache, self.windows, self.counters.refused
         )
@@ -258,7 +261,7 @@ class System:
             self.config, self._find_by, self.store, self.reader, self.storage.location.holds, self.chunks,
             self.send_blob, self.spawn,
         )  # fmt: skip
-        books = self.storage.books
+        books, logs = self.storage.books, self.storage.logs
         self.builder = Builder(
             Cores(self.node_id, self.live, self.draw, self.limits, self.windows), self.create_machine, self.store,
             books.load_snapshot, lambda uid: self.departures.departed.get(uid), self._own_time, self.budget,
@@ -266,7 +269,7 @@ class System:
         )  # fmt: skip
         self.enliven = Enliven(self.node_id, self.members, lambda member: self.versions.learn(member), self.mark)
         self.receiving = self._receiver()
-        self.repair = PayloadRepair(self.pulls, self.reader, self.store, self.storage.write_back)
+        self.repair = PayloadRepair(self.pulls, self.reader, self.store, self.storage.rehoming.write_back)
         self.outbound = self._outbound()
         self.damages = self._log_repair()
         self.refill = Refill(
@@ -278,7 +281,7 @@ class System:
         self.names = Names(self.quiesced)
         self.departures = ReplicaGC(
             self.node_id, self.find, self.retire, self.forks,
-            replica_gc.Rows(books.commit, self.storage.forget, self.durability.write_alone), self.send_blob, self.spawn,
+            replica_gc.Rows(books.commit, logs.forget, self.durability.write_alone), self.send_blob, self.spawn,
         )  # fmt: skip
         self.directory = self._registry()
         self.versions = Versions(
@@ -315,7 +318,7 @@ class System:
             self.names, self.find, self.has, self.spec, lambda: self.group_count, self.damages.barred
         )  # fmt: skip
         host = groups.Host(
-            self.start_member, lambda: self.grown(), self.retire.detach, self.storage.forget, self.spawn
+            self.start_member, lambda: self.grown(), self.retire.detach, self.storage.logs.forget, self.spawn
         )  # fmt: skip
         return GroupRegistry(
             self.node_id, self.config.groups_max, self.create_machine, here, self.departures, self.storage.books,
@@ -325,7 +328,7 @@ class System:
     def _scrub(self) -> Scrub:
         """Build what reads through all that is stored."""
         config, disk, storage, store, members = self.config, self.disk, self.storage, self.store, self.members
-        books, segments, files = storage.books, storage.segments, storage.files
+        books, segments, files = storage.books, storage.segments, storage.location.files
         unflushed = storage.flush.unflushed
         findings = Findings(
             config.scrub_bytes_per_s,
@@ -338,7 +341,7 @@ class System:
             "meta": scrub_walks.MetaWalk(disk, books, here, read, repairs).run,
             "snapshot": scrub_walks.SnapshotWalk(books, here, read, repairs).run,
             "segment": scrub_walks.SegmentWalk(
-                disk, segments, files, members, storage.janitor_lock, storage.homes.recount, read, repairs
+                disk, segments, files, members, storage.janitor.lock, storage.homes.recount, read, repairs
             ).run,
             "wal": scrub_walks.WalWalk(
                 disk, self.path / "wal", segments.path, files, members,
@@ -376,12 +379,12 @@ class System:
         )  # fmt: skip
         books, location = self.storage.books, self.storage.location
         flush = PayloadFlush(
-            self.store, location.files, location, self.reader, self.wal.read_payload, self.storage.move,
+            self.store, location.files, location, self.reader, self.wal.read_payload, self.storage.rehoming.move,
             self.config.hibernate_move_bytes,
         )  # fmt: skip
         storage = quiesce.Storage(
             flush.is_done, flush.run, self.snapshots.take, self.checkpoints.move_out,
-            partial(books.commit, store=True), self.storage.slept, self.storage.forget_slept,
+            partial(books.commit, store=True), self.storage.logs.slept, self.storage.logs.forget_slept,
         )  # fmt: skip
 
         def is_held(member: Member) -> bool:
@@ -417,7 +420,7 @@ class System:
                 lambda: self.leaderboard.prune(members, len(members)), self.versions.look,
                 lambda: self.log_clock.catch_up(timed), self.refill.look, storage.books.look,
             ),
-            storage.look,
+            storage.janitor.look,
         )  # fmt: skip
         active = ticker.Groups(self.active, self.scheduler.mark, self.walks.over_members, self.quiesce.rest)
         return Ticker(self.config, active, self.pulse, self.durability, self.effects, chores)
@@ -469,7 +472,7 @@ class System:
         """Build the receiving end of transfers on what there is by now."""
         host = snapshot_receiver.Host(
             self.find, lambda node, uid: self.inbound.ask(node, uid), self.scheduler.turn, self._restore,
-            self.retire.stop, self.mark, self.storage.store_payloads,
+            self.retire.stop, self.mark, self.storage.rehoming.store_payloads,
         )  # fmt: skip
         return SnapshotReceiver(
             self.members, self.store, self.checkpoints, self.chunks, self.pulls, host, self.send_blob, self.spawn
@@ -480,7 +483,7 @@ class System:
         host = log_repair.Host(
             self.builder.build, self.enliven, self.retire.silence, self.retire.stop, self.spawn,
         )  # fmt: skip
-        return LogRepair(self.node_id, self.members, self.storage.books, self.storage, self.reader, host)
+        return LogRepair(self.node_id, self.members, self.storage.books, self.storage.logs, self.reader, host)
 
     def _outbound(self) -> Outbound:
         """Build what sends messages that are not at hand."""
@@ -510,7 +513,7 @@ class System:
         )  # fmt: skip
         await trio.to_thread.run_sync(start.run)
         self.counters.replayed(start.replay_ns)
-        self.durability.held_back(self.storage.unsealed())
+        self.durability.held_back(self.storage.location.unsealed())
 
     async def run(self, peers: PeersPort, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled; raise `WalFailed` when the disk failed (law 7), `Outdated` when the others say so."""
@@ -579,6 +582,11 @@ class System:
         await self.receiving.collect(self.has)
         await self.chunks.collect()
 
+    def _forgotten(self, uid: int) -> None:
+        """Count nothing any more that came for a replica that goes, nor its payloads."""
+        self.chunks.forget(uid)
+        self.store.delete_group(uid)
+
     def _no_room(self) -> None:
         """Let no promise hold up the space that a full disk needs."""
         self.chunks.give_up()
@@ -645,7 +653,7 @@ class System:
 
     async def _let_log_go(self, member: Member) -> None:
         await self.snapshots.take([member])
-        await self.storage.roll_out(member)
+        await self.storage.logs.roll_out(member)
 
     def _damaged(self, member: Member, error: Corrupt) -> None:
         self.damages.found(member, error)

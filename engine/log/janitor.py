@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import LogyardError, NoSpace
 
 from ..jobs import Jobs
 from .compactor import Compactor, name_of
@@ -64,6 +64,11 @@ class Janitor:
 
     def look(self) -> None:
         """Look soon whether anything is due."""
+        self._wake.set()
+
+    def make_room(self, error: NoSpace) -> None:
+        """Look soon for what gives room: something that is decided, and frees space itself, found none."""
+        self._space.found(str(error), error)
         self._wake.set()
 
     def adopt(self, sealed: Sequence[Sealed]) -> None:

@@ -97,6 +97,13 @@ class LivenessAccounting:
             self._segments.drop_below(member, run, base)
             return self._count(member, run._replace(first=base + 1)) if run.last > base else None
 
+    def forget(self, member: Member) -> None:
+        """Let nothing of a replica that goes live any more."""
+        for run in member.segments:
+            file = self._files.get(run.segment)
+            if file is not None:
+                file.remove(member.uid)
+
     def recount(self, member: Member) -> None:
         """Book the shares of a member that was made anew, or that are not known. Raises `Corrupt`; with `Busy` nothing
         changed."""

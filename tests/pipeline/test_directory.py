@@ -56,7 +56,7 @@ async def build(path: Path) -> None:
             await put(log, 40, 100)
         filler = await system.start_group("filler", AppendLog())
         with trio.fail_after(30):
-            while not system.node.system.storage.files:
+            while not system.node.system.storage.location.files:
                 await filler.append_many([(b"", b"x" * 200_000)])
     async with open_system(path, CONFIG) as system:
         for log in [await system.start_group(name, AppendLog()) for name in ("whole", "cut")]:

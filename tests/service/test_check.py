@@ -92,12 +92,12 @@ async def build(path: Path) -> None:
             while len(wal_files(path)) == files:
                 await fill(logs, number, 1)
                 number += 1
-            while not system.node.system.storage.files:
+            while not system.node.system.storage.location.files:
                 await trio.sleep(0.01)
     async with open_system(path, CONFIG) as system:
         logs = await start(system)
         await fill(logs, 90, 3)
-        assert system.node.system.storage.files
+        assert system.node.system.storage.location.files
 
 
 @pytest.fixture(scope="module")

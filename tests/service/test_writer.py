@@ -158,7 +158,7 @@ async def test_the_node_dies_between_the_reply_and_the_meta_commit(tmp_path: Pat
             nursery.cancel_scope.cancel()
         await c.restart(1)
         await c.leader()
-        assert c.system(1).storage.files, "the file is the home until a commit says otherwise"
+        assert c.system(1).storage.location.files, "the file is the home until a commit says otherwise"
         assert [body for _, body in await c.read(1)] == bodies
         await c.nodes[1].compact()
         assert [body for _, body in await c.read(1)] == bodies
@@ -192,20 +192,20 @@ async def test_a_deadly_migration_is_set_aside_and_all_else_goes_on(tmp_path: Pa
         (plan / "always").write_text("before commit")
         bodies = await c.fill(1, 5, 40 * KIB)
         await c.roll(1)
-        c.system(1).storage.look()
+        c.system(1).storage.janitor.look()
         await until(lambda: writer_of(c).set_aside, "the job is set aside")
         ((what, reason),) = c.nodes[1].status()["writer"]["set_aside"]
         assert what == "migration of WAL file 1" and "3 times" in reason and "SIGKILL" in reason
-        await until(lambda: c.system(1).storage.files[1].failed)
+        await until(lambda: c.system(1).storage.location.files[1].failed)
         # Segments go on in the process, reads and writes as ever; no debt is made of what cannot move.
         bodies += await c.fill(1, 5, 40 * KIB)
         await c.roll(1)
         assert [body for _, body in await c.read(1)] == bodies
-        failed = c.system(1).storage.files[1]
+        failed = c.system(1).storage.location.files[1]
         assert c.system(1).storage.migration.debt < failed.length + c.system(1).wal.position[1]
         (plan / "always").unlink()
         await c.nodes[1].compact()
-        assert not c.system(1).storage.files
+        assert not c.system(1).storage.location.files
         assert [body for _, body in await c.read(1)] == bodies
         await check_books(c, tmp_path)
 
@@ -218,7 +218,7 @@ async def test_a_deadly_rewriting_is_not_tried_again(tmp_path: Path) -> None:
         system = c.system(1)
         system.store.seal_current()
         # The janitor would come upon it by itself, before the plan stands.
-        async with system.storage.janitor_lock:
+        async with system.storage.janitor.lock:
             await c.nodes[1].truncate("log", 8)
             (plan / "always").write_text("before commit")
             with pytest.raises(JobPoisoned):
@@ -267,7 +267,7 @@ async def test_a_full_disk_is_no_death_and_the_job_is_done_when_there_is_room(tm
         storage = c.system(1).storage
 
         async def migrate() -> None:
-            (file,) = storage.files.values()
+            (file,) = storage.location.files.values()
             await storage.migration.migrate(file)
 
         bodies = await c.fill(1, 5, 40 * KIB)
@@ -283,7 +283,7 @@ async def test_a_full_disk_is_no_death_and_the_job_is_done_when_there_is_room(tm
         assert [body for _, body in await c.read(1)] == bodies
         (plan / "full").unlink()
         await migrate()
-        assert writer_of(c).starts == 1 and not storage.files
+        assert writer_of(c).starts == 1 and not storage.location.files
         assert [body for _, body in await c.read(1)] == bodies
         await check_books(c, tmp_path)
 
@@ -293,13 +293,13 @@ async def test_no_writer_can_be_started(tmp_path: Path) -> None:
         bodies = await c.fill(1, 5, 40 * KIB)
         await c.roll(1)
         assert c.member(1).segments
-        c.system(1).storage.files[1].sealed_at -= 1e9
-        c.system(1).storage.look()
+        c.system(1).storage.location.files[1].sealed_at -= 1e9
+        c.system(1).storage.janitor.look()
         await until(lambda: not c.system(1).storage.janitor._wake.is_set())
         assert [body for _, body in await c.read(1)] == bodies
         status = c.nodes[1].status()["writer"]
         assert status["pid"] == 0 and "could not be started" in status["last_end"]
-        assert 1 in c.system(1).storage.files and not c.system(1).storage.files[1].failed
+        assert 1 in c.system(1).storage.location.files and not c.system(1).storage.location.files[1].failed
 
 
 async def test_a_cancelled_job_leaves_no_reply_for_the_next(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ async def test_what_waits_to_be_migrated_makes_clients_wait(tmp_path: Path) -> N
     ) as c:
         storage = c.system(1).storage
         # The janitor waits, as for a migration that takes long; files are sealed and booked as they come.
-        async with storage.janitor_lock:
+        async with storage.janitor.lock:
             with pytest.raises(Busy) as busy:
                 for _ in range(100):
                     await c.append(1, [(b"", bytes(100 * KIB))])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from logyard.engine.host import storage
 from logyard.engine.log.compactor import Compactor
+from logyard.engine.log.group_logs import GroupLogs
 from logyard.engine.replica import sessions, snapshot_sections
 from logyard.engine.replica.member import Member
 from logyard.engine.transfer import snapshot_store
@@ -107,5 +107,5 @@ BUGS = (
         ],
         featured=frozenset({"truncations", "checkpoints"}),
     ),
-    Bug("deletion_not_stored", "a deleted group stays deleted", [(storage.Storage, "forget", _stores_nothing)]),
+    Bug("deletion_not_stored", "a deleted group stays deleted", [(GroupLogs, "forget", _stores_nothing)]),
 )

@@ -163,7 +163,9 @@ class RotFaults(Ground):
         if host is None or system is None:
             return
         entries = [
-            entry for _, entry in system.storage.unsealed() if entry.body_bytes and entry.file and not entry.tombstone
+            entry
+            for _, entry in system.storage.location.unsealed()
+            if entry.body_bytes and entry.file and not entry.tombstone
         ]
         if not entries:
             return

@@ -103,7 +103,7 @@ class Ground:
         if system is not None:
 
             async def roll() -> None:
-                async with system.storage.janitor_lock:
-                    await system.storage.roll()
+                async with system.storage.janitor.lock:
+                    await system.storage.janitor.roll()
 
             self.ask(number, roll())

@@ -312,8 +312,8 @@ class Cluster:
     async def roll(self, number: int) -> None:
         """Seal the WAL file of a node and write its segment."""
         storage = self.system(number).storage
-        async with storage.janitor_lock:
-            await storage.roll()
+        async with storage.janitor.lock:
+            await storage.janitor.roll()
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> Iterable[Any]:
@@ -357,14 +357,14 @@ async def cluster(
 
 def payload_flush(system: System, bytes_max: int) -> PayloadFlush:
     """What moves payloads out of WAL files before sleep, whatever the configuration says of how much."""
-    location, move = system.storage.location, system.storage.move
+    location, move = system.storage.location, system.storage.rehoming.move
     return PayloadFlush(system.store, location.files, location, system.reader, system.wal.read_payload, move, bytes_max)
 
 
 def payload_books(system: System) -> dict[str, Any]:
     """What the counters say of payload bytes, per home."""
     return {
-        "wal": {number: file.live for number, file in system.storage.files.items() if file.live},
+        "wal": {number: file.live for number, file in system.storage.location.files.items() if file.live},
         "generations": {one.id: one.live for one in system.store.generations()},
     }
 

@@ -116,7 +116,7 @@ async def test_too_much_wal_without_segments_names_itself_and_is_left_behind(tmp
     async with cluster(tmp_path, 1, wal_unflushed_bytes_max=4 * MIB) as c:
         storage, books = c.system(1).storage, c.system(1).budget
         await c.fill(1, 3, KIB)
-        async with storage.janitor_lock:
+        async with storage.janitor.lock:
             # No segment is made now: sealed files pile up.
             with pytest.raises(Busy) as busy:
                 for _ in range(100):

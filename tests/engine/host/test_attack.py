@@ -81,7 +81,7 @@ async def test_law_4_what_dies_after_the_floors_were_stored_is_not_unlinked_with
             await c.nodes[1].truncate("log", 10)
 
         monkeypatch.setattr(storage.books, "commit_members", slow)
-        async with storage.janitor_lock:
+        async with storage.janitor.lock:
             await storage.migration.collect(0.0)
         monkeypatch.undo()
         release = c.member(1).last_release
@@ -103,7 +103,7 @@ async def test_law_4_a_file_whose_removal_could_not_be_stored_is_tried_again(
         bodies = await c.fill(1, 5, 40 * KIB)
         await c.roll(1)
         storage = c.system(1).storage
-        (file,) = storage.files.values()
+        (file,) = storage.location.files.values()
         commit = storage.books.commit_members
 
         async def full(*arguments: Any, gone_files: Sequence[int] = (), **named: Any) -> None:
@@ -112,7 +112,7 @@ async def test_law_4_a_file_whose_removal_could_not_be_stored_is_tried_again(
             await commit(*arguments, **named)
 
         monkeypatch.setattr(storage.books, "commit_members", full)
-        async with storage.janitor_lock:
+        async with storage.janitor.lock:
             with pytest.raises(NoSpace):
                 await storage.migration.migrate(file)
         monkeypatch.undo()
@@ -280,17 +280,17 @@ async def test_law_4_a_floor_that_could_not_be_stored_is_stored_before_bytes_go(
         await c.nodes[1].truncate("log", 3)
         release = c.member(1).last_release
         storage = c.system(1).storage
-        (file,) = storage.files.values()
+        (file,) = storage.location.files.values()
 
         def full(self: object, puts: object) -> None:
             raise NoSpace("the disk of the meta store is full")
 
         monkeypatch.setattr(MetaStore, "commit", full)
-        async with storage.janitor_lock:
+        async with storage.janitor.lock:
             with pytest.raises(NoSpace):
                 await storage.migration.migrate(file)
         monkeypatch.undo()
-        async with storage.janitor_lock:
+        async with storage.janitor.lock:
             await storage.migration.migrate(file)
         await c.crash(1)
         system = c.build(1)

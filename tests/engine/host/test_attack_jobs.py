@@ -41,12 +41,12 @@ async def test_what_dies_while_leftovers_wait_for_their_turn_is_dead_in_the_copy
     async with cluster(tmp_path, 1, payload_cache_bytes=0, hibernate_move_bytes=1 << 20) as c:
         bodies = await c.fill(1, 8, SIZE)
         system, member = c.system(1), c.member(1)
-        await system.storage.janitor_lock.acquire()
+        await system.storage.janitor.lock.acquire()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(payload_flush(system, 1 << 20).run, [member])
-            await until(lambda: system.storage.janitor_lock.statistics().tasks_waiting)
+            await until(lambda: system.storage.janitor.lock.statistics().tasks_waiting)
             await c.nodes[1].truncate("log", 3)
-            system.storage.janitor_lock.release()
+            system.storage.janitor.lock.release()
         await check_books(c, 1, bodies[3:])
 
 
@@ -93,9 +93,9 @@ async def test_a_file_without_a_segment_in_the_books_is_never_given_away(tmp_pat
         storage.flush.unflushed.add([sealed])
         for _ in range(2):
             before = state["refused"]
-            storage.look()
+            storage.janitor.look()
             await until(lambda before=before: state["refused"] >= before + 1)
-            async with storage.janitor_lock:
+            async with storage.janitor.lock:
                 pass
         assert file in dict(system.wal.files), "its metadata is nowhere else"
         await c.restart(1)
@@ -105,7 +105,7 @@ async def test_a_file_without_a_segment_in_the_books_is_never_given_away(tmp_pat
         found = await c.read(1, c.log(1).start)
         assert [body for _, body in found] == ([None] if dead else [*bodies[3:], None])
         await until(lambda: storage is not c.system(1).storage)
-        c.system(1).storage.look()
+        c.system(1).storage.janitor.look()
         await c.nodes[1].compact()
         assert [body for _, body in await c.read(1, c.log(1).start)] == ([None] if dead else [*bodies[3:], None])
 
@@ -127,7 +127,7 @@ async def test_a_damaged_row_holds_up_no_other_generation(tmp_path: Path) -> Non
         system = c.system(1)
 
         async def collected() -> dict[int, int]:
-            async with system.storage.janitor_lock:
+            async with system.storage.janitor.lock:
                 with suppress(LogyardError):
                     await system.storage.migration.collect(1.0, paced=False)
             return {one.id: one.total for one in system.store.generations()}
@@ -147,11 +147,11 @@ async def test_a_damaged_file_holds_up_no_other_file(tmp_path: Path) -> None:
             bodies += await c.fill(1, 5, SIZE)
             await c.roll(1)
         storage = c.system(1).storage
-        first, *others = sorted(storage.files)
+        first, *others = sorted(storage.location.files)
         assert hurt_file(c, 1, bodies[2:3]) == 1
         with pytest.raises(Corrupt):
             await c.nodes[1].compact()
-        assert first in storage.files and not storage.files.keys() & set(others)
+        assert first in storage.location.files and not storage.location.files.keys() & set(others)
         assert [body for _, body in await c.read(1, 3)] == bodies[3:]
 
 
@@ -172,7 +172,7 @@ async def test_a_write_that_has_no_room_is_refused_and_not_held(tmp_path: Path, 
         else:
             # The file that is ready fills up before anybody finds that there is none behind it: one write is in the
             # reserve, and no other follows it there.
-            async with system.storage.janitor_lock:
+            async with system.storage.janitor.lock:
                 await filled(c, 1)
             assert system.wal.stock.short and system.wal.room > left
         assert system.space.full and not system.space.takes(40 * KIB)
@@ -186,9 +186,9 @@ async def test_the_floor_is_stored_before_a_dead_file_goes(tmp_path: Path) -> No
         await c.nodes[1].snapshot()
         await c.roll(1)
         storage = c.system(1).storage
-        (file,) = storage.files
+        (file,) = storage.location.files
         await c.nodes[1].truncate("log", 5)
-        storage.look()
+        storage.janitor.look()
         await until(lambda: file not in dict(c.system(1).wal.files), "a file with nothing live goes")
         released = c.member(1).last_release
         await c.crash(1)

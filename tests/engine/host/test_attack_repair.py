@@ -88,14 +88,14 @@ async def test_what_dies_while_it_is_repaired_stays_dead(tmp_path: Path, how: st
         async with trio.open_nursery() as nursery:
             if how == "waiting":
                 # A job of the janitor keeps what came waiting for its home.
-                await storage.janitor_lock.acquire()
-                plain = storage.store_payloads
+                await storage.janitor.lock.acquire()
+                plain = storage.rehoming.store_payloads
 
                 async def store(*arguments: Any, **options: Any) -> None:
                     reached.set()
                     await plain(*arguments, **options)
 
-                storage.store_payloads = store  # type: ignore[method-assign]
+                storage.rehoming.store_payloads = store  # type: ignore[method-assign]
             else:
                 ask = system.pulls.ask
                 go_on = trio.Event()
@@ -112,7 +112,7 @@ async def test_what_dies_while_it_is_repaired_stays_dead(tmp_path: Path, how: st
             await c.nodes[1].truncate("log", 3)
             await c.applied()
             if how == "waiting":
-                storage.janitor_lock.release()
+                storage.janitor.lock.release()
             else:
                 go_on.set()
         await check_books(c, 3, bodies[3:])
@@ -126,10 +126,10 @@ async def test_a_file_that_failed_goes_when_nothing_in_it_lives(tmp_path: Path) 
         with pytest.raises(Corrupt):
             await c.nodes[1].compact()
         storage = c.system(1).storage
-        (file,) = [file for file in storage.files.values() if file.failed]
+        (file,) = [file for file in storage.location.files.values() if file.failed]
         await c.nodes[1].truncate("log", 6)
-        storage.look()
-        await until(lambda: file.file not in storage.files, "a file with nothing live is dropped")
+        storage.janitor.look()
+        await until(lambda: file.file not in storage.location.files, "a file with nothing live is dropped")
 
 
 async def test_a_file_whose_last_damage_was_mended_can_be_emptied(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ async def test_a_file_whose_last_damage_was_mended_can_be_emptied(tmp_path: Path
             await c.nodes[3].compact()
         storage = c.system(3).storage
         assert [body for _, body in await c.read(3)] == bodies
-        assert not [file for file in storage.files.values() if file.failed]
+        assert not [file for file in storage.location.files.values() if file.failed]
         await c.nodes[3].compact()
-        assert not storage.files
+        assert not storage.location.files
         assert [body for _, body in await c.read(3, name="other")] == others
 
 

@@ -32,7 +32,7 @@ async def sealed(c: Cluster) -> SealedFile:
     for name in ("log", "other"):
         await c.fill(1, 6, 40 * KIB, name=name)
     await c.roll(1)
-    (file,) = c.system(1).storage.files.values()
+    (file,) = c.system(1).storage.location.files.values()
     assert len(file.shares) == 2
     return file
 
@@ -52,7 +52,7 @@ async def test_a_group_that_dies_before_its_migration_begins(tmp_path: Path, nam
             for name in names:
                 await node.truncate(name, 6)
             assert len(file.shares) == 2 - len(names)
-        assert not system.storage.files and not store.jobs.failed
+        assert not system.storage.location.files and not store.jobs.failed
         for name in ("log", "other"):
             found = [body for _, body in await c.read(1, c.log(1, name).start, name=name)]
             assert len(found) == (0 if name in names else 6)
@@ -132,15 +132,15 @@ async def test_a_file_that_fails_three_times_is_set_aside_and_holds_up_no_other(
                 assert file.failed == (number == 3)
                 with pytest.raises(JobFailed, match=f"try {number + 1}"):
                     await c.nodes[1].compact()
-            assert file.failed and storage.files[bad] is file
+            assert file.failed and storage.location.files[bad] is file
             await c.fill(1, 6, 40 * KIB)
             with pytest.raises(JobFailed):
                 await c.nodes[1].compact()
-            assert list(storage.files) == [bad], "the other one went"
+            assert list(storage.location.files) == [bad], "the other one went"
             assert not storage.migration.victims()
         assert len(await c.read(1)) == 12
         await c.nodes[1].compact()
-        assert not storage.files and not storage.jobs.status()["waiting"], "by hand it is tried again"
+        assert not storage.location.files and not storage.jobs.status()["waiting"], "by hand it is tried again"
 
 
 @pytest.mark.parametrize("where", ["store", "homes", "recycling", "segment"])
@@ -174,7 +174,7 @@ async def test_a_defect_in_a_switch_destroys_nothing_until_a_restart(
         await c.fill(1, 6, 40 * KIB)
         with pytest.raises(JobFailed, match="a defect"):
             await c.nodes[1].compact()
-        storage.look()
+        storage.janitor.look()
         await c.nodes[1].truncate("log", 9)
         assert files <= set(c.system(1).wal.files), "nothing is given back"
         assert [len(body or b"") for _, body in await c.read(1, 9)] == [40 * KIB] * 3, "and it serves"
@@ -184,5 +184,5 @@ async def test_a_defect_in_a_switch_destroys_nothing_until_a_restart(
         await until(lambda: c.log(1).end == 12)
         assert [len(body or b"") for _, body in await c.read(1, 9)] == [40 * KIB] * 3
         await c.nodes[1].compact()
-        assert not c.system(1).storage.files
+        assert not c.system(1).storage.location.files
         assert len(await c.read(1, 9)) == 3

@@ -220,15 +220,15 @@ async def test_a_failing_segment_job_is_done_again_and_forgets_no_vote(tmp_path:
         await c.fill(1, 3, 40 * KIB)
         system, member = c.system(1), c.member(1)
         term, vote = member.raft.term, member.raft.vote
-        async with system.storage.janitor_lock:
+        async with system.storage.janitor.lock:
             sealed = await system.durability.exclusive(system.wal.roll)
             assert sealed is not None
             system.storage.flush.unflushed.add([sealed])
             disk.fail(call, 1, errno.EIO)
-        system.storage.look()
+        system.storage.janitor.look()
         await until(lambda: call not in disk._plans)
-        system.storage.look()
-        await until(lambda: sealed.file in system.storage.files)
+        system.storage.janitor.look()
+        await until(lambda: sealed.file in system.storage.location.files)
         await c.nodes[1].compact()
         await c.crash(1)
         system = c.build(1)
@@ -268,12 +268,12 @@ async def test_a_vote_alone_in_a_file_outlives_a_failed_segment_job(tmp_path: Pa
         member.raft.campaign(True)
         system.scheduler.mark(member)
         await until(lambda: member.raft.safe and member.raft.term == term + 1)
-        async with system.storage.janitor_lock:
+        async with system.storage.janitor.lock:
             sealed = await system.durability.exclusive(system.wal.roll)
             assert sealed is not None and not sealed.entries
             system.storage.flush.unflushed.add([sealed])
             disk.fail("sync_file", 1, errno.EIO)
-        system.storage.look()
+        system.storage.janitor.look()
         await until(lambda: "sync_file" not in disk._plans)
         await c.nodes[3].compact()
         await c.crash(3)

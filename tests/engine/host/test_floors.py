@@ -68,12 +68,12 @@ async def test_bytes_of_a_wal_file_under_a_pin_outlive_their_release(tmp_path: P
         bodies = await c.fill(1, 10, 40 * KIB)
         await c.roll(1)
         wanted = located(c, 10)
-        (file,) = system.storage.files
+        (file,) = system.storage.location.files
         system.storage.location.pin(("wal", file))
         await node.truncate("log", 10)
         await node.compact()
         # Released, its file given up, the floor durable: whoever located it before still reads it.
-        assert member.floor == member.last_release > 0 and not system.storage.files
+        assert member.floor == member.last_release > 0 and not system.storage.location.files
         assert [plain(one) for one in system.reader._load_all(member.uid, wanted, [None] * 10)] == bodies
         system.storage.location.unpin(("wal", file))
         assert all(isinstance(one, Gone) for one in system.reader._load_all(member.uid, wanted, [None] * 10))
@@ -116,7 +116,7 @@ async def test_a_read_under_way_ends_well_although_its_payloads_are_destroyed(tm
             await node.truncate("log", 10)
             await node.compact()
         assert found == bodies and not system.storage.location._pins
-        assert not system.storage.files
+        assert not system.storage.location.files
 
 
 async def test_a_replay_from_an_older_snapshot_needs_none_of_the_bytes_that_are_gone(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ async def filled(c: Cluster, number: int) -> list[bytes]:
 
 def looked(c: Cluster, number: int) -> None:
     """The janitor looks now, not when its second is over."""
-    c.system(number).storage.look()
+    c.system(number).storage.janitor.look()
 
 
 async def full(c: Cluster, number: int) -> None:
@@ -146,7 +146,7 @@ async def test_a_segment_without_room_is_made_of_the_reserve(tmp_path: Path) -> 
         bodies = await c.fill(1, 5, BODY)
         await ready(c, 1)
         storage = c.system(1).storage
-        async with storage.janitor_lock:
+        async with storage.janitor.lock:
             sealed = await c.system(1).durability.exclusive(c.system(1).wal.roll)
             assert sealed is not None
             storage.flush.unflushed.add([sealed])
@@ -154,8 +154,8 @@ async def test_a_segment_without_room_is_made_of_the_reserve(tmp_path: Path) -> 
         await full(c, 1)
 
         def made() -> bool:
-            storage.look()
-            return sealed.file in storage.files
+            storage.janitor.look()
+            return sealed.file in storage.location.files
 
         await until(made, "the segment is made")
         assert disk.refused and not c.system(1).space.status()["reserve_bytes"]
@@ -171,7 +171,7 @@ async def test_what_is_given_up_for_segments_is_not_taken_by_the_wal(tmp_path: P
         await c.fill(1, 5, BODY)
         await ready(c, 1)
         system = c.system(1)
-        async with system.storage.janitor_lock:
+        async with system.storage.janitor.lock:
             disk.fill()
             first = system.wal.current
             while system.wal.current == first:
@@ -179,8 +179,8 @@ async def test_what_is_given_up_for_segments_is_not_taken_by_the_wal(tmp_path: P
             await system.space.look(False)
             assert system.space.full and not system.space.is_short
             assert disk.free_bytes("") == system.config.disk_reserve_bytes, "given up, and nobody took it yet"
-            await system.storage.roll()
-            assert first in system.storage.files and first + 1 in system.storage.files, "both have segments"
+            await system.storage.janitor.roll()
+            assert {first, first + 1} <= system.storage.location.files.keys(), "both have segments"
         assert system.space.is_short
         disk.quota = -1
         await room(c, 1)

@@ -188,7 +188,7 @@ async def test_a_random_history_adds_up(tmp_path: Path, seed: int) -> None:
 def counted(c: Cluster, number: int) -> dict[int, int]:
     """Live payload bytes at home in each sealed WAL file, entry by entry."""
     system, member = c.system(number), c.member(number)
-    found = dict.fromkeys(system.storage.files, 0)
+    found = dict.fromkeys(system.storage.location.files, 0)
     for run in member.segments:
         if run.segment in found:
             for entry in system.storage.segments.reader(run.segment).entries(member.uid, run.first, run.last):

@@ -24,7 +24,7 @@ async def test_a_slow_log_is_asked_for_a_snapshot_and_its_segment_goes(tmp_path:
         assert c.member(1, "slow").snapshot_index == 0
         await c.fill(1, 30, 40 * KIB)
         await c.roll(1)
-        storage.look()
+        storage.janitor.look()
         await until(lambda: storage.holders.asked > 0, "the groups of the oldest segment are asked")
         assert c.member(1, "slow").snapshot_index == 2
         await until(lambda: not storage.segments.path(oldest).exists(), "nothing holds the oldest segment")
@@ -60,6 +60,6 @@ async def test_what_is_not_committed_holds_a_wal_file_and_is_named(tmp_path: Pat
         await c.start(2)
         await c.start(3)
         await until(lambda: member.raft.commit >= last, "it is committed")
-        storage.look()
+        storage.janitor.look()
         await until(lambda: 1 not in dict(c.system(1).wal.files), "the file was let go")
         assert storage.holders.status()["wal_file"] != 1

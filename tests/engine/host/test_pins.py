@@ -81,7 +81,7 @@ async def test_a_full_disk_ends_every_pin(tmp_path: Path) -> None:
         await c.fill(1, 3, 40 * KIB)
         await c.roll(1)
         storage = c.system(1).storage
-        (file,) = storage.files
+        (file,) = storage.location.files
         storage.location.pin(("wal", file))
 
         async def full() -> None:

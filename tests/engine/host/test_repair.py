@@ -110,11 +110,11 @@ async def test_a_file_that_could_not_be_emptied_can_be_after_the_repair(tmp_path
         assert hurt_file(c, 3, bodies[4:5]) == 1
         with pytest.raises(Corrupt):
             await c.nodes[3].compact()
-        assert any(file.failed for file in c.system(3).storage.files.values())
+        assert any(file.failed for file in c.system(3).storage.location.files.values())
         await all_read(c, 3, bodies)
-        assert not any(file.failed for file in c.system(3).storage.files.values())
+        assert not any(file.failed for file in c.system(3).storage.location.files.values())
         await c.nodes[3].compact()
-        assert not c.system(3).storage.files
+        assert not c.system(3).storage.location.files
         await all_read(c, 3, bodies)
         await check_books(c, 3, list(bodies))
 

@@ -88,6 +88,6 @@ async def test_two_restarts_give_the_same_state(tmp_path: Path) -> None:
             await until(
                 lambda one=system: list(filter(one.storage.location.is_open, dict(one.wal.files))) == [one.wal.current]
             )
-            wal = {number: file.live for number, file in system.storage.files.items()}
+            wal = {number: file.live for number, file in system.storage.location.files.items()}
             states.append((member.machine.snapshot(), member.liveness, member.segments, wal, await c.read(1, 7)))
         assert states[0] == states[1]

@@ -71,8 +71,8 @@ async def test_counters_are_exact_for_releases_in_any_order(tmp_path: Path, seed
             if step == 59:
                 # Some are at home in a generation from here on.
                 await node.snapshot(["log"])
-                file = min(c.system(1).storage.files)
-                await c.system(1).storage.migration.migrate(c.system(1).storage.files[file])
+                file = min(c.system(1).storage.location.files)
+                await c.system(1).storage.migration.migrate(c.system(1).storage.location.files[file])
         await c.roll(1)
         before = payload_books(c.system(1))
         await c.restart(1)
@@ -90,13 +90,14 @@ async def test_a_payload_released_twice_is_counted_once(tmp_path: Path) -> None:
 
         first = [await append() for _ in range(20)]
         await c.roll(1)
-        number = min(c.system(1).storage.files)
+        number = min(c.system(1).storage.location.files)
         one = first[10]
         await append(msgpack.packb([((one, 0), (one + 1, 0))]), 1)
-        whole = c.system(1).storage.files[number].live
+        whole = c.system(1).storage.location.files[number].live
         # The stretch holds the one that is dead already: it must not be taken from the others' share again.
         await append(msgpack.packb([((first[0], 0), (first[15], 0))]), 1)
-        left = c.system(1).storage.files[number].live
+        left = c.system(1).storage.location.files[number].live
         assert whole - left == 14 * (20 * KIB + 8)
         await append(msgpack.packb([((first[15], 0), (first[18], 0))]), 1)
-        assert c.system(1).storage.files[number].live >= 2 * 20 * KIB, "the last ones live here and nowhere else"
+        storage = c.system(1).storage
+        assert storage.location.files[number].live >= 2 * 20 * KIB, "the last ones live here and nowhere else"

@@ -307,7 +307,7 @@ async def test_checkpoints_do_not_put_off_the_snapshot_that_is_due(tmp_path: Pat
         for at in range(20):
             await put(c, 1, "a", at, 100)
             await command(c, 1, b"checkpoint")
-        c.system(1).storage.look()
+        c.system(1).storage.janitor.look()
         await until(lambda: member.compactable > 0)
 
 

@@ -230,11 +230,11 @@ async def test_a_switch_to_a_segment_needs_no_descriptor(tmp_path: Path) -> None
             await c.roll(1)
         assert disk.met and not storage.jobs.frozen and not storage.jobs.failed
         disk.short = ""
-        async with storage.janitor_lock:
+        async with storage.janitor.lock:
             await storage.flush.run()
-        assert [file.live // (40 * KIB) for file in storage.files.values()] == [3]
-        await storage.compact()
-        assert not storage.files and len(await c.read(1, 3)) == 3
+        assert [file.live // (40 * KIB) for file in storage.location.files.values()] == [3]
+        await storage.janitor.compact()
+        assert not storage.location.files and len(await c.read(1, 3)) == 3
 
 
 async def test_a_switch_to_another_home_needs_no_descriptor(tmp_path: Path) -> None:
@@ -256,11 +256,11 @@ async def test_a_switch_to_another_home_needs_no_descriptor(tmp_path: Path) -> N
         storage.segments.renew(1)
         disk.short = ".seg"
         with pytest.raises(Busy, match="descriptors"):
-            await storage.store_payloads(member, rows)
+            await storage.rehoming.store_payloads(member, rows)
         assert disk.met and not storage.jobs.frozen and not system.store.homes(member.uid)
         disk.short = ""
-        await storage.store_payloads(member, rows)
-        assert rows and not any(file.live for file in storage.files.values())
+        await storage.rehoming.store_payloads(member, rows)
+        assert rows and not any(file.live for file in storage.location.files.values())
 
 
 async def test_a_release_short_of_descriptors_is_counted_later(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ async def test_a_release_short_of_descriptors_is_counted_later(tmp_path: Path) -
         await c.applied()
         await c.roll(3)
         storage, member = c.system(3).storage, c.member(3)
-        (file,) = storage.files.values()
+        (file,) = storage.location.files.values()
         storage.segments.renew(file.file)
         disk.short = ".seg"
         await c.nodes[1].truncate("log", 3)
@@ -285,8 +285,8 @@ async def test_a_release_short_of_descriptors_is_counted_later(tmp_path: Path) -
         disk.short = ""
         await until(lambda: file.live // (40 * KIB) == 3, "what died was counted")
         await c.applied()
-        await storage.compact()
-        assert not storage.files and len(await c.read(3, 3)) == 3
+        await storage.janitor.compact()
+        assert not storage.location.files and len(await c.read(3, 3)) == 3
 
 
 async def test_an_overwritten_log_short_of_descriptors_is_counted_later(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ async def test_an_overwritten_log_short_of_descriptors_is_counted_later(tmp_path
         await c.fill(1, 6, 40 * KIB)
         await c.roll(1)
         storage, member = c.system(1).storage, c.member(1)
-        (file,) = storage.files.values()
+        (file,) = storage.location.files.values()
         whole, last = file.live, member.raft.log.last_index
         (entry,) = c.system(1).reader.log_entries(member, last, last, 1 << 20)
         storage.segments.renew(file.file)

@@ -72,10 +72,10 @@ async def test_reads_are_right_in_every_phase_of_a_payloads_life(tmp_path: Path)
 
         await check(0)
         await c.roll(1)
-        assert system.storage.files and not system.store.generations()
+        assert system.storage.location.files and not system.store.generations()
         await check(0)
         await node.compact()
-        assert not system.storage.files and system.store.homes(c.member(1).uid)
+        assert not system.storage.location.files and system.store.homes(c.member(1).uid)
         await check(0)
         await node.truncate("log", 20)
         await node.compact()
@@ -123,12 +123,12 @@ async def test_a_pinned_wal_file_outlives_its_migration(tmp_path: Path) -> None:
         system = c.system(1)
         bodies = await c.fill(1, 10, 40 * KIB)
         await c.roll(1)
-        (file,) = system.storage.files
+        (file,) = system.storage.location.files
         entry = next(iter(system.reader.payload_entries(c.member(1), 2, 5))).entry
         assert entry is not None and entry.file == file
         system.storage.location.pin(("wal", file))
         await c.nodes[1].compact()
-        assert file not in system.storage.files
+        assert file not in system.storage.location.files
         unit = units_of(entry.data)[-1]
         assert system.wal.read_payload(file, entry.offset + unit.offset, unit.length) in bodies
         system.storage.location.unpin(("wal", file))
@@ -209,8 +209,8 @@ async def test_damaged_payloads_in_a_file_do_not_stop_the_storage_of_others(tmp_
         more = await c.fill(1, 80, 40 * KIB, "other")
         # Sealing and migration of later files go on; the damaged one stays what it is.
         await until(lambda: c.system(1).store.homes(c.member(1, "other").uid))
-        await until(lambda: len(c.system(1).storage.files) == 1)
-        assert set(c.system(1).storage.files) == {first}
+        await until(lambda: len(c.system(1).storage.location.files) == 1)
+        assert set(c.system(1).storage.location.files) == {first}
         assert [body for _, body in await c.read(1, 0, 80, "other")] == more
         with pytest.raises(Corrupt):
             await c.read(1, 1, 1)

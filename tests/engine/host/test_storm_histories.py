@@ -78,7 +78,7 @@ class Storm(History):
 
     async def janitor(self) -> None:
         for number in list(self.c.nodes):
-            self.c.system(number).storage.look()
+            self.c.system(number).storage.janitor.look()
 
     async def rot(self) -> None:
         """A bit flips in payloads of the victim's sealed files."""
@@ -122,7 +122,7 @@ class Storm(History):
     async def room(self) -> None:
         self.disk.quota = -1
         if FULL in self.c.nodes:
-            self.c.system(FULL).storage.look()
+            self.c.system(FULL).storage.janitor.look()
 
     async def start(self) -> None:
         # A start needs some room: that it may be refused for want of it is another test's matter.

@@ -22,7 +22,7 @@ async def released(c: Cluster) -> list[bytes]:
     await c.applied()
     for number in (1, 2):
         await c.nodes[number].compact()
-    assert not c.system(1).storage.files and c.member(1).raft.log.snapshot_index == 0
+    assert not c.system(1).storage.location.files and c.member(1).raft.log.snapshot_index == 0
     return bodies[7:]
 
 

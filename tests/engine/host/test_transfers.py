@@ -278,7 +278,7 @@ async def test_an_intent_that_the_log_overtook_goes(tmp_path: Path) -> None:
         await c.leader()
         system = c.system(1)
         assert system.chunks.intents[member.uid].covered == [(1, 3)]
-        system.storage.look()
+        system.storage.janitor.look()
         await until(lambda: quiet(c, 1))
         assert not list(system.storage.books.meta.scan(meta_rows.INTENT))
 

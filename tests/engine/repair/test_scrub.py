@@ -255,7 +255,7 @@ async def test_a_snapshot_from_another_member_leaves_no_run_below_it(tmp_path: P
         await c.fill(1, 4, 2000, "other")
         await c.applied("other")
         await c.nodes[3].compact()
-        assert c.member(3).segments and not c.system(3).storage.files
+        assert c.member(3).segments and not c.system(3).storage.location.files
         data = metadata(c, 1, 5)
         c.partition(3)
         await c.fill(1, 4, 2000)

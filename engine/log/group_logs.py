@@ -1,0 +1,120 @@
+"""What a node's log keeps of one group, when its replica goes, sleeps, is made anew, or has lost records.
+
+Invariant: what says that a replica is gone is durable before its segments are let go, and it waits for the room that it
+needs: it was decided, and frees space. Called by `replica_gc`, `quiesce` and `log_repair`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import trio
+
+from logyard.protocol.errors import NoSpace
+
+from ..replica.member import Member
+from .checkpoint_rows import Put
+from .group_commit import GroupCommit
+from .janitor import Janitor
+from .liveness_accounting import LivenessAccounting
+from .meta_batch import MetaBatch
+from .segment_files import SegmentFiles
+from .segment_writer import SegmentWriter
+from .space import RETRY_S
+
+
+class GroupLogs:
+    """One node's. `forgotten(uid)`: nothing that came for a replica, and no payload of it, counts any more. Who holds
+    `janitor_lock` has the files to itself."""
+
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        durability: GroupCommit,
+        books: MetaBatch,
+        flush: SegmentWriter,
+        segments: SegmentFiles,
+        homes: LivenessAccounting,
+        janitor: Janitor,
+        forgotten: Callable[[int], object],
+    ) -> None:
+        self.janitor_lock = janitor.lock
+        self._members = members
+        self._durability = durability
+        self._books = books
+        self._flush = flush
+        self._segments = segments
+        self._homes = homes
+        self._janitor = janitor
+        self._forgotten = forgotten
+
+    async def forget(self, members: Sequence[Member], build: Callable[[], Iterable[Put]]) -> None:
+        """Let replicas go: `build` gives the rows that say so, their payloads are dead."""
+        for member in members:
+            self._flush.forget(member)
+            self._forgotten(member.uid)
+            self._durability.wal.forget(member.uid)
+            self._homes.forget(member)
+        await self._insist(build)
+        for member in members:
+            for run in member.segments:
+                self._segments.leave(member, run.segment)
+
+    async def _insist(self, build: Callable[[], Iterable[Put]]) -> None:
+        """Commit what is decided, whatever it takes."""
+        while True:
+            try:
+                await self._books.commit(build, store=True)
+                return
+            except NoSpace as error:
+                self._janitor.make_room(error)
+            await trio.sleep(RETRY_S)
+
+    def slept(self, member: Member) -> None:
+        """Store nothing more for a member that became a row."""
+        self._flush.forget(member)
+        self._books.forget(member)
+        self._segments.forget(member)
+        self._durability.wal.forget(member.uid)
+
+    def forget_slept(self, count: int) -> None:
+        """Let go of what the current WAL file still holds in memory of groups that became rows, `count` since the last
+        time: when they may be a good part of it, as each look is at all of it."""
+        wal, members = self._durability.wal, self._members
+        entries = wal.current_entries
+        if 16 * count >= len(entries) and not self._durability.busy:
+            self._durability.let_go(pair for pair in entries if pair[0] not in members)
+            wal.keep_only(members)
+
+    async def roll_out(self, member: Member) -> None:
+        """Let a member's log go up to its snapshot: it goes as far as it is in segments, and who waits for that can't
+        wait until a WAL file is full."""
+        async with self.janitor_lock:
+            if member.flushed < member.compactable and not member.raft.stopped:
+                await self._janitor.roll()
+
+    async def void(self, uid: int) -> int:
+        """Give up all that the WAL has of a group; return the newest batch's number. The janitor must rest."""
+        return await self._durability.exclusive(lambda: self._void(uid))
+
+    def restart(self, uid: int) -> int:
+        """Let the log of a group, of which the WAL has nothing, begin anywhere; return the newest batch's number."""
+        wal = self._durability.wal
+        wal.restart(uid)
+        return wal.position[0] - 1
+
+    def _void(self, uid: int) -> int:
+        through = self.restart(uid)
+        wal = self._durability.wal
+        files = {file.file: file.entries for file in self._flush.unflushed.files()}
+        files[wal.current] = wal.current_entries
+        self._durability.leave_out(uid, files.values())
+        self._segments.spoil(files.keys())
+        return through
+
+    def take_over(self, old: Member, member: Member) -> None:
+        """Put a member made anew, with less in segments, in an old one's place."""
+        self._flush.forget(old)
+        self._books.forget(old)
+        self._segments.take_over(old, member)
+        self._homes.recount(member)
