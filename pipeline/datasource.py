@@ -13,7 +13,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 
 from .errors import OptionError
 from .offsets import check_named, ending_times, resolve, starting_times
@@ -70,6 +76,18 @@ class LogyardDataSource(DataSource):
             return options
 
         return StreamReader(parsed)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return a batch's sink."""
+        from .sink.writers import BatchSink, parsed
+
+        return BatchSink(parsed(self.options, schema, overwrite, False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return a stream's sink."""
+        from .sink.writers import StreamSink, parsed
+
+        return StreamSink(parsed(self.options, schema, overwrite, True))
 
 
 class LogReader(DataSourceReader):

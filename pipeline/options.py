@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
@@ -45,11 +45,13 @@ class Option(NamedTuple):
     streams_default: str | None = None
 
 
-def _text(text: str) -> str:
+def plain(text: str) -> str:
+    """Return a text as it is."""
     return text
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
+    """Return the names of a list."""
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not found:
         raise ValueError("a list of names, separated by commas, is expected")
@@ -64,13 +66,15 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _flag(text: str) -> bool:
+def flag(text: str) -> bool:
+    """Return true or false."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     raise ValueError("true or false is expected")
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Return a whole number above 0."""
     if text.isdigit() and int(text) > 0:
         return int(text)
     raise ValueError("a whole number above 0 is expected")
@@ -97,7 +101,8 @@ def _millis(text: str) -> int:
     raise ValueError("milliseconds since 1970 are expected")
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Return seconds, above 0."""
     try:
         found = float(text)
     except ValueError:
@@ -190,12 +195,12 @@ NO_END = "a stream has no end: use availableNow for what is there now, or read a
 BOUNDED = "a batch is bounded by startingOffsets and endingOffsets"
 
 OPTIONS: tuple[Option, ...] = (
-    Option("servers", "servers", _names, "", "Client addresses of a running cluster, `host:port,host:port`; one that"
+    Option("servers", "servers", names, "", "Client addresses of a running cluster, `host:port,host:port`; one that"
            " answers is enough. Either this or `path`."),
-    Option("path", "path", _text, "", "The directory of a stopped node, or a backup; read without any server. Alone,"
+    Option("path", "path", plain, "", "The directory of a stopped node, or a backup; read without any server. Alone,"
            " as in `load(\"DIR\")`, it means all logs.", BATCH, "nothing is appended to a stopped directory: read it as"
            " a batch (spark.read)"),
-    Option("subscribe", "subscribe", _names, "", "Names of logs, separated by commas. Exactly one of the three."),
+    Option("subscribe", "subscribe", names, "", "Names of logs, separated by commas. Exactly one of the three."),
     Option("subscribePattern", "pattern", _pattern, "", "A regular expression (Python's) that whole names match."),
     Option("assign", "assign", _assign, "", 'Logs as JSON: `["a", "b"]`, or exact ranges `{"a": [first, end]}`, the'
            " end excluded; -2 is the start, -1 the end of the log."),
@@ -218,30 +223,30 @@ OPTIONS: tuple[Option, ...] = (
            " only and touches no large payload anywhere."),
     Option("maxInlineBytes", "inline_bytes", _inline, str(INLINE_BYTES), "A larger payload is null in that column; its"
            " size is still there."),
-    Option("verify", "verify", _flag, "false", "Read every payload, check it against its stored hash in the task, and"
+    Option("verify", "verify", flag, "false", "Read every payload, check it against its stored hash in the task, and"
            " fill `payload_hash`, also with `includePayload=none`."),
-    Option("failOnDataLoss", "fail", _flag, "true", "`false`: records that were truncated meanwhile, or before the"
+    Option("failOnDataLoss", "fail", flag, "true", "`false`: records that were truncated meanwhile, or before the"
            " offset asked for, are one row of kind `gap` that counts them, in place of an error."),
-    Option("minPartitions", "min_partitions", _count, "", "At least about so many tasks. Not given: by size, up to"
+    Option("minPartitions", "min_partitions", count, "", "At least about so many tasks. Not given: by size, up to"
            " twice the driver's cores."),
     Option("maxPartitionBytes", "max_partition_bytes", _size, "128m", "About as much for one task; a longer log is"
            " split.", BATCH, "it goes by what the servers estimate today, and a batch that is repeated must be cut as"
            " it was: here it is maxPartitionRows"),
-    Option("timeoutSeconds", "timeout_s", _seconds, "60", "How long a range may make no progress on any node before the"
+    Option("timeoutSeconds", "timeout_s", seconds, "60", "How long a range may make no progress on any node before the"
            " task fails."),
-    Option("tlsCa", "tls_ca", _text, "", "The authority's certificate, a file on driver and executors. With it and the"
+    Option("tlsCa", "tls_ca", plain, "", "The authority's certificate, a file on driver and executors. With it and the"
            " next two, connections are secured; without, only loopback addresses are reached."),
-    Option("tlsCertificate", "tls_certificate", _text, "", "The client's certificate, a file."),
-    Option("tlsKey", "tls_key", _text, "", "The key to it, a file."),
-    Option("maxOffsetsPerTrigger", "max_offsets", _count, "", "Records of a batch at most, over all logs.", STREAM,
+    Option("tlsCertificate", "tls_certificate", plain, "", "The client's certificate, a file."),
+    Option("tlsKey", "tls_key", plain, "", "The key to it, a file."),
+    Option("maxOffsetsPerTrigger", "max_offsets", count, "", "Records of a batch at most, over all logs.", STREAM,
            BOUNDED),
     Option("maxBytesPerTrigger", "max_bytes", _size, "", "About so many bytes of metadata and payload a batch, by"
            " estimates; one record always passes. In place of `maxOffsetsPerTrigger`.", STREAM, BOUNDED),
-    Option("minRowsPerLog", "min_rows", _count, "1000", "How a limit is shared out: a log that takes part in a batch"
+    Option("minRowsPerLog", "min_rows", count, "1000", "How a limit is shared out: a log that takes part in a batch"
            " gets at least so many of its records, if it has them; logs take turns.", STREAM, BOUNDED),
     Option("newLogs", "new_logs", _new_logs, "earliest", "Where logs begin that appear while the stream is there:"
            " `earliest` or `latest`.", STREAM, "a batch reads the logs that are there"),
-    Option("maxPartitionRows", "max_partition_rows", _count, "250000", "Records of a task at most, each log counted as"
+    Option("maxPartitionRows", "max_partition_rows", count, "250000", "Records of a task at most, each log counted as"
            f" {LOG_ROWS_WEIGHT} more; a longer log is split.", STREAM, "here it is maxPartitionBytes"),
     Option("consumer", "consumer", _consumer, "", "`GROUP/KEY`: a key of a KV group to which the stream writes how far"
            " it has come, as a hint for retention and dashboards.", STREAM, "a batch has no place of its own"),
@@ -409,15 +414,20 @@ def _exactly_one(present: set[str], *names: str) -> None:
         raise OptionError(f"{given[1]}: it excludes {given[0]}; give exactly one of {', '.join(names)}")
 
 
-def _check_place(options: Options) -> None:
+def check_servers(servers: Iterable[str]) -> None:
+    """Raise `OptionError` for what is no address."""
     from logyard.client.session import parse_address
     from logyard.protocol.errors import BadRequest
 
-    for server in options.servers or ():
+    for server in servers:
         try:
             parse_address(server)
         except BadRequest as error:
             raise OptionError(f"servers: {error}") from None
+
+
+def _check_place(options: Options) -> None:
+    check_servers(options.servers or ())
     if options.path is not None and not os.path.isdir(options.path):
         raise OptionError(f"path: {options.path!r} is no directory")
 

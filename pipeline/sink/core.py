@@ -1,0 +1,355 @@
+"""What a sink does with a batch, without Spark: tasks write, a commit makes it visible, and any of it may be repeated.
+
+`exactly-once`: tasks append to stage logs; the commit stores a manifest in the sink's log, then writes the rows that it
+names to their logs, as one fenced epoch, then notes that the batch is done, then truncates the stages. A crash anywhere
+means that the next commit goes on from the stored manifest, whatever its own messages say. `exactly-once-direct`: tasks
+write to the logs themselves, as lanes of the batch's epoch; that needs rows which are cut into the same tasks again.
+`at-least-once`: plain appends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+
+from logyard.client.producer import SyncEpochWriter, producer_number
+from logyard.client.sync import Yard
+from logyard.client.sync_log import Log
+from logyard.client.upload import WHOLE_BYTES
+from logyard.protocol.errors import Gone, GroupExists, LogyardError, OutOfRange, UnknownGroup
+from logyard.protocol.frame import Epoch
+
+from .options import DIRECT, LEAST, ONCE, SinkOptions
+from .record import CUT, Cut, Fenced, SinkError, SinkLog, State, Stored
+from .rows import Batch, frames
+from .sending import Sending
+
+if TYPE_CHECKING:
+    import pyarrow
+
+RANGES_MAX = 1_000_000
+MANIFEST_BYTES_MAX = 32 << 20
+READ_RECORDS = 1000
+READ_BYTES = 8 << 20
+HOOK: Callable[[str], None] | None = None
+"""Of tests alone: called with the name of each step that a crash may come before."""
+
+
+def at(step: str) -> None:
+    """Tell the tests' hook, if there is one, which step comes next."""
+    if HOOK is not None:
+        HOOK(step)
+
+
+class Writing(NamedTuple):
+    """Which batch a task or a commit is of, as far as it knows: the query's id in its checkpoint, the run of it."""
+
+    batch: int
+    query: str = ""
+    run: str = ""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a task did: `ranges` in stages, the logs and rows that it wrote to."""
+
+    writing: Writing
+    ranges: tuple[Stored, ...] = ()
+    rows: int = 0
+
+
+class Sink:
+    """A sink with its cluster. Blocking; one task's or one commit's."""
+
+    def __init__(self, yard: Yard, options: SinkOptions) -> None:
+        self.yard = yard
+        self.options = options
+        self.name = f"sink {options.sink!r}"
+        self.number = producer_number(options.sink) if options.sink else 0
+        self._known: set[str] = set()
+
+    # The sink's own logs.
+
+    def own(self) -> SinkLog:
+        """Return the sink's log, made if it is not there."""
+        name = f"{self.options.sink}.log"
+        log = self.yard.log(name)
+        try:
+            log.latest()
+        except UnknownGroup:
+            self._make(name, start=0)
+        return SinkLog(log, self.number, self.name)
+
+    def begin(self, writing: Writing) -> tuple[SinkLog, State]:
+        """Return the sink's log and its state; the first batch founds it, or resets it."""
+        own = self.own()
+        state = own.begin(CUT, self.options.stages, writing.query)
+        if self.options.reset and writing.query:
+            state = own.reset(writing.query, writing.batch, CUT, self.options.stages)
+        return own, state
+
+    def _stage(self, number: int) -> str:
+        return f"{self.options.sink}.stage-{number}"
+
+    def _make(self, name: str, **arguments: Any) -> None:
+        try:
+            self.yard.create_many([name], members=self.options.members, **arguments)
+        except GroupExists:
+            pass
+
+    # A task.
+
+    def write(self, batches: Iterable[pyarrow.RecordBatch], writing: Writing, task: int) -> Written:
+        """Write a task's rows; return what the commit has to know."""
+        if self.options.guarantee == LEAST:
+            return self._write_plain(batches, writing)
+        own, _ = self.begin(writing)
+        taken = own.take_up(writing.batch, writing.query, writing.run)
+        if taken is None:
+            # It was committed, and Spark does not remember.
+            return Written(writing)
+        if self.options.guarantee == DIRECT:
+            return self._write_direct(batches, writing, task, own.epoch(taken, writing.batch), taken.cut)
+        return self._write_staged(batches, writing, task, taken)
+
+    def _write_plain(self, batches: Iterable[pyarrow.RecordBatch], writing: Writing) -> Written:
+        rows = 0
+        with Sending() as sending:
+            for one in frames(batches, self.options.log, CUT):
+                log = self._target(one.log)
+                rows += len(one.records)
+                sending.put(one.log, partial(append, log, one), one.size)
+        return Written(writing, rows=rows)
+
+    def _write_direct(
+        self, batches: Iterable[pyarrow.RecordBatch], writing: Writing, task: int, epoch: Epoch, cut: Cut
+    ) -> Written:
+        rows = 0
+        writers: dict[str, SyncEpochWriter] = {}
+        with Sending() as sending:
+            for one in frames(batches, self.options.log, cut):
+                writer = writers.get(one.log)
+                if writer is None:
+                    log = self._target(one.log)
+                    writer = writers[one.log] = log.epoch(*epoch, task, timeout=self.options.timeout_s)
+                rows += len(one.records)
+                at("mid-write")
+                sending.put(one.log, partial(self._fenced, writer, one), one.size)
+        at("after-write")
+        return Written(writing, rows=rows)
+
+    def _fenced(self, writer: SyncEpochWriter, one: Batch) -> None:
+        try:
+            writer.append_many(one.records, timeout=self.options.timeout_s)
+        except LogyardError as error:
+            raise told(self.name, one.log, error) from error
+
+    def _write_staged(
+        self, batches: Iterable[pyarrow.RecordBatch], writing: Writing, task: int, state: State
+    ) -> Written:  # fmt: skip
+        number = task % state.stages
+        stage = self.yard.log(self._stage(number))
+        # Of one log in the order of its rows; how the logs lie among one another is nobody's business.
+        found: list[Stored] = []
+        rows = 0
+
+        def store(one: Batch) -> None:
+            offsets = append(stage, one)
+            found.append(Stored(one.log, number, offsets.start, offsets.stop))
+
+        with Sending() as sending:
+            for one in frames(batches, self.options.log, state.cut):
+                if not rows:
+                    self._ready_stage(number)
+                rows += len(one.records)
+                at("mid-write")
+                sending.put(one.log, partial(store, one), one.size)
+        at("after-write")
+        return Written(writing, tuple(merged(sorted(found))), rows)
+
+    def _ready_stage(self, number: int) -> None:
+        try:
+            self.yard.log(self._stage(number)).latest()
+        except UnknownGroup:
+            self._make(self._stage(number))
+
+    def _target(self, name: str) -> Log:
+        """Return a log that rows go to. Raises `SinkError` for one that is not there, unless logs are made."""
+        log = self.yard.log(name)
+        if name not in self._known:
+            try:
+                self.yard.locate(name)
+            except UnknownGroup:
+                if not self.options.create:
+                    raise SinkError(f"{self.name}: there is no log {name!r}; createLogs=true makes it") from None
+                self._make(name)
+            self._known.add(name)
+        return log
+
+    # The commit.
+
+    def commit(self, written: Sequence[Written], batch: int) -> State | None:
+        """Make a batch visible, or find that it is. Raises `Fenced` when another driver has taken over."""
+        if self.options.guarantee == LEAST:
+            return None
+        writing = next((one.writing for one in written), Writing(batch))
+        own, state = self.begin(writing)
+        if self.options.guarantee == DIRECT:
+            taken = own.take_up(batch, writing.query, writing.run)
+            at("before-done")
+            return own.finish(batch) if taken is not None else own.load()
+        ranges = tuple(merged(chunk for one in written for chunk in one.ranges))
+        if batch > state.batch or state.ranges is None:
+            self._check(ranges)
+        at("before-commit")
+        state = own.store(batch, writing.query, writing.run, ranges)
+        if batch <= state.done:
+            return state
+        at("after-manifest")
+        ends: dict[int, int] = {}
+        for chunk in state.ranges or ():
+            ends[chunk.stage] = max(ends.get(chunk.stage, 0), chunk.end)
+        self._fan_out(own.epoch(state, batch), state)
+        at("before-done")
+        found = own.finish(batch)
+        at("before-truncation")
+        for number, end in ends.items():
+            self.yard.log(self._stage(number)).truncate(end)
+        at("after-truncation")
+        return found
+
+    def _check(self, ranges: Sequence[Stored]) -> None:
+        """Refuse what can't be committed before anything of it is visible."""
+        size = len(msgpack.packb([list(one) for one in ranges]))
+        if len(ranges) > RANGES_MAX or size > MANIFEST_BYTES_MAX:
+            raise SinkError(
+                f"{self.name}: this batch has {len(ranges)} pieces ({size} bytes of manifest): a smaller one is "
+                "needed, by maxOffsetsPerTrigger of its source or fewer tasks"
+            )
+        for name in sorted({one.log for one in ranges}):
+            self._target(name)
+
+    def _fan_out(self, epoch: Epoch, state: State) -> None:
+        by_log: dict[str, list[Stored]] = {}
+        for chunk in state.ranges or ():
+            by_log.setdefault(chunk.log, []).append(chunk)
+        with Sending() as sending:
+            for name in sorted(by_log):
+                sending.put(name, partial(self._publish, name, by_log[name], epoch, state.cut), 1)
+
+    def _publish(self, name: str, chunks: Sequence[Stored], epoch: Epoch, cut: Cut) -> None:
+        """Write one log's rows of a manifest. A frame that is there already is left as it is."""
+        try:
+            log = self._target(name)
+        except SinkError:
+            if self.options.drop:
+                return
+            raise SinkError(
+                f"{self.name}: log {name!r} was deleted after batch {epoch.epoch} was committed: createLogs=true makes "
+                "it anew, dropMissing=true leaves its rows out"
+            ) from None
+        try:
+            writer = log.epoch(*epoch, 0, timeout=self.options.timeout_s)
+            for records in again(self._staged(chunks), cut):
+                at("mid-fan-out")
+                writer.append_many(records, timeout=self.options.timeout_s)
+        except (OutOfRange, Gone) as error:
+            # Whoever truncated the stages has finished the batch.
+            raise Fenced(f"{self.name}: batch {epoch.epoch} was finished by another commit meanwhile") from error
+        except LogyardError as error:
+            raise told(self.name, name, error) from error
+
+    def _staged(self, chunks: Sequence[Stored]) -> Iterator[tuple[bytes, bytes | None]]:
+        for chunk in chunks:
+            for record in self.yard.log(self._stage(chunk.stage)).records(chunk.first, chunk.end):
+                yield bytes(record.metadata), None if record.payload is None else bytes(record.payload)
+
+
+def append(log: Log, one: Batch) -> range:
+    """Append a frame as it is; a payload above 1 MiB in pieces."""
+    (metadata, payload) = one.records[0]
+    if len(one.records) == 1 and payload is not None and len(payload) > WHOLE_BYTES:
+        offset = log.append(metadata, payload)
+        return range(offset, offset + 1)
+    return log.append_many(one.records)
+
+
+def again(records: Iterable[tuple[bytes, bytes | None]], cut: Cut) -> Iterator[list[tuple[bytes, bytes | None]]]:
+    """Yield a manifest's records in frames: cut by what the manifest says, whoever does it."""
+    held: list[tuple[bytes, bytes | None]] = []
+    weight = 0
+    for metadata, payload in records:
+        size = len(metadata) + (0 if payload is None else len(payload))
+        alone = payload is not None and len(payload) > WHOLE_BYTES
+        if held and (alone or len(held) >= cut.rows or weight + size > cut.size):
+            yield held
+            held, weight = [], 0
+        held.append((metadata, payload))
+        weight += size
+        if alone:
+            yield held
+            held, weight = [], 0
+    if held:
+        yield held
+
+
+def merged(chunks: Iterable[Stored]) -> Iterator[Stored]:
+    """Yield ranges, those that follow one another in the same log and stage as one."""
+    last: Stored | None = None
+    for chunk in chunks:
+        if last is not None and (last.log, last.stage, last.end) == (chunk.log, chunk.stage, chunk.first):
+            last = last._replace(end=chunk.end)
+            continue
+        if last is not None:
+            yield last
+        last = chunk
+    if last is not None:
+        yield last
+
+
+def told(sink: str, log: str, error: LogyardError) -> LogyardError:
+    """Return the sink's sentence for what a log answered."""
+    if error.code == "sequence_differs":
+        return SinkError(
+            f"{sink}: log {log!r} has other rows of this batch already ({error}): its source is not pure, or it was "
+            "cut otherwise (minPartitions, maxPartitionRows: put them back until this batch is done); "
+            f"deliveryGuarantee={ONCE} needs nothing of its source",
+            code="sequence_differs",
+        )
+    if error.code == "fenced":
+        return Fenced(f"{sink}: log {log!r}: {error}")
+    return error
+
+
+def open_sink(options: SinkOptions) -> Sink:
+    """Return a sink with a cluster of its own. Close its yard."""
+    from pathlib import Path
+
+    from logyard.client.sync import connect_sync
+    from logyard.protocol.tls import TlsConfig
+
+    tls = None
+    if options.tls_ca and options.tls_certificate and options.tls_key:
+        tls = TlsConfig(ca=Path(options.tls_ca), certificate=Path(options.tls_certificate), key=Path(options.tls_key))
+    # Sessions would protect what the epochs protect already.
+    yard = connect_sync(options.servers, timeout=options.timeout_s, tls=tls, exactly_once=options.guarantee == LEAST)
+    return Sink(yard, options)
+
+
+def write_task(options: SinkOptions, batches: Iterable[Any], writing: Writing, task: int) -> Written:
+    """Write one task's rows."""
+    sink = open_sink(options)
+    with closing(sink.yard):
+        return sink.write(batches, writing, task)
+
+
+def commit_batch(options: SinkOptions, written: Sequence[Written], batch: int) -> None:
+    """Commit one batch."""
+    sink = open_sink(options)
+    with closing(sink.yard):
+        sink.commit(written, batch)

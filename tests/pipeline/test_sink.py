@@ -1,0 +1,478 @@
+"""Sinks against real processes, without Spark: what is in the logs after crashes at every step, repeats, and drivers
+that do not know of each other. Contents are compared, never counts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import count
+from typing import Any
+
+import pyarrow
+import pytest
+
+from logyard.client.sync import Yard, connect_sync
+from logyard.pipeline.errors import OptionError
+from logyard.pipeline.sink import core
+from logyard.pipeline.sink.core import Sink, Writing, Written, open_sink
+from logyard.pipeline.sink.options import SinkOptions, parse_sink
+from logyard.pipeline.sink.record import Cut, Fenced, SinkError
+from logyard.pipeline.sink.rows import check_columns, frames
+from logyard.protocol.errors import LogyardError
+from logyard.service.local_cluster import LocalCluster
+
+Row = tuple[str, bytes, bytes | None]
+NUMBERS = count()
+STEPS = (
+    "mid-write", "after-write", "before-commit", "after-manifest", "mid-fan-out", "before-done", "before-truncation",
+    "after-truncation",
+)  # fmt: skip
+BOTH = ("exactly-once", "exactly-once-direct")
+
+
+class Crash(BaseException):
+    """The process is gone: nothing may catch it."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("yard"), 3) as found:
+        found.start()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def yard(cluster: LocalCluster) -> Iterator[Yard]:
+    with connect_sync(cluster.addresses) as found:
+        yield found
+
+
+def arrow(rows: Sequence[Row], size: int = 1000) -> list[pyarrow.RecordBatch]:
+    """Rows as Spark would bring them, in batches of `size`."""
+    schema = pyarrow.schema([("log", pyarrow.string()), ("meta", pyarrow.binary()), ("payload", pyarrow.binary())])
+    return [
+        pyarrow.RecordBatch.from_pylist(
+            [dict(zip(schema.names, row, strict=True)) for row in rows[first : first + size]], schema
+        )
+        for first in range(0, len(rows), size)
+    ]
+
+
+class Query:
+    """A query that writes to a sink: its batches are lists of tasks of rows. `run` is a new one after each restart."""
+
+    def __init__(self, cluster: LocalCluster, guarantee: str = "exactly-once", **more: str) -> None:
+        self.number = next(NUMBERS)
+        self.given = {
+            "servers": ",".join(cluster.addresses), "sinkId": f"sink-{self.number}", "deliveryGuarantee": guarantee,
+            "createLogs": "true", "timeoutSeconds": "20", **more,
+        }  # fmt: skip
+        self.query, self.run = f"query-{self.number}", 0
+
+    @property
+    def options(self) -> SinkOptions:
+        return parse_sink(self.given, True)
+
+    def sink(self) -> Sink:
+        return open_sink(self.options)
+
+    def restart(self) -> None:
+        self.run += 1
+
+    def writing(self, batch: int) -> Writing:
+        return Writing(batch, self.query, f"run-{self.number}-{self.run}")
+
+    def write(self, batch: int, tasks: Sequence[Sequence[Row]], size: int = 1000) -> list[Written]:
+        found = []
+        for number, rows in enumerate(tasks):
+            sink = self.sink()
+            with closing(sink.yard):
+                found.append(sink.write(arrow(rows, size), self.writing(batch), number))
+        return found
+
+    def commit(self, written: Sequence[Written], batch: int) -> None:
+        sink = self.sink()
+        with closing(sink.yard):
+            sink.commit(written, batch)
+
+    def do(self, batch: int, tasks: Sequence[Sequence[Row]], size: int = 1000) -> None:
+        self.commit(self.write(batch, tasks, size), batch)
+
+    def log(self, name: str) -> str:
+        return f"{name}-{self.number}"
+
+    def rows(self, batch: int, draw: random.Random, tasks: int = 2, logs: int = 3) -> list[list[Row]]:
+        """Rows of all kinds: without payload, empty, small, beyond a pack, one in pieces now and then."""
+        kinds: list[Callable[[], bytes | None]] = [
+            lambda: None, lambda: b"", lambda: draw.randbytes(50), lambda: draw.randbytes(9000),
+        ]  # fmt: skip
+        found = [
+            [
+                (self.log(f"log{draw.randrange(logs)}"), b"%d %d %d" % (batch, task, number), draw.choice(kinds)())
+                for number in range(draw.randint(1, 40))
+            ]
+            for task in range(tasks)
+        ]
+        if draw.random() < 0.3:
+            found[0].append((self.log("log0"), b"large", draw.randbytes((1 << 20) + 1)))
+        return found
+
+
+def content(yard: Yard, name: str) -> list[tuple[bytes, bytes | None]]:
+    return [
+        (bytes(one.metadata), None if one.payload is None else bytes(one.payload)) for one in yard.log(name).records()
+    ]
+
+
+def check(yard: Yard, batches: Sequence[Sequence[Sequence[Row]]]) -> None:
+    """Each log holds each batch's rows once, batch behind batch, a task's in their order."""
+    names = {row[0] for tasks in batches for rows in tasks for row in rows}
+    for name in sorted(names):
+        found = content(yard, name)
+        at = 0
+        for tasks in batches:
+            wanted = [[row[1:] for row in rows if row[0] == name] for rows in tasks]
+            part = found[at : at + sum(map(len, wanted))]
+            assert Counter(part) == Counter(row for rows in wanted for row in rows), name
+            for rows in wanted:
+                own = [one for one in part if one in rows]
+                assert own == rows, (name, "in the order of a task's rows")
+            at += len(part)
+        assert at == len(found), (name, "and nothing else")
+
+
+@pytest.fixture
+def crashing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Crash before the nth time that a step comes; it happens once."""
+
+    def arm(step: str, number: int) -> None:
+        left = [number]
+
+        def hook(came: str) -> None:
+            if came == step:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise Crash(step)
+
+        monkeypatch.setattr(core, "HOOK", hook)
+
+    return arm
+
+
+@pytest.mark.parametrize("guarantee", BOTH)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_crash_at_any_step_and_a_repeat_leave_each_batch_once(
+    cluster: LocalCluster, yard: Yard, crashing: Callable[[str, int], None], guarantee: str, step: str
+) -> None:
+    draw = random.Random(f"{guarantee} {step}")
+    query = Query(cluster, guarantee)
+    batches = [query.rows(number, draw) for number in range(3)]
+    query.do(0, batches[0])
+    staged = guarantee == "exactly-once"
+    several, never = step.startswith("mid"), not staged and step not in ("mid-write", "after-write", "before-done")
+    crashing(step, draw.randint(1, 2) if several else 1)
+    if never:
+        query.do(1, batches[1])
+    else:
+        with pytest.raises(Crash):
+            query.do(1, batches[1])
+    query.restart()
+    for number in (1, 2):
+        query.do(number, batches[number], size=draw.choice((1, 7, 1000)))
+    check(yard, batches)
+    for stage in range(2 if staged else 0):
+        start, end = yard.log(f"sink-{query.number}.stage-{stage}").latest()
+        assert start > 0 and end - start <= sum(map(len, batches[2])), "what is committed is not kept twice"
+
+
+@pytest.mark.parametrize("guarantee", BOTH)
+def test_a_batch_that_is_done_is_not_written_again(cluster: LocalCluster, yard: Yard, guarantee: str) -> None:
+    """As after the last entries of a checkpoint's commit log were lost."""
+    query, draw = Query(cluster, guarantee), random.Random(1)
+    batches = [query.rows(number, draw) for number in range(4)]
+    for number, tasks in enumerate(batches):
+        query.do(number, tasks)
+    query.restart()
+    for number in (2, 3):
+        query.do(number, batches[number])
+    batches.append(query.rows(4, draw))
+    query.do(4, batches[4])
+    check(yard, batches)
+
+
+def test_a_source_that_is_not_pure_is_sound_in_stages_and_refused_where_it_is_written_at_once(
+    cluster: LocalCluster, yard: Yard, crashing: Callable[[str, int], None]
+) -> None:
+    for guarantee in BOTH:
+        query, draw = Query(cluster, guarantee), random.Random(2)
+        first = [[(query.log("log"), b"%d" % number, draw.randbytes(20)) for number in range(20)]]
+        second = [[(query.log("log"), b"%d" % number, draw.randbytes(20)) for number in range(20)]]
+        crashing("after-write", 1)
+        with pytest.raises(Crash):
+            query.do(0, first)
+        query.restart()
+        if guarantee == "exactly-once":
+            query.do(0, second)
+            check(yard, [second])
+        else:
+            with pytest.raises(SinkError, match="not pure") as refused:
+                query.do(0, second)
+            assert refused.value.code == "sequence_differs"
+            check(yard, [first])
+
+
+def test_what_a_manifest_says_counts_and_not_the_rows_of_a_repeat(
+    cluster: LocalCluster, yard: Yard, crashing: Callable[[str, int], None]
+) -> None:
+    query, draw = Query(cluster), random.Random(3)
+    first, second = query.rows(0, draw), query.rows(0, draw, tasks=3)
+    crashing("mid-fan-out", 1)
+    with pytest.raises(Crash):
+        query.do(0, first)
+    query.restart()
+    query.do(0, second)
+    check(yard, [first])
+
+
+@pytest.mark.parametrize("guarantee", BOTH)
+def test_a_driver_that_was_stopped_is_fenced_when_it_goes_on(cluster: LocalCluster, yard: Yard, guarantee: str) -> None:
+    draw = random.Random(4)
+    old, new = Query(cluster, guarantee), Query(cluster, guarantee)
+    new.given, new.query, new.number = old.given, old.query, old.number
+    batches = [old.rows(number, draw) for number in range(3)]
+    old.do(0, batches[0])
+    written = old.write(1, batches[1])
+    new.restart()
+    new.do(1, batches[1])
+    with pytest.raises(Fenced):
+        old.commit(written, 1)
+    new.do(2, batches[2])
+    with pytest.raises(Fenced):
+        old.write(2, batches[2])
+    with pytest.raises(Fenced):
+        old.commit(written, 1)
+    check(yard, batches)
+
+
+def test_a_zombie_task_beside_the_next_batch_changes_nothing(cluster: LocalCluster, yard: Yard) -> None:
+    query, draw = Query(cluster, "exactly-once-direct"), random.Random(5)
+    batches = [query.rows(number, draw) for number in range(2)]
+    query.do(0, batches[0])
+    late = query.sink()
+    with closing(late.yard):
+        own, _ = late.begin(query.writing(0))
+        state = own.load()
+        assert state is not None
+        writer = late.yard.log(query.log("log0")).epoch(*own.epoch(state, 0), 0)
+        query.do(1, [[(query.log("log0"), b"1", b"1")]])
+        with pytest.raises(LogyardError) as refused:
+            writer.append(b"late", number=9)
+        assert refused.value.code == "fenced"
+        assert late.write(arrow(batches[0][0]), query.writing(0), 0).rows == 0
+    check(yard, [batches[0], [[(query.log("log0"), b"1", b"1")]]])
+
+
+@pytest.mark.parametrize("guarantee", BOTH)
+def test_a_checkpoint_that_is_gone_is_refused_until_the_sink_is_reset(
+    cluster: LocalCluster, yard: Yard, guarantee: str
+) -> None:
+    query, draw = Query(cluster, guarantee), random.Random(6)
+    batches = [query.rows(number, draw) for number in range(4)]
+    query.do(0, batches[0])
+    query.do(1, batches[1])
+    query.query += " anew"
+    query.restart()
+    with pytest.raises(SinkError, match="sinkReset"):
+        query.do(0, batches[2])
+    query.given["sinkReset"] = "true"
+    query.do(0, batches[2])
+    query.do(1, batches[3])
+    check(yard, batches)
+
+
+def test_a_sink_whose_log_is_gone_is_refused_until_it_is_reset(cluster: LocalCluster, yard: Yard) -> None:
+    query, draw = Query(cluster), random.Random(7)
+    batches = [query.rows(number, draw) for number in range(2)]
+    query.do(0, batches[0])
+    yard.delete(f"sink-{query.number}.log")
+    with pytest.raises(SinkError, match="its log deleted"):
+        query.do(1, batches[1])
+    query.given["sinkReset"] = "true"
+    query.do(1, batches[1])
+    check(yard, batches)
+
+
+def test_another_checkpoint_of_the_same_query_that_is_ahead_is_refused(cluster: LocalCluster) -> None:
+    query, draw = Query(cluster), random.Random(8)
+    query.do(0, query.rows(0, draw))
+    with pytest.raises(SinkError, match="never finished"):
+        query.do(2, query.rows(2, draw))
+
+
+@pytest.mark.parametrize("guarantee", BOTH)
+def test_a_log_that_is_not_there_fails_before_anything_is_visible(
+    cluster: LocalCluster, yard: Yard, guarantee: str
+) -> None:
+    query = Query(cluster, guarantee, createLogs="false")
+    there, missing = query.log("there"), query.log("missing")
+    yard.create_many([there])
+    rows = [[(there, b"1", b"1"), (missing, b"2", b"2")]]
+    with pytest.raises(SinkError, match=f"there is no log '{missing}'; createLogs"):
+        query.do(0, rows)
+    if guarantee == "exactly-once":
+        assert content(yard, there) == []
+    query.restart()
+    query.given["createLogs"] = "true"
+    query.do(0, rows)
+    check(yard, [rows])
+
+
+@pytest.mark.parametrize("way", ["createLogs", "dropMissing"])
+def test_a_log_that_is_deleted_behind_the_manifest(
+    cluster: LocalCluster, yard: Yard, crashing: Callable[[str, int], None], way: str
+) -> None:
+    query = Query(cluster, createLogs="false")
+    kept, gone = query.log("kept"), query.log("gone")
+    yard.create_many([kept, gone])
+    rows = [[(gone, b"1", b"1"), (kept, b"2", b"2")]]
+    crashing("after-manifest", 1)
+    with pytest.raises(Crash):
+        query.do(0, rows)
+    yard.delete(gone)
+    with pytest.raises(SinkError, match=f"{gone!r} was deleted after batch 0"):
+        query.commit([], 0)
+    query.given[way] = "true"
+    query.do(0, rows)
+    assert content(yard, kept) == [(b"2", b"2")]
+    assert (
+        content(yard, gone) == [(b"1", b"1")]
+        if way == "createLogs"
+        else gone not in [one["name"] for one in yard.list()]
+    )
+
+
+def test_an_empty_batch_is_a_batch(cluster: LocalCluster, yard: Yard) -> None:
+    for guarantee in BOTH:
+        query = Query(cluster, guarantee)
+        query.do(0, [])
+        query.do(1, [[], []])
+        rows = [[(query.log("log"), b"", None)]]
+        query.do(2, rows)
+        check(yard, [rows])
+
+
+def test_at_least_once_writes_what_it_gets_as_often_as_it_gets_it(cluster: LocalCluster, yard: Yard) -> None:
+    query = Query(cluster, "at-least-once")
+    rows = [[(query.log("log"), b"1", b"x" * 10), (query.log("log"), b"2", b"y" * ((1 << 20) + 1))]]
+    query.do(0, rows)
+    query.do(0, rows)
+    check(yard, [rows, rows])
+
+
+def test_two_writes_of_one_run_need_a_sink_each(cluster: LocalCluster, yard: Yard) -> None:
+    """As in foreachBatch: the same batch of another run is a repeat, another job of the same run is a mistake."""
+    query = Query(cluster)
+    rows = [[(query.log("log"), b"1", b"1")]]
+
+    def do(run: str) -> None:
+        sink = query.sink()
+        with closing(sink.yard):
+            written = [sink.write(arrow(task), Writing(3, "", run), number) for number, task in enumerate(rows)]
+            sink.commit(written, 3)
+
+    do("run/job-1")
+    with pytest.raises(SinkError, match="one sinkId per write"):
+        do("run/job-2")
+    do("later/job-3")
+    check(yard, [rows])
+
+
+def test_frames_follow_from_the_rows_of_a_log_alone() -> None:
+    draw = random.Random(9)
+    rows = [(f"log{draw.randrange(3)}", b"m", draw.randbytes(draw.choice((1, 200, 3000)))) for _ in range(500)]
+    rows.insert(100, ("log1", b"large", bytes((1 << 20) + 1)))
+    cut = Cut(20, 10_000)
+    wanted: dict[str, list[Any]] = {}
+    for size in (1, 3, 1000):
+        found: dict[str, list[Any]] = {}
+        for one in frames(arrow(rows, size), None, cut):
+            assert len(one.records) <= 20 and (len(one.records) == 1 or one.size <= 10_000)
+            found.setdefault(one.log, []).append(one.records)
+        wanted = wanted or found
+        assert found == wanted
+    # Rows of other logs in between change nothing either.
+    alone = [one.records for one in frames(arrow([row for row in rows if row[0] == "log2"]), None, cut)]
+    assert alone == wanted["log2"]
+    assert [row[1:] for row in rows if row[0] == "log1"] == [row for records in wanted["log1"] for row in records]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (("", b"", b""), "a row has no log"),
+        (("a", bytes((64 << 10) + 1), b""), "a row's meta has 65537 bytes"),
+        (("a", b"", bytes((63 << 20) + 1)), "a row's payload has 66060289 bytes"),
+    ],
+)
+def test_a_row_that_cannot_be_stored_is_refused(row: Row, said: str) -> None:
+    with pytest.raises(SinkError, match=said):
+        list(frames(arrow([row]), None, Cut()))
+    assert list(frames(arrow([]), None, Cut())) == []
+
+
+def test_a_gap_is_no_row() -> None:
+    batch = pyarrow.RecordBatch.from_pylist([{"log": "a", "payload": b"", "kind": "gap"}])
+    with pytest.raises(SinkError, match="kind = 'record'"):
+        list(frames([batch], None, Cut()))
+
+
+@pytest.mark.parametrize(
+    ("columns", "log", "said"),
+    [
+        ([("log", "string")], None, "payload: a sink needs this column"),
+        ([("payload", "binary")], None, "log: give the option, or a column"),
+        ([("payload", "int")], "a", "payload: this column is int"),
+        ([("payload", "binary"), ("log", "binary")], None, "log: this column is binary; string is expected"),
+        ([("payload", "binary"), ("offset", "bigint")], "a", "offset: a sink has no such column"),
+    ],
+)
+def test_columns_that_a_sink_does_not_take(columns: list[tuple[str, str]], log: str | None, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        check_columns(columns, log)
+    check_columns([("payload", "string"), ("meta", "binary"), ("log", "string")], None)
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming", "said"),
+    [
+        ({}, True, "servers: it is needed"),
+        ({"servers": "a:1"}, True, "sinkId: it is needed: exactly-once knows"),
+        ({"servers": "a:1", "sinkid": "s", "batchid": "1"}, True, "batchId: a stream has its own"),
+        ({"servers": "a:1", "sinkId": "s", "deliveryGuarantee": "exactly-once"}, False, "batchId: it is needed"),
+        ({"servers": "a:1", "sinkId": "s" * 101}, True, "sinkId: a name of 1 to 100"),
+        ({"servers": "a:1", "deliveryGuarantee": "once"}, True, "deliveryGuarantee: exactly-once,"),
+        (
+            {"servers": "a:1", "batchId": "3", "deliveryGuarantee": "at-least-once"},
+            False,
+            "batchId: at-least-once keeps",
+        ),
+        ({"servers": "a:1", "topic": "t"}, True, "topic: a sink has no such option; here it is log"),
+        ({"servers": "a:1", "createlog": "t"}, True, "createlog: a sink has no such option; is it createLogs"),
+        ({"servers": "a:1", "sinkId": "s", "tlsCa": "x"}, True, "tlsCertificate: it is needed too"),
+        ({"servers": "nowhere", "sinkId": "s"}, True, "servers: "),
+        ({"servers": "a:1", "sinkId": "s", "members": "1,b"}, True, "members: numbers of nodes"),
+    ],
+)
+def test_options_that_are_refused(given: dict[str, str], streaming: bool, said: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        parse_sink(given, streaming)
+    assert str(refused.value).startswith(said)
+
+
+def test_options_by_default() -> None:
+    stream = parse_sink({"servers": "a:1", "sinkId": "s", "checkpointlocation": "x"}, True)
+    assert (stream.guarantee, stream.stages, stream.create) == ("exactly-once", 8, False)
+    assert parse_sink({"servers": "a:1"}, False).guarantee == "at-least-once"
+    assert parse_sink({"servers": "a:1", "sinkId": "s", "batchId": "4"}, False).guarantee == "exactly-once"
