@@ -28,6 +28,8 @@ def test_the_guide_runs(spark: SparkSession, tmp_path_factory: Any, capfd: pytes
     assert len(stream.text.strip().splitlines()) == 5, "a stream in five lines"
     with LocalCluster(tmp_path_factory.mktemp("yard"), 1) as cluster:
         cluster.start()
+        (sink,) = [block for block in blocks if block.text.startswith("copied = ")]
+        assert len(sink.text.strip().splitlines()) <= 5, "a sink in five lines"
         with connect_sync(cluster.addresses) as yard:
             fill(yard, ["orders-1", "orders-2"], 30)
         names: dict[str, Any] = {}

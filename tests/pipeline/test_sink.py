@@ -17,11 +17,12 @@ from logyard.client.sync import Yard, connect_sync
 from logyard.pipeline.errors import OptionError
 from logyard.pipeline.sink import core
 from logyard.pipeline.sink.core import Sink, Writing, Written, open_sink
-from logyard.pipeline.sink.options import SinkOptions, parse_sink
+from logyard.pipeline.sink.options import SINK_OPTIONS, SinkOptions, parse_sink, sink_table
 from logyard.pipeline.sink.record import Cut, Fenced, SinkError
 from logyard.pipeline.sink.rows import check_columns, frames
 from logyard.protocol.errors import LogyardError
 from logyard.service.local_cluster import LocalCluster
+from tests.source_tree import ROOT
 
 Row = tuple[str, bytes, bytes | None]
 NUMBERS = count()
@@ -469,6 +470,12 @@ def test_options_that_are_refused(given: dict[str, str], streaming: bool, said: 
     with pytest.raises(OptionError) as refused:
         parse_sink(given, streaming)
     assert str(refused.value).startswith(said)
+
+
+def test_the_documented_table_is_this_one() -> None:
+    page = (ROOT / "docs" / "guides" / "spark.md").read_text("utf-8")
+    assert sink_table() in page, "docs/guides/spark.md: put in what sink.options.sink_table() gives"
+    assert all(one.doc.endswith(".") and "|" not in one.doc for one in SINK_OPTIONS)
 
 
 def test_options_by_default() -> None:
