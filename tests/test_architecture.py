@@ -79,7 +79,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "logyard.engine.quiesce": (
         TOP, "logyard.engine.quiesce", "logyard.engine.recovery", "logyard.engine.replica", "logyard.engine.raft",
-        "logyard.engine.log", "logyard.engine.transport.blobs", "logyard.engine.host.rows",
+        "logyard.engine.log", "logyard.engine.transport.blobs",
     ),
     "logyard.engine.host": (
         TOP, "logyard.engine.host", "logyard.engine.quiesce", "logyard.engine.transfer", "logyard.engine.repair",

@@ -3,7 +3,7 @@ of log time) is running: what forbids log time to jump (docs/decisions/0025-term
 
 Invariants: log time goes on where the log ends, and a doubt counts as a term that is running. A machine that can
 prolong what it granted (`jumped`) is told by how much log time jumps, in the very entry that does. Called by the ready
-loop for each entry, by effects and the alarms of sleeping groups for what is due, and by the ticker.
+loop for each entry, by effects and the timers of quiesced groups for what is due, and by the ticker.
 """
 
 from __future__ import annotations
