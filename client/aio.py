@@ -30,7 +30,7 @@ from .log import SESSION_TTL_S, flags_of
 from .machine import Machine
 from .messages import Session, open_session
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
-from .pending import PendingAppend, finished
+from .pending import PendingAppend
 from .queue import Queue
 from .runtime import running
 from .session import UNIX, unix_target
@@ -212,7 +212,7 @@ class Log(LogVerbs):
         batch, position = lane.add(metadata, payload, yard.timeout if timeout is None else timeout, flags)
         if not lane.dirty:
             yard.kick(lane)
-        await finished(batch)
+        await batch.wait()
         return batch, position
 
     async def _send_many(
@@ -230,7 +230,7 @@ class Log(LogVerbs):
         limit = yard.timeout if timeout is None else timeout
         batch = lane.add_many(records, limit, flags, command or append_command(at), keys)
         yard.kick(lane)
-        await finished(batch)
+        await batch.wait()
         return batch
 
     async def _upload(

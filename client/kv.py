@@ -19,7 +19,6 @@ from .kv_lane import KvLane
 from .kv_requests import Command, check_consistency, fetch_call
 from .kv_watch import Flow, Watch, Watcher
 from .network import Network
-from .pending import finished
 from .runtime import Event
 from .yards import Yard
 
@@ -111,7 +110,7 @@ class KV(Watches):
         batch, position = self._lane.add_operation(command.data, command.bodies, timeout)
         if not self._lane.dirty:
             yard.kick(self._lane)
-        await finished(batch)
+        await batch.wait()
         return batch.answer(position)
 
     async def ask(

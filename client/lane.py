@@ -106,6 +106,17 @@ class Batch(Frame):
         for callback in self.callbacks:
             callback()
 
+    async def wait(self) -> None:
+        """Wait until it is done, all who wait for it with one event; raises what it failed with."""
+        if not self.done:
+            if self.signal is None:
+                assert self.lane.event is not None
+                self.signal = self.lane.event()
+                self.callbacks.append(self.signal.set)
+            await self.signal.wait()
+        if self.error is not None:
+            raise self.error.again()
+
 
 class Window:
     """Bytes that all lanes of one client hold, and their bound; `freed` is called when some are given back."""
@@ -116,6 +127,15 @@ class Window:
         self.limit = limit
         self.used = 0
         self.freed = freed
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are held."""
+        self.used += size
+
+    def give_back(self, size: int) -> None:
+        """Count bytes that are held no more, and tell who waits for room."""
+        self.used -= size
+        self.freed()
 
 
 class Lane:
@@ -377,6 +397,29 @@ class Lane:
         trouble = trouble or self.trouble
         found = trouble.again() if trouble is not None else NotLeader.told(f"{self.name}: no leader was found in time")
         return outcome(found, batch.ambiguous, self.name)
+
+    def open_session(self, number: int) -> None:
+        """Take note that a session of that number is being opened."""
+        self.opening = number
+
+    def opened_session(self, numbers: Sequences | None) -> None:
+        """Take the session that was opened; None: it was not."""
+        self.opening = 0
+        if numbers is not None:
+            self.numbers = numbers
+
+    def closed_stale(self) -> None:
+        """Take note that the session of before is closed."""
+        self.stale = 0
+
+    def routed(self, uid: int, leader: int) -> None:
+        """Take what was found of the group."""
+        self.uid, self.leader = uid, leader
+
+    def give_up(self, error: LogyardError) -> None:
+        """Fail what waits, and whatever fails from now on."""
+        self.retry = False
+        self.fail(error)
 
     def troubled(self, error: LogyardError) -> None:
         """Note what stands in the way of everything that waits: said when its time is over."""

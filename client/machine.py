@@ -9,7 +9,6 @@ from ._async.machine import MachineVerbs
 from .lane import Batch, Lane
 from .messages import Session, open_session
 from .network import Network
-from .pending import finished
 
 NO_OFFSETS = REPLY.pack(0, 0)
 
@@ -75,6 +74,6 @@ class Machine(MachineVerbs):
             await yard.room()
         batch = lane.add_many([(metadata, payload)], yard.timeout if timeout is None else timeout, 0, command)
         yard.kick(lane)
-        await finished(batch)
+        await batch.wait()
         assert isinstance(batch, MachineBatch)
         return batch.reply

@@ -117,8 +117,7 @@ class Network(AdminVerbs):
         self.closed = True
         gone = Unknown("the client was closed before the answer")
         for lane in self._lanes.values():
-            lane.retry = False
-            lane.fail(gone)
+            lane.give_up(gone)
         for kv in self.kvs.values():
             kv.fail(gone)
         for link in list(self._links.values()):
@@ -197,7 +196,8 @@ class Network(AdminVerbs):
             except WrongKind as refusal:
                 lane.fail(refusal)
                 return
-            lane.uid, lane.leader, _ = self.routes.groups[lane.name]
+            uid, leader, _ = self.routes.groups[lane.name]
+            lane.routed(uid, leader)
             self.kick(lane)
 
         self._want(lane.name, found)
@@ -308,7 +308,7 @@ class Network(AdminVerbs):
             names = [name for name in names if name in self._wanted]
         for name in names:
             if name in unknown and all_answered:
-                self._tell(name, UnknownGroup(f"no group {name!r} on any node"))
+                self._tell(name, UnknownGroup(f"no group {name!r} on any node", retry="never"))
 
     def _tell(self, name: str, error: LogyardError | None) -> None:
         for found in self._wanted.pop(name, ()):
@@ -452,7 +452,6 @@ class Network(AdminVerbs):
             if not event.is_set():
                 raise NotLeader.told(f"{name}: no leader found in time")
             if failed:
-                failed[0].retry = "never"
                 raise failed[0]
             self.routes.require(name, kind)
             link = self._link(self.routes.leader(name))

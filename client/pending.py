@@ -50,17 +50,5 @@ class PendingAppend:
 
     async def wait(self) -> int:
         """Wait for the offset."""
-        await finished(self.batch)
+        await self.batch.wait()
         return self.offset
-
-
-async def finished(batch: Batch) -> None:
-    """Wait until a batch is done, all who wait for it with one event; raise what it failed with."""
-    if not batch.done:
-        if batch.signal is None:
-            assert batch.lane.event is not None
-            batch.signal = batch.lane.event()
-            batch.callbacks.append(batch.signal.set)
-        await batch.signal.wait()
-    if batch.error is not None:
-        raise batch.error.again()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from logyard.protocol import queue as qw
@@ -21,7 +22,7 @@ from ._async.queue import QueueVerbs
 from .lane import Lane
 from .messages import Session, open_session
 from .network import Network
-from .pending import PendingAppend, finished
+from .pending import PendingAppend
 from .yards import Yard
 
 __all__ = ["Consumer", "Message", "Queue"]
@@ -53,9 +54,8 @@ class Consumes(QueueVerbs):
         was gathered; raises `NotHeld` like `Consumer.flush`.
         """
         command = qw.attach_command(prefetch, prefetch_bytes, priority, lease, dead, auto)
-        consumer = await open_session(self.yard, self.name, Consumer, "queue")
+        consumer = await open_session(self.yard, self.name, partial(Consumer, credit_bytes=prefetch_bytes), "queue")
         try:
-            consumer.credit_bytes = prefetch_bytes
             await consumer.command(command)
             self.yard.spawn(consumer.settling)
             yield consumer
@@ -114,7 +114,7 @@ class Queue(Consumes):
         batch, position = lane.add(metadata, body, yard.timeout if timeout is None else timeout, 0, command)
         if not lane.dirty:
             yard.kick(lane)
-        await finished(batch)
+        await batch.wait()
         return batch.first + position
 
     async def _send_many(
@@ -125,7 +125,7 @@ class Queue(Consumes):
             await yard.room()
         batch = lane.add_many(messages, yard.timeout if timeout is None else timeout, 0, command)
         yard.kick(lane)
-        await finished(batch)
+        await batch.wait()
         return batch.first, batch.given
 
 
@@ -136,9 +136,9 @@ class Consumer(Session):
 
     __slots__ = ("credit_bytes", "_inbox", "_messages", "_settles", "_wake", "_settled", "_given", "_known")
 
-    def __init__(self, network: Yard, name: str, number: int) -> None:
+    def __init__(self, network: Yard, name: str, number: int, credit_bytes: int) -> None:
         super().__init__(network, name, number)
-        self.credit_bytes = qw.PREFETCH_BYTES
+        self.credit_bytes = credit_bytes
         self._inbox = qw.Inbox()
         self._messages: deque[Message] = deque()
         # What is not sent yet; who waits for it shares an event.
@@ -238,8 +238,7 @@ class Consumer(Session):
         try:
             while not self.closed and self.failure is None:
                 if self._inbox.lost:
-                    self._inbox.lost = False
-                    await self.command(qw.resend_command(self._inbox.next))
+                    await self.command(self._inbox.resend())
                 elif self._settles:
                     given = self._given
                     for command, wanted in self._settles.take():

@@ -145,9 +145,9 @@ class Consumer:
                         return None
                     self._changed.wait(left)
                     continue
-                self._inbox.lost = False
-            if lost:
-                self.command(qw.resend_command(self._inbox.next))
+                again = self._inbox.resend() if lost else b""
+            if again:
+                self.command(again)
             self.send()
 
     def ack(self, message: Message, *, multiple: bool = False) -> None:

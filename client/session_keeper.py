@@ -72,25 +72,26 @@ class SessionKeeper:
     def want(self, lane: Lane, nursery: Nursery) -> None:
         """See that a lane gets a session."""
         if not lane.opening:
-            lane.opening = new_number()
+            lane.open_session(new_number())
             nursery.start_soon(self._open, lane)
 
     async def _open(self, lane: Lane) -> None:
         session = lane.opening
         network = self._network
+        numbers = None
         try:
             if lane.stale:
                 await network.run(close_call(lane.name, lane.stale), OPEN_S)
-                lane.stale = 0
+                lane.closed_stale()
             await network.run(open_call(lane.name, session, self.client, int(self.ttl * 1000), lane.kind), OPEN_S)
-            lane.numbers = Sequences(session)
+            numbers = Sequences(session)
         except LogyardError as error:
             if error.retry == "never":
                 lane.fail(error)
             else:
                 lane.troubled(error)
         finally:
-            lane.opening = 0
+            lane.opened_session(numbers)
         network.kick(lane)
 
     async def end(self, name: str, session: int) -> None:

@@ -421,7 +421,5 @@ class Yard(AdminVerbs):
                     return uid, self._routes.addresses[leader]
             unknown += not answer.value
         if unknown == len(everyone):
-            error = UnknownGroup(f"no group {name!r} on any node")
-            error.retry = "never"
-            raise error
+            raise UnknownGroup(f"no group {name!r} on any node", retry="never")
         raise NotLeader.told(f"{name}: no leader known")

@@ -63,8 +63,7 @@ async def _send_pieces(network: Yard, one: Upload, source: AsyncIterable[Buffer]
             failure.append(error)
             nursery.cancel_scope.cancel()
         finally:
-            window.used -= held
-            window.freed()
+            window.give_back(held)
             lot.unpark_all()
 
     async with network.runtime.nursery() as nursery:
@@ -77,7 +76,7 @@ async def _send_pieces(network: Yard, one: Upload, source: AsyncIterable[Buffer]
                     await network.freed()
                 frame = one.piece(piece)
                 held = len(piece)
-                window.used += held
+                window.hold(held)
                 nursery.start_soon(send, frame, held)
         except Exception as error:  # carried around the nursery, which would wrap it in a group
             failure.append(error)

@@ -272,6 +272,11 @@ class Inbox:
         self.lost = False
         self._dropped = 0
 
+    def resend(self) -> bytes:
+        """Return the command that asks for what was lost, and forget that it was."""
+        self.lost = False
+        return resend_command(self.next)
+
     def pushed(self, header: Mapping[str, Any], data: memoryview) -> list[Message]:
         """Return the messages of a PUSH that are new. Raises `ProtocolError`."""
         try:

@@ -49,6 +49,11 @@ class Report:
         self.failures: dict[str, str] = {}
         self.began = trio.current_time()
 
+    def brought(self, changed: bool) -> None:
+        """Count a group that is where it should be."""
+        self.done += changed
+        self.skipped += not changed
+
     @property
     def finished(self) -> int:
         """Groups that need no more work."""
@@ -79,10 +84,7 @@ async def carry_out(
         for name in waiting:
             await starts.turn()
             try:
-                if await bring(yard, goal, name, targets, pace.patience_s):
-                    report.done += 1
-                else:
-                    report.skipped += 1
+                report.brought(await bring(yard, goal, name, targets, pace.patience_s))
             except GaveUp as error:
                 report.failures[name] = str(error)
             tell(report)

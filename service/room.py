@@ -27,6 +27,11 @@ class Waiting:
         self.granted = False
         self.event = trio.Event()
 
+    def grant(self) -> None:
+        """Let it go on: its bytes are counted."""
+        self.granted = True
+        self.event.set()
+
 
 class Room:
     """`used` bytes of `limit`; large frames get up to `large_limit` of them."""
@@ -72,8 +77,7 @@ class Room:
 
     def _grant(self, first: Waiting) -> None:
         self.used += first.size
-        first.granted = True
-        first.event.set()
+        first.grant()
 
     def _goes_on(self, size: int, frame: object) -> bool:
         if self._above is frame or self._fits(size):

@@ -259,11 +259,7 @@ class DemoRun:
         with self.steps.step(name, total) as advance:
             found = await verify_all(yards, self.ledger, NODES, starts, advance)
         self.members_verified = min(self.members_verified, len(found.members))
-        self.found.lost |= found.lost
-        self.found.mismatched |= found.mismatched
-        self.found.duplicates |= found.duplicates
-        self.found.records_read += found.records_read
-        self.found.bytes_read += found.bytes_read
+        self.found.unite(found)
 
     async def kill_all(self, name: str) -> None:
         """Send SIGKILL to all three at once, then start them on their directories."""

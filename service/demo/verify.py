@@ -41,6 +41,19 @@ class Verified:
         self.records_read = 0
         self.bytes_read = 0
 
+    def count(self, size: int) -> None:
+        """Count a record that was read."""
+        self.records_read += 1
+        self.bytes_read += size
+
+    def unite(self, other: Verified) -> None:
+        """Add what another reading found."""
+        self.lost |= other.lost
+        self.mismatched |= other.mismatched
+        self.duplicates |= other.duplicates
+        self.records_read += other.records_read
+        self.bytes_read += other.bytes_read
+
 
 def matches(record: Record, expected: SourceRecord) -> bool:
     """Return whether a record holds exactly the metadata and the bytes of a source record."""
@@ -90,8 +103,7 @@ async def read_log(
                 record.fill(await handle.read_body(record.offset, 0, record.size, node=node))
             judge(ledger, found, log, record, node)
             expected.discard(record.offset)
-            found.records_read += 1
-            found.bytes_read += record.size
+            found.count(record.size)
             progress(record.size)
         if page.next >= page.end:
             break
