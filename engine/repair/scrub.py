@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from copy import copy
+from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
 import msgpack
@@ -30,6 +30,7 @@ from ..replica.member import Member
 
 log = logging.getLogger(__name__)
 
+COUNTS = ("bytes", "found", "repaired")
 KINDS = ("meta", "snapshot", "segment", "wal", "generation")
 FIRST_S = 3600.0
 """A directory that was never scrubbed waits so long after a start."""
@@ -47,15 +48,6 @@ ASK_S = 1.0
 """Between two questions whether it is a member's turn to be mended."""
 NAMED_MAX = 100
 """Findings of a pass that are named; all are counted."""
-
-
-class Counts:
-    """One kind's, since the start."""
-
-    __slots__ = ("bytes", "found", "repaired")
-
-    def __init__(self) -> None:
-        self.bytes = self.found = self.repaired = 0
 
 
 class Finding(NamedTuple):
@@ -86,21 +78,22 @@ class Findings:
     and slower while `is_busy()`."""
 
     def __init__(self, bytes_per_s: int, is_busy: Callable[[], bool]) -> None:
-        self.counts = {kind: Counts() for kind in KINDS}
+        # Since the start.
+        self.counts = {kind: dict.fromkeys(COUNTS, 0) for kind in KINDS}
         self.named: list[Finding] = []
         self._bytes_per_s = bytes_per_s
         self._is_busy = is_busy
         # The counts as this pass, or the last one, began.
-        self._begun = {kind: Counts() for kind in KINDS}
+        self._begun = deepcopy(self.counts)
 
     def begin(self) -> None:
         """Begin a pass."""
         self.named = []
-        self._begun = {kind: copy(one) for kind, one in self.counts.items()}
+        self._begun = deepcopy(self.counts)
 
     async def read(self, kind: str, size: int) -> None:
         """Note that `size` bytes were read: wait as long as the rate asks for, and while the disk is busy."""
-        self.counts[kind].bytes += size
+        self.counts[kind]["bytes"] += size
         await trio.sleep(size / self._bytes_per_s)
         with trio.move_on_after(GIVE_WAY_MAX_S):
             while self._is_busy():
@@ -109,7 +102,7 @@ class Findings:
     def add(self, kind: str, group: str, text: str, is_repaired: Callable[[], bool]) -> None:
         """Note damage, which is on its way to be repaired; `never` where nobody can."""
         log.error("scrub: %s%s", f"group {group}: " if group else "", text)
-        self.counts[kind].found += 1
+        self.counts[kind]["found"] += 1
         if len(self.named) < NAMED_MAX or is_repaired is not never:
             self.named.append(Finding(kind, group, text, is_repaired))
 
@@ -117,7 +110,7 @@ class Findings:
         """Count what is whole again of this pass."""
         for one in self.named:
             if one.is_repaired():
-                self.counts[one.kind].repaired += 1
+                self.counts[one.kind]["repaired"] += 1
 
     def left(self) -> int:
         """Count what is not whole again."""
@@ -126,7 +119,7 @@ class Findings:
     def of_pass(self) -> dict[str, dict[str, int]]:
         """Return the counts of this pass, or of the last one."""
         return {
-            kind: {name: getattr(one, name) - getattr(self._begun[kind], name) for name in Counts.__slots__}
+            kind: {name: count - self._begun[kind][name] for name, count in one.items()}
             for kind, one in self.counts.items()
         }
 
@@ -136,9 +129,7 @@ class Findings:
         return {
             "pass_bytes": sum(one["bytes"] for one in last.values()),
             "last": last,
-            "kinds": {
-                kind: {name: getattr(one, name) for name in Counts.__slots__} for kind, one in self.counts.items()
-            },
+            "kinds": deepcopy(self.counts),
             "left": self.left(),
             "findings": [one.shown() for one in self.named[:NAMED_MAX]],
         }

@@ -208,7 +208,7 @@ async def test_the_rate_and_giving_way(autojump_clock: trio.testing.MockClock) -
     busy = True
     await findings.read("wal", 1000)
     assert trio.current_time() - began == pytest.approx(2 + GIVE_WAY_MAX_S, abs=0.5)
-    assert findings.counts["wal"].bytes == 2000
+    assert findings.counts["wal"]["bytes"] == 2000
 
 
 # Who repairs
@@ -347,11 +347,11 @@ async def test_a_sound_segment_is_read_and_one_that_nobody_needs_is_not(tmp_path
     rig, segments, _ = stored(tmp_path)
     await segment_pass(rig, segments)
     size = segments.path(5).stat().st_size
-    assert not rig.findings.named and rig.findings.counts["segment"].bytes == size
+    assert not rig.findings.named and rig.findings.counts["segment"]["bytes"] == size
     segments.users = {}
     segments.path(5).unlink()
     await segment_pass(rig, segments)
-    assert not rig.findings.named and rig.findings.counts["segment"].bytes == size
+    assert not rig.findings.named and rig.findings.counts["segment"]["bytes"] == size
 
 
 async def test_a_segment_is_written_anew_from_a_reader_that_knows_it(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def turn(path: Path, entry: Any) -> None:
 
 async def test_payloads_of_a_sealed_file_are_verified(tmp_path: Path) -> None:
     rig = await wal_pass(tmp_path, lambda path, entry: None)
-    assert not rig.findings.named and rig.findings.counts["wal"].bytes >= 15_000
+    assert not rig.findings.named and rig.findings.counts["wal"]["bytes"] >= 15_000
 
 
 async def test_a_damaged_payload_of_a_sealed_file_is_lost_unless_it_moved(tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ async def test_damaged_entries_of_a_generation_come_from_peers(tmp_path: Path) -
     store = Generations(tmp_path / "data", ([(7, 3), (8, 2), (7, 4)], ""))
     assert not await generation_pass(rig, store)
     assert rig.asked == [("lose", 7, 3, 4), ("lose", 8, 2, 2)] and not store.failed
-    assert rig.findings.counts["generation"].bytes == 3 << 20
+    assert rig.findings.counts["generation"]["bytes"] == 3 << 20
 
 
 async def test_a_generation_of_which_nothing_can_be_trusted_is_failed(tmp_path: Path) -> None:
@@ -549,7 +549,7 @@ async def test_rows_that_one_copy_lost_are_whole_again(tmp_path: Path) -> None:
     meta.mended = [(meta_rows.state_key(UID), "a"), (b"f", "b")]
     assert not await meta_pass(rig, meta)
     assert rig.named() == [("meta", "group-7", True), ("meta", "", True)]
-    assert rig.findings.counts["meta"].bytes == 200
+    assert rig.findings.counts["meta"]["bytes"] == 200
 
 
 async def test_a_lost_row_is_written_by_who_knows_it_or_is_for_people(tmp_path: Path) -> None:
@@ -600,4 +600,4 @@ async def test_a_snapshot_that_can_not_be_loaded_is_renewed_unless_a_newer_one_c
     groups = scrub_walks.Groups(rig.members, rig.members.get, lambda uid: None)
     await scrub_walks.SnapshotWalk(books, groups, rig.findings.read, rig.repairs).run()
     assert rig.asked == ([("renew", UID)] if bad else [])
-    assert rig.findings.counts["snapshot"].bytes == (5 if bad else 8)
+    assert rig.findings.counts["snapshot"]["bytes"] == (5 if bad else 8)
