@@ -80,7 +80,7 @@ def changed_call(node: int, since: int) -> Call[Changed]:
         except (TypeError, ValueError) as error:
             raise LogyardError(f"an answer about changed logs cannot be read: {error!r}") from None
 
-    return Call("changed_logs", {"since": since}, decode, nodes=(node,), pinned=True)
+    return ask("changed_logs", decode, at=node, since=since)
 
 
 def scan_call(
