@@ -80,7 +80,7 @@ class Node(LogVerbs):
     def submit(
         self, uid: int, frame: memoryview, sink: Sink, request: int, *, early: bool = False, low: bool = False
     ) -> None:
-        """Queue a client frame. Raises typed errors; see `System.submit`."""
+        """Queue a client frame. Raises typed errors; see `engine.replica.submit`."""
         if len(frame) > FRAME_BYTES and frame[FRAME_BYTES] == TRUNCATE and frame[1] & UNIFORM:
             # Its position must be the offset's; a wrong one would serve wrong records for good.
             raise BadRequest("a truncation is a call of its own: the server finds its position")

@@ -2,7 +2,7 @@
 
 Invariant: every byte that a client's frame costs is counted from its admission until its answer; what is over a limit
 by itself and is alone is let in, so that nothing is stuck for ever. A share of every limit is kept for what frees
-space: truncations, deletions, configurations. `System.submit` calls `admit`; the numbers come from counters that
+space: truncations, deletions, configurations. `Submit.submit` calls `admit`; the numbers come from counters that
 their owners keep anyway.
 """
 

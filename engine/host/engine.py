@@ -1,9 +1,9 @@
-"""A system: the engine of one node. It owns every member, the one WAL, the tasks and threads, and the public verbs.
+"""A system: the engine of one node. It owns every member, the one WAL, the tasks and threads.
 
-Composition, not logic: the turn is in `scheduler`, storage in `storage`, definitions in `directory`, reading in
-`reader`. The
-payload store and the transport come in through `engine.ports`, wired by `service.node`. Constructors do no I/O:
-`open` does.
+Composition, not logic: each part is given what it needs by its constructor, built from the log up; what it tells goes
+up as an event (a call that is bound late, where the part above is not there yet) or as a return value. No part knows
+this object. The payload store and the transport come in through `engine.ports`, wired by `service.node`. Constructors
+do no I/O: `open` does.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class System:
             lambda: any(peer.up and peer.queued for peer in self.peers.status()),
         )  # fmt: skip
         self.slow_disk = SlowDisk(
-            config, self.durability, self.pulse, self.members, self._others, self._be_patient, self.mark
+            config, self.durability, self.pulse, self.members, self._others, self.limits.be_patient, self.mark
         )
 
     def _compose_groups(self) -> None:
@@ -596,9 +596,6 @@ class System:
         """Yield the live nodes, and what they say of themselves."""
         peers = self.peers
         return ((node, peers.vitals_of(node)) for node in peers.nodes if node in self.live)
-
-    def _be_patient(self, doublings: int) -> None:
-        self.limits.patience = doublings
 
     def part(self) -> None:
         """Leave the last word of a node that stops in order, after `run` and before `close`; a crash has none.

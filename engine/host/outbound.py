@@ -5,7 +5,7 @@ The fast path is a check: everything is in memory and the message goes. The slow
 one message at a time, so a
 laggard costs at most one message of memory; while it works for a group, that group's later entries to that peer queue
 behind it, in order.
-Called in the turn by `scheduler`.
+Called in the turn by `ready_loop`.
 """
 
 from __future__ import annotations

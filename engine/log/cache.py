@@ -5,7 +5,7 @@ First in, first out. Bytes that are not in the WAL yet are not let go, for the W
 unwritten for long
 (a duplicate that no log took, an entry overwritten on its way) is nobody's any more and leaves the books. Everything
 older is read
-from its file. Called by `scheduler` and `inbound`.
+from its file. Called by `ready_loop` and `inbound`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Natural group commit: what queues up during a sync is the next batch; there is n
 syncs are fast is
 written in place, because a hand-over to the thread (32 us) costs as much as such a sync (33-49 us);
 everything else goes to the WAL thread, so that the loop never waits for a slow disk. Only when a whole batch waits
-already is it handed over ahead, so that the disk does not wait for the loop either. Called by `scheduler`.
+already is it handed over ahead, so that the disk does not wait for the loop either. Called by `ready_loop`.
 """
 
 from __future__ import annotations

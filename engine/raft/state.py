@@ -50,7 +50,11 @@ class Limits:
     uncommitted_reserve: int = 4 << 20
     """Beyond that, for urgent entries only: what frees space must not wait for what fills it."""
     patience: int = 0
-    """How often election timeouts are doubled: the host sets it while this node should be the last to lead."""
+    """How often election timeouts are doubled, while this node should be the last to lead."""
     probe_ticks: int = 5
     """Ticks without an answer before a follower is asked again. There is no heartbeat that would notice a lost
     message."""
+
+    def be_patient(self, doublings: int) -> None:
+        """Double election timeouts so often from now on."""
+        self.patience = doublings

@@ -4,7 +4,7 @@ One task and one pass at a time; what is read is bounded in bytes a second, in p
 the disk is slow or clients fill it. Invariants: a walk only looks, and what it finds is judged again on the loop, where
 files come and go: what vanished under it, was replaced or died is no damage; nobody waits for a walk, as it pins
 nothing. A pass that a restart cut off begins anew; when the last one ended is stored. The walks, one for each kind of
-file, are in `scrub_walks`. Called by `system`, and by the service for `logyard scrub`.
+file, are in `scrub_walks`. Run by the engine, and by the service for `logyard scrub`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A `Reject` is a reply. Any other exception of a machine halts that group (`quarantine`), and no other. What belongs
 to a session or is the engine's own goes through `sessions` first; effects go to `effects`. Called in the turn by
-`scheduler`.
+`ready_loop`.
 """
 
 from __future__ import annotations

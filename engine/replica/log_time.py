@@ -3,7 +3,7 @@ arguments.
 
 Invariant: it never runs backwards within a group, whoever leads and whatever the wall clock does, and never faster
 than the leader's monotonic clock, but for jumps to the wall clock at moments in which no term that the machine granted
-is running. Called by `scheduler` for groups led here.
+is running. Called by `ready_loop` for groups led here.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """A member: one group's replica on this node, as the host sees it. Data and small verbs; the turn that drives it is
-in `scheduler`.
+in `ready_loop`.
 
 Invariants: applied <= raft.commit; a member that is STOPPED or DELETED takes no part (law 7), one that is HALTED runs
 its core and applies nothing; only a RUNNING one takes frames and answers reads;
