@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from logyard.client.log import latest_call
 from logyard.client.session import backoff
 from logyard.protocol.errors import LogyardError
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HINT_PATIENCE_S = 3.0
+LEADER_PATIENCE_S = 3.0
 HINT_PAUSE_S = 30.0
 """A consumer's hint that could not be written is not tried again for so long."""
 GONE_MAX = 64
@@ -120,7 +122,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_named(self.options, infos)
         times = starting_times(self.options, infos)
         firsts = first_offsets(self.options, infos, self.source.offsets_at(times) if times else {})
-        return StreamOffset({info.name: Position(info.uid, firsts[info.name]) for info in infos}).plain()
+        return StreamOffset({info.name: Position(info.uid, firsts[info.name]) for info in infos}, initial=True).plain()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Pin the ends: what is appended from now on is not read by this run."""
@@ -132,6 +134,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         since = parse_offset(start)
         seen = self._pinned or self._look()
         gone = self._gone(since, seen)
+        self._check_ends(since, seen)
         end = advance(since, seen.infos, gone, options, self._limit(limit, since, seen.infos))
         self._report = report(end, seen.infos)
         return start if end is since else end.plain()
@@ -231,6 +234,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _names(self) -> frozenset[str] | None:
         return None if self.options.names is None else frozenset(self.options.names)
+
+    def _check_ends(self, since: StreamOffset, seen: Seen) -> None:
+        """Look for logs that end before what was read of them: whoever goes on there passes over new records. Members
+        may be behind, so the leader is asked. Raises `DataLoss` unless gaps are allowed."""
+        now = time.monotonic()
+        for name, uid, _, end, *_ in seen.infos:
+            known = since.logs.get(name)
+            if known is None or known.next <= end or known.uid != uid or self._there_until.get(name, now) > now:
+                continue
+            self._there_until[name] = now + THERE_S
+            try:
+                found = self.source.yard.run(latest_call(name, None, None, None), LEADER_PATIENCE_S)
+            except LogyardError as error:
+                log.warning("log %s: it ends at %d, before what was read (%d): %s", name, end, known.next, error)
+                continue
+            if found.end >= known.next:
+                continue
+            why = (
+                f"log {name!r}: it ends at {found.end}, and the checkpoint says that records up to {known.next} were "
+                "read: an older copy of the log was put back, or the checkpoint is damaged or another cluster's"
+            )
+            if self.options.fail:
+                raise DataLoss(f"{why}; start with a new checkpointLocation", log=name, first=found.end, end=known.next)
+            log.warning("%s; what it has from there on will not be read", why)
 
     def _chosen(self, name: str) -> bool:
         """Return whether the options choose a log; a checkpoint may know others, which keep their places."""

@@ -2,7 +2,9 @@
 
 An offset is what Spark keeps in the checkpoint: ``{"v": 1, "turn": NAME, "logs": {NAME: [uid, next]}}``, each log that
 was ever seen. A log that was met in that very batch has a third number, its first offset in it: so what a batch reads
-follows from its two offsets alone, and a batch that is repeated reads the same (decision 0029). Used by `stream`.
+follows from its two offsets alone, and a batch that is repeated reads the same. A query's very first offset, which is
+asked for again and again, is marked as ``initial``: its first batch has that number for each log (decision 0029). Used
+by `stream`.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """A place in the stream. `turn`: the log that was the last to take part in a limited batch."""
+    """A place in the stream. `turn`: the log that was the last to take part in a limited batch. `initial`: where a new
+    query begins, which may be elsewhere when Spark asks once more."""
 
     logs: Mapping[str, Position] = field(default_factory=dict)
     turn: str = ""
+    initial: bool = False
 
     def plain(self) -> dict[str, Any]:
         """Return what Spark stores as JSON."""
@@ -47,7 +51,8 @@ class StreamOffset:
             name: [one.uid, one.next] if one.first is None else [one.uid, one.next, one.first]
             for name, one in self.logs.items()
         }
-        return {"v": VERSION, "turn": self.turn, "logs": logs}
+        marked = {"initial": True} if self.initial else {}
+        return {"v": VERSION, **marked, "turn": self.turn, "logs": logs}
 
 
 def parse_offset(value: Any) -> StreamOffset:
@@ -74,7 +79,7 @@ def parse_offset(value: Any) -> StreamOffset:
             found[name] = Position(*one)
         else:
             raise _damaged(one)
-    return StreamOffset(found, turn)
+    return StreamOffset(found, turn, value.get("initial") is True)
 
 
 def _met_here(one: Any) -> bool:
@@ -113,6 +118,9 @@ def between(start: StreamOffset, end: StreamOffset) -> Batch:
     """Return what a batch reads. Raises `BadOffset` for an end that lies before its start."""
     ranges: list[Wanted] = []
     lost: list[Lost] = []
+    if start.initial:
+        # Another one, perhaps, than that which the end was made from: nothing of it counts.
+        start = StreamOffset()
     for name, one in sorted(end.logs.items()):
         known = start.logs.get(name)
         if known is not None and known.uid == one.uid:
@@ -157,6 +165,7 @@ def advance(
     begins: dict[str, int] = {}
     backlog: list[tuple[str, int]] = []
     met: list[str] = []
+    gaps: dict[str, int] = {}
     for info in infos:
         name, uid, first, end = info[:4]
         known = logs.get(name)
@@ -174,6 +183,7 @@ def advance(
                         end=first,
                     )
                 # The gap is one row of this batch, however many records are missing.
+                gaps[name] = begin
                 begin = first
                 logs[name] = Position(uid, begin)
                 changed = True
@@ -187,18 +197,16 @@ def advance(
         if end > begin:
             begins[name] = begin
             backlog.append((name, end - begin))
-    if not backlog:
-        return StreamOffset(logs, start.turn) if changed else start
-    turn = start.turn
-    if limit is None:
-        granted = dict(backlog)
-    else:
-        granted, turn = share(backlog, limit, turn)
+    if not changed and not backlog:
+        return start
+    granted, turn = share(backlog, limit, start.turn) if limit and backlog else (dict(backlog), start.turn)
     for name, rows in granted.items():
         logs[name] = Position(logs[name].uid, begins[name] + rows)
-    for name in met:
-        if name in granted:
-            logs[name] = logs[name]._replace(first=begins[name])
+    for name in {*granted, *gaps} if start.initial else met:
+        if name in begins or name in gaps:
+            begin = gaps.get(name, begins.get(name, 0))
+            if begin < logs[name].next:
+                logs[name] = logs[name]._replace(first=begin)
     return StreamOffset(logs, turn)
 
 

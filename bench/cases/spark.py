@@ -1,4 +1,5 @@
-"""`logyard bench spark`: metadata rows and payload bytes a second, planning, and the audit's memory, on ``local[2]``.
+"""`logyard bench spark`: metadata rows and payload bytes a second, planning, streams, and the audit's memory, on
+``local[2]``.
 
 Each reading is done twice on the same session and the second one counts. Beside each stands what PySpark moves from a
 source that costs nothing (`spark_ceiling`), measured in the same run.
@@ -25,6 +26,10 @@ ROWS_PER_S = 500_000
 MB_PER_S = 300
 PLAN_S = 2.0
 PEAK_BYTES = 1 << 30
+STREAM_ROWS_PER_S = 800_000
+STREAM_LIMITED_ROWS_PER_S = 400_000
+STREAM_BATCH_MS = 400
+STREAM_DEAD_NODE_RATIO = 1.5
 META = b"m" * 100
 FRAME_RECORDS = 1000
 PAYLOAD_BYTES = 64 << 10
@@ -39,6 +44,7 @@ def run_spark(
     from logyard.pipeline.jobs.audit import run_audit
 
     from .spark_ceiling import CeilingSource
+    from .spark_stream import run_streams
 
     machine = describe_machine(directory)
     spark.dataSource.register(CeilingSource)
@@ -69,6 +75,7 @@ def run_spark(
         for first in range(0, len(extra), 200):
             yard.create_many(extra[first : first + 200], members=list(range(1, cluster.count + 1)))
         plan_s, tasks = plan({**servers, "subscribePattern": ".*"})
+        streams = run_streams(spark, metadata, names, rows, yard, cluster, say)
     figures = {
         "rows_per_s": round(rows / rows_s), "rows_per_s_ceiling": round(rows / rows_ceiling_s),
         "rows_ratio": round(rows_ceiling_s / rows_s, 3), "mb_per_s": round(size / bytes_s / 1e6, 1),
@@ -76,6 +83,7 @@ def run_spark(
         "plan_s": round(plan_s, 3), "plan_logs": have + len(extra), "plan_tasks": tasks,
         "audit_mb_per_s": round(audit["bytes"] / audit_s / 1e6, 1), "audit_s": round(audit_s, 3),
         "audit_worker_peak_mib": round(audit["worker_peak_bytes"] / 2**20, 1), "audit_copies": audit["copies"],
+        **streams,
     }  # fmt: skip
     problems = [*missed(figures), *audit["problems"]]
     return {
@@ -93,6 +101,20 @@ def missed(figures: Mapping[str, Any]) -> list[str]:
         found.append(f"{figures['mb_per_s']} MB/s of payload; {MB_PER_S} were asked for")
     if figures["plan_s"] > PLAN_S:
         found.append(f"planning took {figures['plan_s']} s; {PLAN_S} were asked for")
+    if figures["stream_rows_per_s"] < STREAM_ROWS_PER_S:
+        found.append(f"{figures['stream_rows_per_s']} rows/s of a stream; {STREAM_ROWS_PER_S} were asked for")
+    if figures["stream_limited_rows_per_s"] < STREAM_LIMITED_ROWS_PER_S:
+        found.append(
+            f"{figures['stream_limited_rows_per_s']} rows/s of a stream with a limit; {STREAM_LIMITED_ROWS_PER_S} were "
+            "asked for"
+        )
+    if figures["stream_batch_ms"] > STREAM_BATCH_MS:
+        found.append(f"a micro-batch took {figures['stream_batch_ms']} ms; {STREAM_BATCH_MS} were asked for")
+    if figures.get("stream_dead_node_ratio", 1.0) > STREAM_DEAD_NODE_RATIO:
+        found.append(
+            f"with a dead node a micro-batch took {figures['stream_dead_node_ratio']} times as long; "
+            f"{STREAM_DEAD_NODE_RATIO} were allowed"
+        )
     if figures["audit_worker_peak_mib"] * 2**20 > PEAK_BYTES:
         found.append(f"a worker of the audit had {figures['audit_worker_peak_mib']} MiB")
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,6 +35,38 @@ class CeilingSource(DataSource):
         """Return a reader of equal partitions."""
         get = self.options.get
         return CeilingReader(int(get("rows", "0")), int(get("size", "0")), int(get("partitions", "4")))
+
+    def streamReader(self, schema: StructType) -> CeilingStream:
+        """Return the same as a stream of one batch."""
+        get = self.options.get
+        return CeilingStream(int(get("rows", "0")), int(get("size", "0")), int(get("partitions", "4")))
+
+
+class CeilingStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """All rows in one batch."""
+
+    def __init__(self, rows: int, size: int, partitions: int) -> None:
+        self.rows = rows
+        self.reader = CeilingReader(rows, size, partitions)
+
+    def initialOffset(self) -> dict[str, int]:
+        """Begin with none."""
+        return {"rows": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Return the end."""
+        return {"rows": self.rows}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Pin nothing: there is never more."""
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """Equal shares."""
+        return self.reader.partitions() if start != end else []
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the share's rows."""
+        return self.reader.read(partition)
 
 
 class CeilingReader(DataSourceReader):

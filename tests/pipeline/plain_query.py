@@ -1,8 +1,9 @@
 """Spark's place in a test of a stream without a JVM: offsets and commits in a directory, tasks run here.
 
-What counts is what Spark does, as tried: `initialOffset` twice on a new query; the offset is written before its batch
-runs and the commit after it; `commit` of the source at the start of the next batch and never for the last one; a batch
-without a commit is planned and read again from its two offsets, by a new reader; nobody calls `stop`.
+What counts is what Spark does, as tried: `initialOffset` each time when the beginning of a new query is needed, also
+by a later process, since it is kept nowhere; a first batch even if there is nothing in it; the offset is written before
+its batch runs and the commit after it; `commit` of the source at the start of the next batch and never for the last
+one; a batch without a commit is planned and read again from its two offsets, by a new reader; nobody calls `stop`.
 """
 
 from __future__ import annotations
@@ -51,27 +52,23 @@ class PlainQuery:
         number = len(list(self.offsets.iterdir()))
         done = len(list(self.commits.iterdir()))
         if done < number:
-            start = self.offset(number - 2) if number > 1 else self.start()
-            self.run(number - 1, start, self.offset(number - 1))
+            self.run(number - 1)
             return True
-        if number:
-            start = self.offset(number - 1)
-        else:
-            self.reader.initialOffset()
-            start = self.start()
+        start = self.start(number)
         limit = self.reader.getDefaultReadLimit()
         end = through_json(self.reader.latestOffset(start, limit))
         self.reader.reportLatestOffset()
-        if end == start:
+        if end == start and number:
             return False
         (self.offsets / str(number)).write_text(json.dumps(end), "utf-8")
         if number:
             self.reader.commit(start)
         self.die("offset")
-        self.run(number, start, end)
+        self.run(number)
         return True
 
-    def run(self, number: int, start: Any, end: Any) -> None:
+    def run(self, number: int) -> None:
+        start, end = self.start(number), self.offset(number)
         rows = [row for task in self.tasks(start, end) for row in self.read(task)]
         self.die("read")
         self.sink(number, rows)
@@ -88,12 +85,9 @@ class PlainQuery:
         reader, task = pickle.loads(pickle.dumps((self.reader, task)))
         return [row for batch in reader.read(task) for row in batch.to_pylist()]
 
-    def start(self) -> Any:
-        """Where a new query begins: Spark keeps it with the first batch."""
-        path = self.offsets.parent / "start"
-        if not path.exists():
-            path.write_text(json.dumps(self.reader.initialOffset()), "utf-8")
-        return json.loads(path.read_text("utf-8"))
+    def start(self, number: int) -> Any:
+        """Where a batch begins: Spark keeps that of the first one nowhere, and asks each time."""
+        return through_json(self.reader.initialOffset()) if not number else self.offset(number - 1)
 
     def offset(self, number: int) -> Any:
         return json.loads((self.offsets / str(number)).read_text("utf-8"))

@@ -49,6 +49,21 @@ def test_an_offset_is_plain_json_and_comes_back() -> None:
     assert parse_offset({"v": 1, "logs": {"a": [7, 5]}}) == StreamOffset({"a": Position(7, 5)})
 
 
+def test_the_first_batch_follows_from_its_end_alone() -> None:
+    """What Spark says was its beginning may be asked for anew, and be another one."""
+    start = StreamOffset({"a": Position(1, 5), "b": Position(1, 9), "cut": Position(1, 3)}, initial=True)
+    assert parse_offset(start.plain()) == start
+    infos = [info("a", 8), info("b", 9), info("new", 2), info("cut", 10, start=6)]
+    end = parse_offset(advance(start, infos, (), asked(failOnDataLoss="false"), None).plain())
+    assert not end.initial
+    expected = [("a", 5, 8), ("cut", 3, 10), ("new", 0, 2)]
+    for again in (start, StreamOffset({"a": Position(1, 99), "c": Position(7, 1)}, initial=True)):
+        assert spans(again, end) == expected and not between(again, end).lost
+    later = advance(end, [info("a", 9)], (), asked(), None)
+    assert spans(end, later) == [("a", 8, 9)]
+    assert advance(start, [info("a", 5)], (), asked(), None) is start and spans(start, start) == []
+
+
 def test_offsets_of_ten_thousand_logs_stay_small() -> None:
     logs = {f"orders-{n:05}": Position((1 << 63) + n, 1_000_000 + n) for n in range(10_000)}
     assert len(json.dumps(StreamOffset(logs, "orders-00000").plain())) < 500_000

@@ -110,6 +110,21 @@ def test_batches_restarts_and_the_cheapest_replay(
     assert table.offsets("flow-1") == list(range(133)) and table.offsets("flow-4") == list(range(50))
 
 
+def test_a_query_at_latest_that_found_nothing_goes_on_from_there(
+    spark: SparkSession, cluster: LocalCluster, yard: Yard, tmp_path: Path
+) -> None:
+    fill(yard, ["young"], 10)
+    table = Table()
+    df = load(spark, cluster, subscribe="young", startingOffsets="latest")
+    run(df, table, tmp_path)
+    yard.log("young").append_many([(b"new", None)] * 5)
+    # Its first batch is planned anew, by another process, when the beginning is somewhere else.
+    (tmp_path / "commits" / "0").unlink()
+    (tmp_path / "commits" / ".0.crc").unlink(missing_ok=True)
+    run(df, table, tmp_path)
+    assert table.offsets("young") == list(range(10, 15))
+
+
 @pytest.mark.long
 def test_a_query_that_goes_on_through_a_dead_leader_new_logs_and_losses(
     spark: SparkSession, cluster: LocalCluster, yard: Yard, tmp_path: Path
