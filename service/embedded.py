@@ -191,32 +191,27 @@ class EmbeddedSystem(AdminVerbs):
         return await self._commit(name, frame, timeout, 0)
 
     async def _commit(self, name: str, frame: Sequence[Buffer], timeout: float | None, flags: int) -> bytes:
-        retry = None
-        kind = wire.kind_of(flags)
+        node, retry, kind = self.node, None, wire.kind_of(flags)
+        mode, low = flags & wire.REPLY_MODE, bool(flags & wire.LOW_PRIORITY)
         whole = memoryview(frame[0] if len(frame) == 1 else b"".join(frame))
         with trio.CancelScope(deadline=self.clock() + (self.timeout if timeout is None else timeout)) as scope:
             while True:
                 self._check()
                 try:
-                    return await self._submit(name, whole, kind, flags & (wire.REPLY_MODE | wire.LOW_PRIORITY))
+                    member = node.system.member(name)
+                    if kind and member.spec.machine != kind:
+                        node.require_kind(member.uid, kind)
+                    if mode == wire.REPLY_NONE:
+                        node.submit(member.uid, whole, Quiet(_settled), 0, low=low)
+                        return b""
+                    answer = Answer()
+                    node.submit(member.uid, whole, answer, 0, early=mode == wire.REPLY_APPEND, low=low)
+                    return await answer.wait()
                 except LogyardError as error:
                     retry = retry or Retry(scope.deadline, self.chance, False)
                     delay = self._delay(retry, error)
                 await trio.sleep(delay)
         raise Unknown(f"{name}: not acknowledged in time, and not known whether it happened")
-
-    async def _submit(self, name: str, frame: memoryview, kind: str, flags: int) -> bytes:
-        node, mode = self.node, flags & wire.REPLY_MODE
-        member = node.system.member(name)
-        if kind and member.spec.machine != kind:
-            node.require_kind(member.uid, kind)
-        low = bool(flags & wire.LOW_PRIORITY)
-        if mode == wire.REPLY_NONE:
-            node.submit(member.uid, frame, Quiet(_settled), 0, low=low)
-            return b""
-        answer = Answer()
-        node.submit(member.uid, frame, answer, 0, early=mode == wire.REPLY_APPEND, low=low)
-        return await answer.wait()
 
     async def _answer(self, call: Call[Any], pushed: Pushed | None) -> Any:
         """Return what a client would have got."""
