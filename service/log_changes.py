@@ -30,8 +30,8 @@ class LogChanges:
         self._names = names
         self._members = members
         self._quiesced = quiesced
-        # Greater than any mark of an earlier process on this node.
-        self._first = self._mark = time.time_ns()
+        # 0 until somebody asks: who is only built reads no clock.
+        self._first = self._mark = 0
         # By name: (uid, leader, start, end), and the mark of the question that first saw it so.
         self._rows: dict[str, tuple[tuple[int, int, int, int], int]] = {}
         self._gone: dict[str, int] = {}
@@ -47,6 +47,9 @@ class LogChanges:
             return [now, whole, rows, [] if whole else [name for name, seen in self._gone.items() if seen > mark]]
 
     async def _look(self) -> None:
+        if not self._first:
+            # Greater than any mark of an earlier process on this node.
+            self._first = self._mark = time.time_ns()
         self._mark += 1
         mark, known, count = self._mark, self._rows, 0
         listed: set[str] = set()
