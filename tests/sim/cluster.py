@@ -251,10 +251,14 @@ class Cluster:
         return host.system if host.ready else None
 
     def node(self, number: int) -> Node:
-        """The verbs of a node that is up."""
-        system = self.system(number)
+        """The verbs of a node that is up, made in its process: they read its clock."""
+        system, loop = self.system(number), self.loop
         assert system is not None
-        return Node(system)
+        before, loop.life = loop.life, self.hosts[number].life
+        try:
+            return Node(system)
+        finally:
+            loop.life = before
 
     def replica(self, number: int, name: str) -> Member | None:
         """A group's member object on a node; None while it hibernates or is not there. Wakes nobody."""
