@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from logyard.client import errors, session_keeper, sync_session
 from logyard.client.aio import connect
 from logyard.client.log import Place
 from logyard.client.sequences import WINDOW, Sequences
+from logyard.client.session import Retry
 from logyard.client.sync import Log as SyncLog
 from logyard.client.sync import Yard as SyncYard
 from logyard.client.sync import connect_sync
+from logyard.protocol.errors import NotLeader
 from logyard.protocol.frame import Frame, encode_frame, renumbered
 
 from .fake_system import FakeCluster, FakeLog, fake_cluster
@@ -394,3 +397,10 @@ async def test_a_cancelled_client_asks_nobody_to_close_its_sessions() -> None:
             nursery.start_soon(work)
             await opened.wait()
             nursery.cancel_scope.cancel()
+
+
+def test_who_is_told_the_leader_asks_it_at_once_and_waits_when_told_again() -> None:
+    retry = Retry(100.0, random.Random(1), False)
+    assert retry.after(NotLeader(2), False, 0.0) == 0.0
+    assert retry.after(NotLeader(2), False, 0.0) > 0.0
+    assert Retry(100.0, random.Random(1), False).after(NotLeader(0), False, 0.0) > 0.0

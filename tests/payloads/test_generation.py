@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from logyard.payloads import layout
 from logyard.payloads.generation import Generation
+from logyard.payloads.journal import Journal
 from logyard.payloads.layout import SourceRow
 from logyard.payloads.writing import Statistics, Writing
 from logyard.protocol.errors import (
@@ -496,3 +497,15 @@ def test_a_map_that_is_full_when_only_damage_is_taken_back_leaves_nothing_unwrit
     entry = made(1, 2, [200_000])
     assert generation.write_entries(1, rows_of([entry]), 1).entries == 1
     check(generation, 1, entry)
+
+
+def test_a_generation_that_is_closed_gives_its_slot_of_the_journal_back(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "in-use"))
+    journal.open()
+    free = len(journal._free)
+    found = Generation(str(tmp_path / "gen-1"), 1, SMALL, journal)
+    found.create(0, Door().sync_directory)
+    assert len(journal._free) == free - 1
+    found.close()
+    assert len(journal._free) == free
+    journal.close()

@@ -502,3 +502,10 @@ def test_a_lost_run_is_lost_from_its_first_entry_to_its_last(tmp_path: Path) -> 
         assert not store.is_lost(8, 1, 12)
         store.found(7, 5, 5)
         assert not store.is_lost(7, 5, 5) and store.is_lost(7, 6, 6)
+
+
+def test_runs_are_numbered_by_runs_whatever_the_groups_are_called(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert migrate(store, Source([made(1 << 40, 1, [5000])])).runs == [(1 << 40, 1, 1, 1, 1)]
+    assert migrate(store, Source([made(1 << 40, 2, [5000])])).runs == [(1 << 40, 2, 2, 1, 2)]
+    store.close()
