@@ -34,6 +34,7 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
 from logyard.engine.replica.leadership import wait
+from logyard.engine.replica.proposals import DROP
 from logyard.engine.replica.submit import Answer
 from logyard.engine.types import Buffer
 from logyard.machines.log import AppendLog
@@ -45,7 +46,7 @@ from logyard.protocol.verbs import VERBS
 
 from . import log_reader
 from .node import Node, build_system
-from .rpc_calls import Data, Quiet, serve_call, taken
+from .rpc_calls import Data, serve_call, taken
 
 MACHINES: dict[type, str] = {AppendLog: "log"}
 TIMEOUT_S = 30.0
@@ -202,7 +203,7 @@ class EmbeddedSystem(AdminVerbs):
                     if kind and member.spec.machine != kind:
                         node.require_kind(member.uid, kind)
                     if mode == wire.REPLY_NONE:
-                        node.submit(member.uid, whole, Quiet(_settled), 0, low=low)
+                        node.submit(member.uid, whole, DROP, 0, low=low)
                         return b""
                     answer = Answer()
                     node.submit(member.uid, whole, answer, 0, early=mode == wire.REPLY_APPEND, low=low)
@@ -367,10 +368,6 @@ def _named(name: str) -> str:
     if not name:
         raise BadRequest("a group has a name")
     return name
-
-
-def _settled(request: int) -> None:
-    """Tell nobody: nobody waits for it."""
 
 
 def _dropped(header: Any, data: memoryview) -> None:

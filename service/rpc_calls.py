@@ -10,6 +10,7 @@ from types import CoroutineType, MappingProxyType
 from typing import Any, Protocol
 
 from logyard.engine.replica.delivery import SessionSink
+from logyard.engine.replica.proposals import Sink
 from logyard.engine.types import Buffer
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup, error_value
@@ -24,13 +25,6 @@ TEXT_SHOWN = 256
 KIND = text("kind")
 FIRST_KIND = 1 << wire.KIND_SHIFT
 """The flags of an APPEND from here on name a kind."""
-
-
-class ReplySink(Protocol):
-    """Where the answer to a submitted frame goes."""
-
-    def reply(self, request: int, status: int, data: bytes) -> None:
-        """Reply with status 0: the machine's reply; 1: a packed error. Called once, in a turn of the loop."""
 
 
 class Quiet:
@@ -52,7 +46,7 @@ class SystemPort(ScanPort, HasKv, Protocol):
     cluster_id: str
 
     def submit(
-        self, uid: int, frame: memoryview, sink: ReplySink, request: int, *, early: bool = False, low: bool = False
+        self, uid: int, frame: memoryview, sink: Sink, request: int, *, early: bool = False, low: bool = False
     ) -> None:
         """Queue a client frame; raise a `LogyardError` when it was not queued."""
 
@@ -179,7 +173,7 @@ class SystemPort(ScanPort, HasKv, Protocol):
 
 
 def submit_command(
-    system: SystemPort, sink: ReplySink, settled: Callable[[int], object], request: int, flags: int, body: Buffer
+    system: SystemPort, sink: Sink, settled: Callable[[int], object], request: int, flags: int, body: Buffer
 ) -> None:
     """Submit an APPEND's body, as its flags want it. Raises `ProtocolError` for what is none; a refusal goes to its
     sink."""

@@ -13,7 +13,7 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Reject
-from logyard.engine.replica.proposals import CommandRejected
+from logyard.engine.replica.proposals import CommandRejected, Sink
 from logyard.engine.replica.sessions import Sessions
 from logyard.engine.types import Buffer
 from logyard.protocol import wire
@@ -43,7 +43,6 @@ from logyard.protocol.frame import (
 )
 from logyard.protocol.records import encode_block
 from logyard.service.rpc import RpcServer
-from logyard.service.rpc_calls import ReplySink
 from logyard.service.tls import Door
 
 
@@ -98,7 +97,7 @@ class FakeSystem:
         self.lose = 0
         self.under_way = 0
         self.frames: list[int] = []
-        self._queue: list[tuple[FakeLog, memoryview, ReplySink, int, bool]] = []
+        self._queue: list[tuple[FakeLog, memoryview, Sink, int, bool]] = []
         self._bell = trio.lowlevel.ParkingLot()
 
     async def run(self) -> None:
@@ -155,7 +154,7 @@ class FakeSystem:
         return wire.REPLY.pack(first, count)
 
     def submit(
-        self, uid: int, frame: memoryview, sink: ReplySink, request: int, *, early: bool = False, low: bool = False
+        self, uid: int, frame: memoryview, sink: Sink, request: int, *, early: bool = False, low: bool = False
     ) -> None:
         log = self.cluster.by_uid.get(uid)
         if log is None:
