@@ -1,7 +1,7 @@
 """How fast payloads may be copied beside the clients' writes.
 
 Invariant: a copy is slowed down only while its debt is small, so that pacing never makes clients wait for space.
-Called by `migration` before every job; the job itself keeps to the number.
+Called by `compactor` before every job; the job itself keeps to the number.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 injected. Slow is a mean at or above `disk_slow_ms` for the whole of `disk_slow_for_ms`; fast again below half of it,
 for three times as long: nothing flaps. `SlowDisk` acts on it, once a second and a bounded number of groups at a time,
 and only towards nodes that take half as long at most: with equally slow disks everything stays where it is. What a
-*hung* disk does is in `pulse`. Called by `ticker`.
+*hung* disk does is in `health`. Called by `ticker`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Moves payloads from sealed WAL files to generations, rewrites sparse generations, and gives the space back.
 
 Order: generation durable -> one meta commit (homes, counters) -> pins drain -> recycle or unlink. Every
-step may be done
-twice. Called by the janitor of `storage`; the copying itself runs in a thread.
+step may be done twice. Called by `janitor`; the copying itself runs in a thread.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 of them.
 
 A sealed WAL file is held by what it is the home of: payloads move to a generation by size, age and share of dead bytes
-(`migration`), but not while an entry in the file is uncommitted, and not of a group whose records are damaged. A
+(`compactor`), but not while an entry in the file is uncommitted, and not of a group whose records are damaged. A
 segment is held by logs that no snapshot covers: beyond `segments_max` of them the groups that need the oldest are asked
-for one. Reading costs the oldest files' groups only. Called by `storage` and for the status.
+for one. Reading costs the oldest files' groups only. Called by `janitor` and for the status.
 """
 
 from __future__ import annotations

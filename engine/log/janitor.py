@@ -1,7 +1,7 @@
 """The janitor: sealed files become segments, what lives in old files moves to generations, files are given back.
 
 One task does it all, one job at a time, the blocking part of each in a thread; so a job is never under way twice.
-A failing job is reported and tried again at the next look, and stops no other. Order of every job (storage.md): new
+A failing job is reported and tried again at the next look, and stops no other. Order of every job: new
 data durable -> one meta commit -> switch in memory -> pins drain -> recycle or unlink.
 """
 

@@ -1,7 +1,7 @@
 """Which file is the home of which payloads, how much in it still lives, and who is reading it.
 
 A sealed WAL file stays the home of its payloads until they are dead or migrated. A home that is given up
-waits for its last pin. How the counters of a file come about is in `homes`. All calls on the loop.
+waits for its last pin. How the counters of a file come about is in `liveness_accounting`. All calls on the loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The host's books: what it commits to the meta store, and in which order.
+"""What a node commits to its meta store, and in which order.
 
 Invariant: rows are built under one lock, so that a row built before another's commit never undoes that one; the
-payload store's rows
-travel with the rows that rely on them (invariants 3 and 6). Called by `storage`, `migration` and `groups`.
+payload store's rows travel with the rows that rely on them (invariants 3 and 6). Called by `segment_writer`,
+`compactor` and `groups`.
 """
 
 from __future__ import annotations

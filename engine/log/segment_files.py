@@ -2,7 +2,7 @@
 
 Invariant: a segment is unlinked only after the stored rows that referred to it say so no more, so a restart never looks
 for it. All calls on the loop; readers may be used by the copying thread, which runs beside no removal (one janitor).
-Called by `storage` and readers.
+Called by `janitor`, `segment_writer` and readers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sealed WAL file's metadata becomes a segment; the file stays as the home of its payloads.
 
-Order (storage.md): the segment durable -> the switch in memory -> one meta commit. A flush that failed is done again;
+Order: the segment durable -> the switch in memory -> one meta commit. A flush that failed is done again;
 what a switch left half adopted is not adopted once more: a restart reads it anew from the file. Driven by `janitor`.
 """
 

@@ -4,7 +4,7 @@ Invariant: space is claimed before it is promised. The next WAL file and the res
 is given up so that segments and rows have somewhere to go) are allocated while there is room; when they can't be,
 ordinary writes are refused (`NoSpace`) or, from a leader elsewhere, not taken, and only what frees space or keeps
 groups going is written. When all of it can be had again, writes go on. Asked by `budget` and `inbound`,
-driven by `storage`.
+driven by `janitor`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ fails (the journal of law 7), or of entries whose place in a sealed file can't b
 entries are concerned is stored, in the payload store's rows, in the same commit as the rows that know their home no
 more, and stays stored until all that lives of them is here again, or is dead: until then this member does not answer
 for them (`snapshot_sender`), also after a restart. One task, one stretch at a time, at the rate of all pulls (`pull`).
-Called by `homes` and the ticker.
+Called by `liveness_accounting` and the ticker.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariant: a job is over when its reply is here, or when the process that had it has ended; nothing here waits in the
 loop but with `await`. A job that kills the process `DEATHS_MAX` times is set aside with a reason; segments are then
-written in a thread, as they are while no process can be started. Called by `storage` (segments) and `payload_port`.
+written in a thread, as they are while no process can be started. Called by `segment_files` and `payload_port`.
 """
 
 from __future__ import annotations
