@@ -14,6 +14,7 @@ from logyard.client.sync import Yard, connect_sync
 from logyard.service.local_cluster import LocalCluster
 
 from .support import fill
+from .test_sink import STEPS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,9 +67,9 @@ class Copy:
         )
         return found.selectExpr("replace(log, 'from', 'to') as log", "meta", "payload")
 
-    def run(self, **more: str) -> int:
+    def run(self, kind: str = "logyard", **more: str) -> int:
         """Copy what is there; the batches that it took."""
-        query = self.stream().writeStream.format("logyard").options(**{**self.sink, **more})
+        query = self.stream().writeStream.format(kind).options(**{**self.sink, **more})
         running = query.trigger(availableNow=True).start()
         try:
             running.awaitTermination()
@@ -157,6 +158,29 @@ def test_a_batch_in_foreach_batch_is_written_once(
     with pytest.raises(Exception, match="one sinkId per write"):
         run(twice)
     copy.check(yard, "a", "b")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("guarantee", ["exactly-once", "exactly-once-direct"])
+def test_processes_that_are_killed_at_any_step_leave_each_record_once(
+    spark: SparkSession, cluster: LocalCluster, yard: Yard, tmp_path: Path, guarantee: str
+) -> None:
+    from .crashing import CrashingSource
+
+    spark.dataSource.register(CrashingSource)
+    copy = Copy(spark, cluster, tmp_path / "checkpoint", guarantee)
+    mark = tmp_path / "mark"
+    names = []
+    direct = ("mid-write", "after-write", "before-done")
+    for step in direct if guarantee == "exactly-once-direct" else STEPS:
+        names.append(step)
+        fill(yard, [copy.source(step)], 30)
+        mark.write_text(step)
+        with pytest.raises(Exception, match=r"(?i)crashed|exited|EOF|STREAM_FAILED"):
+            copy.run("crashing", mark=str(mark))
+        assert not mark.exists()
+        copy.run("crashing", mark=str(mark))
+        copy.check(yard, *names)
 
 
 def test_what_a_sink_refuses_it_refuses_by_name(spark: SparkSession, cluster: LocalCluster, yard: Yard) -> None:

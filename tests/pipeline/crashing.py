@@ -1,0 +1,61 @@
+"""The data source with a sink whose processes die: the worker of a task, or the one that commits, before a step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from logyard.pipeline.datasource import LogyardDataSource
+from logyard.pipeline.sink import core
+from logyard.pipeline.sink.options import SinkOptions
+from logyard.pipeline.sink.writers import Message, StreamSink, parsed
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+
+def arm(mark: Path) -> None:
+    """Die by SIGKILL before the step that a file names; once, and the file is gone."""
+
+    def hook(step: str) -> None:
+        if mark.exists() and mark.read_text() == step:
+            mark.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    core.HOOK = hook
+
+
+class CrashingSink(StreamSink):
+    def __init__(self, options: SinkOptions, mark: str) -> None:
+        super().__init__(options)
+        self.mark = mark
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Message:
+        arm(Path(self.mark))
+        try:
+            return super().write(iterator)
+        finally:
+            core.HOOK = None
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        arm(Path(self.mark))
+        super().commit(messages, batchId)
+
+
+class CrashingSource(LogyardDataSource):
+    """`mark`: the file."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "crashing"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> CrashingSink:
+        given = {name: value for name, value in self.options.items() if name.lower() != "mark"}
+        mark = {name.lower(): value for name, value in self.options.items()}["mark"]
+        return CrashingSink(parsed(given, schema, overwrite, True), mark)
