@@ -40,6 +40,7 @@ class Retiring:
         fault, self.fault = self.fault, None
         if fault is not None:
             raise fault
+        self.then()
         return {member: (b"row", b"") for member in members if member not in self.awake}
 
     def give_up(
@@ -157,7 +158,7 @@ async def test_an_absent_member_makes_it_wait_longer_and_is_remembered(clock: ob
     bench = Bench(live=(2, 3))
     bench.answers = {3: [UID]}
     bench.quiesce.rest(bench.member())
-    await bench.run(AFTER_S * 2)
+    await bench.run(AFTER_S * (PATIENCE - 1))
     assert not bench.asked
     await bench.run(AFTER_S * PATIENCE)
     assert bench.retirement.gone == [(UID, OWN, {3}, {1})]
@@ -175,6 +176,30 @@ async def test_who_comes_back_while_it_is_asked_is_not_taken_for_absent(clock: o
     bench.quiesce._host = bench.quiesce._host._replace(send_blob=back)
     await bench.run(AFTER_S * (PATIENCE + 2))
     assert bench.asked and not bench.retirement.gone
+
+
+async def test_who_dies_while_it_is_asked_did_not_agree(clock: object) -> None:
+    bench = Bench()
+    bench.answers = {1: [UID]}
+    bench.quiesce.rest(bench.member())
+
+    def dies(node: int, kind: int, request: int, header: Any) -> bool:
+        sent = Bench.say(bench, node, kind, request, header)
+        bench.live.discard(3)
+        return sent or kind == SLEEP
+
+    bench.quiesce._host = bench.quiesce._host._replace(send_blob=dies)
+    await bench.run(AFTER_S + ANSWER_SECONDS + 2)
+    assert bench.asked and not bench.retirement.gone
+
+
+async def test_of_a_group_that_was_deleted_meanwhile_nobody_is_told_that_it_is_awake(clock: object) -> None:
+    bench = Bench()
+    bench.answers = {1: [UID], 3: []}
+    bench.quiesce.rest(bench.member())
+    bench.retirement.then = bench.members.clear
+    await bench.run(AFTER_S + 2)
+    assert bench.asked and not bench.unquiesce.is_busy
 
 
 async def test_a_batch_that_could_not_be_stored_is_no_end_of_it(clock: object) -> None:
@@ -247,6 +272,13 @@ async def test_a_follower_that_can_store_nothing_sleeps_in_nothing() -> None:
     bench = Bench()
     bench.member(lead=False)
     bench.retirement.fault = NoSpace("full")
+    assert await bench.hear(1, [[UID, TERM, LAST]]) == [] and bench.members
+
+
+async def test_a_follower_whose_leader_went_while_it_stored_that_it_sleeps_stays_awake() -> None:
+    bench = Bench()
+    member = bench.member(lead=False)
+    bench.retirement.then = lambda: setattr(member.raft, "leader", 0)
     assert await bench.hear(1, [[UID, TERM, LAST]]) == [] and bench.members
 
 
