@@ -241,7 +241,8 @@ class Outbound:
             located = None
         if (
             located is not None
-            and located.index == entry.index
+            # Where a snapshot of a later leader is just being installed, its payloads are there before its log.
+            and (located.index, located.term) == (entry.index, entry.term)
             and (located.home is not None or self._host.holds(located.entry))
         ):
             try:

@@ -45,7 +45,7 @@ async def test_what_waits_for_the_disk_waits_once(tmp_path: Path) -> None:
         member, sender = c.member(1), c.system(1).outbound
         disk = trio.Event()
         asked = [0]
-        load, prepare = sender._load, sender.prepare
+        load, defer = sender._load, sender._defer
 
         async def slow(member: Member, message: Message) -> list[Entry]:
             await disk.wait()
@@ -53,9 +53,9 @@ async def test_what_waits_for_the_disk_waits_once(tmp_path: Path) -> None:
 
         def counted(member: Member, message: Message) -> bool:
             asked[0] += message.kind == APPEND and message.to == 3
-            return prepare(member, message)
+            return defer(member, message)
 
-        sender._load, sender.prepare = slow, counted  # type: ignore[method-assign]
+        sender._load, sender._defer = slow, counted  # type: ignore[method-assign]
         c.partition(3)
         bodies = await c.fill(1, 12, 2000)
         c.network.heal()

@@ -144,6 +144,18 @@ async def test_a_released_payload_is_a_tombstone_and_a_damaged_one_is_not_sent(r
         assert message.entries is not None and message.entries[0].tombstone == 9
 
 
+async def test_bytes_of_a_later_term_that_a_snapshot_brought_are_not_sent_for_an_entry_of_this_one() -> None:
+    """A leader that was cut off got a later leader's payloads, and its log does not start over yet: a codec's assertion
+    ended the node."""
+    rig = Rig()
+    rig.disk.set()
+    later = entry(1)
+    rig.payload_entries = lambda member, first, last: iter([Located(1, 3, later.data, later, None)])  # type: ignore[method-assign]
+    async with trio.open_nursery() as rig.nursery:
+        rig.outbound.prepare(rig.member, rig.message(1, 1))
+    assert not rig.sent and not rig.events and not rig.slow
+
+
 async def test_where_no_tombstone_says_it_the_log_goes_and_a_snapshot_comes() -> None:
     rig = Rig()
     rig.error = Corrupt("generation", 0, "it", "rot")
