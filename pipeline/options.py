@@ -1,7 +1,7 @@
 """The options of the data source: one table from which they are parsed, refused and documented.
 
 Every option is checked when a DataFrame is loaded, before anything is asked of a cluster, as far as batches and streams
-agree on it: Spark does not tell a Python source which of them is loaded before it begins (decision 0029). An error
+agree on it: Spark does not tell a Python source which of them is loaded before it begins (decision 0030). An error
 begins with the option's name, since only the first line survives the way to Spark. Used by `datasource` and `stream`;
 pure.
 """

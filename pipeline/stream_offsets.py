@@ -3,7 +3,7 @@
 An offset is what Spark keeps in the checkpoint: ``{"v": 1, "turn": NAME, "logs": {NAME: [uid, next]}}``, each log that
 was ever seen. A log that was met in that very batch has a third number, its first offset in it: so what a batch reads
 follows from its two offsets alone, and a batch that is repeated reads the same. A query's very first offset, which is
-asked for again and again, is marked as ``initial``: its first batch has that number for each log (decision 0029). Used
+asked for again and again, is marked as ``initial``: its first batch has that number for each log (decision 0030). Used
 by `stream`.
 """
 
