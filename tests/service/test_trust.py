@@ -18,8 +18,10 @@ from logyard.service.rpc_calls import HANDLERS, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDINARY = {
-    "list", "describe", "locate", "poll", "read_body", "latest", "producer", "session_open", "session_close",
-    "heartbeat", "session_reply", "wait_applied", "query", "status", "board", "key_metrics", "logs", "scan", "seek",
+    "list", "describe", "locate", "poll", "read_body", "latest", "producer", "epoch", "epoch_done",
+    "epoch_state", "session_open", "session_close",
+    "heartbeat", "session_reply", "wait_applied", "query", "status", "board", "key_metrics", "logs", "changed_logs",
+    "scan", "seek",
     "audit", "fetch", "kv_events", "kv_change",
 }  # fmt: skip
 

@@ -208,7 +208,7 @@ async def test_a_crash_at_any_step_of_the_receiver(
         reached = trio.Event()
         owners = {
             "judge": snapshot_receiver, "intend": system.chunks, "_install": system.receiving,
-            "store_installed": system.checkpoints, "store_payloads": system.storage,
+            "store_installed": system.checkpoints, "store_payloads": system.storage.rehoming,
         }  # fmt: skip
         owner: Any = owners[step]
         plain = getattr(owner, step)
