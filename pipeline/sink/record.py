@@ -25,6 +25,9 @@ KEPT = 64
 """Records before the state's that are kept for whoever looks."""
 RUNS_KEPT = 16
 """Runs of the query that are remembered: one that comes back behind another is fenced."""
+AHEAD_MS = 3_600_000
+"""A reset's incarnation is that much above the time at which the sink's log was founded: where that log was deleted,
+and clocks went back, it must still be above the one before. (A log forgets who was silent for a week, so far below.)"""
 RESET, RUN, MANIFEST, DONE = "reset", "run", "manifest", "done"
 NOTHING = -1
 
@@ -186,9 +189,8 @@ class SinkLog:
         def change(state: State) -> State | None:
             if state.query == query and (state.batch != NOTHING or not batch):
                 return None
-            # Later than any incarnation of before, also where clocks went back.
             return State(
-                state.at, state.incarnation + 1, query, batch - 1, batch - 1, state.runs, None, cut, stages
+                state.at, state.incarnation + AHEAD_MS, query, batch - 1, batch - 1, state.runs, None, cut, stages
             )  # fmt: skip
 
         return self.update(RESET, change)
