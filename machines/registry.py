@@ -12,7 +12,7 @@ from logyard.protocol.errors import BadRequest
 from .kv import KV
 from .log import AppendLog
 from .queue import Queue
-from .queue_options import queue_options
+from .queue.options import queue_options
 
 BUILT_IN: Mapping[str, type[Machine]] = MappingProxyType({"log": AppendLog, "kv": KV, "queue": Queue})
 START_MAX = (1 << 62) - 1

@@ -1,7 +1,7 @@
 """The KV machine's operations and answers as a client has them, sans-IO: what is asked, and what came back.
 
 Values of `PAYLOAD_BYTES` or more travel as payloads beside their command; answers name them by entry and ordinal, and
-their bytes come along or are asked for. The numbers are those of `machines.kv_command` (a test compares them). Shared
+their bytes come along or are asked for. The numbers are those of `machines.kv.command` (a test compares them). Shared
 by `kv` (asynchronous) and `kv_sync` (blocking).
 """
 

@@ -2,7 +2,7 @@
 
 Invariant of an `Inbox`: each delivery tag is given out once and in order, however often its message comes; a gap means
 that a delivery was lost, and everything from there on is asked for again. Used by `queue` and `queue_sync`; the machine
-has the same commands in `machines/queue_command.py`.
+has the same commands in `machines/queue/command.py`.
 """
 
 from __future__ import annotations

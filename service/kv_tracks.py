@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from logyard.machines.kv_command import FROM_KEY, KEYS_ONLY
-from logyard.machines.kv_history import KEY, VALUE, Event, Version, value_bytes
-from logyard.machines.kv_range import ROW_BYTES, row
+from logyard.machines.kv.command import FROM_KEY, KEYS_ONLY
+from logyard.machines.kv.history import KEY, VALUE, Event, Version, value_bytes
+from logyard.machines.kv.range import ROW_BYTES, row
 
 PREVIOUS = 1
 NO_PUT = 32

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from logyard.engine.types import Buffer
-from logyard.machines.kv_command import Refusal, end_of, key_of
+from logyard.machines.kv.command import Refusal, end_of, key_of
 from logyard.protocol.errors import BadRequest
 
 from . import kv_reads, kv_watch

@@ -16,8 +16,8 @@ from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Buffer
 from logyard.machines.kv import KV
-from logyard.machines.kv_command import Refusal, end_of, key_of, number
-from logyard.machines.kv_history import Events, History
+from logyard.machines.kv.command import Refusal, end_of, key_of, number
+from logyard.machines.kv.history import Events, History
 from logyard.protocol.errors import BadRequest, Refused, UnknownGroup, WrongKind
 
 from .answers import give_back

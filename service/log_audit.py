@@ -17,7 +17,7 @@ from logyard.engine.host.engine import System
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Located
 from logyard.machines.log import AppendLog
-from logyard.machines.slices import slices
+from logyard.machines.log.slices import slices
 from logyard.payloads.layout import StoredEntry
 from logyard.protocol.errors import Gone, LogyardError
 

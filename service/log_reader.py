@@ -19,9 +19,9 @@ from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Located, Wanted
 from logyard.engine.replica.uploads import TABLE_BYTES
 from logyard.engine.types import Buffer
-from logyard.machines.keyed import Keys
 from logyard.machines.log import AppendLog
-from logyard.machines.slices import Long, Slice, slices
+from logyard.machines.log.keyed import Keys
+from logyard.machines.log.slices import Long, Slice, slices
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import BadRequest, Busy, Corrupt, Gone, LogyardError, OutOfRange, WrongKind
 from logyard.protocol.frame import ABSENT, ENVELOPE_BYTES, FRAME_BYTES_MAX, LARGE, MARK, MARKED, heads_bytes, table_of

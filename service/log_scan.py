@@ -19,8 +19,8 @@ from logyard.engine.host.engine import System
 from logyard.engine.replica.member import RUNNING, Member
 from logyard.engine.replica.reader import Located, Wanted
 from logyard.engine.types import Buffer
-from logyard.machines.log import ANCHOR_BYTES, AppendLog
-from logyard.machines.slices import Long, Slice
+from logyard.machines.log.machine import ANCHOR_BYTES, AppendLog
+from logyard.machines.log.slices import Long, Slice
 from logyard.payloads.reference import Position
 from logyard.protocol.columns import LONG_UNIT, Columns, Extra
 from logyard.protocol.errors import Corrupt, LogyardError, OutOfRange, Refused, UnknownGroup

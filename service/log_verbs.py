@@ -17,7 +17,7 @@ from logyard.engine.host.engine import System
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import Answer, check_leader
 from logyard.engine.types import Buffer
-from logyard.machines.command import TRUNCATE_REPLY, retain_command, truncate_command
+from logyard.machines.log.command import TRUNCATE_REPLY, retain_command, truncate_command
 from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.frame import Epoch, encode_frame, epoch_done_command
 from logyard.protocol.verbs import Range

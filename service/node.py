@@ -30,7 +30,7 @@ from logyard.engine.replica.sessions import EXPIRE
 from logyard.engine.replica.submit import Answer, check_leader
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers
-from logyard.machines.command import TRUNCATE
+from logyard.machines.log.command import TRUNCATE
 from logyard.machines.registry import BUILT_IN, create_machine
 from logyard.protocol.errors import BadRequest, Busy, Gone, GroupStopped, NotLeader, Refused, WrongKind
 from logyard.protocol.frame import FRAME_BYTES, UNIFORM

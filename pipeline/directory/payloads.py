@@ -15,7 +15,7 @@ from logyard.engine.entry import Entry, Unit, frames_of, unit_hash, units_of
 from logyard.engine.ranges import subtract, union
 from logyard.engine.recovery.inspect import Facts, Wal
 from logyard.machines.log import AppendLog
-from logyard.machines.slices import slices
+from logyard.machines.log.slices import slices
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
 from logyard.payloads.layout import StoredEntry

@@ -13,7 +13,7 @@ import pyarrow
 from xxhash import xxh3_128, xxh3_128_digest
 
 from logyard.engine.entry import Unit, frames_of, timestamp_of, units_of
-from logyard.machines.slices import Long, Slice, slices
+from logyard.machines.log.slices import Long, Slice, slices
 from logyard.protocol.compression import Encoding, originals, parse
 from logyard.protocol.frame import ABSENT, ENVELOPE_BYTES, LARGE, MARK, table_of
 

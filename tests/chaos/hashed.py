@@ -8,7 +8,7 @@ import msgpack
 
 from logyard.machines.kv import KV
 from logyard.machines.queue import Queue
-from logyard.machines.queue_options import queue_options
+from logyard.machines.queue.options import queue_options
 
 HASH = b""
 """The question for it."""

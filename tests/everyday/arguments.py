@@ -9,8 +9,8 @@ import msgpack
 
 from logyard.client.log import latest_call
 from logyard.engine.machine import Machine
-from logyard.machines.command import APPEND
 from logyard.machines.log import AppendLog
+from logyard.machines.log.command import APPEND
 from logyard.protocol.kv import Compare, Get, Put
 
 MANY = 4096

@@ -9,7 +9,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from logyard.machines.command import APPEND
+from logyard.machines.log.command import APPEND
 
 from .table import BAD, NO_LEASE, Row, either, kv, log, queue
 

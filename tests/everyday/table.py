@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from logyard.machines.command import APPEND
+from logyard.machines.log.command import APPEND
 
 OK = "ok"
 SITUATIONS: Mapping[str, str] = {

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from logyard.engine.machine import Context, Frame, PayloadRef, Position
-from logyard.machines.command import APPEND, truncate_command
 from logyard.machines.log import AppendLog
+from logyard.machines.log.command import APPEND, truncate_command
 from logyard.protocol.frame import UNIFORM, Epoch, epoch_append_command, epoch_done_command
 
 HERE = Path(__file__).parent

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from logyard.machines.command import APPEND, retain_command
 from logyard.machines.log import AppendLog
+from logyard.machines.log.command import APPEND, retain_command
 from logyard.protocol.frame import Epoch, epoch_append_command, epoch_done_command, produce_command
 
 from .log_states import KEYED, frame, golden, keyed_state, state

@@ -20,9 +20,9 @@ from logyard.engine.snapshot.format import decode as decode_snapshot
 from logyard.engine.transport import codec, frame
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import CONTROL, HEADER_BYTES, Hello
-from logyard.machines import queue_command as qc
-from logyard.machines.command import APPEND, RETAIN, RETAIN_COMMAND, TRUNCATE, TRUNCATE_COMMAND
-from logyard.machines.kv_command import COMPACT, DELETE, GRANT, PUT, REVOKE, TXN
+from logyard.machines.kv.command import COMPACT, DELETE, GRANT, PUT, REVOKE, TXN
+from logyard.machines.log.command import APPEND, RETAIN, RETAIN_COMMAND, TRUNCATE, TRUNCATE_COMMAND
+from logyard.machines.queue import command as qc
 from logyard.machines.registry import create_machine
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.protocol import wire

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from logyard.engine.machine import Batch, Context, Frame, Machine, Position, Reject, Release, Sections
-from logyard.machines.command import APPEND, retain_command
 from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
+from logyard.machines.log.command import APPEND, retain_command
 from logyard.machines.mux import Mux
 from logyard.machines.queue import Queue
 from logyard.machines.registry import create_machine

@@ -19,11 +19,11 @@ from logyard.engine.machine import Applied, Context, Machine, PayloadRange, Payl
 from logyard.engine.replica import apply
 from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
-from logyard.machines import queue_command as qc
-from logyard.machines.command import APPEND
 from logyard.machines.kv import KV
-from logyard.machines.kv_command import COMPACT, DELETE, GRANT, KEEP, PUT, REVOKE
+from logyard.machines.kv.command import COMPACT, DELETE, GRANT, KEEP, PUT, REVOKE
+from logyard.machines.log.command import APPEND
 from logyard.machines.mux import Mux, envelope
+from logyard.machines.queue import command as qc
 from logyard.payloads import checkpoints
 from logyard.pipeline.directory.groups import Replay
 from logyard.pipeline.directory.payloads import _Group

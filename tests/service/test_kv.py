@@ -17,10 +17,10 @@ from logyard.client.aio import Yard, connect
 from logyard.client.scans import audit_call
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Located, Reader
-from logyard.machines import kv_command
 from logyard.machines.kv import KV
-from logyard.machines.kv_digest import digest
-from logyard.machines.kv_snapshot import Frozen
+from logyard.machines.kv import command as kv_command
+from logyard.machines.kv.digest import digest
+from logyard.machines.kv.snapshot import Frozen
 from logyard.machines.registry import create_machine
 from logyard.payloads.reference import PayloadRange
 from logyard.protocol import kv as kv_wire

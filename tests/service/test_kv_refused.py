@@ -9,8 +9,8 @@ import trio
 
 from logyard.client.sync import connect_sync
 from logyard.engine.replica.member import HALTED, RUNNING
-from logyard.machines import kv as kv_module
-from logyard.machines.kv_keeping import spans_of
+from logyard.machines.kv import machine as kv_module
+from logyard.machines.kv.keeping import spans_of
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
 from tests.engine.host.cluster import Cluster, until

@@ -11,7 +11,7 @@ import trio
 from logyard.client import kv_watch as client_watch
 from logyard.client.kv import KV
 from logyard.client.runtime_trio import TrioRuntime
-from logyard.machines.kv_history import Version
+from logyard.machines.kv.history import Version
 from logyard.protocol.kv import Changes, Compacted, Compare, Delete, Event, KeyValue, Put
 from logyard.service import answers, kv_reads, kv_watch
 from logyard.service.kv_tracks import NO_DELETE, Track, Tracks, Watch, collect, prefix_end

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.machines.command import APPEND_REPLY
+from logyard.machines.log.command import APPEND_REPLY
 from logyard.protocol.errors import Busy, NotLeader, Unknown
 from logyard.protocol.frame import Frame, produce_command
 from logyard.protocol.records import Page

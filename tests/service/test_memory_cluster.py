@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import LogyardError
 from logyard.testing import cluster, until
 from tests.machines.faulty import Sound

@@ -15,7 +15,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from logyard.machines.command import APPEND
+from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import BadRequest, Busy
 from logyard.protocol.frame import encode_frame
 from logyard.service import metrics, metrics_http

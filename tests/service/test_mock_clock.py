@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.machines.command import APPEND
+from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import Busy, LogyardError, NotLeader, Unknown
 
 from .virtual_time import LIMITS, Replies, VirtualCluster, client, frame, virtual_cluster

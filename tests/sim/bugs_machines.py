@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from logyard.engine.replica import snapshot_sections
-from logyard.machines import kv, queue
-from logyard.machines.queue_state import QueueState
+from logyard.machines.kv import machine as kv
+from logyard.machines.queue import machine as queue
+from logyard.machines.queue.state import QueueState
 from logyard.service import kv_watch
 
 from .bugs import Bug, edited, hidden, nothing

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from logyard.client.upload import Upload
-from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
 from logyard.protocol.records import Page

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from logyard.machines.queue_command import PUBLISH_REPLY
+from logyard.machines.queue.command import PUBLISH_REPLY
 from logyard.protocol import queue as qw
 from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError

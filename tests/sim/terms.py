@@ -18,8 +18,8 @@ from typing import Any
 import msgpack
 
 from logyard.engine.replica.member import Member
-from logyard.machines import kv_command as kv
-from logyard.machines.queue_command import PUBLISH_REPLY
+from logyard.machines.kv import command as kv
+from logyard.machines.queue.command import PUBLISH_REPLY
 from logyard.protocol import queue as qw
 from logyard.protocol.frame import encode_frame
 

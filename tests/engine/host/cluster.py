@@ -25,7 +25,7 @@ from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.memory import MemoryNetwork, MemoryPeers
-from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.machines.registry import create_machine
 from logyard.protocol.errors import LogyardError, NotLeader, Refused
 from logyard.protocol.frame import encode_frame

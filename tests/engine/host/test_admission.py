@@ -12,7 +12,7 @@ import trio
 from logyard.engine.host import admission as budget
 from logyard.engine.host.admission import Drain
 from logyard.engine.replica.submit import Answer
-from logyard.machines.command import APPEND
+from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import Busy
 from logyard.protocol.frame import encode_frame
 

@@ -13,7 +13,7 @@ import trio
 from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.wal import Rolled, Sealed, WalItem
-from logyard.machines.command import APPEND, truncate_command
+from logyard.machines.log.command import APPEND, truncate_command
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import BadRequest, LogyardError, NoSpace, WalFailed
 from logyard.protocol.frame import encode_frame

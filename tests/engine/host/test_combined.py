@@ -14,7 +14,7 @@ from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.log_time import LogTime
 from logyard.engine.replica.proposals import PLACE
 from logyard.engine.replica.submit import Answer
-from logyard.machines.command import APPEND
+from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
 

@@ -14,7 +14,7 @@ from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.proposals import DROP
-from logyard.machines.command import APPEND
+from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import Corrupt, Gone
 from logyard.protocol.frame import encode_frame
 

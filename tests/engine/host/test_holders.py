@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from logyard.engine.replica.proposals import DROP
-from logyard.machines.command import APPEND
+from logyard.machines.log.command import APPEND
 from logyard.protocol.frame import encode_frame
 
 from .cluster import KIB, cluster, until

@@ -11,7 +11,7 @@ import trio
 
 from logyard.engine.replica.proposals import LOW_BATCH, PLACE
 from logyard.engine.replica.submit import Answer
-from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Refused
 from logyard.protocol.frame import encode_frame
 

@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from logyard.engine.replica.submit import Answer
-from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog
+from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, SessionExpired, Unknown
 from logyard.protocol.frame import encode_frame
 from logyard.service.check import check_directory

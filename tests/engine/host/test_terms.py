@@ -14,10 +14,10 @@ import msgpack
 import pytest
 
 from logyard.engine.replica.log_clock import none_runs
-from logyard.machines import kv_command as kv
-from logyard.machines import queue_command as queue
 from logyard.machines.kv import KV
+from logyard.machines.kv import command as kv
 from logyard.machines.queue import Queue
+from logyard.machines.queue import command as queue
 from logyard.machines.rehearsal import Rehearsal
 from logyard.protocol.frame import encode_frame
 

@@ -14,7 +14,7 @@ import trio
 from logyard.engine.machine import PayloadRange, PayloadRef, Position, Reject, Release
 from logyard.engine.replica.submit import Answer
 from logyard.engine.replica.uploads import Uploads, runs
-from logyard.machines.command import APPEND, APPEND_REPLY
+from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Unknown
 from logyard.protocol.frame import ABSENT, BINDS, LARGE, PIECE, PIECED, UNIFORM, Buffer, check_frame, encode_parts
 from logyard.protocol.records import records_of, split_blocks

@@ -20,8 +20,8 @@ import trio
 from logyard.engine.machine import Append, Applied, Batch, Context, Effect, Frame, Monitor, Reject, Sections, Timer
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.submit import Answer
-from logyard.machines.command import APPEND, APPEND_REPLY
 from logyard.machines.log import AppendLog
+from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
 from logyard.service.check import check_directory

@@ -18,8 +18,8 @@ from logyard.engine.replica.sessions import (
     apply_next,
     run_batch,
 )
-from logyard.machines.command import APPEND
 from logyard.machines.log import AppendLog
+from logyard.machines.log.command import APPEND
 from logyard.protocol.frame import UNIFORM
 
 CLIENT = 77

@@ -8,11 +8,11 @@ import msgpack
 import pytest
 
 from logyard.engine.machine import Context, Frame, PayloadRef, Position, Reject, Release
-from logyard.machines import producers as table
-from logyard.machines.command import APPEND, APPEND_REPLY, NO_OFFSET
 from logyard.machines.log import AppendLog
-from logyard.machines.producers import IDLE_MS, WINDOW
-from logyard.machines.slices import Slice, slices
+from logyard.machines.log import producers as table
+from logyard.machines.log.command import APPEND, APPEND_REPLY, NO_OFFSET
+from logyard.machines.log.producers import IDLE_MS, WINDOW
+from logyard.machines.log.slices import Slice, slices
 from logyard.protocol.frame import UNIFORM, produce_command
 
 

@@ -15,17 +15,17 @@ import msgpack
 import pytest
 
 from logyard.engine.machine import Append, Context, Deliver, End, Frame, Reject, Release, Timer
-from logyard.machines import queue_command as qc
 from logyard.machines.queue import Queue
-from logyard.machines.queue_options import QueueOptions, queue_options
-from logyard.machines.queue_runs import Run, Shelf
+from logyard.machines.queue import command as qc
+from logyard.machines.queue.options import QueueOptions, queue_options
+from logyard.machines.queue.runs import Run, Shelf
 from logyard.machines.registry import create_machine
 from logyard.protocol import frame as client_frame
 from logyard.protocol import queue as queue_wire
 from logyard.protocol.errors import BadRequest
 from logyard.protocol.frame import FRAME, FRAME_BYTES
 
-from .queue_model import Bench, attach, cancel, credit, detach, extend, frame_of, publish, purge, resend, settle
+from .model import Bench, attach, cancel, credit, detach, extend, frame_of, publish, purge, resend, settle
 
 A, B, C = (1, 1), (2, 1), (3, 1)
 
@@ -386,7 +386,7 @@ def test_runs_emptied_in_the_middle_of_a_shelf_do_not_pile_up() -> None:
 
 
 def test_only_so_many_publishers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logyard.machines.queue_state.PUBLISHERS_MAX", 3)
+    monkeypatch.setattr("logyard.machines.queue.state.PUBLISHERS_MAX", 3)
     machine = Queue()
     for index, publisher in enumerate((1, 2, 3, 1, 4), 1):
         machine.apply_batch(Context(1, index, 1, 5, 1, 1), [publish([1], publisher=publisher, sequence=index)])
@@ -440,9 +440,9 @@ def test_client_and_machine_speak_alike() -> None:
 
 HASHED = """
 import hashlib, json, random
-from logyard.machines.queue_options import QueueOptions
-from logyard.machines import queue_command as qc
-from tests.machines.queue_model import *
+from logyard.machines.queue.options import QueueOptions
+from logyard.machines.queue import command as qc
+from tests.machines.queue.model import *
 random.seed(5)
 b = Bench(QueueOptions(max_length=20, delivery_limit=3, lease_ms=300, single_active=False))
 seen = hashlib.sha256()

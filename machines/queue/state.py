@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from logyard.engine.machine import Context, Effect, Position, Release, Timer
 
-from .queue_command import CREDIT_MAX
-from .queue_consumers import Consumer, Held, deliveries
-from .queue_options import QueueOptions
-from .queue_runs import DROPPED, EXPIRED, LIMIT, REJECTED, STALE_MAX, Run, Shelf
+from .command import CREDIT_MAX
+from .consumers import Consumer, Held, deliveries
+from .options import QueueOptions
+from .runs import DROPPED, EXPIRED, LIMIT, REJECTED, STALE_MAX, Run, Shelf
 
 TIMER = "due"
 LEASE_STEP_MS = 100

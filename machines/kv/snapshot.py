@@ -16,9 +16,9 @@ import immutables
 import msgpack
 from sortedcontainers import SortedList
 
-from .kv_history import KEY, LEASE, MOD, SUB, VALUE, Captured, Event, History, Version
-from .kv_leases import Lease
-from .kv_state import State, payloads
+from .history import KEY, LEASE, MOD, SUB, VALUE, Captured, Event, History, Version
+from .leases import Lease
+from .state import State, payloads
 
 NUMBERS, KEYS, LOG = "kv", "kv.keys", "kv.log"
 BUCKET = 2048

@@ -1,6 +1,6 @@
 """The KV machine: keys with revisions, transactions, history, leases (what users of etcd know).
 
-Commands, questions and replies are msgpack (`kv_command`, docs/machines/kv.md). A frame holds operations: each record
+Commands, questions and replies are msgpack (`command`, docs/machines/kv.md). A frame holds operations: each record
 that has a command begins one, records without any are more payloads of the one before. A frame's reply is the replies
 of its operations, one behind the other: ``[0, revision, ...]``, or ``[1, code, message, details]`` for one that was
 refused and changed nothing. State holds metadata only; what is not kept of an entry's payloads is released with it.
@@ -26,8 +26,8 @@ from logyard.engine.machine import (
     Timer,
 )
 
-from . import kv_snapshot, kv_txn
-from .kv_command import (
+from . import txn
+from .command import (
     COMPACT,
     GRANT,
     KEEP,
@@ -50,9 +50,10 @@ from .kv_command import (
     range_of,
     unpacked,
 )
-from .kv_keeping import Keeping, ranges, spans_of
-from .kv_range import select
-from .kv_state import State
+from .keeping import Keeping, ranges, spans_of
+from .range import select
+from .snapshot import Frozen, freeze, thaw
+from .state import State
 
 HISTORY_REVISIONS = 100_000
 HISTORY_BYTES = 256 << 20
@@ -158,11 +159,11 @@ class KV:
 
     def _write(self, command: Operation, index: int) -> tuple[Any, ...]:
         state = self.state
-        planned = kv_txn.plan(state, command)
-        kv_txn.check(state, planned)
-        found = kv_txn.perform(state, planned)
+        planned = txn.plan(state, command)
+        txn.check(state, planned)
+        found = txn.perform(state, planned)
         state.commit()
-        for one in kv_txn.leaves(planned):
+        for one in txn.leaves(planned):
             if type(one) is Put and type(one.value) is tuple and one.value[0] == index:
                 self.keeping.keep(one.value[1])
         return found
@@ -205,13 +206,13 @@ class KV:
         """Return all sections, written now."""
         return self.freeze().sections()
 
-    def freeze(self) -> kv_snapshot.Frozen:
+    def freeze(self) -> Frozen:
         """Return a view of the state that later commands do not change: any thread may write its sections."""
-        return kv_snapshot.freeze(self.state, (self.term, self.armed, self.purging, sorted(self.keeping.shared)))
+        return freeze(self.state, (self.term, self.armed, self.purging, sorted(self.keeping.shared)))
 
     def restore(self, sections: Mapping[str, bytes]) -> None:
         """Replace the state."""
-        self.state, (self.term, self.armed, self.purging, shared) = kv_snapshot.thaw(sections)
+        self.state, (self.term, self.armed, self.purging, shared) = thaw(sections)
         self.keeping.restore(self.state.payloads(), shared)
 
     def live_refs(self) -> Iterator[PayloadRange]:

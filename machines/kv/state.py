@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 import immutables
 from sortedcontainers import SortedList
 
-from .kv_command import FROM_KEY, Refusal, Value
-from .kv_history import CREATE, KEY, LEASE, MOD, SUB, VALUE, VERSION, Event, History, Version
-from .kv_leases import Leases
+from .command import FROM_KEY, Refusal, Value
+from .history import CREATE, KEY, LEASE, MOD, SUB, VALUE, VERSION, Event, History, Version
+from .leases import Leases
 
 FIRST_REVISION = 1
 """Of an empty state; the first change makes the next one (as in etcd)."""

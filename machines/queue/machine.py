@@ -1,6 +1,6 @@
 """The queue as a machine: messages wait, are delivered to consumers on credit, and are gone when they are settled.
 
-State is ids, places, sizes, counts and due times of *runs* of messages (`queue_runs`); bodies are payloads that go from
+State is ids, places, sizes, counts and due times of *runs* of messages (`runs`); bodies are payloads that go from
 their home to the consumer's socket by a `Deliver` effect. What is delivered stays in the state until it is settled, so
 that a lost delivery is made again (`on_listen`, RESEND). docs/machines/queue.md is the table of what it does when.
 """
@@ -29,20 +29,20 @@ from logyard.engine.machine import (
     Timer,
 )
 
-from . import queue_command as wire
-from .queue_command import malformed, parse_publish, parse_ranges
-from .queue_consumers import Consumer, deliveries
-from .queue_options import QueueOptions
-from .queue_runs import Run
-from .queue_snapshot import decode, encode
-from .queue_state import TIMER, QueueState
+from . import command as wire
+from .command import malformed, parse_publish, parse_ranges
+from .consumers import Consumer, deliveries
+from .options import QueueOptions
+from .runs import Run
+from .snapshot import decode, encode
+from .state import TIMER, QueueState
 
 SECTION = "queue"
 CONSUMERS_MAX = 10_000
 
 
 class Queue:
-    """One queue with its dead letters. Commands: see `machines.queue_command`."""
+    """One queue with its dead letters. Commands: see `machines.queue.command`."""
 
     __slots__ = ("options", "state")
     version = 2

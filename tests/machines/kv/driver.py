@@ -8,9 +8,8 @@ from typing import Any
 import msgpack
 
 from logyard.engine.machine import Append, Context, Effect, Frame, Release, Timer
-from logyard.machines import kv_command as command
-from logyard.machines.kv import KV
-from logyard.machines.kv_digest import digest
+from logyard.machines.kv import KV, command
+from logyard.machines.kv.digest import digest
 
 UNIFORM = 1
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from logyard.engine.machine import Applied, Batch
 from logyard.machines.kv import KV
-from logyard.machines.kv_command import (
+from logyard.machines.kv.command import (
     COMPACT,
     DELETE,
     EQUAL,
@@ -25,9 +25,9 @@ from logyard.machines.kv_command import (
     REVOKE,
     TXN,
 )
-from logyard.machines.kv_digest import digest
+from logyard.machines.kv.digest import digest
 
-from .kv_driver import Driver
+from .driver import Driver
 
 KEYS = st.sampled_from([b"a", b"b", b"ba", b"c"])
 ENDS = st.sampled_from([b"", b"b", b"c", b"\0"])

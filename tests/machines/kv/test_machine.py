@@ -14,9 +14,9 @@ import msgpack
 import pytest
 
 from logyard.engine.machine import Batch, Context
-from logyard.machines import kv as kv_module
 from logyard.machines.kv import KV
-from logyard.machines.kv_command import (
+from logyard.machines.kv import machine as kv_module
+from logyard.machines.kv.command import (
     BY_MOD,
     COMPACT,
     COUNT_ONLY,
@@ -42,9 +42,9 @@ from logyard.machines.kv_command import (
     TIME_TO_LIVE,
     TXN,
 )
-from logyard.machines.kv_digest import digest
+from logyard.machines.kv.digest import digest
 
-from .kv_driver import Driver
+from .driver import Driver
 
 
 def test_put_get_and_delete_count_revisions_and_versions() -> None:
@@ -294,8 +294,8 @@ def test_what_is_no_command_is_refused_and_changes_nothing(data: bytes) -> None:
 SCRIPT = """
 import hashlib, json, sys
 sys.path.insert(0, {root!r})
-from tests.machines.kv_driver import Driver
-from tests.machines.test_kv import story
+from tests.machines.kv.driver import Driver
+from tests.machines.kv.test_machine import story
 driver = story(Driver())
 sections = driver.machine.snapshot()
 print(json.dumps([sorted(driver.live), {{name: hashlib.sha256(data).hexdigest() for name, data in sections.items()}},

@@ -1,7 +1,7 @@
 """What happened, by revision: the KV machine's events since the last compaction.
 
 Revisions are dense, so an event is found by arithmetic. Invariant: what is in here never changes, so that `capture`
-copies one list of chunks and is written by another thread while the machine goes on. Used by `kv_state`, and read by
+copies one list of chunks and is written by another thread while the machine goes on. Used by `state`, and read by
 whoever follows the state (`service.kv_watch`).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from .kv_command import Value
+from .command import Value
 
 Version: TypeAlias = tuple[bytes, int, int, int, int, int, Value]
 """One version of a key: key, mod revision, number within that revision, create revision, version, lease, value. A

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logyard.engine.machine import Frame
-from logyard.machines import queue_command as qc
-from logyard.machines.queue_options import QueueOptions
+from logyard.machines.queue import command as qc
+from logyard.machines.queue.options import QueueOptions
 
-from . import queue_model as model
-from .queue_model import Bench
+from . import model
+from .model import Bench
 
 KEYS = st.tuples(st.integers(1, 3), st.integers(1, 2))
 SMALL = st.integers(0, 12)

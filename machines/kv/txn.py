@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias, cast
 
-from .kv_command import (
+from .command import (
     DELETE,
     FROM_KEY,
     KEEP_LEASE,
@@ -24,9 +24,9 @@ from .kv_command import (
     Range,
     Refusal,
 )
-from .kv_history import LEASE, VALUE
-from .kv_range import holds, row, select
-from .kv_state import State
+from .history import LEASE, VALUE
+from .range import holds, row, select
+from .state import State
 
 Plan: TypeAlias = "Put | Delete | Range | tuple[bool, list[Plan]]"
 """What is to be done: of a transaction, whether its compares hold, and the operations of that branch."""

@@ -5,7 +5,7 @@ small for any log; and the few frames that a session's guard kept from it. From 
 how long (`retention`), and producers (`producers`); from version 3 on fenced producers (`fenced`). A log is brought to
 a version when somebody asks for what it has.
 A record's head and body are payload: apply sees only how many records a frame carries. A lookup starts at an anchor and
-counts the records of append frames from there (`machines.log.locate`). Applied by `engine.replica.applier`.
+counts the records of append frames from there (`AppendLog.locate`). Applied by `engine.replica.applier`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ANCHOR_BYTES = 256 * 1024
 class AppendLog:
     """A log of records with dense offsets. Offsets start at 0, or at the `start` it is made with, and are never reused.
 
-    Commands: see `machines.command`. Replies: appends -> (first offset, records); TRUNCATE, RETAIN -> (start).
+    Commands: see `machines.log.command`. Replies: appends -> (first offset, records); TRUNCATE, RETAIN -> (start).
     APPEND_AT is for logs made with a `start`: that is part of a group's definition, so all members agree on it, and
     one that does not know the command does not know the argument either (decision 0014).
     """

@@ -14,7 +14,7 @@ import msgpack
 
 from logyard.engine.machine import Deliver, PayloadRange, Position
 
-from .queue_runs import Run
+from .runs import Run
 
 DELIVER_BYTES = 1 << 20
 """One delivery: what is read in one go, and waits as one."""

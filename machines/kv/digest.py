@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from .kv_command import DIGEST_BYTES
+from .command import DIGEST_BYTES
 
 
 def digest(data: bytes) -> bytes:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logyard.engine.machine import Context, Frame, Position, Reject, Release, Timer
-from logyard.machines.command import APPEND, TRUNCATE_REPLY, retain_command, truncate_command
-from logyard.machines.log import ANCHOR_BYTES, AppendLog
-from logyard.machines.retention import TIMER
+from logyard.machines.log.command import APPEND, TRUNCATE_REPLY, retain_command, truncate_command
+from logyard.machines.log.machine import ANCHOR_BYTES, AppendLog
+from logyard.machines.log.retention import TIMER
 from logyard.protocol.frame import UNIFORM
 
 MINUTE = 60_000

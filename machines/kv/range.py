@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from .kv_command import (
+from .command import (
     BY_CREATE,
     BY_KEY,
     BY_MOD,
@@ -30,9 +30,9 @@ from .kv_command import (
     Refusal,
     Value,
 )
-from .kv_digest import digest
-from .kv_history import CREATE, KEY, LEASE, MOD, VALUE, VERSION, Version, value_bytes
-from .kv_state import State
+from .digest import digest
+from .history import CREATE, KEY, LEASE, MOD, VALUE, VERSION, Version, value_bytes
+from .state import State
 
 Row: TypeAlias = tuple[Any, ...]
 ROW_BYTES = 64

@@ -14,9 +14,9 @@ from typing import Any
 import msgpack
 
 from logyard.engine.machine import Batch, Context, Deliver, Effect, Frame, Monitor, PayloadRange, Reject, Release, Timer
-from logyard.machines import queue_command as qc
 from logyard.machines.queue import Queue
-from logyard.machines.queue_options import QueueOptions
+from logyard.machines.queue import command as qc
+from logyard.machines.queue.options import QueueOptions
 from logyard.payloads.liveness import Liveness
 from logyard.protocol.frame import UNIFORM
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import immutables
 
-from .kv_command import LEASE_MS_MAX, NUMBER_MAX, Refusal
+from .command import LEASE_MS_MAX, NUMBER_MAX, Refusal
 
 LEASES_MAX = 1_000_000
 LEASE_MS_MIN = 100

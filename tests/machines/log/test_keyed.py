@@ -8,12 +8,11 @@ import msgpack
 import pytest
 
 from logyard.engine.machine import Context, Frame, PayloadRef, Position, Reject, Release
-from logyard.machines import keyed
-from logyard.machines.command import APPEND, APPEND_REPLY, KEYED, KEYED_REMOVAL, retain_command, truncate_command
-from logyard.machines.keyed import REMOVAL_MS
-from logyard.machines.log import AppendLog
+from logyard.machines.log import AppendLog, keyed
+from logyard.machines.log.command import APPEND, APPEND_REPLY, KEYED, KEYED_REMOVAL, retain_command, truncate_command
+from logyard.machines.log.keyed import REMOVAL_MS
+from logyard.machines.log.slices import Slice
 from logyard.machines.registry import create_machine
-from logyard.machines.slices import Slice
 from logyard.testing import Command, Entry, Rehearsal, Step, Upgrade, Wait, check_deterministic, check_restore
 
 
@@ -75,7 +74,7 @@ def test_a_key_that_is_taken_away_is_heard_of_for_a_day() -> None:
 
 def test_what_a_keyed_log_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed, "KEYS_MAX", 2)
-    monkeypatch.setattr("logyard.machines.log.KEYS_MAX", 2)
+    monkeypatch.setattr("logyard.machines.log.machine.KEYS_MAX", 2)
     run = Run()
     for frame in (
         Frame(1, 0, 1, 1, 9, 0, 0, 0, APPEND),

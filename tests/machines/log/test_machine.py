@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logyard.engine.machine import Context, Frame, PayloadRange, PayloadRef, Position, Reject, Release
-from logyard.machines.command import APPEND, APPEND_REPLY, TRUNCATE_REPLY, truncate_command
-from logyard.machines.log import ANCHOR_BYTES, ANCHOR_ENTRIES, AppendLog
+from logyard.machines.log.command import APPEND, APPEND_REPLY, TRUNCATE_REPLY, truncate_command
+from logyard.machines.log.machine import ANCHOR_BYTES, ANCHOR_ENTRIES, AppendLog
+from logyard.machines.log.slices import Slice, slices
 from logyard.machines.registry import create_machine
-from logyard.machines.slices import Slice, slices
 from logyard.protocol.errors import BadRequest, OutOfRange
 from logyard.protocol.frame import UNIFORM, append_command
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgpack
 
-from .queue_consumers import Consumer
-from .queue_options import QueueOptions
-from .queue_runs import Run, Shelf
-from .queue_state import Delayed, QueueState
+from .consumers import Consumer
+from .options import QueueOptions
+from .runs import Run, Shelf
+from .state import Delayed, QueueState
 
 
 def encode(state: QueueState) -> bytes:
