@@ -295,7 +295,7 @@ async def _mended(
     except Corrupt as error:
         if str(error.details.get("path", "")).endswith(SEGMENT):
             # An entry without payload, which comes from a peer with the log only.
-            system.damages.found(member, error)
+            system.log_repair.found(member, error)
         raise
 
 

@@ -75,7 +75,7 @@ class MemoryCluster:
         system = build_system(self.path / f"node-{number}", number, "testing", self.config, machines=self._machine)
         await system.open()
         peers = self.network.join(
-            number, system.inbound, peers=[], healthy=system.pulse.healthy, digest=system.digests.digest,
+            number, system.inbound, peers=[], healthy=system.disk_health.healthy, digest=system.digests.digest,
             origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
         )  # fmt: skip
         scope, ended = self._scopes[number] = trio.CancelScope(), trio.Event()

@@ -88,19 +88,19 @@ class Node(LogVerbs):
 
     def receiving(self) -> None:
         """Begin to handle bytes of a connection: their commands share a turn."""
-        self.system.scheduler.hold()
+        self.system.ready_loop.hold()
 
     def received(self) -> None:
         """Drain now, or soon, what the bytes of a connection brought."""
-        self.system.scheduler.release()
+        self.system.ready_loop.release()
 
     def at_turn_end(self, call: Callable[[], None]) -> bool:
         """Run `call` when the turn under way ends; return False when there is none."""
-        return self.system.scheduler.at_turn_end(call)
+        return self.system.ready_loop.at_turn_end(call)
 
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create groups; equal ones may exist. Returns name and uid of each."""
-        found = await self.system.directory.create(specs)
+        found = await self.system.groups.create(specs)
         return [{"name": spec.name, "uid": spec.uid, "members": list(spec.voters)} for spec in found]
 
     async def delete_group(self, name: str, force: bool = False) -> None:
@@ -108,13 +108,13 @@ class Node(LogVerbs):
         the nodes one by one instead, from any member's, for a group without a quorum. Raises `NotLeader`."""
         member = self.system.member(name)
         if force:
-            await self.system.directory.delete([member.uid])
+            await self.system.groups.delete([member.uid])
             return
         sink = Answer()
         self.system.commands.propose(member, "delete", sink=sink)
         await sink.wait()
         # As its apply does: when this returns, this node has forgotten the group.
-        await self.system.directory.delete([member.uid])
+        await self.system.groups.delete([member.uid])
 
     def groups(self) -> list[dict[str, Any]]:
         """Return a row a group. Wakes none."""
@@ -235,7 +235,7 @@ class Node(LogVerbs):
         files = await system.storage.janitor.compact()
         return {
             "files": files,
-            "live_bytes_in_wal": system.storage.homes.live_bytes(),
+            "live_bytes_in_wal": system.storage.accounting.live_bytes(),
             "live_bytes_in_generations": sum(one.live for one in system.store.generations()),
             "disk_bytes": payload_disk_bytes(system.wal, system.store),
         }
@@ -268,7 +268,7 @@ class Node(LogVerbs):
         member = self.system.member(name)
         check_leader(member)
         fresh = {step.node for step in steps if step.kind != "remove"} - member.raft.configuration.nodes()
-        await self.system.directory.check_room(member, fresh)
+        await self.system.groups.check_room(member, fresh)
         # The group may have slept, gone, or got another leader meanwhile: what is proposed is so to the member of now.
         uid, member = member.uid, self.system.member(name)
         if member.uid != uid:
@@ -288,7 +288,7 @@ class Node(LogVerbs):
         system, raft = self.system, member.raft
         term = raft.term
         system.active.add(member)
-        system.scheduler.mark(member)
+        system.ready_loop.mark(member)
         try:
             await wait(member, lambda: raft.applied >= index or raft.log.term(index) != term)
             if raft.log.term(index) not in (term, None) or raft.applied < index:
@@ -382,7 +382,7 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
         rpc = RpcServer(node, f"{host}:{port}", clients, limits, client_door)
         near = f"unix:{os.path.join(os.path.abspath(config.directory), ADMIN)}"
         admin = RpcServer(node, near, clients, limits, places=ADMIN_PLACES)
-        system.budget.door(lambda: rpc.buffered() + admin.buffered())
+        system.admission.door(lambda: rpc.buffered() + admin.buffered())
         async with trio.open_nursery() as nursery:
             await nursery.start(system.run, peers)
             if isinstance(peers, Peers):
@@ -411,7 +411,7 @@ def build_peers(config: NodeConfig, system: System, door: Door | None = None) ->
     addresses = {config.id: config.peer_listen, **config.peers}
     return Peers(
         config.id, config.cluster, system.incarnation.epoch, addresses, transport, system.inbound,
-        healthy=system.pulse.healthy, at_rest=system.ticker.is_resting, digest=system.digests.digest,
+        healthy=system.disk_health.healthy, at_rest=system.ticker.is_resting, digest=system.digests.digest,
         guard=None if door is None else PeerGuard(door), secret=read_secret(config),
         origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
     )  # fmt: skip

@@ -53,7 +53,7 @@ def node_status(system: System) -> dict[str, Any]:
     sums = _Sums(system)
     sleepers = system.quiesced
     storage = system.storage
-    in_wal = storage.homes.live_bytes()
+    in_wal = storage.accounting.live_bytes()
     generations = system.store.generations()
     in_generations = sum(one.live for one in generations)
     disk = system.disk
@@ -65,7 +65,7 @@ def node_status(system: System) -> dict[str, Any]:
         "hibernating": len(sleepers),
         "led": sums.led + sleepers.led,
         "stopped": sums.stopped,
-        "damage": system.damages.status() | system.refill.status(),
+        "damage": system.log_repair.status() | system.refill.status(),
         "halted": sums.halted,
         "active": len(system.active),
         "live_nodes": sorted(system.live),
@@ -73,8 +73,8 @@ def node_status(system: System) -> dict[str, Any]:
         "bytes_written": disk.bytes_written,
         "applied": sums.applied + sleepers.entries,
         "commit": sums.commit + sleepers.entries,
-        "elections": system.leaderboard.elections,
-        "leaderships_lost": system.leaderboard.lost,
+        "elections": system.leader_cache.elections,
+        "leaderships_lost": system.leader_cache.lost,
         "busy": dict(system.counters.busy),
         "listening": len(system.delivery.sinks),
         "pushes_dropped": system.delivery.dropped,
@@ -86,12 +86,12 @@ def node_status(system: System) -> dict[str, Any]:
         "snapshot_bytes": sums.snapshot_bytes + sleepers.bytes,
         "liveness_mismatches": system.snapshots.mismatches,
         "snapshots": sums.snapshots + len(sleepers),
-        "forks": system.departures.forked,
+        "forks": system.replica_gc.forked,
         "snapshots_taken": system.snapshots.taken,
         "snapshots_sent": system.snapshot_sender.sent,
-        "snapshots_installed": system.receiving.installed,
-        "migrated_files": storage.migration.files,
-        "migrated_bytes": storage.migration.bytes,
+        "snapshots_installed": system.snapshot_receiver.installed,
+        "migrated_files": storage.compactor.files,
+        "migrated_bytes": storage.compactor.bytes,
         "apply": {
             "entries": system.applier.entries,
             "cpu_us": system.applier.nanoseconds // 1000,
@@ -101,23 +101,23 @@ def node_status(system: System) -> dict[str, Any]:
             "files": len(system.wal.files),
             "allocated_bytes": system.wal.allocated_bytes(),
             "sealed": len(storage.location.files),
-            **system.durability.status(),
+            **system.group_commit.status(),
         },
         "segments": storage.segments.status(),
         "jobs": storage.jobs.status(),
-        "holders": storage.holders.status(),
+        "holders": storage.gc_blockers.status(),
         "writer": system.writer.status() if system.writer is not None else dict(NO_WRITER),
         "generations": [
             {"id": one.id, "total": one.total, "live": one.live, "sealed": one.sealed} for one in generations
         ],
         "cache_bytes": system.cache.bytes,
         "memory_rss": _resident_bytes(),
-        "budget": system.budget.status(),
+        "budget": system.admission.status(),
         "space": system.space.status(),
         "disk": system.slow_disk.status(),
         "followers": system.outbound.status(),
-        "transfers": system.receiving.status(),
-        "pieces_served": system.serving.pieces,
+        "transfers": system.snapshot_receiver.status(),
+        "pieces_served": system.pull_answers.pieces,
         "pins_expired": storage.location.expired,
         "repaired_entries": system.repair.fetched,
         "repairs_failed": system.repair.failed,
@@ -236,7 +236,7 @@ def board_rows(system: System, after: str, limit: int) -> list[list[Any]]:
             found.append(_sleeper_standing(system, name, uid))
         elif member is not None:
             raft, configuration = member.raft, member.raft.configuration
-            standing = system.leaderboard.of(member.uid)
+            standing = system.leader_cache.of(member.uid)
             found.append(
                 [
                     name, member.uid, raft.leader, raft.term, standing.since_ms, ROLE_NAMES[raft.role],
@@ -271,7 +271,7 @@ def key_metrics(system: System, names: Iterable[str]) -> list[dict[str, Any]]:
                 "role": ROLE_NAMES[raft.role],
                 "membership": "voter" if raft.voter else "learner",
                 "leader": raft.leader,
-                "leader_since_ms": system.leaderboard.of(member.uid).since_ms,
+                "leader_since_ms": system.leader_cache.of(member.uid).since_ms,
                 "term": raft.term,
                 "last": raft.log.last_index,
                 "stable": raft.log.stable,

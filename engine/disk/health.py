@@ -28,7 +28,7 @@ class DiskHealth:
     needs a tick; `spawn` starts a task of the node."""
 
     __slots__ = (
-        "probes", "probe_seconds", "_disk", "_directory", "_config", "_durability", "_is_resting", "_spawn",
+        "probes", "probe_seconds", "_disk", "_directory", "_config", "_group_commit", "_is_resting", "_spawn",
         "_batch", "_batch_at", "_probed", "_probing", "_synced", "_fd",
     )  # fmt: skip
 
@@ -37,14 +37,14 @@ class DiskHealth:
         disk: Disk,
         directory: Path,
         config: SystemConfig,
-        durability: GroupCommit,
+        group_commit: GroupCommit,
         is_resting: Callable[[], bool],
         spawn: Callable[[Callable[[], Awaitable[None]]], None],
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._config = config
-        self._durability = durability
+        self._group_commit = group_commit
         self._is_resting = is_resting
         self._spawn = spawn
         self.probes = 0
@@ -60,9 +60,9 @@ class DiskHealth:
     def stalled_s(self) -> float:
         """Return the seconds that the disk has owed the oldest sync; 0.0 while it owes none."""
         now = time.monotonic()
-        stalled = self._durability.stalled_s()
+        stalled = self._group_commit.stalled_s()
         if stalled:
-            batch = self._durability.wal.position[0]
+            batch = self._group_commit.wal.position[0]
             if batch != self._batch:
                 # One write may be many batches, each with a sync of its own.
                 self._batch, self._batch_at = batch, now
@@ -72,13 +72,13 @@ class DiskHealth:
 
     def healthy(self) -> bool:
         """Return whether renewals may be sent."""
-        return self._durability.error is None and self.stalled_s() * 1000 < self._config.disk_stall_ms
+        return self._group_commit.error is None and self.stalled_s() * 1000 < self._config.disk_stall_ms
 
     def look(self) -> None:
         """Probe the disk, once a tick, when nothing was synced for a while."""
-        if self._probing or self._durability.busy:
+        if self._probing or self._group_commit.busy:
             return
-        proved = max(self._probed, self._durability.last_write)
+        proved = max(self._probed, self._group_commit.last_write)
         now = time.monotonic()
         # A node at rest has nothing to write, so nobody waits for what its disk would not do.
         pause_ms = self._config.disk_probe_ms * (REST_PROBES if self._is_resting() else 1)

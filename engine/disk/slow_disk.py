@@ -91,23 +91,23 @@ class SlowDisk:
     has something to say."""
 
     __slots__ = (
-        "pace", "handed_over", "changes", "clock", "_durability", "_pulse", "_members", "_others", "_patient", "_mark",
-        "_tried", "_looked",
+        "pace", "handed_over", "changes", "clock", "_group_commit", "_health", "_members", "_others", "_patient",
+        "_mark", "_tried", "_looked",
     )  # fmt: skip
 
     def __init__(
         self,
         config: SystemConfig,
-        durability: GroupCommit,
-        pulse: DiskHealth,
+        group_commit: GroupCommit,
+        health: DiskHealth,
         members: Mapping[int, Member],
         others: Callable[[], Iterable[tuple[int, Vitals]]],
         patient: Callable[[int], None],
         mark: Callable[[Member], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._durability = durability
-        self._pulse = pulse
+        self._group_commit = group_commit
+        self._health = health
         self._members = members
         self._others = others
         self._patient = patient
@@ -131,10 +131,10 @@ class SlowDisk:
 
     def tick(self) -> None:
         """Take a sample; act once a second."""
-        now, durability, pulse = self.clock(), self._durability, self._pulse
-        count = durability.syncs + pulse.probes
-        seconds = durability.write_seconds + pulse.probe_seconds
-        if self.pace.look(now, count, seconds, durability.batch_bytes, pulse.stalled_s()):
+        now, group_commit, health = self.clock(), self._group_commit, self._health
+        count = group_commit.syncs + health.probes
+        seconds = group_commit.write_seconds + health.probe_seconds
+        if self.pace.look(now, count, seconds, group_commit.batch_bytes, health.stalled_s()):
             self.changes += 1
             state = "slow: leaderships move to faster nodes" if self.slow else "fast again"
             log.warning("the disk is %s (%.1f ms a sync)", state, self.pace.mean_s * 1000)

@@ -144,14 +144,14 @@ class Admission:
     are not complete; who opens a door says so (`door`)."""
 
     __slots__ = (
-        "inflight", "queued", "settled", "receiving", "full", "_durability", "_space", "_backlog", "_debt", "_cache",
+        "inflight", "queued", "settled", "receiving", "full", "_group_commit", "_space", "_backlog", "_debt", "_cache",
         "_windows", "_counted", "_file_bytes", "_most", "_whole", "_admitted", "_drain", "_clock",
     )  # fmt: skip
 
     def __init__(
         self,
         config: SystemConfig,
-        durability: GroupCommit,
+        group_commit: GroupCommit,
         space: Space,
         backlog: Backlog,
         debt: Debt,
@@ -160,7 +160,7 @@ class Admission:
         counted: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._durability = durability
+        self._group_commit = group_commit
         self._space = space
         self._backlog = backlog
         self._debt = debt
@@ -194,9 +194,9 @@ class Admission:
             # A frame that is alone on this node is let in whatever its size.
             if held + size > limits.node:
                 self._refuse(NODE, held + size - limits.node, size)
-            durability = self._durability
+            group_commit = self._group_commit
             # What is proposed in this turn comes to the disk with it.
-            queued = durability.bytes + durability.writing_bytes + self.queued
+            queued = group_commit.bytes + group_commit.writing_bytes + self.queued
             if queued and queued + size > limits.wal_queue:
                 self._refuse(WAL_QUEUE, queued + size - limits.wal_queue, size)
             self._admitted += size
@@ -235,7 +235,7 @@ class Admission:
         """Return the bytes of entries and frames that this node holds: metadata of the memtables, payload bytes in the
         cache's books, frames of clients, what is on its way to peers. Bytes that two of them share count twice."""
         on_the_way = sum(window.bytes for window in self._windows.values())
-        return self._durability.metadata_bytes + self._cache.bytes + self.inflight + self.receiving() + on_the_way
+        return self._group_commit.metadata_bytes + self._cache.bytes + self.inflight + self.receiving() + on_the_way
 
     def look(self) -> None:
         """Look once a tick at the rate, and the memory."""
@@ -259,10 +259,10 @@ class Admission:
 
     def status(self) -> dict[str, Any]:
         """Return bytes a stage, with its limit, for `logyard status`."""
-        durability = self._durability
+        group_commit = self._group_commit
         held = {
             "node": self.inflight,
-            "wal_queue": durability.queued_bytes,
+            "wal_queue": group_commit.queued_bytes,
             "wal_unflushed": self._backlog.backlog_files * self._file_bytes,
             "memory": self.memory(),
             "migration": self._debt.debt,
@@ -271,7 +271,7 @@ class Admission:
             "bytes": held,
             "limits": {name: getattr(self._whole, name) for name in held},
             "receiving": self.receiving(),
-            "metadata": durability.metadata_bytes,
+            "metadata": group_commit.metadata_bytes,
             "drain_bytes_s": round(self._drain.rate),
         }
 

@@ -99,7 +99,7 @@ from .follower_reads import FollowerReads
 from .forks import Forks
 from .groups import GroupRegistry
 from .inbound import Inbound
-from .leader_cache import Counters, Leaderboard, RoleChanges
+from .leader_cache import Counters, LeaderCache, RoleChanges
 from .names import Names
 from .outbound import Outbound
 from .ready_loop import ReadyLoop
@@ -146,7 +146,7 @@ class System:
         self.active: set[Member] = set()
         self.windows: dict[int, Window] = {}
         self.cache = PayloadCache(config.payload_cache_bytes)
-        self.leaderboard = Leaderboard()
+        self.leader_cache = LeaderCache()
         self.counters = Counters()
         self.data = DataDirectory(self.disk, path)
         self.meta = MetaStore(self.disk, str(path / "meta"))
@@ -167,82 +167,89 @@ class System:
         """Build what keeps bytes on this node's disk, bottom up."""
         path, config = self.path, self.config
         shape = Shape(config.entry_bytes_max, config.entry_records_max, self.cache.keep, self.counters.refused)
-        self.scheduler = ReadyLoop(shape, self.cache, self.active, self.clocks)
-        self.durability = GroupCommit(
-            self.wal, self.scheduler.persisted, self.rolled, self.fail, lambda reason: self.space.note(reason),
+        self.ready_loop = ReadyLoop(shape, self.cache, self.active, self.clocks)
+        self.group_commit = GroupCommit(
+            self.wal, self.ready_loop.persisted, self.rolled, self.fail, lambda reason: self.space.note(reason),
             config.wal_batch_bytes,
         )  # fmt: skip
-        self.space = Space(path, self.disk, config, self.durability, lambda: self.budget.queued, self.counters.refused)
+        self.space = Space(
+            path, self.disk, config, self.group_commit, lambda: self.admission.queued, self.counters.refused
+        )
         unflushed = Unflushed(self.wal)
         location = Location(self.store, unflushed, config.pin_ms / 1000)
-        books = MetaBatch(
+        meta_batch = MetaBatch(
             self.members, self.meta, self.store, self.space, self.incarnation.acquaintances, self.fail, self.spawn,
             lambda *snapshot: self.chunks.changed(*snapshot),
         )  # fmt: skip
         segments = SegmentFiles(
-            path, self.disk, self.members, location.files.__contains__, lambda member: self.damages.is_left(member),
+            path, self.disk, self.members, location.files.__contains__, lambda member: self.log_repair.is_left(member),
             lambda: self.storage.janitor.look(), None if self.writer is None else self.writer.write_segment,
         )  # fmt: skip
-        homes = LivenessAccounting(
+        accounting = LivenessAccounting(
             self.members, self.store, location, segments, lambda *range_: self.reader.payload_entries(*range_),
             lambda *lost: self.refill.lose(*lost), lambda member, seconds: self.recount.later(member, seconds),
         )  # fmt: skip
         pace = RateLimiter(config)
 
         def limit(debt: int) -> int:
-            pace.sample(self.durability.batch_bytes)
+            pace.sample(self.group_commit.batch_bytes)
             return pace.limit(debt, unflushed.backlog_files)
 
         compactor = Compactor(
-            config, self.members, self.store, self.space, books, location, segments, limit
+            config, self.members, self.store, self.space, meta_batch, location, segments, limit
         )  # fmt: skip
         jobs = self.store.jobs
-        flush = SegmentWriter(
-            self.members, unflushed, self.space, books, location, segments, homes, jobs, self._flushed
+        segment_writer = SegmentWriter(
+            self.members, unflushed, self.space, meta_batch, location, segments, accounting, jobs, self._flushed
         )  # fmt: skip
         self.checkpoints = Checkpoints(
-            books, segments, homes, flush, lambda member: self.chunks.log_kept_above(member),
-            self.scheduler.persist_alone,
+            meta_batch, segments, accounting, segment_writer, lambda member: self.chunks.log_kept_above(member),
+            self.ready_loop.persist_alone,
         )  # fmt: skip
         take: Callable[[Sequence[Member]], Awaitable[dict[str, int]]] = lambda due: self.snapshots.take(due)  # noqa: E731
         due = DueSnapshots(self.members, config.snapshot_entries, lambda: self.space.full, take)
-        holders = GcBlockers(self.members, unflushed, location, segments, config.segments_max, take)
+        gc_blockers = GcBlockers(self.members, unflushed, location, segments, config.segments_max, take)
         janitor = Janitor(
-            self.durability, self.space, books, segments, flush, compactor, jobs,
+            self.group_commit, self.space, meta_batch, segments, segment_writer, compactor, jobs,
             [
                 ("removal of what transfers left", self._collect_transfers),
                 ("snapshots", due.run),
-                ("snapshots for old segments", holders.ask),
+                ("snapshots for old segments", gc_blockers.ask),
             ],
             self._no_room,
         )  # fmt: skip
-        self.recount = Recount(self.members, homes, janitor.lock, self.spawn, janitor.look, self._damaged)
-        rehoming = Rehoming(self.members, self.store, books, location, homes, janitor.lock)
-        logs = GroupLogs(self.members, self.durability, books, flush, segments, homes, janitor, self._forgotten)
+        self.recount = Recount(self.members, accounting, janitor.lock, self.spawn, janitor.look, self._damaged)
+        rehoming = Rehoming(self.members, self.store, meta_batch, location, accounting, janitor.lock)
+        logs = GroupLogs(
+            self.members, self.group_commit, meta_batch, segment_writer, segments, accounting, janitor, self._forgotten
+        )  # fmt: skip
         self.storage = Storage(
-            jobs, books, location, segments, homes, flush, compactor, holders, janitor, rehoming, logs
+            jobs, meta_batch, location, segments, accounting, segment_writer, compactor, gc_blockers, janitor,
+            rehoming, logs,
+        )  # fmt: skip
+        self.admission = Admission(
+            config, self.group_commit, self.space, unflushed, compactor, self.cache, self.windows, self.counters.refused
         )
-        self.budget = Admission(
-            config, self.durability, self.space, unflushed, compactor, self.cache, self.windows, self.counters.refused
+        self.disk_health = DiskHealth(
+            self.disk, path, config, self.group_commit, lambda: self.ticker.resting, self.spawn
         )
-        self.pulse = DiskHealth(self.disk, path, config, self.durability, lambda: self.ticker.resting, self.spawn)
         self.fail_stop = FailStop(
-            self.disk, path, self.members, books, self._over, self._send,
+            self.disk, path, self.members, meta_batch, self._over, self._send,
             lambda: any(peer.up and peer.queued for peer in self.peers.status()),
         )  # fmt: skip
         self.slow_disk = SlowDisk(
-            config, self.durability, self.pulse, self.members, self._others, self.limits.be_patient, self.mark
+            config, self.group_commit, self.disk_health, self.members, self._others, self.limits.be_patient, self.mark
         )
 
     def _compose_groups(self) -> None:
         """Build what makes replicas of groups live, on top of that."""
         self.walks = Walks(self.members, self.spawn)
         self.retire = Retire(
-            self.members, self.active, self._send, self.durability.drop, lambda name, uid: self.names.drop(name, uid)
+            self.members, self.active, self._send, self.group_commit.drop, lambda name, uid: self.names.drop(name, uid)
         )
         self.commands = Submit(
             self.node_id, self.config, self.members, lambda uid: self.unquiesce.find(uid, use=True),
-            self.scheduler.mark,
+            self.ready_loop.mark,
         )  # fmt: skip
         self.leadership = Leadership(
             self.node_id, self.config.election_ticks * self.config.tick_ms / 1000, self.member, self.mark
@@ -252,60 +259,61 @@ class System:
             self.store, self.storage.segments, pins, self.wal.read_payload, lambda *asked: self.repair.unit(*asked)
         )
         self.snapshots = SnapshotStore(self.checkpoints, self.store.decode_liveness, self._settled, self.retire.stop)
-        self.chunks = Chunks(self.config, self.members, self.storage.books, self.checkpoints.compact_log)
+        self.chunks = Chunks(self.config, self.members, self.storage.meta_batch, self.checkpoints.compact_log)
         self.pulls = Pulls(self.config, self.node_id, self.live, self.send_blob)
         self.snapshot_sender = SnapshotSender(
-            self.config, self.snapshots, self.storage.books, self.chunks, self.send_blob, self.spawn, self.mark
+            self.config, self.snapshots, self.storage.meta_batch, self.chunks, self.send_blob, self.spawn, self.mark
         )
-        self.serving = PullAnswers(
+        self.pull_answers = PullAnswers(
             self.config, self._find_by, self.store, self.reader, self.storage.location.holds, self.chunks,
             self.send_blob, self.spawn,
         )  # fmt: skip
-        books, logs = self.storage.books, self.storage.logs
+        meta_batch, logs = self.storage.meta_batch, self.storage.group_logs
         self.builder = Builder(
             Cores(self.node_id, self.live, self.draw, self.limits, self.windows), self.create_machine, self.store,
-            books.load_snapshot, lambda uid: self.departures.departed.get(uid), self._own_time, self.budget,
+            meta_batch.load_snapshot, lambda uid: self.replica_gc.departed.get(uid), self._own_time, self.admission,
             self.clocks,
         )  # fmt: skip
         self.enliven = Enliven(self.node_id, self.members, lambda member: self.versions.learn(member), self.mark)
-        self.receiving = self._receiver()
+        self.snapshot_receiver = self._receiver()
         self.repair = PayloadRepair(self.pulls, self.reader, self.store, self.storage.rehoming.write_back)
         self.outbound = self._outbound()
-        self.damages = self._log_repair()
+        self.log_repair = self._log_repair()
         self.refill = Refill(
-            self.store, self.repair, self.find, self.damages.barred, books.commit_store, books.owe_store, self.spawn
-        )
+            self.store, self.repair, self.find, self.log_repair.barred, meta_batch.commit_store, meta_batch.owe_store,
+            self.spawn,
+        )  # fmt: skip
         self.mend_turns = MendTurns(self.node_id, self.live, self.find, self.send_blob)
         self.forks = Forks(self.disk, self.path, self.config.disk_reserve_bytes, self.node_id, self.reader)
         self.quiesced = QuiescedTable(self.node_id)
         self.names = Names(self.quiesced)
-        self.departures = ReplicaGC(
+        self.replica_gc = ReplicaGC(
             self.node_id, self.find, self.retire, self.forks,
-            replica_gc.Rows(books.commit, logs.forget, self.durability.write_alone), self.send_blob, self.spawn,
+            replica_gc.Rows(meta_batch.commit, logs.forget, self.group_commit.write_alone), self.send_blob, self.spawn,
         )  # fmt: skip
-        self.directory = self._registry()
+        self.groups = self._registry()
         self.versions = Versions(
             self.node_id, self.config.machine_upgrade_percent, self.members, self.live, lambda: self.peers.nodes,
             self.commands, self.send_blob, self.mark,
         )  # fmt: skip
         self.follower_reads = FollowerReads(self.find, self.leadership.read_index, self.send_blob, self.spawn)
         self.log_clock = LogClock(
-            self.clocks, self.reader.newest_time, self.versions.knows, self.commands.propose, self.scheduler.mark
+            self.clocks, self.reader.newest_time, self.versions.knows, self.commands.propose, self.ready_loop.mark
         )
         self.heartbeats = Heartbeats(self.config, self.commands)
         self._compose_quiescence()
         self.delivery = Delivery(self.reader, pins, self.repair.stretch, self.spawn, self.config.delivery_queue_bytes)
         self.effects = Effects(
-            self.delivery, self.storage.homes.released, self.commands, self.log_clock.now,
+            self.delivery, self.storage.accounting.released, self.commands, self.log_clock.now,
             lambda member, keep_log: self.snapshots.take([member], keep_log), self.spawn,
         )  # fmt: skip
         self.quarantine = Quarantine(
-            self.reader, self.create_machine, lambda uid: books.load_snapshot(books.snapshot(uid)),
+            self.reader, self.create_machine, lambda uid: meta_batch.load_snapshot(meta_batch.snapshot(uid)),
             self.commands.queue_own,
         )  # fmt: skip
         self.applier = self._applier()
         self.decommission = Decommission(
-            self.node_id, self.members, self.quiesced, books.commit,
+            self.node_id, self.members, self.quiesced, meta_batch.commit,
             self.incarnation.acquaintances.known.__contains__, lambda: self.peers,
         )  # fmt: skip
         self.ticker = self._ticker()
@@ -315,48 +323,48 @@ class System:
     def _registry(self) -> GroupRegistry:
         """Build what knows this node's groups."""
         here = groups.Groups(
-            self.names, self.find, self.has, self.spec, lambda: self.group_count, self.damages.barred
+            self.names, self.find, self.has, self.spec, lambda: self.group_count, self.log_repair.barred
         )  # fmt: skip
         host = groups.Host(
-            self.start_member, lambda: self.grown(), self.retire.detach, self.storage.logs.forget, self.spawn
+            self.start_member, lambda: self.grown(), self.retire.detach, self.storage.group_logs.forget, self.spawn
         )  # fmt: skip
         return GroupRegistry(
-            self.node_id, self.config.groups_max, self.create_machine, here, self.departures, self.storage.books,
+            self.node_id, self.config.groups_max, self.create_machine, here, self.replica_gc, self.storage.meta_batch,
             groups.Peers(lambda: self.peers.nodes, self.live, self.send_blob), host,
         )  # fmt: skip
 
     def _scrub(self) -> Scrub:
         """Build what reads through all that is stored."""
         config, disk, storage, store, members = self.config, self.disk, self.storage, self.store, self.members
-        books, segments, files = storage.books, storage.segments, storage.location.files
-        unflushed = storage.flush.unflushed
+        meta_batch, segments, files = storage.meta_batch, storage.segments, storage.location.files
+        unflushed = storage.segment_writer.unflushed
         findings = Findings(
             config.scrub_bytes_per_s,
-            lambda: bool(self.slow_disk.slow or self.budget.full or unflushed.backlog_files > 1),
+            lambda: bool(self.slow_disk.slow or self.admission.full or unflushed.backlog_files > 1),
         )  # fmt: skip
         host = scrub.Host(self.find, self._damaged, self.snapshots.renew, self.refill.lose, store.lost)
         repairs = Repairs(self.node_id, members, findings, self.mend_turns, host)
         here, read = scrub_walks.Groups(members, self.find, self.spec), findings.read
         walks = {
-            "meta": scrub_walks.MetaWalk(disk, books, here, read, repairs).run,
-            "snapshot": scrub_walks.SnapshotWalk(books, here, read, repairs).run,
+            "meta": scrub_walks.MetaWalk(disk, meta_batch, here, read, repairs).run,
+            "snapshot": scrub_walks.SnapshotWalk(meta_batch, here, read, repairs).run,
             "segment": scrub_walks.SegmentWalk(
-                disk, segments, files, members, storage.janitor.lock, storage.homes.recount, read, repairs
+                disk, segments, files, members, storage.janitor.lock, storage.accounting.recount, read, repairs
             ).run,
             "wal": scrub_walks.WalWalk(
                 disk, self.path / "wal", segments.path, files, members,
                 lambda uid, index: store.home(uid, index) is not None, read, repairs,
             ).run,
-            "generation": scrub_walks.GenerationWalk(disk, store, books, here, read, repairs).run,
+            "generation": scrub_walks.GenerationWalk(disk, store, meta_batch, here, read, repairs).run,
         }  # fmt: skip
-        return Scrub(config.scrub_every_s, self.clocks.wall_ns, books, findings, repairs, walks, self.refill.look)
+        return Scrub(config.scrub_every_s, self.clocks.wall_ns, meta_batch, findings, repairs, walks, self.refill.look)
 
     def _compose_quiescence(self) -> None:
         """Build what lets groups sleep and wakes them."""
         node, table, members, live = self.node_id, self.quiesced, self.members, self.live
         self.rebuild = transitions.Rebuild(
             str(self.path / "meta"), self.meta, self.builder.build, log_repair.stop,
-            self.damages.revive, self.versions.learn,
+            self.log_repair.revive, self.versions.learn,
         )  # fmt: skip
         epoch_of = self._epoch_of
 
@@ -366,7 +374,7 @@ class System:
         self.quiesced_timers = Timers(node, self.clocks, table.leader_of, self.log_clock.fresh, stir)
         sessions = QuiescedSessions(self.heartbeats)
         self.transitions = Transitions(
-            node, members, self.names, self.leaderboard, table, self.quiesced_timers, sessions, self.rebuild
+            node, members, self.names, self.leader_cache, table, self.quiesced_timers, sessions, self.rebuild
         )
         self.unquiesce = Unquiesce(
             node, members, live, table, self.quiesced_timers, sessions, LivenessScan(node, table, epoch_of),
@@ -377,14 +385,14 @@ class System:
             node, table, live, self.config.liveness_interval_ms / 1000, lambda: self.peers, self.unquiesce.soon,
             self.unquiesce.tell_awake,
         )  # fmt: skip
-        books, location = self.storage.books, self.storage.location
+        meta_batch, location = self.storage.meta_batch, self.storage.location
         flush = PayloadFlush(
             self.store, location.files, location, self.reader, self.wal.read_payload, self.storage.rehoming.move,
             self.config.hibernate_move_bytes,
         )  # fmt: skip
         storage = quiesce.Storage(
             flush.is_done, flush.run, self.snapshots.take, self.checkpoints.move_out,
-            partial(books.commit, store=True), self.storage.logs.slept, self.storage.logs.forget_slept,
+            partial(meta_batch.commit, store=True), self.storage.group_logs.slept, self.storage.group_logs.forget_slept,
         )  # fmt: skip
 
         def is_held(member: Member) -> bool:
@@ -394,11 +402,11 @@ class System:
             self.active.discard(member)
             self.effects.timed.discard(member)
 
-        retirement = quiesce.Retirement(
+        hibernation = quiesce.Hibernation(
             members, self.transitions, storage, is_held, epoch_of, left, lambda: self.shrunk()
         )  # fmt: skip
         self.quiesce = Quiesce(
-            node, self.config.hibernate_after_ms / 1000, members, live, table, retirement, self.unquiesce,
+            node, self.config.hibernate_after_ms / 1000, members, live, table, hibernation, self.unquiesce,
             quiesce.Host(self.active.__contains__, self.send_blob, self.spawn),
         )  # fmt: skip
 
@@ -408,26 +416,26 @@ class System:
         waking = self.unquiesce
 
         def needed() -> bool:
-            if waking.is_busy or self.budget.full or self.space.full:
+            if waking.is_busy or self.admission.full or self.space.full:
                 return True
             return any(window.waiting for window in windows.values())
 
         chores = ticker.Chores(
             needed, self.quiesced_timers.next_s, self.slow_disk.tick, (waking.tick, self.digests.compare),
-            (self.budget.look, self.outbound.resume_all), self.heartbeats.look,
+            (self.admission.look, self.outbound.resume_all), self.heartbeats.look,
             (
-                lambda: self.inbound.forget_asked(), self.departures.forget_told, self.quiesce.look, waking.look,
-                lambda: self.leaderboard.prune(members, len(members)), self.versions.look,
-                lambda: self.log_clock.catch_up(timed), self.refill.look, storage.books.look,
+                lambda: self.inbound.forget_asked(), self.replica_gc.forget_told, self.quiesce.look, waking.look,
+                lambda: self.leader_cache.prune(members, len(members)), self.versions.look,
+                lambda: self.log_clock.catch_up(timed), self.refill.look, storage.meta_batch.look,
             ),
             storage.janitor.look,
         )  # fmt: skip
-        active = ticker.Groups(self.active, self.scheduler.mark, self.walks.over_members, self.quiesce.rest)
-        return Ticker(self.config, active, self.pulse, self.durability, self.effects, chores)
+        active = ticker.Groups(self.active, self.ready_loop.mark, self.walks.over_members, self.quiesce.rest)
+        return Ticker(self.config, active, self.disk_health, self.group_commit, self.effects, chores)
 
     def _inbound(self) -> Inbound:
         """Build what takes in what other nodes say."""
-        registry, gc, follower_reads, waking = self.directory, self.departures, self.follower_reads, self.unquiesce
+        registry, gc, follower_reads, waking = self.groups, self.replica_gc, self.follower_reads, self.unquiesce
         here = inbound.Groups(
             self.node_id, self.members, self.live, self.active, self._find_by, registry.deleted,
             self.walks.over_members, gc.tell,
@@ -443,8 +451,8 @@ class System:
 
         by_part: list[tuple[Sequence[int], inbound.Handler]] = [
             (blobs.GROUPS, without_body(registry.on_blob)),
-            ((blobs.SNAPSHOT_OFFER,), lambda node, _, *rest: self.receiving.on_offer(node, *rest)),
-            ((blobs.SNAPSHOT_PULL,), lambda node, _, number, header, body: self.serving.on_pull(node, number, header)),
+            ((blobs.SNAPSHOT_OFFER,), lambda node, _, *rest: self.snapshot_receiver.on_offer(node, *rest)),
+            ((blobs.SNAPSHOT_PULL,), lambda node, _, *rest: self.pull_answers.on_pull(node, *rest[:2])),
             ((blobs.SNAPSHOT_PIECE,), lambda node, _, *rest: self.pulls.on_piece(node, *rest)),
             ((blobs.SNAPSHOT_PROGRESS, blobs.SNAPSHOT_DONE), without_body(self.snapshot_sender.on_blob)),
             ((blobs.READ_ASK, blobs.READ_INDEX), without_body(follower_reads.on_blob)),
@@ -454,7 +462,7 @@ class System:
             (blobs.DIGESTS, lambda node, kind, number, header, body: self.digests.on_blob(node, kind, header)),
         ]  # fmt: skip
         return Inbound(
-            here, self.scheduler, self.cache.keep, self.space,
+            here, self.ready_loop, self.cache.keep, self.space,
             inbound.Windows(self.windows, self.outbound.resume), links,
             {kind: handler for kinds, handler in by_part for kind in kinds}, self.send_blob,
         )  # fmt: skip
@@ -462,8 +470,8 @@ class System:
     def _applier(self) -> Applier:
         """Build what applies entries on top of what it tells."""
         host = applier.Host(
-            self.directory.on_delete, self.departures.applied, self.damages.found, self.retire.stop,
-            self.heartbeats.began, lambda member: self.members.get(member.uid) is member, self.scheduler.mark,
+            self.groups.on_delete, self.replica_gc.applied, self.log_repair.found, self.retire.stop,
+            self.heartbeats.began, lambda member: self.members.get(member.uid) is member, self.ready_loop.mark,
             self.active.add, self.spawn,
         )  # fmt: skip
         return Applier(self.reader, self.effects, self.quarantine, host)
@@ -471,7 +479,7 @@ class System:
     def _receiver(self) -> SnapshotReceiver:
         """Build the receiving end of transfers on what there is by now."""
         host = snapshot_receiver.Host(
-            self.find, lambda node, uid: self.inbound.ask(node, uid), self.scheduler.turn, self._restore,
+            self.find, lambda node, uid: self.inbound.ask(node, uid), self.ready_loop.turn, self._restore,
             self.retire.stop, self.mark, self.storage.rehoming.store_payloads,
         )  # fmt: skip
         return SnapshotReceiver(
@@ -483,7 +491,9 @@ class System:
         host = log_repair.Host(
             self.builder.build, self.enliven, self.retire.silence, self.retire.stop, self.spawn,
         )  # fmt: skip
-        return LogRepair(self.node_id, self.members, self.storage.books, self.storage.logs, self.reader, host)
+        return LogRepair(
+            self.node_id, self.members, self.storage.meta_batch, self.storage.group_logs, self.reader, host
+        )
 
     def _outbound(self) -> Outbound:
         """Build what sends messages that are not at hand."""
@@ -492,7 +502,7 @@ class System:
             self.repair.stretch, self.storage.location.holds, self.spawn,
         )  # fmt: skip
         return Outbound(
-            self.config.append_bytes_max, self.members, self.windows, self.reader, host, self.scheduler.mark, self.mark
+            self.config.append_bytes_max, self.members, self.windows, self.reader, host, self.ready_loop.mark, self.mark
         )
 
     async def open(self) -> None:
@@ -501,19 +511,19 @@ class System:
         start = Start(
             self.data, self.incarnation,
             Files(
-                self.space, self.wal, self.meta, self.store, storage.segments, storage.location, storage.homes,
-                storage.flush, storage.janitor,
+                self.space, self.wal, self.meta, self.store, storage.segments, storage.location, storage.accounting,
+                storage.segment_writer, storage.janitor,
             ),
             Found(
-                self.members, self.names, self.directory.deleted, self.departures.departed, self.builder.build,
+                self.members, self.names, self.groups.deleted, self.replica_gc.departed, self.builder.build,
                 self.transitions.adopt, self.refill.lose,
-                lambda: self.chunks.recover(self.has, self.directory.deleted),
+                lambda: self.chunks.recover(self.has, self.groups.deleted),
             ),
-            self.damages,
+            self.log_repair,
         )  # fmt: skip
         await trio.to_thread.run_sync(start.run)
         self.counters.replayed(start.replay_ns)
-        self.durability.held_back(self.storage.location.unsealed())
+        self.group_commit.held_back(self.storage.location.unsealed())
 
     async def run(self, peers: PeersPort, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled; raise `WalFailed` when the disk failed (law 7), `Outdated` when the others say so."""
@@ -522,37 +532,38 @@ class System:
         sys.setswitchinterval(self.config.switch_interval_us / 1_000_000)
         self.peers = peers
         storage = self.storage
-        roles = RoleChanges(self.leaderboard, self.damages.sound, self.effects, self.heartbeats)
-        self.scheduler.drive(
+        roles = RoleChanges(self.leader_cache, self.log_repair.sound, self.effects, self.heartbeats)
+        self.ready_loop.drive(
             ready_loop.Driven(
-                peers, self.durability, self.applier.apply_all, self.outbound.prepare, self.log_clock.now,
-                self.heartbeats.seen, storage.homes.cut, storage.flush.hard_state_written, roles.tell, self.ticker,
+                peers, self.group_commit, self.applier.apply_all, self.outbound.prepare, self.log_clock.now,
+                self.heartbeats.seen, storage.accounting.cut, storage.segment_writer.hard_state_written, roles.tell,
+                self.ticker,
             )
         )  # fmt: skip
-        self.durability.start()
+        self.group_commit.start()
         try:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
                 if self.writer is not None:
                     await nursery.start(self.writer.run, self.data.lock_fd)
-                nursery.start_soon(self.scheduler.run)
-                nursery.start_soon(self.scheduler.tell)
+                nursery.start_soon(self.ready_loop.run)
+                nursery.start_soon(self.ready_loop.tell)
                 nursery.start_soon(self.ticker.run)
                 if self.config.hibernate_after_ms:
                     nursery.start_soon(self.quiesce.run)
                 nursery.start_soon(self.storage.janitor.run)
                 nursery.start_soon(self.scrub.run)
                 self.enliven.recovered()
-                self.damages.start()
+                self.log_repair.start()
                 task_status.started()
                 raise await self.fail_stop.finish()
         finally:
-            self.durability.stop()
+            self.group_commit.stop()
 
     def start_member(self, spec: Spec) -> None:
         """Let a group that was just registered come alive; one whose definition was lost here is mended."""
-        if spec.uid in self.damages.barred:
-            self.enliven(self.damages.admit(spec))
+        if spec.uid in self.log_repair.barred:
+            self.enliven(self.log_repair.admit(spec))
         else:
             self.enliven(self.builder.fresh(spec), fresh=True)
 
@@ -572,14 +583,14 @@ class System:
     async def _flushed(self, sealed: Sealed, file: SealedFile, members: set[Member]) -> None:
         """Let go of what a new segment has: of the logs, of the file if nothing in it lives, of memory."""
         self.checkpoints.flushed(members)
-        await self.storage.migration.flushed(file)
-        self.durability.let_go(sealed.entries)
+        await self.storage.compactor.flushed(file)
+        self.group_commit.let_go(sealed.entries)
 
     async def _collect_transfers(self) -> None:
         """Give back what was kept for other members' transfers, or for one that came to nothing."""
         self.storage.location.expire(time.monotonic())
         self.chunks.expire(trio.current_time())
-        await self.receiving.collect(self.has)
+        await self.snapshot_receiver.collect(self.has)
         await self.chunks.collect()
 
     def _forgotten(self, uid: int) -> None:
@@ -605,7 +616,7 @@ class System:
 
     def close(self) -> None:
         """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""
-        self.pulse.close()
+        self.disk_health.close()
         self.storage.segments.close()
         self.data.close()
         self.quiesced.close()
@@ -616,8 +627,8 @@ class System:
 
     def _over(self, error: LogyardError) -> None:
         """Let nothing be promised any more."""
-        self.durability.refuse(error)
-        self.scheduler.end()
+        self.group_commit.refuse(error)
+        self.ready_loop.end()
         self.ticker.end()
 
     def vitals(self) -> Vitals:
@@ -637,7 +648,7 @@ class System:
     def mark(self, member: Member) -> None:
         """Let a member be looked at in the next turn, and at the next tick."""
         self.active.add(member)
-        self.scheduler.mark(member)
+        self.ready_loop.mark(member)
 
     def _send(self, messages: Sequence[Message]) -> None:
         self.peers.send(messages)
@@ -646,14 +657,14 @@ class System:
         return self.epoch if node == self.node_id else self.peers.epoch_of(node)
 
     async def _settled(self) -> None:
-        await self.durability.exclusive(_nothing)
+        await self.group_commit.exclusive(_nothing)
 
     async def _let_log_go(self, member: Member) -> None:
         await self.snapshots.take([member])
-        await self.storage.logs.roll_out(member)
+        await self.storage.group_logs.roll_out(member)
 
     def _damaged(self, member: Member, error: Corrupt) -> None:
-        self.damages.found(member, error)
+        self.log_repair.found(member, error)
 
     def _find_by(self, uid: int, node: int) -> Member | None:
         return self.unquiesce.find(uid, by=node)

@@ -77,7 +77,7 @@ class Groups(NamedTuple):
     """Groups whose definition was lost here: a member under their uid has forgotten its votes, and is to be mended."""
 
 
-class Books(Protocol):
+class MetaBatch(Protocol):
     """What the registry needs of the meta store's batches."""
 
     async def store_specs(self, specs: Sequence[Spec], more: Sequence[rows.Put] = ()) -> None:
@@ -109,7 +109,7 @@ class GroupRegistry:
         create_machine: Callable[[str, dict[str, Any]], object],
         groups: Groups,
         gc: ReplicaGC,
-        books: Books,
+        meta_batch: MetaBatch,
         peers: Peers,
         host: Host,
     ) -> None:
@@ -119,7 +119,7 @@ class GroupRegistry:
         self._create_machine = create_machine
         self._groups = groups
         self._gc = gc
-        self._books = books
+        self._meta_batch = meta_batch
         self._peers = peers
         self._send = peers.send
         self._host = host
@@ -232,7 +232,7 @@ class GroupRegistry:
                 fresh.append(spec)
         try:
             more = await gc.readmit([spec.uid for spec in fresh], admitted)
-            await self._books.store_specs(fresh, more)
+            await self._meta_batch.store_specs(fresh, more)
         except BaseException:
             for spec in fresh:
                 if not has(spec.uid):

@@ -28,7 +28,7 @@ class Standing(NamedTuple):
 UNKNOWN: Final = Standing(0, 0, 0)
 
 
-class Leaderboard:
+class LeaderCache:
     """Standings by group uid. `elections` counts leaderships won by this node's members, `lost` those that ended."""
 
     __slots__ = ("elections", "lost", "rows")
@@ -95,7 +95,7 @@ class RoleChanges:
     that is not being mended."""
 
     def __init__(
-        self, leaders: Leaderboard, sound: Callable[[Member], None], effects: Effects, heartbeats: Heartbeats
+        self, leaders: LeaderCache, sound: Callable[[Member], None], effects: Effects, heartbeats: Heartbeats
     ) -> None:
         self._leaders = leaders
         self._sound = sound

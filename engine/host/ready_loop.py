@@ -49,7 +49,7 @@ class Cache(Protocol):
         ...
 
 
-class Durability(Protocol):
+class GroupCommit(Protocol):
     """What the loop needs of group commit."""
 
     def add(self, item: WalItem) -> None:
@@ -83,7 +83,7 @@ class Driven(NamedTuple):
     """What a turn drives, when it is all there."""
 
     peers: Peers
-    durability: Durability
+    group_commit: GroupCommit
     apply: Callable[[Sequence[Member]], None]
     """Apply what is committed."""
     prepare: Callable[[Member, Message], bool]
@@ -225,7 +225,7 @@ class ReadyLoop:
                     driven.peers.send(messages)
                 if late:
                     driven.peers.send(late)
-                driven.durability.kick()
+                driven.group_commit.kick()
                 driven.apply(batch)
             if self._last_words:
                 calls, self._last_words = self._last_words, []
@@ -311,14 +311,14 @@ class ReadyLoop:
             item.floor = member.floor = floor
         item.token = (member, ready.after, ready.token)
         member.unpersisted += 1
-        self._driven.durability.add(item)
+        self._driven.group_commit.add(item)
 
     def persist_alone(self, member: Member, item: WalItem) -> None:
         """Persist something of the host's own (a truncation mark) with the next batch."""
         item.token = (member, (), None)
         member.unpersisted += 1
-        self._driven.durability.add(item)
-        self._driven.durability.kick()
+        self._driven.group_commit.add(item)
+        self._driven.group_commit.kick()
 
     def persisted(self, items: Sequence[WalItem]) -> None:
         """Tell the cores that a batch is stable, and let go of what waited for it."""

@@ -43,7 +43,7 @@ HEIRS_MAX = 1000
 LOOK_SECONDS = 0.01
 
 
-class Books(Protocol):
+class MetaBatch(Protocol):
     """What an end needs of the meta store's batches."""
 
     async def commit(self, build: Callable[[], Iterable[Put]]) -> None:
@@ -60,7 +60,7 @@ class FailStop:
         disk: Disk,
         path: Path,
         members: Mapping[int, Member],
-        books: Books,
+        meta_batch: MetaBatch,
         over: Callable[[LogyardError], None],
         send: Callable[[Sequence[Message]], None],
         talking: Callable[[], bool],
@@ -70,7 +70,7 @@ class FailStop:
         self._disk = disk
         self._path = path
         self._members = members
-        self._books = books
+        self._meta_batch = meta_batch
         self._over = over
         self._send = send
         self._talking = talking
@@ -100,7 +100,7 @@ class FailStop:
             if isinstance(error, Outdated):
                 reason = error.reason
                 try:
-                    await self._books.commit(lambda: [(meta_rows.OUTDATED, reason.encode())])
+                    await self._meta_batch.commit(lambda: [(meta_rows.OUTDATED, reason.encode())])
                 except (LogyardError, OSError) as failed:
                     log.error("it is not marked as outdated: %s", failed)
             else:

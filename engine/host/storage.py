@@ -24,13 +24,13 @@ class Storage(NamedTuple):
     """One node's. `jobs` says which of its jobs failed by a defect."""
 
     jobs: Jobs
-    books: MetaBatch
+    meta_batch: MetaBatch
     location: Location
     segments: SegmentFiles
-    homes: LivenessAccounting
-    flush: SegmentWriter
-    migration: Compactor
-    holders: GcBlockers
+    accounting: LivenessAccounting
+    segment_writer: SegmentWriter
+    compactor: Compactor
+    gc_blockers: GcBlockers
     janitor: Janitor
     rehoming: Rehoming
-    logs: GroupLogs
+    group_logs: GroupLogs

@@ -46,7 +46,7 @@ class Disk(Protocol):
         ...
 
 
-class Durability(Protocol):
+class GroupCommit(Protocol):
     """What the ticker needs of group commit."""
 
     last_write: float
@@ -111,8 +111,8 @@ class Ticker:
     """One node's. `resting` while nothing needs a tick: the turn that makes a member active says `stir`."""
 
     __slots__ = (
-        "resting", "_config", "_groups", "_disk", "_durability", "_effects", "_chores", "_lot", "_healthy", "_machines",
-        "_housekeeping", "_sessions", "_storage", "_over",
+        "resting", "_config", "_groups", "_disk", "_group_commit", "_effects", "_chores", "_lot", "_healthy",
+        "_machines", "_housekeeping", "_sessions", "_storage", "_over",
     )  # fmt: skip
 
     def __init__(
@@ -120,7 +120,7 @@ class Ticker:
         config: SystemConfig,
         groups: Groups,
         disk: Disk,
-        durability: Durability,
+        group_commit: GroupCommit,
         effects: Effects,
         chores: Chores,
     ) -> None:
@@ -128,7 +128,7 @@ class Ticker:
         self._config = config
         self._groups = groups
         self._disk = disk
-        self._durability = durability
+        self._group_commit = group_commit
         self._effects = effects
         self._chores = chores
         self._lot = trio.lowlevel.ParkingLot()
@@ -173,15 +173,15 @@ class Ticker:
         """Return until when nothing has to be done, by the loop's clock; 0.0 while a tick may change anything."""
         effects = self._effects
         if (
-            self._groups.active or effects.timed or effects.ticking or not self._healthy or not self._durability.sealed
-            or self._chores.needed()
+            self._groups.active or effects.timed or effects.ticking or not self._healthy
+            or not self._group_commit.sealed or self._chores.needed()
         ):  # fmt: skip
             return 0.0
         now = trio.current_time()
         return min((now // REST_SECONDS + 1) * REST_SECONDS, now + self._chores.due_s())
 
     def _look(self) -> None:
-        config, durability, effects, chores = self._config, self._durability, self._effects, self._chores
+        config, group_commit, effects, chores = self._config, self._group_commit, self._effects, self._chores
         self._disk.look()
         chores.first()
         if self._disk.healthy():
@@ -200,8 +200,8 @@ class Ticker:
         if now >= self._machines:
             self._machines = now + config.machine_tick_ms / 1000
             effects.tick_machines()
-        if not durability.sealed and now - durability.last_write >= config.wal_seal_idle_ms / 1000:
-            durability.seal()
+        if not group_commit.sealed and now - group_commit.last_write >= config.wal_seal_idle_ms / 1000:
+            group_commit.seal()
         if now - self._sessions >= SESSIONS_SECONDS:
             self._sessions = now
             chores.sessions()

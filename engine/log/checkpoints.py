@@ -30,23 +30,23 @@ class Checkpoints:
 
     def __init__(
         self,
-        books: MetaBatch,
+        meta_batch: MetaBatch,
         segments: SegmentFiles,
-        homes: LivenessAccounting,
-        flush: SegmentWriter,
+        accounting: LivenessAccounting,
+        segment_writer: SegmentWriter,
         kept_above: Callable[[Member], int],
         persist: Callable[[Member, WalItem], None],
     ) -> None:
-        self._books = books
+        self._meta_batch = meta_batch
         self._segments = segments
-        self._homes = homes
-        self._flush = flush
+        self._accounting = accounting
+        self._segment_writer = segment_writer
         self._kept_above = kept_above
         self._persist = persist
 
     async def store_snapshots(self, captured: Sequence[rows.Captured]) -> None:
         """Store snapshots of this node's own, and let the logs below them go."""
-        stored = await self._books.commit_snapshots(captured)
+        stored = await self._meta_batch.commit_snapshots(captured)
         for member, snapshot, encoded, keep_log, _ in stored:
             if not member.raft.stopped and snapshot.index > member.snapshot_index:
                 member.covered(snapshot.index, snapshot.term, encoded.size)
@@ -55,18 +55,18 @@ class Checkpoints:
 
     async def store_installed(self, member: Member, snapshot: Snapshot, encoded: Encoded) -> None:
         """Commit a snapshot from another member with the homes of the payloads that came with it."""
-        await self._books.commit_snapshots([rows.Captured(member, snapshot, encoded)])
+        await self._meta_batch.commit_snapshots([rows.Captured(member, snapshot, encoded)])
 
     def installed(self, member: Member, before: LivenessPort, snapshot: Snapshot, size: int, keep: int) -> None:
         """Switch to what `store_installed` stored. Payloads up to `keep` are where they were, of what lived `before`;
         those above came with the snapshot."""
-        self._homes.replaced(member, before, snapshot.index)
+        self._accounting.replaced(member, before, snapshot.index)
         member.covered(snapshot.index, snapshot.term, size)
         member.need_no_log()
         if member.raft.log.snapshot_index != snapshot.index:
             # The log has the snapshot's last entry and goes on as it is.
             return
-        self._homes.cut(member, keep)
+        self._accounting.cut(member, keep)
         member.keep_runs(cut_runs(member.segments, keep + 1))
         self._segments.shed(member)
         member.restart_flush()
@@ -75,7 +75,7 @@ class Checkpoints:
         for index in (snapshot.index, snapshot.index + 1):
             self._persist(member, WalItem(member.uid, truncate=index))
         # When the file with the marks is sealed, the checkpoint has to say what they say.
-        self._flush.hard_state_written(member)
+        self._segment_writer.hard_state_written(member)
 
     def let_log_go(self, member: Member) -> None:
         """Keep the log up to the snapshot, which may have been a checkpoint until now, no longer."""

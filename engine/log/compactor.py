@@ -60,7 +60,7 @@ class Compactor:
         members: Mapping[int, Member],
         store: StorePort,
         space: Space,
-        books: MetaBatch,
+        meta_batch: MetaBatch,
         location: Location,
         segments: SegmentFiles,
         limit: Callable[[int], int],
@@ -70,7 +70,7 @@ class Compactor:
         self._members = members
         self._store = store
         self._space = space
-        self._books = books
+        self._meta_batch = meta_batch
         self._location = location
         self._segments = segments
         self._limit = limit
@@ -152,10 +152,10 @@ class Compactor:
                 self._space.defer_copies()
                 raise
         # Law 4: what is destroyed with the file is dead by releases that a restart may not have applied yet.
-        self._books.raise_floors(self._segments.users.get(file.file, ()))
+        self._meta_batch.raise_floors(self._segments.users.get(file.file, ()))
         self._location.files.pop(file.file, None)
         try:
-            await self._books.commit_members((), gone_files=[file.file])
+            await self._meta_batch.commit_members((), gone_files=[file.file])
         except BaseException:
             # A home by what is stored, so it is one still: the next look lets it go.
             self._location.add(file)
@@ -207,8 +207,8 @@ class Compactor:
         # Those that die from here on are not covered by the floors stored here (law 4): they go another time.
         dead = self._store.dead_generations()
         if rewritten or dead:
-            self._books.raise_floors(self._members)
-            await self._books.commit_members(())
+            self._meta_batch.raise_floors(self._members)
+            await self._meta_batch.commit_members(())
             await trio.to_thread.run_sync(self._store.unlink_dead, dead)
         if trouble is not None:
             raise trouble

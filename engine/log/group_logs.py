@@ -30,31 +30,31 @@ class GroupLogs:
     def __init__(
         self,
         members: Mapping[int, Member],
-        durability: GroupCommit,
-        books: MetaBatch,
-        flush: SegmentWriter,
+        group_commit: GroupCommit,
+        meta_batch: MetaBatch,
+        segment_writer: SegmentWriter,
         segments: SegmentFiles,
-        homes: LivenessAccounting,
+        accounting: LivenessAccounting,
         janitor: Janitor,
         forgotten: Callable[[int], object],
     ) -> None:
         self.janitor_lock = janitor.lock
         self._members = members
-        self._durability = durability
-        self._books = books
-        self._flush = flush
+        self._group_commit = group_commit
+        self._meta_batch = meta_batch
+        self._segment_writer = segment_writer
         self._segments = segments
-        self._homes = homes
+        self._accounting = accounting
         self._janitor = janitor
         self._forgotten = forgotten
 
     async def forget(self, members: Sequence[Member], build: Callable[[], Iterable[Put]]) -> None:
         """Let replicas go: `build` gives the rows that say so, their payloads are dead."""
         for member in members:
-            self._flush.forget(member)
+            self._segment_writer.forget(member)
             self._forgotten(member.uid)
-            self._durability.wal.forget(member.uid)
-            self._homes.forget(member)
+            self._group_commit.wal.forget(member.uid)
+            self._accounting.forget(member)
         await self._insist(build)
         for member in members:
             for run in member.segments:
@@ -64,7 +64,7 @@ class GroupLogs:
         """Commit what is decided, whatever it takes."""
         while True:
             try:
-                await self._books.commit(build, store=True)
+                await self._meta_batch.commit(build, store=True)
                 return
             except NoSpace as error:
                 self._janitor.make_room(error)
@@ -72,18 +72,18 @@ class GroupLogs:
 
     def slept(self, member: Member) -> None:
         """Store nothing more for a member that became a row."""
-        self._flush.forget(member)
-        self._books.forget(member)
+        self._segment_writer.forget(member)
+        self._meta_batch.forget(member)
         self._segments.forget(member)
-        self._durability.wal.forget(member.uid)
+        self._group_commit.wal.forget(member.uid)
 
     def forget_slept(self, count: int) -> None:
         """Let go of what the current WAL file still holds in memory of groups that became rows, `count` since the last
         time: when they may be a good part of it, as each look is at all of it."""
-        wal, members = self._durability.wal, self._members
+        wal, members = self._group_commit.wal, self._members
         entries = wal.current_entries
-        if 16 * count >= len(entries) and not self._durability.busy:
-            self._durability.let_go(pair for pair in entries if pair[0] not in members)
+        if 16 * count >= len(entries) and not self._group_commit.busy:
+            self._group_commit.let_go(pair for pair in entries if pair[0] not in members)
             wal.keep_only(members)
 
     async def roll_out(self, member: Member) -> None:
@@ -95,26 +95,26 @@ class GroupLogs:
 
     async def void(self, uid: int) -> int:
         """Give up all that the WAL has of a group; return the newest batch's number. The janitor must rest."""
-        return await self._durability.exclusive(lambda: self._void(uid))
+        return await self._group_commit.exclusive(lambda: self._void(uid))
 
     def restart(self, uid: int) -> int:
         """Let the log of a group, of which the WAL has nothing, begin anywhere; return the newest batch's number."""
-        wal = self._durability.wal
+        wal = self._group_commit.wal
         wal.restart(uid)
         return wal.position[0] - 1
 
     def _void(self, uid: int) -> int:
         through = self.restart(uid)
-        wal = self._durability.wal
-        files = {file.file: file.entries for file in self._flush.unflushed.files()}
+        wal = self._group_commit.wal
+        files = {file.file: file.entries for file in self._segment_writer.unflushed.files()}
         files[wal.current] = wal.current_entries
-        self._durability.leave_out(uid, files.values())
+        self._group_commit.leave_out(uid, files.values())
         self._segments.spoil(files.keys())
         return through
 
     def take_over(self, old: Member, member: Member) -> None:
         """Put a member made anew, with less in segments, in an old one's place."""
-        self._flush.forget(old)
-        self._books.forget(old)
+        self._segment_writer.forget(old)
+        self._meta_batch.forget(old)
         self._segments.take_over(old, member)
-        self._homes.recount(member)
+        self._accounting.recount(member)

@@ -39,22 +39,22 @@ class Janitor:
 
     def __init__(
         self,
-        durability: GroupCommit,
+        group_commit: GroupCommit,
         space: Space,
-        books: MetaBatch,
+        meta_batch: MetaBatch,
         segments: SegmentFiles,
-        flush: SegmentWriter,
+        segment_writer: SegmentWriter,
         compactor: Compactor,
         jobs: Jobs,
         later: Sequence[Job],
         no_room: Callable[[], None],
     ) -> None:
         self.lock = trio.Lock()
-        self._durability = durability
+        self._group_commit = group_commit
         self._space = space
-        self._books = books
+        self._meta_batch = meta_batch
         self._segments = segments
-        self._flush = flush
+        self._segment_writer = segment_writer
         self._compactor = compactor
         self._jobs = jobs
         self._later = later
@@ -73,13 +73,13 @@ class Janitor:
 
     def adopt(self, sealed: Sequence[Sealed]) -> None:
         """Take in files that a start found without a segment."""
-        self._flush.unflushed.add(sealed)
+        self._segment_writer.unflushed.add(sealed)
         if sealed:
             self._wake.set()
 
     def rolled(self, sealed: Sequence[Sealed]) -> None:
         """Take in files that the WAL sealed: they want segments."""
-        self._flush.unflushed.add(sealed)
+        self._segment_writer.unflushed.add(sealed)
         self._last_rolled = trio.current_time()
         self._note_reserve()
         self._wake.set()
@@ -102,16 +102,16 @@ class Janitor:
 
     async def _look(self) -> None:
         compactor = self._compactor
-        await self._try_anew("sealing", self._flush.run)
+        await self._try_anew("sealing", self._segment_writer.run)
         for file in compactor.victims():
             await self._try(name_of(file), compactor.migrate, file)
-            if self._flush.unflushed.backlog_files:
+            if self._segment_writer.unflushed.backlog_files:
                 # Files without segments hold up more than files with: what filled up meanwhile comes first.
-                await self._try_anew("sealing", self._flush.run)
+                await self._try_anew("sealing", self._segment_writer.run)
         compactor.book()
         if not self._jobs.frozen:
             await self._try_anew("collection", compactor.collect)
-            await self._try("removal of segments", self._segments.remove_unused, self._books.commit_members)
+            await self._try("removal of segments", self._segments.remove_unused, self._meta_batch.commit_members)
 
     async def _try(self, what: str, job: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
         try:
@@ -139,18 +139,18 @@ class Janitor:
 
     async def roll(self) -> None:
         """Seal the current WAL file, whatever room is left, and make its segment. Its caller holds `lock`."""
-        sealed = await self._durability.exclusive(self._durability.wal.roll)
+        sealed = await self._group_commit.exclusive(self._group_commit.wal.roll)
         self._note_reserve()
         if sealed is not None:
-            self._flush.unflushed.add([sealed])
-        await self._flush.run()
+            self._segment_writer.unflushed.add([sealed])
+        await self._segment_writer.run()
 
     async def compact(self) -> int:
         """Migrate and collect everything now; return how many files that were."""
         async with self.lock:
-            files, trouble = await self._compactor.compact(self.roll, self._flush.run)
+            files, trouble = await self._compactor.compact(self.roll, self._segment_writer.run)
             self.look()
             if trouble is not None:
                 raise trouble
-            await self._segments.remove_unused(self._books.commit_members)
+            await self._segments.remove_unused(self._meta_batch.commit_members)
             return files

@@ -386,14 +386,14 @@ class Recount:
     def __init__(
         self,
         members: Mapping[int, Member],
-        homes: LivenessAccounting,
+        accounting: LivenessAccounting,
         lock: trio.Lock,
         spawn: Callable[[Callable[[Member, float], Awaitable[None]], Member, float], None],
         look: Callable[[], None],
         damaged: Callable[[Member, Corrupt], None],
     ) -> None:
         self._members = members
-        self._homes = homes
+        self._accounting = accounting
         self._lock = lock
         self._spawn = spawn
         self._look = look
@@ -414,7 +414,7 @@ class Recount:
             async with self._lock:
                 try:
                     if self._members.get(uid) is member and not member.raft.stopped:
-                        self._homes.recount(member)
+                        self._accounting.recount(member)
                     self._uncounted.discard(uid)
                 except Busy as error:
                     seconds = error.retry_after

@@ -27,16 +27,16 @@ class Rehoming:
         self,
         members: Mapping[int, Member],
         store: StorePort,
-        books: MetaBatch,
+        meta_batch: MetaBatch,
         location: Location,
-        homes: LivenessAccounting,
+        accounting: LivenessAccounting,
         lock: trio.Lock,
     ) -> None:
         self._members = members
         self._store = store
-        self._books = books
+        self._meta_batch = meta_batch
         self._location = location
-        self._homes = homes
+        self._accounting = accounting
         self._lock = lock
 
     async def store_payloads(self, member: Member, entries: Sequence[SourceEntry], dense: bool = False) -> None:
@@ -47,22 +47,22 @@ class Rehoming:
             if self._members.get(member.uid) is not member:
                 raise LogyardError(f"group {member.uid:016x} does not run on this node any more")
             before = list(self._store.homes(member.uid))
-            hides = self._homes.hidden_by(member, before, dense)
+            hides = self._accounting.hidden_by(member, before, dense)
             runs = runs_of([one.index for one in entries], hides)
-            self._homes.open_segments(member, runs)
+            self._accounting.open_segments(member, runs)
             await self._store.write(
                 [(member.uid, first, last) for first, last in runs],
                 lambda _, low, high: [one for one in entries if low <= one.index <= high],
             )
             with self._store.jobs.switching(f"payloads of group {member.spec.name}"):
                 for first, last in runs:
-                    self._homes.rehomed(member, first, last, before)
-                    self._homes.settle(member, first, last)
+                    self._accounting.rehomed(member, first, last, before)
+                    self._accounting.settle(member, first, last)
 
     async def write_back(self, member: Member, entries: Sequence[SourceEntry]) -> None:
         """Store repaired payloads, which bring all that lives of their entries, as `store_payloads`."""
         await self.store_payloads(member, entries, dense=True)
-        await self._books.commit(tuple, store=True)
+        await self._meta_batch.commit(tuple, store=True)
         mended = {run.segment for run in member.segments}
         for file in self._location.files.values():
             # Its damaged entries have another home now: it may be emptied after all.
@@ -81,9 +81,9 @@ class Rehoming:
             ranges = [one for one, is_here in zip(ranges, here, strict=True) if is_here]
             before = {member: list(self._store.homes(member.uid)) for member in members}
             for member, (_, first, last) in zip(members, ranges, strict=True):
-                self._homes.open_segments(member, [(first, last)])
+                self._accounting.open_segments(member, [(first, last)])
             await self._store.write(ranges, read)
             with self._store.jobs.switching("payloads of groups that go to sleep"):
                 for member, (_, first, last) in zip(members, ranges, strict=True):
-                    self._homes.rehomed(member, first, last, before[member])
-                    self._homes.settle(member, first, last)
+                    self._accounting.rehomed(member, first, last, before[member])
+                    self._accounting.settle(member, first, last)

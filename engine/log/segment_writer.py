@@ -26,20 +26,20 @@ class SegmentWriter:
         members: Mapping[int, Member],
         unflushed: Unflushed,
         space: Space,
-        books: MetaBatch,
+        meta_batch: MetaBatch,
         location: Location,
         segments: SegmentFiles,
-        homes: LivenessAccounting,
+        accounting: LivenessAccounting,
         jobs: Jobs,
         adopted: Callable[[Sealed, SealedFile, set[Member]], Awaitable[None]],
     ) -> None:
         self._members = members
         self.unflushed = unflushed
         self._space = space
-        self._books = books
+        self._meta_batch = meta_batch
         self._location = location
         self._segments = segments
-        self._homes = homes
+        self._accounting = accounting
         self._jobs = jobs
         self._adopted = adopted
         self._half_adopted = False
@@ -71,12 +71,12 @@ class SegmentWriter:
             found = await self._space.out_of_reserve("a segment", lambda: self._segments.write(sealed))
             file = SealedFile(sealed.file, sealed.length)
             touched = {member for member in hard_states if self._members.get(member.uid) is member}
-            present = self._homes.present(file.file, found)
+            present = self._accounting.present(file.file, found)
             self._half_adopted = True
             with self._jobs.switching(f"the segment of WAL file {file.file}"):
                 self._adopt(file, found, present, touched)
             self._half_adopted = False
-            await self._books.commit_members(touched, sealed_files=[file])
+            await self._meta_batch.commit_members(touched, sealed_files=[file])
         except BaseException:
             # The file is sealed again later, and what it says of terms and votes must be stored then.
             self._hard_states |= hard_states

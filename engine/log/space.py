@@ -3,7 +3,7 @@
 Invariant: space is claimed before it is promised. The next WAL file and the reserve (spare WAL files, and one file that
 is given up so that segments and rows have somewhere to go) are allocated while there is room; when they can't be,
 ordinary writes are refused (`NoSpace`) or, from a leader elsewhere, not taken, and only what frees space or keeps
-groups going is written. When all of it can be had again, writes go on. Asked by `budget` and `inbound`,
+groups going is written. When all of it can be had again, writes go on. Asked by `admission` and `inbound`,
 driven by `janitor`.
 """
 
@@ -46,11 +46,11 @@ ENTRY_BYTES: Final = 128
 
 class Space:
     """One node's. `full`: there is no room for another WAL file. `free` is as of the last look, -1 before the first.
-    `waiting()` gives the bytes that were admitted and are not with `durability` yet; `counted(cause)` hears of each
+    `waiting()` gives the bytes that were admitted and are not with `group_commit` yet; `counted(cause)` hears of each
     refusal."""
 
     __slots__ = (
-        "full", "free", "reason", "refused", "failed", "_directory", "_disk", "_config", "_durability", "_waiting",
+        "full", "free", "reason", "refused", "failed", "_directory", "_disk", "_config", "_group_commit", "_waiting",
         "_counted", "_copy_at", "_since", "_held",
     )  # fmt: skip
 
@@ -59,14 +59,14 @@ class Space:
         directory: Path,
         disk: Disk,
         config: SystemConfig,
-        durability: GroupCommit,
+        group_commit: GroupCommit,
         waiting: Callable[[], int],
         counted: Callable[[str], None],
     ) -> None:
         self._directory = str(directory)
         self._disk = disk
         self._config = config
-        self._durability = durability
+        self._group_commit = group_commit
         self._waiting = waiting
         self._counted = counted
         self.full = False
@@ -106,17 +106,17 @@ class Space:
     @property
     def is_short(self) -> bool:
         """Whether the reserve of the WAL is in use."""
-        return self._durability.wal.stock.short
+        return self._group_commit.wal.stock.short
 
     # Asked in turns
 
     def takes(self, size: int) -> bool:
         """Return whether an ordinary write of `size` bytes still has room in the WAL file in use, behind all that is
         queued. Asked only while `full`."""
-        durability = self._durability
-        if durability.wal.stock.short or durability.held:
+        group_commit = self._group_commit
+        if group_commit.wal.stock.short or group_commit.held:
             return False
-        return size + durability.queued_bytes + self._waiting() + MARGIN_BYTES <= durability.wal.room
+        return size + group_commit.queued_bytes + self._waiting() + MARGIN_BYTES <= group_commit.wal.room
 
     def refusal(self) -> NoSpace:
         """Return what an ordinary write gets."""
@@ -132,8 +132,8 @@ class Space:
         what frees space, and all but half a file of the reserve is for it; that half is for terms and votes, and for
         what this node's leaders owe."""
         total = own = 0
-        wal = self._durability.wal
-        left = wal.room + wal.stock.spare_bytes - self._durability.queued_bytes
+        wal = self._group_commit.wal
+        left = wal.room + wal.stock.spare_bytes - self._group_commit.queued_bytes
         for number, entry in enumerate(entries):
             size = len(entry.data) + ENTRY_BYTES
             body = 0 if entry.tombstone else entry.body_bytes
@@ -205,11 +205,11 @@ class Space:
             log.warning("there is room on the disk again after %.1f s: writes go on", time.monotonic() - self._since)
         self.failed = False
         # Also while full: what the janitor gave back may be enough for what waits.
-        self._durability.resume()
+        self._group_commit.resume()
 
     def _claim(self, quiet: bool) -> bool:
         """Return whether the reserve and the next WAL file are there, made where missing. BLOCKING."""
-        config, wal = self._config, self._durability.wal
+        config, wal = self._config, self._group_commit.wal
         self.free = self._disk.free_bytes(self._directory)
         size = 0 if self._held else config.disk_reserve_bytes
         missing = wal.stock.missing * config.wal_file_bytes
@@ -238,12 +238,12 @@ class Space:
         finally:
             disk.close(fd)
         self._held = True
-        self._durability.wal.stock.economize(False)
+        self._group_commit.wal.stock.economize(False)
 
     def _give_up(self) -> None:
         self._held = False
         # Segments and rows get it, which free space: a WAL file would take all of it.
-        self._durability.wal.stock.economize(True)
+        self._group_commit.wal.stock.economize(True)
         self._disk.unlink(self._path)
 
     def status(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Storage(NamedTuple):
     forget_slept: Callable[[int], None]
 
 
-class Retirement:
+class Hibernation:
     """How this node's members become rows. `is_held(member)`: something beside its own state needs it awake;
     `epoch_of(node)`: which life of a node leads; `left(member)`: it takes no part in anything any more; `shrunk()`:
     there is memory to give back."""
@@ -163,7 +163,7 @@ class Quiesce:
         members: Mapping[int, Member],
         live: Set[int],
         table: QuiescedTable,
-        retirement: Retirement,
+        hibernation: Hibernation,
         unquiesce: Unquiesce,
         host: Host,
     ) -> None:
@@ -172,7 +172,7 @@ class Quiesce:
         self._members = members
         self._live = live
         self._table = table
-        self._retirement = retirement
+        self._hibernation = hibernation
         self._unquiesce = unquiesce
         self._host = host
         # Quiet groups led here, by when they are looked at: those of the usual wait, and those that were looked at.
@@ -220,7 +220,7 @@ class Quiesce:
                     # It comes back when it rests again.
                     continue
                 alone = not member.raft.configuration.nodes() <= self._live
-                if not self._retirement.may_sleep(member) or (alone and queue is self._resting):
+                if not self._hibernation.may_sleep(member) or (alone and queue is self._resting):
                     self._wait(member)
                     continue
                 found.append(member)
@@ -234,7 +234,7 @@ class Quiesce:
     async def _put_to_sleep(self, members: Sequence[Member]) -> float:
         """Offer sleep to a batch; return the seconds in which nothing was done but wait for an answer that never
         came."""
-        ready = await self._retirement.prepare(members, self._node)
+        ready = await self._hibernation.prepare(members, self._node)
         by_node: dict[int, list[Member]] = {}
         for member in ready:
             for node in member.raft.progress:
@@ -249,7 +249,7 @@ class Quiesce:
             asleep = {node for node in asked if member.uid in slept.get(node, ())}
             absent = member.raft.configuration.nodes() - asleep - {self._node}
             agreed = asleep == asked and absent.isdisjoint(self._live)
-            if agreed and self._retirement.give_up(member, put, self._node, asleep, absent):
+            if agreed and self._hibernation.give_up(member, put, self._node, asleep, absent):
                 self._forget(member)
                 continue
             # Who is woken by its leader trusts it. Where the group was deleted meanwhile the digests differ, and it
@@ -280,7 +280,7 @@ class Quiesce:
 
     def look(self) -> None:
         """Give back the memory of those asleep. Called once a second."""
-        self._retirement.tidy()
+        self._hibernation.tidy()
 
     def _forget(self, member: Member) -> None:
         self._resting.pop(member, None)
@@ -302,9 +302,9 @@ class Quiesce:
             if member is not None and self._agrees(member, node, term, last):
                 members.append(member)
         try:
-            ready = await self._retirement.prepare(members, node)
+            ready = await self._hibernation.prepare(members, node)
             for member, put in ready.items():
-                if member.raft.leader == node and self._retirement.give_up(member, put, node):
+                if member.raft.leader == node and self._hibernation.give_up(member, put, node):
                     self._forget(member)
                     slept.append(member.uid)
         except (LogyardError, OSError) as error:
@@ -314,7 +314,7 @@ class Quiesce:
     def _agrees(self, member: Member, node: int, term: int, last: int) -> bool:
         raft = member.raft
         same = (raft.leader, raft.term, raft.log.last_index) == (node, term, last)
-        return same and node != self._node and self._retirement.may_sleep(member)
+        return same and node != self._node and self._hibernation.may_sleep(member)
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
         """Take in what another node says of groups that go to sleep or wake; its shape was checked."""

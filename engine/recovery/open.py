@@ -78,8 +78,8 @@ class Files(NamedTuple):
     store: StorePort
     segments: SegmentFiles
     location: Location
-    homes: LivenessAccounting
-    flush: SegmentWriter
+    accounting: LivenessAccounting
+    segment_writer: SegmentWriter
     janitor: Janitor
 
 
@@ -152,7 +152,7 @@ class Start:
 
     def _run(self) -> None:
         directory, groups, repair = self._directory, self._groups, self._repair
-        space, wal, meta, store, segments, _, _, flush, janitor = self._files
+        space, wal, meta, store, segments, _, _, segment_writer, janitor = self._files
         disk, path = directory.disk, directory.path
         directory.lock()
         revalidate(disk, path)
@@ -187,7 +187,7 @@ class Start:
             # What the WAL says of terms, votes, floors and new starts has no other place yet: when its files get their
             # segments, the checkpoint has to say it, as it would have in the life that wrote it.
             if uid in groups.members:
-                flush.hard_state_written(groups.members[uid])
+                segment_writer.hard_state_written(groups.members[uid])
         self._adopt_files(flushed)
         for uid, through in doubted.items():
             for lost in _unplaced(groups.members[uid], through + 1, store.homes(uid)):
@@ -251,7 +251,7 @@ class Start:
         """Take sealed WAL files that are homes for that, their shares counted anew; recycle files that are nobody's
         home."""
         members, directory = self._groups.members, self._directory
-        _, wal, meta, _, segments, location, homes, _, _ = self._files
+        _, wal, meta, _, segments, location, accounting, _, _ = self._files
         sealed = {row.id for row in meta_rows.file_rows(meta, "wal")}
         users: dict[int, set[int]] = {}
         for uid, member in members.items():
@@ -272,13 +272,13 @@ class Start:
                 member = members[uid]
                 for run in [run for run in member.segments if run.segment == number]:
                     try:
-                        homes.book(member, file, run)
+                        accounting.book(member, file, run)
                     except (LogyardError, OSError) as error:
                         if isinstance(error, Busy) or is_short(error):
                             raise
                         self._repair.later(member, f"segment {number}: {error}")
         for member in members.values():
-            homes.look_for_lost(member)
+            accounting.look_for_lost(member)
         for number in sorted(present):
             if number <= flushed and number not in sealed:
                 wal.recycle(number)

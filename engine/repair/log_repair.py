@@ -48,7 +48,7 @@ ROUNDS = 1 << 16
 """Damages that one life of a node can number."""
 
 
-class Books(Protocol):
+class MetaBatch(Protocol):
     """What log repair needs of the meta store's batches."""
 
     meta: MetaStore
@@ -129,14 +129,14 @@ class LogRepair:
         self,
         node_id: int,
         members: MutableMapping[int, Member],
-        books: Books,
+        meta_batch: MetaBatch,
         storage: Storage,
         reader: Reader,
         host: Host,
     ) -> None:
         self._node_id = node_id
         self._members = members
-        self._books = books
+        self._meta_batch = meta_batch
         self._storage = storage
         self._reader = reader
         self._host = host
@@ -158,13 +158,13 @@ class LogRepair:
     def load(self, epoch: int) -> None:
         """Read the rows, in this life of the node."""
         self._epoch = epoch
-        meta = self._books.meta
+        meta = self._meta_batch.meta
         for key, value in meta.scan(meta_rows.DAMAGED):
             self.known[int.from_bytes(key[1:], "big")] = Damaged.unpack(value)
 
     def judge(self, result: ReplayResult, hard_states: Container[int]) -> dict[int, Damaged]:
         """Return all groups that are damaged now. Those mended for good are forgotten."""
-        meta = self._books.meta
+        meta = self._meta_batch.meta
         self.through = result.next_batch - 1
         uids = (row.uid for row in meta_rows.group_rows(meta))
         found = judge(self.known, result, hard_states, uids, meta.lost)
@@ -186,14 +186,14 @@ class LogRepair:
         reason = f"its records do not fit together: {type(error).__name__}: {error}"
         try:
             if row is not None:
-                self._books.load_snapshot(row)
+                self._meta_batch.load_snapshot(row)
         except Exception:  # whatever damaged bytes provoke: one fault, one group
             return Damaged(reason, False, self.through, True)
         return Damaged(reason, True, self.through, True)
 
     def bar(self, uid: int, damaged: Damaged, recovered: Recovered) -> None:
         """Keep a group out whose definition is lost: it is mended as soon as another member has told it. BLOCKING."""
-        if uid not in self.known and meta_rows.group_key(uid) not in self._books.meta.lost:
+        if uid not in self.known and meta_rows.group_key(uid) not in self._meta_batch.meta.lost:
             return
         log.error("group %016x: its definition is damaged in both copies", uid)
         self.barred.add(uid)
@@ -241,7 +241,7 @@ class LogRepair:
         member = self._host.build(spec, start, None, Recovered(), mend)
         self.blank.add(spec.uid)
         suffix = meta_rows.KEY.pack(spec.uid)
-        puts: list[rows.Put] = [(key, None) for key in self._books.meta.lost if key.endswith(suffix)]
+        puts: list[rows.Put] = [(key, None) for key in self._meta_batch.meta.lost if key.endswith(suffix)]
         return self._settle(member, damaged, [*puts, (meta_rows.snapshot_key(spec.uid), None), start.put()])
 
     def _settle(self, member: Member, damaged: Damaged, puts: list[rows.Put]) -> Member:
@@ -259,14 +259,14 @@ class LogRepair:
         """Return a group's checkpoint, if there is one that can be read."""
         key = meta_rows.state_key(uid)
         try:
-            value = self._books.meta.get(key)
+            value = self._meta_batch.meta.get(key)
             return meta_rows.StateRow.unpack(key, value) if value is not None else None
         except Exception:  # as above
             return None
 
     def _store(self, uid: int, damaged: Damaged, puts: list[rows.Put]) -> None:
         self.known[uid] = damaged
-        self._books.meta.commit([*puts, rows.damaged(uid, damaged.pack())])
+        self._meta_batch.meta.commit([*puts, rows.damaged(uid, damaged.pack())])
 
     def _is_alone(self, member: Member) -> bool:
         """Return whether nobody else has the group: what is lost here is lost, and what is left is for people to
@@ -341,7 +341,7 @@ class LogRepair:
             if snapshot is None:
                 puts.append((meta_rows.snapshot_key(uid), None))
             # It may be deleted meanwhile.
-            await self._books.commit(lambda: puts if self._members.get(uid) is old else ())
+            await self._meta_batch.commit(lambda: puts if self._members.get(uid) is old else ())
             if self._members.get(uid) is not old:
                 return
             self.known[uid] = damaged
@@ -354,10 +354,10 @@ class LogRepair:
 
     def _snapshot(self, uid: int) -> meta_rows.SnapshotRow | None:
         """Return the stored snapshot, if it is whole."""
-        books = self._books
+        meta_batch = self._meta_batch
         try:
-            row = books.snapshot(uid)
-            books.load_snapshot(row)
+            row = meta_batch.snapshot(uid)
+            meta_batch.load_snapshot(row)
             return row
         except LogyardError:
             return None
@@ -420,7 +420,7 @@ class LogRepair:
             return [rows.damaged(uid, one.pack()) for uid, one in done.items()]
 
         try:
-            await self._books.commit(build, then=lambda: self.known.update(done))
+            await self._meta_batch.commit(build, then=lambda: self.known.update(done))
         except LogyardError as error:
             log.warning("that groups are mended is not stored: %s", error)
 

@@ -281,7 +281,7 @@ class Repairs:
             self._turns.waiting.pop(uid, None)
 
 
-class Books(Protocol):
+class MetaBatch(Protocol):
     """What the scrub needs of the meta store's batches."""
 
     meta: MetaStore
@@ -299,7 +299,7 @@ class Scrub:
         self,
         every_s: float,
         wall_ns: Callable[[], int],
-        books: Books,
+        meta_batch: MetaBatch,
         findings: Findings,
         repairs: Repairs,
         walks: Mapping[str, Callable[[], Awaitable[None]]],
@@ -310,7 +310,7 @@ class Scrub:
         self.finished_ms = 0
         self._every_s = every_s
         self._wall_ns = wall_ns
-        self._books = books
+        self._meta_batch = meta_batch
         self._findings = findings
         self._repairs = repairs
         self._walks = walks
@@ -328,7 +328,7 @@ class Scrub:
     async def run(self) -> None:
         """Scrub pass by pass, until cancelled."""
         try:
-            stored = self._books.meta.get(meta_rows.SCRUB)
+            stored = self._meta_batch.meta.get(meta_rows.SCRUB)
             self.finished_ms = int(msgpack.unpackb(stored)) if stored is not None else 0
         except (LogyardError, ValueError) as error:
             log.warning("when the last scrub was is not known: %s", error)
@@ -369,7 +369,7 @@ class Scrub:
             size, time.monotonic() - began, len(findings.named), findings.left(),
         )  # fmt: skip
         put = meta_rows.SCRUB, bytes(msgpack.packb(self.finished_ms))
-        await self._books.commit(lambda: [put])
+        await self._meta_batch.commit(lambda: [put])
 
     async def _repaired(self) -> None:
         """Wait until all that was found is whole again, or for `REPAIR_S`."""

@@ -41,7 +41,7 @@ Read = Callable[[str, int], Awaitable[None]]
 """So many bytes of a kind were read: waits as long as the rate asks for."""
 
 
-class Books(Protocol):
+class MetaBatch(Protocol):
     """What walks need of the meta store's batches."""
 
     meta: MetaStore
@@ -156,16 +156,16 @@ async def read_through(disk: Disk, read: Read, kind: str, path: str) -> str | No
 class MetaWalk:
     """Both copies of every row. One that is bad or old is written over with the other."""
 
-    def __init__(self, disk: Disk, books: Books, groups: Groups, read: Read, repairs: Repairs) -> None:
+    def __init__(self, disk: Disk, meta_batch: MetaBatch, groups: Groups, read: Read, repairs: Repairs) -> None:
         self._disk = disk
-        self._books = books
+        self._meta_batch = meta_batch
         self._groups = groups
         self._read = read
         self._repairs = repairs
 
     async def run(self) -> None:
         """Walk once."""
-        store, found = self._books.meta, self._repairs.found
+        store, found = self._meta_batch.meta, self._repairs.found
         for path in store.files():
             if failed := await read_through(self._disk, self._read, "meta", path):
                 # What is mapped of it may kill the node: a start sets it aside, and fills it from the other copy.
@@ -205,7 +205,7 @@ class MetaWalk:
                     return []
                 return [rows.group(one.spec) if kind == b"g" else rows.state(one)]
 
-            await self._books.commit(build)
+            await self._meta_batch.commit(build)
             self._repairs.found("meta", member.spec.name, what, always)
         elif kind == b"n" or key[1:-8] in member.chunks:
             await self._repairs.renew("meta", member, Corrupt("the meta store", 0, what, "two bad copies"))
@@ -214,15 +214,15 @@ class MetaWalk:
 class SnapshotWalk:
     """Every group's newest snapshot with its chunks: that it is there, and what its sections' hashes say."""
 
-    def __init__(self, books: Books, groups: Groups, read: Read, repairs: Repairs) -> None:
-        self._books = books
+    def __init__(self, meta_batch: MetaBatch, groups: Groups, read: Read, repairs: Repairs) -> None:
+        self._meta_batch = meta_batch
         self._find = groups.find
         self._read = read
         self._repairs = repairs
 
     async def run(self) -> None:
         """Walk once."""
-        keys = await trio.to_thread.run_sync(self._books.meta.keys, SnapshotRow.PREFIX)
+        keys = await trio.to_thread.run_sync(self._meta_batch.meta.keys, SnapshotRow.PREFIX)
         for key in keys:
             uid = int.from_bytes(key[1:], "big")
             size, error = await trio.to_thread.run_sync(self._load, uid)
@@ -233,10 +233,10 @@ class SnapshotWalk:
 
     def _load(self, uid: int) -> tuple[int, LogyardError | None]:
         """Return a snapshot's bytes, and what is wrong with it. In a thread."""
-        books, before = self._books, -1
+        meta_batch, before = self._meta_batch, -1
         while True:
             try:
-                value = books.meta.get(meta_rows.snapshot_key(uid))
+                value = meta_batch.meta.get(meta_rows.snapshot_key(uid))
             except Corrupt:
                 # In both copies: the walk over rows has said so, or does the next time.
                 return 0, None
@@ -244,7 +244,7 @@ class SnapshotWalk:
                 return 0, None
             row = SnapshotRow.unpack(meta_rows.snapshot_key(uid), value)
             try:
-                snapshot = books.load_snapshot(row)
+                snapshot = meta_batch.load_snapshot(row)
                 return len(row.data) + sum(map(len, snapshot.sections.values())), None
             except LogyardError as error:
                 # A newer one may have taken its place, and its chunks away, in between.
@@ -533,11 +533,11 @@ class GenerationWalk:
     """Every row of every generation, in a process of its own."""
 
     def __init__(
-        self, disk: Disk, store: StorePort, books: Books, groups: Groups, read: Read, repairs: Repairs
+        self, disk: Disk, store: StorePort, meta_batch: MetaBatch, groups: Groups, read: Read, repairs: Repairs
     ) -> None:
         self._disk = disk
         self._store = store
-        self._books = books
+        self._meta_batch = meta_batch
         self._find = groups.find
         self._read = read
         self._repairs = repairs
@@ -572,5 +572,5 @@ class GenerationWalk:
             repairs.found("generation", "", f"{what}; no other node has {', '.join(alone[:8])}", never)
             return
         store.fail(number, reason)
-        self._books.owe_store()
+        self._meta_batch.owe_store()
         repairs.found("generation", "", what, repairs.until_found(homes))

@@ -27,7 +27,7 @@ from . import snapshot_sections
 from .apply import UnknownVersion
 from .log_clock import Clocks
 from .member import STOPPED, Halt, Member
-from .proposals import Books
+from .proposals import Admission
 
 
 class Cores(NamedTuple):
@@ -60,7 +60,7 @@ def limits_of(config: SystemConfig) -> Limits:
 class Builder:
     """Builds members. `machines` gives a fresh machine by its name and arguments; `load(row)` a stored snapshot with
     its chunks; `departed(uid)` what an earlier replica here promised; `own_time(uid, kind)` the log time of an entry of
-    a core's own; `budget` books what members are asked to propose."""
+    a core's own; `admission` counts what members are asked to propose."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Builder:
         load: Callable[[SnapshotRow], Snapshot],
         departed: Callable[[int], Departed | None],
         own_time: Callable[[int, int], int],
-        budget: Books,
+        admission: Admission,
         clocks: Clocks,
     ) -> None:
         self._cores = cores
@@ -79,7 +79,7 @@ class Builder:
         self._load = load
         self._departed = departed
         self._own_time = own_time
-        self._budget = budget
+        self._admission = admission
         self._clocks = clocks
 
     def fresh(self, spec: Spec) -> Member:
@@ -110,7 +110,7 @@ class Builder:
             promise=image.promise, mend=mend,
         )  # fmt: skip
         machine = self._machines(spec.machine, spec.arguments)
-        member = Member(spec, raft, machine, self._store.new_liveness(), self._budget)
+        member = Member(spec, raft, machine, self._store.new_liveness(), self._admission)
         member.adopt(image.runs, image.flushed, image.floor, now)
         if snapshot is not None and snapshot_row is not None:
             manifest = snapshot_format.read_manifest(snapshot_row.data, spec.uid)

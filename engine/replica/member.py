@@ -20,7 +20,7 @@ from ..raft.core import Raft
 from ..types import Spec
 from .apply import Replicated
 from .log_time import LogTime
-from .proposals import Books, ProposalQueue
+from .proposals import Admission, ProposalQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,11 +76,11 @@ class Member(Replicated):
         "wall_time",
     )  # fmt: skip
 
-    def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, budget: Books) -> None:
+    def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, admission: Admission) -> None:
         # Its `leading`: has applied everything of earlier leaders, and from then on performs effects.
         super().__init__(spec, machine)
         self.raft = raft
-        self.proposals = ProposalQueue(raft, budget)
+        self.proposals = ProposalQueue(raft, admission)
         self.liveness = liveness
         self.state = RUNNING
         self.reason = ""

@@ -50,7 +50,7 @@ class Dropped:
 DROP = Dropped()
 
 
-class Books(Protocol):
+class Admission(Protocol):
     """Where the bytes of frames are counted: `queued` those that wait for their turn."""
 
     queued: int
@@ -179,13 +179,13 @@ class ProposalQueue:
     group: waiting for a turn, and proposed but not answered. An idle group has no queue at all."""
 
     __slots__ = (
-        "raft", "budget", "queue", "queue_bytes", "waiting", "inflight_bytes", "own", "guarded", "urgent", "under_way",
-        "low", "low_waited", "early",
+        "raft", "admission", "queue", "queue_bytes", "waiting", "inflight_bytes", "own", "guarded", "urgent",
+        "under_way", "low", "low_waited", "early",
     )  # fmt: skip
 
-    def __init__(self, raft: Raft, budget: Books) -> None:
+    def __init__(self, raft: Raft, admission: Admission) -> None:
         self.raft = raft
-        self.budget = budget
+        self.admission = admission
         self.queue: deque[Pending] | None = None
         self.queue_bytes = 0
         # By index, the replies owed for entries that this member proposed as leader.
@@ -219,7 +219,7 @@ class ProposalQueue:
     ) -> None:  # fmt: skip
         """Queue a client frame. Raises what the books refuse it with; nothing was queued then."""
         size = len(frame)
-        self.budget.admit(self, size, reserved)
+        self.admission.admit(self, size, reserved)
         if reserved:
             self.urgent = True
         pending = Pending(frame, sink, request, records)
@@ -297,7 +297,7 @@ class ProposalQueue:
                 continue
             size = len(pending.frame)
             self.queue_bytes -= size
-            self.budget.drop(size)
+            self.admission.drop(size)
             if reply is not None:
                 pending.answer(reply)
             elif first is not None:
@@ -307,7 +307,7 @@ class ProposalQueue:
 
     def propose(self, now: int, shape: Shape) -> None:
         """Make all frames that wait one entry, or a few when they are many bytes. `now`: log time."""
-        raft, budget, queue = self.raft, self.budget, self.queue
+        raft, admission, queue = self.raft, self.admission, self.queue
         limit, records_max, keep, refused = shape
         while queue:
             frames: list[Pending] = []
@@ -325,13 +325,13 @@ class ProposalQueue:
                 size += len(pending.frame)
                 records += pending.records
             self.queue_bytes -= size
-            budget.queued -= size
+            admission.queued -= size
             index = raft.log.last_index + 1
             entry = build_commands(raft.uid, index, raft.term, now, [pending.frame for pending in frames])
             try:
                 raft.propose(entry, self.urgent)
             except LogyardError as error:
-                budget.settle(size)
+                admission.settle(size)
                 if isinstance(error, Busy):
                     refused(error.cause)
                 for pending in frames:
@@ -380,13 +380,13 @@ class ProposalQueue:
         owed = self.waiting.pop(index, None) if self.waiting else None
         if owed is not None:
             self.inflight_bytes -= owed.size
-            self.budget.settle(owed.size)
+            self.admission.settle(owed.size)
         return owed
 
     def fail(self, error: LogyardError) -> None:
         """Refuse what is queued: nothing of it was proposed, so every frame may be sent again."""
         queue, self.queue = self.queue, None
-        self.budget.drop(self.queue_bytes)
+        self.admission.drop(self.queue_bytes)
         self.queue_bytes = 0
         self.urgent = False
         self.guarded = False

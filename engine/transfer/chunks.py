@@ -35,7 +35,7 @@ Owner = tuple[int, int]
 """(group, node)"""
 
 
-class Books(Protocol):
+class MetaBatch(Protocol):
     """What chunks need of the meta store's batches."""
 
     meta: MetaStore
@@ -117,7 +117,11 @@ class Chunks:
     of a member whose log nobody waits for any more."""
 
     def __init__(
-        self, config: SystemConfig, members: Mapping[int, Member], books: Books, unpinned: Callable[[Member], None]
+        self,
+        config: SystemConfig,
+        members: Mapping[int, Member],
+        meta_batch: MetaBatch,
+        unpinned: Callable[[Member], None],
     ) -> None:
         self.leases: dict[Owner, Lease] = {}
         self.intents: dict[int, Intent] = {}
@@ -126,19 +130,19 @@ class Chunks:
         self.reused = 0
         self._config = config
         self._members = members
-        self._books = books
+        self._meta_batch = meta_batch
         self._unpinned = unpinned
         self._maybe_gone: set[tuple[int, bytes]] = set()
 
     def read(self, uid: int, name: bytes) -> bytes | None:
         """Return a stored chunk. BLOCKING."""
-        return self._books.meta.get(meta_rows.chunk_key(uid, name))
+        return self._meta_batch.meta.get(meta_rows.chunk_key(uid, name))
 
     def recover(self, is_here: Callable[[int], bool], deleted: Container[int]) -> None:
         """Read the intents that a crash left; drop those of groups that are not here, and chunks that it left to
         nobody. BLOCKING, at a start."""
         gone: list[rows.Put] = []
-        for key, value in self._books.meta.scan(meta_rows.INTENT):
+        for key, value in self._meta_batch.meta.scan(meta_rows.INTENT):
             uid = int.from_bytes(key[1:], "big")
             if not is_here(uid):
                 gone.append((key, None))
@@ -146,12 +150,12 @@ class Chunks:
                 self.intents[uid] = Intent.unpack(value)
         gone += self._orphans(deleted)
         if gone:
-            self._books.meta.commit(gone)
+            self._meta_batch.meta.commit(gone)
 
     def _orphans(self, deleted: Container[int]) -> list[rows.Put]:
         """Return the deletion of chunks that neither a stored snapshot nor an intent names."""
         found: dict[int, list[bytes]] = {}
-        for key in self._books.meta.keys(meta_rows.CHUNK):
+        for key in self._meta_batch.meta.keys(meta_rows.CHUNK):
             found.setdefault(int.from_bytes(key[-8:], "big"), []).append(key)
         gone: list[rows.Put] = []
         for uid, keys in found.items():
@@ -160,8 +164,8 @@ class Chunks:
                 continue
             intent = self.intents.get(uid)
             kept = set(intent.chunks) if intent is not None else set()
-            if uid not in deleted and self._books.has_snapshot(uid):
-                kept |= set(snapshot_format.read_manifest(self._books.snapshot(uid).data, uid).chunks)
+            if uid not in deleted and self._meta_batch.has_snapshot(uid):
+                kept |= set(snapshot_format.read_manifest(self._meta_batch.snapshot(uid).data, uid).chunks)
             gone += [(key, None) for key in keys if key[len(meta_rows.CHUNK) : -8] not in kept]
         return gone
 
@@ -250,14 +254,14 @@ class Chunks:
     async def store(self, uid: int, intent: Intent) -> None:
         """Store its row, and those of the payloads that it speaks of. Raises `LogyardError` when the replica it is for
         went: another one that has its uid must not rely on it."""
-        await self._books.commit(lambda: [intent.put(uid)] if self.intents.get(uid) is intent else [], store=True)
+        await self._meta_batch.commit(lambda: [intent.put(uid)] if self.intents.get(uid) is intent else [], store=True)
         if self.intents.get(uid) is not intent:
             raise LogyardError(f"group {uid:016x} does not run on this node any more")
 
     async def store_chunks(self, uid: int, chunks: Mapping[bytes, memoryview]) -> None:
         """Store chunks that came for an intent."""
         puts = [(meta_rows.chunk_key(uid, name), bytes(data)) for name, data in chunks.items()]
-        await self._books.commit(lambda: puts)
+        await self._meta_batch.commit(lambda: puts)
 
     def installed(self, uid: int) -> None:
         """Forget an intent whose row went in the commit that stored the snapshot, which names its chunks."""
@@ -273,7 +277,7 @@ class Chunks:
     async def abandon(self, uid: int) -> None:
         """Give an intent up: the log got there without it. What came is at home as if it had come with the log."""
         if self.forget(uid):
-            await self._books.commit(lambda: [(meta_rows.intent_key(uid), None)])
+            await self._meta_batch.commit(lambda: [(meta_rows.intent_key(uid), None)])
 
     def _drop(self, uid: int, names: Iterable[bytes]) -> None:
         self._maybe_gone.update((uid, name) for name in names)
@@ -320,7 +324,7 @@ class Chunks:
             return found
 
         try:
-            await self._books.commit(build)
+            await self._meta_batch.commit(build)
         except BaseException:
             self._maybe_gone |= asked
             raise

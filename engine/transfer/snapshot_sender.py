@@ -54,7 +54,7 @@ LOOKED_AT_MAX = 4096
 """Entries looked at for one answer: those without payload cost time as well."""
 
 
-class Books(Protocol):
+class MetaBatch(Protocol):
     """What offers need of the meta store's batches."""
 
     async def commit(self, build: Callable[[], Iterable[rows.Put]]) -> None:
@@ -74,7 +74,7 @@ class SnapshotSender:
         self,
         config: SystemConfig,
         snapshots: SnapshotStore,
-        books: Books,
+        meta_batch: MetaBatch,
         chunks: Chunks,
         send: SendBlob,
         spawn: Callable[..., None],
@@ -83,7 +83,7 @@ class SnapshotSender:
         self.sent = 0
         self._config = config
         self._snapshots = snapshots
-        self._books = books
+        self._meta_batch = meta_batch
         self._chunks = chunks
         self._send_blob = send
         self._spawn = spawn
@@ -149,12 +149,12 @@ class SnapshotSender:
         found: list[tuple[bytes, Manifest]] = []
 
         def read() -> Iterable[rows.Put]:
-            data = self._books.snapshot(member.uid).data
+            data = self._meta_batch.snapshot(member.uid).data
             found.append((data, snapshot_format.read_manifest(data, member.uid)))
             self._chunks.lease(member.uid, node, found[0][1], trio.current_time())
             return ()
 
-        await self._books.commit(read)
+        await self._meta_batch.commit(read)
         return found[0]
 
     async def _answer(self, receive: Any) -> tuple[int, Mapping[str, Any]]:

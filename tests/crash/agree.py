@@ -42,7 +42,7 @@ async def disagreements(path: Path, copy: Path, config: SystemConfig, make: Make
     await system.open()
     try:
         wrong = [f"{facts.name(uid)}: {text}" for uid, text in _differences(system, facts, wal, make)]
-        if not any(system.damages.status().values()) and not system.damages.known:
+        if not any(system.log_repair.status().values()) and not system.log_repair.known:
             wrong += [f"check: {one}" for one in report["findings"] if one["severity"] in (DAMAGE, UNKNOWN)]
     finally:
         system.close()

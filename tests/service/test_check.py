@@ -84,7 +84,7 @@ async def build(path: Path) -> None:
         await logs[0].truncate(4)
         await logs[1].truncate(3)
         # The counters of what died go with the next commit.
-        await system.node.system.storage.books.commit_members(())
+        await system.node.system.storage.meta_batch.commit_members(())
         await logs[0].snapshot()
         number, files = 10, len(wal_files(path))
         with trio.fail_after(20):

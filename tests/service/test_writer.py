@@ -149,7 +149,7 @@ async def test_the_node_dies_between_the_reply_and_the_meta_commit(tmp_path: Pat
         bodies = await c.fill(1, 10, 40 * KIB)
         await c.roll(1)
         system = c.system(1)
-        lock = system.storage.books._lock
+        lock = system.storage.meta_batch._lock
         await lock.acquire()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(c.nodes[1].compact)
@@ -202,7 +202,7 @@ async def test_a_deadly_migration_is_set_aside_and_all_else_goes_on(tmp_path: Pa
         await c.roll(1)
         assert [body for _, body in await c.read(1)] == bodies
         failed = c.system(1).storage.location.files[1]
-        assert c.system(1).storage.migration.debt < failed.length + c.system(1).wal.position[1]
+        assert c.system(1).storage.compactor.debt < failed.length + c.system(1).wal.position[1]
         (plan / "always").unlink()
         await c.nodes[1].compact()
         assert not c.system(1).storage.location.files
@@ -222,9 +222,9 @@ async def test_a_deadly_rewriting_is_not_tried_again(tmp_path: Path) -> None:
             await c.nodes[1].truncate("log", 8)
             (plan / "always").write_text("before commit")
             with pytest.raises(JobPoisoned):
-                await system.storage.migration.collect(0.5)
+                await system.storage.compactor.collect(0.5)
         starts = writer_of(c).starts
-        await system.storage.migration.collect(0.5)
+        await system.storage.compactor.collect(0.5)
         assert writer_of(c).set_aside[0][0] == "rewriting of generation 1"
         await until(lambda: writer_of(c).pid)
         assert writer_of(c).starts <= starts + 1
@@ -268,7 +268,7 @@ async def test_a_full_disk_is_no_death_and_the_job_is_done_when_there_is_room(tm
 
         async def migrate() -> None:
             (file,) = storage.location.files.values()
-            await storage.migration.migrate(file)
+            await storage.compactor.migrate(file)
 
         bodies = await c.fill(1, 5, 40 * KIB)
         await c.roll(1)
@@ -352,11 +352,11 @@ async def test_what_waits_to_be_migrated_makes_clients_wait(tmp_path: Path) -> N
             with pytest.raises(Busy) as busy:
                 for _ in range(100):
                     await c.append(1, [(b"", bytes(100 * KIB))])
-                    await storage.flush.run()
+                    await storage.segment_writer.run()
             assert busy.value.cause == budget.MIGRATION
             # What frees space is let in.
             assert await c.nodes[1].truncate("log", 1) == 1
-        await until(lambda: not storage.migration.debt)
+        await until(lambda: not storage.compactor.debt)
         await c.append(1, [(b"", bytes(100 * KIB))])
 
 

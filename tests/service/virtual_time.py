@@ -99,7 +99,7 @@ class Doors:
         """From now on a node answers clients."""
         addresses = {number: f"127.0.0.1:{number}" for number in ids}
         server = RpcServer(node, "127.0.0.1:0", addresses, node.system.config)
-        node.system.budget.door(server.buffered)
+        node.system.admission.door(server.buffered)
         self._open[node.node_id] = server
 
     def close(self, number: int) -> None:
@@ -138,7 +138,7 @@ class VirtualCluster:
 
     def busy(self) -> bool:
         """Whether a thread has work that was not brought back yet."""
-        return self.threads > 0 or any(node.system.durability.busy for node in self.run.nodes.values())
+        return self.threads > 0 or any(node.system.group_commit.busy for node in self.run.nodes.values())
 
     async def flow(self) -> None:
         """Move the clock whenever nothing else can happen."""

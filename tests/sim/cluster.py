@@ -161,7 +161,7 @@ class Cluster:
         await system.open()
         others = [number for number in self.hosts if number != host.number]
         peers = self.network.enter(
-            life, system.inbound, others, system.pulse.healthy, system.digests.digest,
+            life, system.inbound, others, system.disk_health.healthy, system.digests.digest,
             system.incarnation.origin, system.incarnation.acquaintances, system.vitals,
         )  # fmt: skip
         host.system = system

@@ -110,7 +110,7 @@ class Cluster:
         system = self.build(number)
         await system.open()
         peers = self.network.join(
-            number, system.inbound, peers=[], healthy=system.pulse.healthy, digest=system.digests.digest,
+            number, system.inbound, peers=[], healthy=system.disk_health.healthy, digest=system.digests.digest,
             origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
         )  # fmt: skip
         scope, ended = self._scopes[number] = trio.CancelScope(), trio.Event()
@@ -301,7 +301,9 @@ class Cluster:
 
         def is_bare(number: int) -> bool:
             system = self.system(number)
-            return not (system.group_count or system.names or system.storage.books.meta.keys(meta_rows.GroupRow.PREFIX))
+            return not (
+                system.group_count or system.names or system.storage.meta_batch.meta.keys(meta_rows.GroupRow.PREFIX)
+            )
 
         await until(lambda: all(is_bare(number) for number in numbers), f"nodes {numbers} have no group")
 

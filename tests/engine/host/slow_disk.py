@@ -31,8 +31,8 @@ class SlowDisk(Disk):
         self.gate.wait()
         super().datasync(fd)
 
-    def hang(self, durability: GroupCommit) -> None:
+    def hang(self, group_commit: GroupCommit) -> None:
         """Close the gate for a node of this process. A node that believes its disk slow leaves every sync to its
         thread: its loop, which is the test's and that of all other nodes, must not hang with the disk."""
-        durability.pace_seconds = 1.0
+        group_commit.pace_seconds = 1.0
         self.gate.clear()

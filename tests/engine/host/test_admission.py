@@ -30,27 +30,27 @@ def push(c: Cluster, size: int, name: str = "log", number: int = 1) -> Answer:
 
 async def at_rest(c: Cluster) -> None:
     """Until nothing is being written."""
-    durability = c.system(1).durability
-    await until(lambda: not durability.busy and durability.sealed and not durability.items, "the log is at rest")
+    group_commit = c.system(1).group_commit
+    await until(lambda: not group_commit.busy and group_commit.sealed and not group_commit.items, "the log is at rest")
 
 
 async def test_a_hanging_sync_is_seen_from_outside(tmp_path: Path) -> None:
     disk = SlowDisk()
     async with cluster(tmp_path, 1, disks={1: disk}) as c:
-        durability = c.system(1).durability
+        group_commit = c.system(1).group_commit
         await at_rest(c)
-        assert durability.stalled_s() == 0.0
-        disk.hang(durability)
+        assert group_commit.stalled_s() == 0.0
+        disk.hang(group_commit)
         try:
             sink = push(c, 64 * KIB)
-            await until(lambda: durability.stalled_s() > 0.05, "the hanging sync shows")
-            status = durability.status()
+            await until(lambda: group_commit.stalled_s() > 0.05, "the hanging sync shows")
+            status = group_commit.status()
             assert status["stalled_ms"] >= 50 and status["queued_bytes"] >= 64 * KIB
         finally:
             disk.gate.set()
         await sink.wait()
-        await until(lambda: not durability.busy, "the batch is done")
-        assert durability.stalled_s() == 0.0
+        await until(lambda: not group_commit.busy, "the batch is done")
+        assert group_commit.stalled_s() == 0.0
         status = c.nodes[1].status()["wal"]
         assert status["sync_ms_max"] >= 20 and status["written_bytes"] >= 64 * KIB and status["queued_bytes"] == 0
 
@@ -75,12 +75,12 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
             await c.create("other")
         await c.fill(1, 3, KIB)
         await at_rest(c)
-        books = c.system(1).budget
-        disk.hang(c.system(1).durability)
+        books = c.system(1).admission
+        disk.hang(c.system(1).group_commit)
         try:
             # One on its way to the disk; what is marked in this turn waits behind it.
             first = push(c, 64 * KIB)
-            await until(lambda: c.system(1).durability.busy, "the write is under way")
+            await until(lambda: c.system(1).group_commit.busy, "the write is under way")
             taken: list[Answer] = [first]
             if cause == budget.NODE:
                 taken.append(push(c, 300 * KIB, "other"))
@@ -100,7 +100,7 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
 
                 nursery.start_soon(truncate)
                 nursery.start_soon(c.nodes[1].delete_group, "victim")
-                await until(lambda: c.system(1).durability.items, "the truncation is queued")
+                await until(lambda: c.system(1).group_commit.items, "the truncation is queued")
                 disk.gate.set()
         finally:
             disk.gate.set()
@@ -114,20 +114,20 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
 
 async def test_too_much_wal_without_segments_names_itself_and_is_left_behind(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, wal_unflushed_bytes_max=4 * MIB) as c:
-        storage, books = c.system(1).storage, c.system(1).budget
+        storage, books = c.system(1).storage, c.system(1).admission
         await c.fill(1, 3, KIB)
         async with storage.janitor.lock:
             # No segment is made now: sealed files pile up.
             with pytest.raises(Busy) as busy:
                 for _ in range(100):
                     await c.append(1, [(b"", bytes(100 * KIB))])
-            assert busy.value.cause == budget.WAL_UNFLUSHED and storage.flush.unflushed.backlog_files == 4
+            assert busy.value.cause == budget.WAL_UNFLUSHED and storage.segment_writer.unflushed.backlog_files == 4
             assert await c.nodes[1].truncate("log", 2) == 2
             metadata = books.memory()
             assert metadata > 4 * 256
-        await until(lambda: not storage.flush.unflushed.backlog_files, "segments are made")
+        await until(lambda: not storage.segment_writer.unflushed.backlog_files, "segments are made")
         await c.append(1, [(b"", bytes(100 * KIB))])
-        await until(lambda: c.system(1).durability.metadata_bytes < 20 * KIB, "memtables are given back")
+        await until(lambda: c.system(1).group_commit.metadata_bytes < 20 * KIB, "memtables are given back")
 
 
 async def filled_in_turns(c: Cluster, size: int) -> tuple[list[Answer], Busy | None]:
@@ -152,14 +152,14 @@ async def test_a_deposed_leader_gives_its_bytes_back(tmp_path: Path) -> None:
         await c.lead(1)
         c.partition(1)
         taken = [push(c, 10 * KIB) for _ in range(10)]
-        assert c.system(1).budget.inflight > 100 * KIB
+        assert c.system(1).admission.inflight > 100 * KIB
         await c.leader(among=(2, 3))
         c.network.heal()
         await c.applied()
         for sink in taken:
             with pytest.raises(Exception, match="lead"):
                 await sink.wait()
-        assert c.system(1).budget.inflight == c.system(1).budget.queued == 0
+        assert c.system(1).admission.inflight == c.system(1).admission.queued == 0
         await until(lambda: all(not window.bytes for window in c.system(1).windows.values()), "windows are given back")
 
 
@@ -200,21 +200,21 @@ async def test_a_stopped_follower_costs_its_leader_nothing(tmp_path: Path) -> No
             await c.lead(1, name)
         system = c.system(1)
         window = system.windows[3]
-        disk.hang(c.system(3).durability)
+        disk.hang(c.system(3).group_commit)
         try:
             # 24 MiB in turns over eight groups: each alone would fill a window of its own.
             most = 0
             for round_ in range(48):
                 for name in names:
                     await c.append(1, [(b"", b"%8d" % round_ + bytes(64 * KIB))], name)
-                most = max(most, system.budget.memory() - system.durability.metadata_bytes)
+                most = max(most, system.admission.memory() - system.group_commit.metadata_bytes)
                 assert window.bytes <= 2 * MIB + 512 * KIB
             row = next(row for row in c.nodes[1].status()["followers"] if row["node"] == 3)
             assert row["pulling"] and row["waiting_groups"] == len(names)
             # The window, the cache, and what is on its way to the follower that keeps up.
             assert most < 2 * MIB + 512 * KIB + MIB + 2 * MIB
             # And nothing piles up on the other side either.
-            assert c.system(3).durability.queued_bytes < 4 * MIB
+            assert c.system(3).group_commit.queued_bytes < 4 * MIB
             held = [entry for name in names for entry in c.member(1, name).raft.log.entries if entry.bodies]
             assert sum(entry.body_bytes for entry in held) < 3 * MIB, "bodies left memory although one is behind"
         finally:

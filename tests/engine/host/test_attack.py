@@ -39,7 +39,7 @@ async def test_law_2_a_wal_that_fails_while_rolling_ends_the_node(tmp_path: Path
     disk = FaultyDisk()
     async with cluster(tmp_path, 1, disks={1: disk}) as c:
         await c.append(1, [(b"", b"x")])
-        await until(lambda: c.system(1).durability.sealed and not c.system(1).durability.busy)
+        await until(lambda: c.system(1).group_commit.sealed and not c.system(1).group_commit.busy)
         disk.fail("rename", 1, errno.EIO)
         with pytest.raises(WalFailed):
             await c.roll(1)
@@ -74,15 +74,15 @@ async def test_law_4_what_dies_after_the_floors_were_stored_is_not_unlinked_with
         await c.nodes[1].truncate("log", 5)
         storage = c.system(1).storage
         assert [(one.id, one.live > 0) for one in c.system(1).store.generations()] == [(1, False), (2, True), (3, True)]
-        commit = storage.books.commit_members
+        commit = storage.meta_batch.commit_members
 
         async def slow(*arguments: Any, **named: Any) -> None:
             await commit(*arguments, **named)
             await c.nodes[1].truncate("log", 10)
 
-        monkeypatch.setattr(storage.books, "commit_members", slow)
+        monkeypatch.setattr(storage.meta_batch, "commit_members", slow)
         async with storage.janitor.lock:
-            await storage.migration.collect(0.0)
+            await storage.compactor.collect(0.0)
         monkeypatch.undo()
         release = c.member(1).last_release
         await c.crash(1)
@@ -104,17 +104,17 @@ async def test_law_4_a_file_whose_removal_could_not_be_stored_is_tried_again(
         await c.roll(1)
         storage = c.system(1).storage
         (file,) = storage.location.files.values()
-        commit = storage.books.commit_members
+        commit = storage.meta_batch.commit_members
 
         async def full(*arguments: Any, gone_files: Sequence[int] = (), **named: Any) -> None:
             if gone_files:
                 raise NoSpace("the disk of the meta store is full")
             await commit(*arguments, **named)
 
-        monkeypatch.setattr(storage.books, "commit_members", full)
+        monkeypatch.setattr(storage.meta_batch, "commit_members", full)
         async with storage.janitor.lock:
             with pytest.raises(NoSpace):
-                await storage.migration.migrate(file)
+                await storage.compactor.migrate(file)
         monkeypatch.undo()
         assert [body for _, body in await c.read(1)] == bodies
         await c.nodes[1].compact()
@@ -128,21 +128,21 @@ async def test_law_4_a_file_whose_removal_could_not_be_stored_is_tried_again(
 async def test_law_3_files_are_sealed_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster(tmp_path, 1) as c:
         await c.append(1, [(b"", b"x")])
-        storage, durability = c.system(1).storage, c.system(1).durability
+        storage, group_commit = c.system(1).storage, c.system(1).group_commit
         order: list[int] = []
-        first, freed = c.system(1).wal.current, durability._freed
+        first, freed = c.system(1).wal.current, group_commit._freed
 
         def full_at_once() -> None:
             # What queued up behind the roll is written in place, and fills the next file.
-            monkeypatch.setattr(durability, "_freed", freed)
+            monkeypatch.setattr(group_commit, "_freed", freed)
             c.system(1).rolled(Rolled([Sealed(first + 1, first + 1, 0, [])]))
             freed()
 
         async def seal(sealed: Sealed) -> None:
             order.append(sealed.file)
 
-        monkeypatch.setattr(durability, "_freed", full_at_once)
-        monkeypatch.setattr(storage.flush, "_flush", seal)
+        monkeypatch.setattr(group_commit, "_freed", full_at_once)
+        monkeypatch.setattr(storage.segment_writer, "_flush", seal)
         await c.roll(1)
         # The later file's row says that all up to it are flushed.
         assert order == [first, first + 1]
@@ -155,7 +155,7 @@ async def test_law_3_entries_behind_marks_that_a_restart_wrote_survive_the_next_
         # Another group's payloads keep the files, and with them the old segments and rows, as they are.
         await c.create("other", [3], by=3)
         await _old_tail(c, 30)
-        snapshots, raft = c.system(3).receiving, c.member(3).raft
+        snapshots, raft = c.system(3).snapshot_receiver, c.member(3).raft
         take_in, stored = snapshots._take_in, trio.Event()
 
         async def late(*arguments: Any) -> None:
@@ -201,7 +201,7 @@ async def test_invariant_7_a_snapshot_of_a_later_term_is_durable_before_that_ter
         # Node 3 hears of the new term by the snapshot alone, and dies before its log starts over.
         stored = trio.Event()
         monkeypatch.setattr(c.system(3).inbound, "on_messages", lambda *_: None)
-        monkeypatch.setattr(c.system(3).receiving, "_install", lambda *_: stored.set())
+        monkeypatch.setattr(c.system(3).snapshot_receiver, "_install", lambda *_: stored.set())
         term = c.member(3).raft.term
         c.network.heal()
         await stored.wait()
@@ -288,10 +288,10 @@ async def test_law_4_a_floor_that_could_not_be_stored_is_stored_before_bytes_go(
         monkeypatch.setattr(MetaStore, "commit", full)
         async with storage.janitor.lock:
             with pytest.raises(NoSpace):
-                await storage.migration.migrate(file)
+                await storage.compactor.migrate(file)
         monkeypatch.undo()
         async with storage.janitor.lock:
-            await storage.migration.migrate(file)
+            await storage.compactor.migrate(file)
         await c.crash(1)
         system = c.build(1)
         await system.open()
@@ -345,7 +345,7 @@ async def test_law_4_a_snapshot_below_a_release_is_not_sent_without_its_payloads
         assert c.member(1).snapshot_index < release
         system = await c.start(3)
         installed: list[tuple[int, bool, int]] = []
-        snapshots = system.system.receiving
+        snapshots = system.system.snapshot_receiver
         install = snapshots._install
 
         def look(member: Any, snapshot: Any, size: int, have: int) -> None:

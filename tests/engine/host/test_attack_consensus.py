@@ -32,11 +32,11 @@ async def test_who_gives_up_waiting_for_the_wal_does_not_take_the_next_batch_alo
     monkeypatch.setattr(durability_module, "INLINE_BYTES", -1)
     async with cluster(tmp_path, 1) as c:
         await c.leader()
-        durability = c.system(1).durability
-        await until(lambda: not durability.busy)
-        durability._alone = True
+        group_commit = c.system(1).group_commit
+        await until(lambda: not group_commit.busy)
+        group_commit._alone = True
         with trio.move_on_after(0):
-            await durability.exclusive(lambda: None)
+            await group_commit.exclusive(lambda: None)
         done = trio.Event()
 
         async def append() -> None:
@@ -45,9 +45,9 @@ async def test_who_gives_up_waiting_for_the_wal_does_not_take_the_next_batch_alo
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(append)
-            await until(lambda: durability.items)
-            durability._alone = False
-            durability._freed()
+            await until(lambda: group_commit.items)
+            group_commit._alone = False
+            group_commit._freed()
             with trio.move_on_after(2):
                 await done.wait()
             assert done.is_set(), "the append waits for a batch that nobody starts"
@@ -91,26 +91,26 @@ async def test_a_replica_made_anew_is_not_stopped_by_what_the_old_one_had_queued
         await c.fill(1, 5, KIB)
         await c.applied()
         system, member = c.system(3), c.member(3)
-        await until(lambda: not system.durability.busy)
+        await until(lambda: not system.group_commit.busy)
         await c.nodes[1].change_members("log", "remove", 3)
-        await until(lambda: not system.durability.busy)
-        durability = system.durability
-        durability._alone = True
+        await until(lambda: not system.group_commit.busy)
+        group_commit = system.group_commit
+        group_commit._alone = True
         last = member.raft.log.last_index
         late = WalItem(member.uid)
         late.entries = [build_plain(last + 1, member.raft.term, COMMANDS, 0, b"late")]
         late.truncate = last + 1
         late.token = (member, (), None)
         member.unpersisted += 1
-        durability.add(late)
+        group_commit.add(late)
         assert member.raft.role != LEADER
         await until(lambda: not system.members, "the replica goes")
         await c.nodes[1].change_members("log", "add", 3)
-        await until(lambda: durability._idle, "the new replica waits for the WAL")
+        await until(lambda: group_commit._idle, "the new replica waits for the WAL")
         c.partition(3)
-        durability._alone = False
-        durability._freed()
-        await until(lambda: system.members and not durability.items and not durability.busy)
+        group_commit._alone = False
+        group_commit._freed()
+        await until(lambda: system.members and not group_commit.items and not group_commit.busy)
         assert c.member(3).raft.log.last_index == 0
         await c.restart(3)
         assert c.member(3).state == "running", c.member(3).reason
@@ -189,7 +189,7 @@ async def test_a_transfer_whose_target_dies_as_it_takes_over_ends(
             raft.step(
                 Message(VOTE, raft.uid, 1, 2, raft.term + 1, raft.log.last_index, raft.log.last_term, 0, TRANSFER)
             )
-            c.system(1).scheduler.mark(c.member(1))
+            c.system(1).ready_loop.mark(c.member(1))
         assert "did not take over" in outcome[0]
 
 
@@ -208,23 +208,23 @@ async def test_a_fault_of_the_turn_ends_the_node_and_not_the_connection_that_sta
         await c.lead(1)
         await c.applied()
         system = c.system(1)
-        await until(lambda: not system.durability.busy)
+        await until(lambda: not system.group_commit.busy)
 
         def broken(_: object) -> None:
             raise ZeroDivisionError("a bug")
 
         system.peers.send = broken  # type: ignore[assignment]
-        scheduler = system.scheduler
-        scheduler._ended = 0.0
-        scheduler.hold()
+        ready_loop = system.ready_loop
+        ready_loop._ended = 0.0
+        ready_loop.hold()
         c.member(1).raft.on_link_reset(2)
-        scheduler.mark(c.member(1))
-        scheduler.release()
-        error = scheduler._error
-        scheduler._error = None
+        ready_loop.mark(c.member(1))
+        ready_loop.release()
+        error = ready_loop._error
+        ready_loop._error = None
         assert isinstance(error, ZeroDivisionError)
         del system.peers.send
-        assert not scheduler.running
+        assert not ready_loop.running
 
 
 async def test_a_new_member_that_hears_of_nothing_but_a_snapshot_asks_what_it_is_of(tmp_path: Path) -> None:
@@ -263,18 +263,18 @@ async def test_a_replica_that_goes_a_second_time_keeps_the_promises_of_the_first
         await c.lead(1)
         await c.fill(1, 10, KIB)
         await c.applied()
-        departures, uid = c.system(3).departures, c.member(1).uid
+        replica_gc, uid = c.system(3).replica_gc, c.member(1).uid
         for _ in range(2):
             await c.nodes[1].change_members("log", "remove", 3)
             await until(lambda: not c.system(3).members)
-            first = departures.departed[uid]
+            first = replica_gc.departed[uid]
             assert (first.last_term, first.last_index) >= (1, 10)
             await c.nodes[1].change_members("log", "add", 3)
             await c.applied()
         member = c.member(3)
         member.raft.promise = (first.last_term + 1, 1)
-        await departures._drop(member, member.raft.applied + 1, member.raft.term)
-        assert departures.departed[uid][2:4] == (first.last_term + 1, 1)
+        await replica_gc._drop(member, member.raft.applied + 1, member.raft.term)
+        assert replica_gc.departed[uid][2:4] == (first.last_term + 1, 1)
 
 
 async def test_a_group_that_waits_for_room_is_asked_when_another_ones_answer_made_it(tmp_path: Path) -> None:

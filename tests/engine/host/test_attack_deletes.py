@@ -127,7 +127,7 @@ class Frenzy:
         for uid in uids:
             members = {n: m for n in self.c.ids if (m := self.c.system(n).unquiesce.find(uid)) is not None}
             leaders = [m.raft for m in members.values() if m.raft.role == LEADER and m.raft.commit >= m.raft.lead_index]
-            if any(uid in self.c.system(number).directory.deleted for number in self.c.ids):
+            if any(uid in self.c.system(number).groups.deleted for number in self.c.ids):
                 found.append(f"{uid:x} is deleted and alive on {[*members]}")
             elif len(leaders) != 1:
                 found.append(f"{uid:x} has leaders {leaders}, members {members.keys()}")
@@ -145,8 +145,8 @@ class Frenzy:
             found += [
                 f"{number}: window of {n}: {w.bytes}" for n, w in system.windows.items() if w.bytes and n not in barred
             ]
-            if system.budget.inflight or system.budget.queued:
-                found.append(f"{number}: {system.budget.inflight} bytes are never answered")
+            if system.admission.inflight or system.admission.queued:
+                found.append(f"{number}: {system.admission.inflight} bytes are never answered")
         return found
 
 

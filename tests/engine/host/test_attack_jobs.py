@@ -52,7 +52,7 @@ async def test_what_dies_while_leftovers_wait_for_their_turn_is_dead_in_the_copy
 
 def refuse_flushed(c: Cluster, number: int) -> dict[str, Any]:
     """The commits that say a WAL file has a segment find no room, until told otherwise."""
-    meta = c.system(number).storage.books.meta
+    meta = c.system(number).storage.meta_batch.meta
     plain = meta.commit
     state = {"failing": True, "refused": 0, "passed": 0}
 
@@ -64,7 +64,7 @@ def refuse_flushed(c: Cluster, number: int) -> dict[str, Any]:
         plain(puts)
 
     # Its instances have slots; the books hold the only reference that commits go through.
-    c.system(number).storage.books.meta = _Instead(meta, commit)  # type: ignore[assignment]
+    c.system(number).storage.meta_batch.meta = _Instead(meta, commit)  # type: ignore[assignment]
     return state
 
 
@@ -88,9 +88,9 @@ async def test_a_file_without_a_segment_in_the_books_is_never_given_away(tmp_pat
         storage = system.storage
         state = refuse_flushed(c, 1)
         file = system.wal.current
-        sealed = await system.durability.exclusive(system.wal.roll)
+        sealed = await system.group_commit.exclusive(system.wal.roll)
         assert sealed is not None
-        storage.flush.unflushed.add([sealed])
+        storage.segment_writer.unflushed.add([sealed])
         for _ in range(2):
             before = state["refused"]
             storage.janitor.look()
@@ -129,7 +129,7 @@ async def test_a_damaged_row_holds_up_no_other_generation(tmp_path: Path) -> Non
         async def collected() -> dict[int, int]:
             async with system.storage.janitor.lock:
                 with suppress(LogyardError):
-                    await system.storage.migration.collect(1.0, paced=False)
+                    await system.storage.compactor.collect(1.0, paced=False)
             return {one.id: one.total for one in system.store.generations()}
 
         dead = [one.id for one in system.store.generations() if not one.live and one.sealed]
@@ -176,7 +176,7 @@ async def test_a_write_that_has_no_room_is_refused_and_not_held(tmp_path: Path, 
                 await filled(c, 1)
             assert system.wal.stock.short and system.wal.room > left
         assert system.space.full and not system.space.takes(40 * KIB)
-        await until(lambda: not system.durability.held, "what was taken was written")
+        await until(lambda: not system.group_commit.held, "what was taken was written")
 
 
 async def test_the_floor_is_stored_before_a_dead_file_goes(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ async def reopened(c: Cluster, number: int) -> None:
     """A start that gets as far as its books, and a crash."""
     system = c.build(number)
     await system.open()
-    await system.storage.books.commit(tuple, store=True)
+    await system.storage.meta_batch.commit(tuple, store=True)
     system.close()
 
 
@@ -69,15 +69,15 @@ async def test_a_lost_stretch_is_remembered_over_restarts_and_not_served(tmp_pat
         await c.applied()
         system, member = c.system(2), c.member(2)
         with pytest.raises(LogyardError) as caught:
-            system.serving._collect(member, [(1, 100)], 1 << 20)
+            system.pull_answers._collect(member, [(1, 100)], 1 << 20)
         assert "lost" in str(caught.value)
         # What was fetched again, or released, is lost no more.
         assert [body for _, body in await c.read(2)] == bodies
         assert not system.store.lost(member.uid, 2, member.raft.applied)
-        system.serving._collect(member, [(3, 100)], 1 << 20)
+        system.pull_answers._collect(member, [(3, 100)], 1 << 20)
         await c.restart(2)
         await c.applied()
-        c.system(2).serving._collect(c.member(2), [(3, 100)], 1 << 20)
+        c.system(2).pull_answers._collect(c.member(2), [(3, 100)], 1 << 20)
         await c.nodes[1].truncate("log", 10)
         await c.applied()
         await c.restart(2)

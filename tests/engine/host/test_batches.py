@@ -19,7 +19,7 @@ class Idle:
     """A log that is never written: batches are only taken."""
 
 
-def durability() -> GroupCommit:
+def group_commit() -> GroupCommit:
     unused: Any = Idle()
     return GroupCommit(unused, unused, unused, unused, unused, MIB)
 
@@ -37,7 +37,7 @@ def take(one: GroupCommit) -> list[tuple[int, int]]:
 
 
 def test_a_small_group_waits_for_one_large_record() -> None:
-    one = durability()
+    one = group_commit()
     for found in (item(1, 1, MIB // 2), item(1, 2, MIB // 2 + 1), item(2, 1, 100), item(1, 3, 100), item(3, 1, 100)):
         one.add(found)
     assert take(one) == [(2, 1), (3, 1)], "small groups go first"
@@ -46,14 +46,14 @@ def test_a_small_group_waits_for_one_large_record() -> None:
 
 
 def test_a_batch_that_is_small_is_not_sorted() -> None:
-    one = durability()
+    one = group_commit()
     for found in (item(1, 1, SMALL_BYTES + 1), item(2, 1, 100)):
         one.add(found)
     assert one.bytes <= MIXED_BYTES and take(one) == [(1, 1), (2, 1)]
 
 
 def test_small_ones_behind_large_ones_of_their_group() -> None:
-    one = durability()
+    one = group_commit()
     for found in (item(1, 1, MIB), item(1, 2, 10), item(2, 1, MIB), item(2, 2, 10)):
         one.add(found)
     assert take(one) == [(1, 1), (1, 2)] and take(one) == [(2, 1), (2, 2)]
@@ -62,7 +62,7 @@ def test_small_ones_behind_large_ones_of_their_group() -> None:
 def test_nothing_is_lost_overtaken_or_starved() -> None:
     chance = random.Random(1)
     for _ in range(200):
-        one, added, taken = durability(), [], []
+        one, added, taken = group_commit(), [], []
         last = dict.fromkeys(range(1, 6), 0)
         for _ in range(chance.randrange(1, 30)):
             for _ in range(chance.randrange(4)):
@@ -104,7 +104,7 @@ class Timed:
 
 
 def test_one_slow_sync_moves_no_small_batch_to_the_thread_and_several_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    wal, one = Timed(), durability()
+    wal, one = Timed(), group_commit()
     monkeypatch.setattr("logyard.engine.log.group_commit.time.monotonic", wal.monotonic)
     one.wal, one.persisted = cast(Wal, wal), lambda items: None
 

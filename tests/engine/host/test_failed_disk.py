@@ -93,8 +93,8 @@ async def test_a_batch_whose_sync_failed_is_not_believed_because_memory_still_ha
     disk = ForgetfulDisk()
     async with cluster(tmp_path, 1, disks={1: disk}) as c:
         await c.fill(1, 3, 100)
-        durability = c.system(1).durability
-        await until(lambda: durability.sealed and not durability.busy)
+        group_commit = c.system(1).group_commit
+        await until(lambda: group_commit.sealed and not group_commit.busy)
         disk.fail("datasync", 1, errno.EIO)
         with pytest.raises(LogyardError), trio.fail_after(5):
             await c.append(1, [(b"", b"never durable")])
@@ -147,7 +147,7 @@ async def test_a_failing_meta_store_ends_the_node_as_well(tmp_path: Path, monkey
         await c.lead(1)
         await c.append(1, [(b"", b"kept")])
         await c.applied()
-        environment = c.system(1).storage.books.meta._environments[0]
+        environment = c.system(1).storage.meta_batch.meta._environments[0]
 
         class Failing:
             def begin(self, **options: object) -> object:
@@ -158,7 +158,7 @@ async def test_a_failing_meta_store_ends_the_node_as_well(tmp_path: Path, monkey
             def close(self) -> None:
                 environment.close()
 
-        c.system(1).storage.books.meta._environments[0] = Failing()  # type: ignore[call-overload]
+        c.system(1).storage.meta_batch.meta._environments[0] = Failing()  # type: ignore[call-overload]
         with pytest.raises(WalFailed), trio.fail_after(5):
             await c.nodes[1].create_groups([{"name": "new", "members": [1, 2, 3], "machine": "log"}])
         await until(lambda: 1 in c.failures)

@@ -101,10 +101,10 @@ async def test_a_defect_in_what_a_migration_builds_is_counted_and_tried_again(
     async with cluster(tmp_path, 1, migrate_age_s=1, migrate_budget_bytes=0) as c:
         system = c.system(1)
         storage = system.storage
-        monkeypatch.setattr(storage.migration, "_source", breaks(2, storage.migration._source))
+        monkeypatch.setattr(storage.compactor, "_source", breaks(2, storage.compactor._source))
         await c.fill(1, 6, 40 * KIB)
         await c.roll(1)
-        await until(lambda: system.storage.migration.files, "the janitor migrates it at the third try")
+        await until(lambda: system.storage.compactor.files, "the janitor migrates it at the third try")
         jobs = node_status(c.system(1))["jobs"]
         assert jobs["failed"] == 2 and not jobs["waiting"] and not jobs["frozen"]
         assert "migration of WAL file" in jobs["last"] and "KeyError: 'a defect'" in jobs["last"]
@@ -118,7 +118,7 @@ async def test_a_file_that_fails_three_times_is_set_aside_and_holds_up_no_other(
     async with cluster(tmp_path, 1, migrate_budget_bytes=1 << 30) as c:
         file = await sealed(c)
         storage = c.system(1).storage
-        source = storage.migration._source
+        source = storage.compactor._source
         bad = file.file
 
         def build(one: SealedFile, uids: list[int]) -> Any:
@@ -127,7 +127,7 @@ async def test_a_file_that_fails_three_times_is_set_aside_and_holds_up_no_other(
             return source(one, uids)
 
         with monkeypatch.context() as broken:
-            broken.setattr(storage.migration, "_source", build)
+            broken.setattr(storage.compactor, "_source", build)
             for number in range(3):
                 assert file.failed == (number == 3)
                 with pytest.raises(JobFailed, match=f"try {number + 1}"):
@@ -137,7 +137,7 @@ async def test_a_file_that_fails_three_times_is_set_aside_and_holds_up_no_other(
             with pytest.raises(JobFailed):
                 await c.nodes[1].compact()
             assert list(storage.location.files) == [bad], "the other one went"
-            assert not storage.migration.victims()
+            assert not storage.compactor.victims()
         assert len(await c.read(1)) == 12
         await c.nodes[1].compact()
         assert not storage.location.files and not storage.jobs.status()["waiting"], "by hand it is tried again"
@@ -164,7 +164,7 @@ async def test_a_defect_in_a_switch_destroys_nothing_until_a_restart(
             elif where == "recycling":
                 broken.setattr(Wal, "recycle", defect)
             else:
-                broken.setattr(storage.flush, "_adopt", defect)
+                broken.setattr(storage.segment_writer, "_adopt", defect)
             with pytest.raises(JobFailed, match="until this node is restarted"):
                 await c.nodes[1].compact()
         frozen = node_status(system)["jobs"]["frozen"]

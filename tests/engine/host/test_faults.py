@@ -221,9 +221,9 @@ async def test_a_failing_segment_job_is_done_again_and_forgets_no_vote(tmp_path:
         system, member = c.system(1), c.member(1)
         term, vote = member.raft.term, member.raft.vote
         async with system.storage.janitor.lock:
-            sealed = await system.durability.exclusive(system.wal.roll)
+            sealed = await system.group_commit.exclusive(system.wal.roll)
             assert sealed is not None
-            system.storage.flush.unflushed.add([sealed])
+            system.storage.segment_writer.unflushed.add([sealed])
             disk.fail(call, 1, errno.EIO)
         system.storage.janitor.look()
         await until(lambda: call not in disk._plans)
@@ -266,12 +266,12 @@ async def test_a_vote_alone_in_a_file_outlives_a_failed_segment_job(tmp_path: Pa
         system, member = c.system(3), c.member(3)
         term = member.raft.term
         member.raft.campaign(True)
-        system.scheduler.mark(member)
+        system.ready_loop.mark(member)
         await until(lambda: member.raft.safe and member.raft.term == term + 1)
         async with system.storage.janitor.lock:
-            sealed = await system.durability.exclusive(system.wal.roll)
+            sealed = await system.group_commit.exclusive(system.wal.roll)
             assert sealed is not None and not sealed.entries
-            system.storage.flush.unflushed.add([sealed])
+            system.storage.segment_writer.unflushed.add([sealed])
             disk.fail("sync_file", 1, errno.EIO)
         system.storage.janitor.look()
         await until(lambda: "sync_file" not in disk._plans)

@@ -55,7 +55,7 @@ async def test_a_member_that_leads_below_its_floor_serves_nothing_until_it_passe
             await until(lambda: member.raft.commit == c.member(1).raft.commit == c.member(2).raft.commit)
             assert not answered
             system.applier.apply = apply  # type: ignore[method-assign]
-            system.scheduler.mark(member)
+            system.ready_loop.mark(member)
         assert answered[0] >= member.raft.lead_index > member.floor
         await c.applied()
         assert member.resolves and [body for _, body in await c.read(3, 9)] == left

@@ -104,7 +104,7 @@ async def test_a_leader_that_can_not_read_what_is_not_committed_lets_another_lea
         c.system(1).commands.submit(member.uid, frame, DROP, 1)
         await until(lambda: member.raft.log.stable == member.raft.log.last_index > member.raft.commit)
         # A batch that nothing follows would count as torn, and be cut.
-        await until(lambda: c.system(1).durability.sealed and not c.system(1).durability.busy)
+        await until(lambda: c.system(1).group_commit.sealed and not c.system(1).group_commit.busy)
         await c.crash(1)
         assert hurt_file(c, 1, [body]) == 1
         await c.start(1)
@@ -309,7 +309,7 @@ async def test_a_group_that_slept_while_a_node_was_asked_for_room_is_changed_as_
         async def asleep(member: Member, fresh: object) -> None:
             await until(lambda: member.uid in system.quiesced, "it sleeps")
 
-        monkeypatch.setattr(system.directory, "check_room", asleep)
+        monkeypatch.setattr(system.groups, "check_room", asleep)
         with trio.fail_after(15):
             assert 4 in (await c.nodes[1].change_members("log", "add", 4))["voters"]
         assert c.member(1) is not old and old.raft.log.last_index < c.member(1).raft.log.last_index

@@ -127,9 +127,9 @@ async def test_what_the_reserve_can_not_hold_waits_and_is_not_lost(tmp_path: Pat
         async with trio.open_nursery() as nursery:
             for number in range(150):
                 nursery.start_soon(append, number)
-            await until(lambda: c.system(1).durability.held, "the disk refused a batch")
+            await until(lambda: c.system(1).group_commit.held, "the disk refused a batch")
             assert len(acknowledged) < 150 and 1 not in c.failures
-            assert c.system(1).pulse.healthy()
+            assert c.system(1).disk_health.healthy()
             disk.quota = -1
             await room(c, 1)
         assert await bodies_of(c, 1) == [acknowledged[offset] for offset in sorted(acknowledged)]
@@ -147,9 +147,9 @@ async def test_a_segment_without_room_is_made_of_the_reserve(tmp_path: Path) -> 
         await ready(c, 1)
         storage = c.system(1).storage
         async with storage.janitor.lock:
-            sealed = await c.system(1).durability.exclusive(c.system(1).wal.roll)
+            sealed = await c.system(1).group_commit.exclusive(c.system(1).wal.roll)
             assert sealed is not None
-            storage.flush.unflushed.add([sealed])
+            storage.segment_writer.unflushed.add([sealed])
             disk.fill()
         await full(c, 1)
 

@@ -19,7 +19,7 @@ async def test_a_home_hides_nothing_that_is_stored_elsewhere(tmp_path: Path) -> 
     async with cluster(tmp_path, 1) as c:
         await c.fill(1, 10, KIB)
         await c.nodes[1].truncate("log", 5)
-        member, homes = c.member(1), c.system(1).storage.homes
+        member, homes = c.member(1), c.system(1).storage.accounting
         last = member.raft.log.last_index
         alive = [at for at in range(1, last + 1) if member.liveness.live_within((at, 0), (at + 1, 0))]
         assert alive[0] > 1 and alive == list(range(alive[0], alive[-1] + 1)), f"some at the end of {last}: {alive}"

@@ -157,7 +157,7 @@ async def test_blobs_of_any_shape(tmp_path: Path, seed: int) -> None:
         await c.fill(await c.leader(), 3, 100)
         await c.nodes[1].snapshot()
         uid = c.member(1).uid
-        data = bytes(c.system(1).storage.books.snapshot(uid).data)
+        data = bytes(c.system(1).storage.meta_batch.snapshot(uid).data)
         kinds = [*SHAPES, 0, 5, 9, 15, 29, 31, 65535]
         refused = 0
         for _ in range(150):
@@ -195,7 +195,7 @@ async def test_snapshots_that_check_and_lie(tmp_path: Path, seed: int) -> None:
         await c.fill(await c.leader(), 3, 100)
         await c.nodes[1].snapshot()
         uid = c.member(1).uid
-        found = snapshot_format.decode(bytes(c.system(1).storage.books.snapshot(uid).data), uid)
+        found = snapshot_format.decode(bytes(c.system(1).storage.meta_batch.snapshot(uid).data), uid)
         for request in range(1, 13):
             fields: dict[str, Any] = {
                 "index": chance.choice([found.index, *(number for number in HUGE if number < 2**63)]),

@@ -45,7 +45,7 @@ async def refused(c: Cluster, number: int, by: Iterable[int]) -> str:
 
 def stored(c: Cluster, number: int) -> dict[int, Origin]:
     """What a node has of the others in its meta store."""
-    return meta_rows.peers(c.system(number).storage.books.meta.scan(meta_rows.PEER))
+    return meta_rows.peers(c.system(number).storage.meta_batch.meta.scan(meta_rows.PEER))
 
 
 async def test_a_wiped_directory_is_refused_and_comes_back_after_it_was_removed_and_forgotten(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ async def test_a_copy_taken_in_the_same_life_is_refused_by_what_was_durable_late
         await c.lead(1)
         await c.fill(1, 3, 100)
         await c.applied()
-        durability = c.system(3).durability
-        await until(lambda: durability.sealed and not durability.busy)
+        group_commit = c.system(3).group_commit
+        await until(lambda: group_commit.sealed and not group_commit.busy)
         copy(c, 3, tmp_path / "copy")
         await c.fill(1, 3, 100)
         await c.applied()
@@ -152,9 +152,9 @@ async def test_a_cluster_that_forged_hellos_ended_comes_back(tmp_path: Path) -> 
         await until(lambda: all(3 in c.system(number).live for number in (1, 2)))
         forged = rows.peer(3, Origin(0, 2**62, 0, 0))
         for number in (1, 2):
-            await c.system(number).storage.books.commit(lambda: [forged])
+            await c.system(number).storage.meta_batch.commit(lambda: [forged])
         refusal = (meta_rows.OUTDATED, b"its epoch 2 is before 4611686018427387904")
-        await c.system(3).storage.books.commit(lambda: [refusal])
+        await c.system(3).storage.meta_batch.commit(lambda: [refusal])
         await c.close()
         for number in (1, 2):
             await c.start(number)
@@ -198,7 +198,7 @@ async def test_an_outdated_node_votes_for_nobody_although_a_stranger_asks_it(tmp
         c.system(1).incarnation.acquaintances.forget(3)
         await c.start(2)
         c.member(2).raft.campaign(True)
-        c.system(2).scheduler.mark(c.member(2))
+        c.system(2).ready_loop.mark(c.member(2))
         await c.leader(among=(1, 2))
         assert (system.member("log").raft.vote, system.wal.position) == (votes, written)
         await c.crash(3)

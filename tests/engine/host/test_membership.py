@@ -143,11 +143,11 @@ async def test_a_removed_replica_goes_and_a_new_one_comes(tmp_path: Path) -> Non
             await c.bare(3)
             books = payload_books(c.system(3))
             assert not books["wal"] and not any(books["generations"].values())
-            left = c.system(3).departures.departed[c.member(1).uid]
+            left = c.system(3).replica_gc.departed[c.member(1).uid]
             assert left.term >= before.term and (left.last_term, left.last_index) >= (1, 10)
             await c.restart(3)
             assert not c.system(3).members
-            assert c.system(3).departures.departed[c.member(1).uid] == left
+            assert c.system(3).replica_gc.departed[c.member(1).uid] == left
             await all_live(c)
             # The node that was removed has no say, whoever asks.
             await c.nodes[1].change_members("log", "add", 3)
@@ -226,7 +226,7 @@ async def test_deletion_is_a_command_and_reaches_who_was_away(tmp_path: Path) ->
         await c.start(3)
         await c.bare(3)
         for number in c.ids:
-            assert uid in c.system(number).directory.deleted
+            assert uid in c.system(number).groups.deleted
             await c.restart(number)
             assert not c.system(number).members
 
@@ -245,12 +245,12 @@ async def test_nothing_is_done_after_a_deletion(tmp_path: Path) -> None:
                 outcomes.append(error.code)
 
         system, member = c.system(1), c.member(1)
-        system.scheduler.hold()
+        system.ready_loop.hold()
         system.commands.propose(member, "delete")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(append)
             await trio.testing.wait_all_tasks_blocked()
-            system.scheduler.release()
+            system.ready_loop.release()
         assert outcomes in (["unknown"], ["group_stopped"])
         assert member.machine.end == 0  # type: ignore[attr-defined]
         await until(lambda: not any(c.system(number).members for number in c.ids))
@@ -266,10 +266,10 @@ async def test_a_deletion_behind_a_removal_reaches_who_is_removed(tmp_path: Path
         await c.nodes[1].change_membership("log", [("add", 4)])
         await c.applied()
         system, member = c.system(1), c.member(1)
-        system.scheduler.hold()
+        system.ready_loop.hold()
         member.raft.propose_membership([Change("remove", 4), Change("demote", 3)])
         system.commands.propose(member, "delete")
-        system.scheduler.release()
+        system.ready_loop.release()
         await until(lambda: not any(c.system(number).members for number in c.ids), "it is gone everywhere")
 
 
@@ -280,7 +280,7 @@ async def test_a_replica_of_a_configuration_that_was_never_committed_goes(tmp_pa
         await c.create("log", [1, 2, 3])
         await c.lead(1)
         uid = c.member(1).uid
-        await c.system(4).directory._store([c.member(1).spec], {uid: 2})
+        await c.system(4).groups._store([c.member(1).spec], {uid: 2})
         assert uid in c.system(4).members
         await until(lambda: uid not in c.system(4).members, "it is told")
         await c.nodes[1].change_membership("log", [("add", 4)])
@@ -406,7 +406,7 @@ async def test_a_crash_while_a_replica_is_made_anew_leaves_it_to_be_made_again(
             asked.set()
             await trio.sleep_forever()
 
-        monkeypatch.setattr(c.system(3).storage.books, "store_specs", store)
+        monkeypatch.setattr(c.system(3).storage.meta_batch, "store_specs", store)
         await c.nodes[1].change_members("log", "add", 3)
         with trio.fail_after(10):
             await asked.wait()

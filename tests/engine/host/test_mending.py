@@ -74,7 +74,7 @@ async def mended(c: Cluster, number: int, name: str = "log") -> None:
 
     def sound() -> bool:
         member = c.replica(number, name)
-        known = c.system(number).damages.known.get(member.uid) if member is not None else None
+        known = c.system(number).log_repair.known.get(member.uid) if member is not None else None
         return member is not None and member.raft.mend is None and known is not None and known.sound
 
     await until(
@@ -153,7 +153,7 @@ async def test_a_damaged_segment_met_at_the_start(tmp_path: Path, on_leader: boo
         hurt_segments(c, 3, data)
         await c.start(3)
         await mended(c, 3)
-        assert c.member(3, "other").uid not in c.system(3).damages.known
+        assert c.member(3, "other").uid not in c.system(3).log_repair.known
         await proves(c, 3, bodies)
         await check_books(c, 3, bodies)
 
@@ -190,7 +190,7 @@ async def test_a_damaged_segment_met_while_running(tmp_path: Path, on_leader: bo
         await c.start(2)
         await until(lambda: c.member(3).raft is not raft, "the leader meets the damage when it reads for node 2")
         await mended(c, 3)
-        assert c.member(3, "other").uid not in c.system(3).damages.known
+        assert c.member(3, "other").uid not in c.system(3).log_repair.known
         await proves(c, 3, bodies)
         await check_books(c, 3, bodies)
 
@@ -222,9 +222,9 @@ async def test_rows_of_the_meta_store(tmp_path: Path, kind: bytes, copies: tuple
         await c.start(3)
         if len(copies) == 2:
             await mended(c, 3)
-            assert c.member(3, "other").uid not in c.system(3).damages.known
+            assert c.member(3, "other").uid not in c.system(3).log_repair.known
         else:
-            assert not c.system(3).damages.known
+            assert not c.system(3).log_repair.known
         await proves(c, 3, bodies)
         await check_books(c, 3, bodies)
 
@@ -252,24 +252,24 @@ async def test_a_batch_that_nobody_can_attribute_sends_every_suspect_into_repair
         await stable(c, 3)
         file = c.path / "node-3" / "wal" / f"{c.system(3).wal.current:016x}.wal"
         # An empty batch behind it, one block, shows that it was whole once.
-        await c.system(3).durability.exclusive(c.system(3).wal.seal)
+        await c.system(3).group_commit.exclusive(c.system(3).wal.seal)
         end = c.system(3).wal.position[1] - 4 * KIB
         await c.crash(3)
         with file.open("r+b") as image:
             image.seek(at)
             image.write(bytes(end - at))
         await c.start(3)
-        assert {c.member(3, name).uid for name in ("log", "other")} <= c.system(3).damages.known.keys()
+        assert {c.member(3, name).uid for name in ("log", "other")} <= c.system(3).log_repair.known.keys()
         await mended(c, 3)
         await mended(c, 3, "other")
         await proves(c, 3, bodies)
         await c.applied("other")
         assert [body for _, body in await c.read(3, 0, name="other")] == more
         # The file with the hole is still there: its damage is known, and no news.
-        mends = c.system(3).damages.mended
+        mends = c.system(3).log_repair.mended
         await c.restart(3)
         await c.applied()
-        assert c.member(3).raft.mend is None and c.system(3).damages.mended == 0 and mends == 0
+        assert c.member(3).raft.mend is None and c.system(3).log_repair.mended == 0 and mends == 0
 
 
 async def test_the_row_goes_with_the_damaged_file(tmp_path: Path) -> None:
@@ -281,11 +281,11 @@ async def test_the_row_goes_with_the_damaged_file(tmp_path: Path) -> None:
         await c.start(3)
         await mended(c, 3)
         uid = c.member(3).uid
-        assert c.system(3).damages.known[uid].sound
+        assert c.system(3).log_repair.known[uid].sound
         await c.nodes[3].compact()
         await c.restart(3)
         await c.applied()
-        assert uid not in c.system(3).damages.known
+        assert uid not in c.system(3).log_repair.known
 
 
 @pytest.mark.parametrize("kind", ["wal", "segment", "state row"])
@@ -422,7 +422,7 @@ async def test_a_lost_generation_is_refilled_without_a_reader(tmp_path: Path) ->
         for _ in range(2):
             await c.start(3)
             assert c.system(3).store.lost(uid, 1, 12)
-            await c.system(3).storage.books.commit(tuple, store=True)
+            await c.system(3).storage.meta_batch.commit(tuple, store=True)
             await c.crash(3)
         c.network.heal()
         await c.start(3)
@@ -466,7 +466,7 @@ async def test_places_of_payloads_that_are_lost_below_the_log(tmp_path: Path) ->
         hurt_segments(c, 3, data)
         await c.start(3)
         await c.applied()
-        assert c.member(3).raft.mend is None and not c.system(3).damages.known
+        assert c.member(3).raft.mend is None and not c.system(3).log_repair.known
         await until(lambda: not c.system(3).store.lost_ranges(), "refilled")
         c.partition(3)
         assert [body for _, body in await c.read(3)] == bodies
@@ -520,7 +520,7 @@ async def test_lost_places_are_stored_with_the_row_that_names_their_segment_no_m
         system, member = c.system(3), c.member(3)
         lost = system.store.lost_ranges()
         assert lost and system.store.lost(member.uid, 5, 5)
-        await system.storage.books.commit(lambda: [rows.state(member)])
+        await system.storage.meta_batch.commit(lambda: [rows.state(member)])
         await c.crash(3)
         await c.start(3)
         assert c.system(3).store.lost_ranges() == lost
@@ -536,7 +536,7 @@ async def test_a_hibernating_group_whose_rows_are_lost(tmp_path: Path) -> None:
         await c.crash(3)
         hurt_rows(c, 3, uid, StateRow.PREFIX)
         await c.start(3)
-        await until(lambda: (known := c.system(3).damages.known.get(uid)) is not None and known.sound)
+        await until(lambda: (known := c.system(3).log_repair.known.get(uid)) is not None and known.sound)
         assert [body for _, body in await c.read(3)] == bodies
         await until(lambda: all(uid in c.system(number).quiesced for number in c.ids), "it rests again")
 
@@ -554,7 +554,7 @@ async def test_the_node_of_a_damaged_group_serves_all_others(tmp_path: Path) -> 
         for name in names:
             await c.lead(3, name)
             await c.append(3, [(b"", b"on")], name)
-        assert c.system(3).damages.known.keys() == {c.member(3).uid}
+        assert c.system(3).log_repair.known.keys() == {c.member(3).uid}
         await mended(c, 3)
         assert [body for _, body in await c.read(3)] == bodies
         assert os.path.isdir(tmp_path / "node-3")

@@ -31,7 +31,7 @@ async def test_a_message_whose_entries_a_snapshot_let_go_meanwhile_is_dropped(tm
         await until(lambda: member.raft.log.first_index > 5 and not member.segments)
         assert not system.outbound.prepare(member, message)
         await until(lambda: not member.slow_sends)
-        assert member.raft.mend is None and not system.damages.known
+        assert member.raft.mend is None and not system.log_repair.known
         await c.append(leader, [(b"", b"after")])
 
 

@@ -48,7 +48,7 @@ async def test_uncommitted_entries_of_a_deposed_leader_disappear(tmp_path: Path,
                 await c.nodes[1].compact()
                 assert not c.system(1).store.homes(member.uid), "what is not committed does not move"
             if sealed == "moved as soon as may be":
-                assert not c.system(1).storage.migration.victims()
+                assert not c.system(1).storage.compactor.victims()
                 assert not c.system(1).store.homes(member.uid)
             if sealed == "moved out for sleep":
                 await payload_flush(c.system(1), 1 << 20).run([member])

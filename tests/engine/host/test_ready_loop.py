@@ -76,11 +76,11 @@ class Bench:
         cache: Any = SimpleNamespace(hold=lambda: None, release=lambda: self.told.append("released"))
         self.loop = ReadyLoop(cast(Shape, "shape"), cache, self.active, self.clocks)
         self.ticker: Any = SimpleNamespace(resting=False, stir=lambda: self.told.append("stirred"))
-        durability: Any = SimpleNamespace(add=self.items.append, kick=lambda: self.told.append("kicked"))
+        group_commit: Any = SimpleNamespace(add=self.items.append, kick=lambda: self.told.append("kicked"))
         peers: Any = SimpleNamespace(send=lambda messages: self.told.append([one.to for one in messages]))
         self.loop.drive(
             Driven(
-                peers, durability, self.apply, lambda member, one: self.can_go, lambda member: 1000,
+                peers, group_commit, self.apply, lambda member, one: self.can_go, lambda member: 1000,
                 lambda client: None, lambda member, index: self.told.append(("cut", index)),
                 lambda member: self.told.append("hard"), lambda member: self.told.append("role"), self.ticker,
             )

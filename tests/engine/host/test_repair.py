@@ -184,7 +184,7 @@ async def test_a_stretch_that_was_lost_is_not_served_to_others(tmp_path: Path) -
         system = c.system(2)
         assert system.store.lost(c.member(2).uid, 1, c.member(2).raft.applied)
         with pytest.raises(LogyardError) as caught:
-            system.serving._collect(c.member(2), [(1, 100)], 1 << 20)
+            system.pull_answers._collect(c.member(2), [(1, 100)], 1 << 20)
         assert "lost" in str(caught.value)
         await all_read(c, 1, bodies)
 

@@ -21,7 +21,7 @@ async def test_a_node_at_rest_gets_up_for_its_groups(tmp_path: Path) -> None:
         await c.create("log")
         assert await c.fill(await c.leader(), 3, 100)
         await until(lambda: all(ticker.resting for ticker in tickers), "the group is quiet, the WAL sealed")
-        assert all(c.system(number).durability.sealed and not c.system(number).active for number in c.ids)
+        assert all(c.system(number).group_commit.sealed and not c.system(number).active for number in c.ids)
         leader = await c.leader()
         await c.crash(leader)
         await c.leader(among=[number for number in c.ids if number != leader])
@@ -62,15 +62,17 @@ async def test_a_late_loop_is_no_slow_disk(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, disk_stall_ms=40) as c:
         system = c.system(1)
         await c.fill(1, 1, 100)
-        system.durability.sync_seconds = 1.0
-        batches = system.durability.batches
+        system.group_commit.sync_seconds = 1.0
+        batches = system.group_commit.batches
         async with trio.open_nursery() as nursery:
             nursery.start_soon(c.fill, 1, 1, 100)
-            await until(lambda: system.durability.busy or system.durability.batches > batches, "a write is under way")
+            await until(
+                lambda: system.group_commit.busy or system.group_commit.batches > batches, "a write is under way"
+            )
             end = time.monotonic() + 5
-            while system.durability.batches == batches and time.monotonic() < end:
+            while system.group_commit.batches == batches and time.monotonic() < end:
                 """The loop does nothing else until the thread is done."""
             began = time.monotonic()
             while time.monotonic() < began + 0.06:
                 """And some more."""
-            assert system.pulse.healthy(), "the disk has done its part"
+            assert system.disk_health.healthy(), "the disk has done its part"

@@ -72,7 +72,7 @@ async def test_counters_are_exact_for_releases_in_any_order(tmp_path: Path, seed
                 # Some are at home in a generation from here on.
                 await node.snapshot(["log"])
                 file = min(c.system(1).storage.location.files)
-                await c.system(1).storage.migration.migrate(c.system(1).storage.location.files[file])
+                await c.system(1).storage.compactor.migrate(c.system(1).storage.location.files[file])
         await c.roll(1)
         before = payload_books(c.system(1))
         await c.restart(1)

@@ -65,7 +65,7 @@ async def command(c: Cluster, number: int, what: bytes) -> None:
 
 def stored(c: Cluster, number: int) -> set[bytes]:
     """Names of the chunks that a node stores."""
-    return {key[1:-8] for key in c.system(number).storage.books.meta.keys(meta_rows.CHUNK)}
+    return {key[1:-8] for key in c.system(number).storage.meta_batch.meta.keys(meta_rows.CHUNK)}
 
 
 async def test_a_section_that_did_not_change_is_not_stored_again(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_sections_have_versions_of_their_own(tmp_path: Path) -> None:
         await put(c, 1, "new", 1, 100 * KIB)
         found = c.system(1).snapshots._capture(c.member(1))
         await c.system(1).checkpoints.store_snapshots([found])
-        books = c.system(1).storage.books
+        books = c.system(1).storage.meta_batch
         assert books.load_snapshot(books.snapshot(c.member(1).uid)).versions == {"old": 7}
 
 
@@ -112,7 +112,7 @@ async def test_a_crash_at_the_commit_of_a_snapshot_leaves_chunks_to_somebody(
         await put(c, 1, "big", 1, 2 * MIB)
         await c.nodes[1].snapshot()
         await put(c, 1, "big", 2, 3 * MIB)
-        meta = c.system(1).storage.books.meta
+        meta = c.system(1).storage.meta_batch.meta
         commit, reached = meta.commit, trio.Event()
 
         async def crash_in(*arguments: Any) -> None:
@@ -125,7 +125,7 @@ async def test_a_crash_at_the_commit_of_a_snapshot_leaves_chunks_to_somebody(
             await crash_in(list(build()))
 
         with monkeypatch.context() as patch:
-            patch.setattr(c.system(1).storage.books, "commit", in_commit)
+            patch.setattr(c.system(1).storage.meta_batch, "commit", in_commit)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(c.nodes[1].snapshot)
                 await reached.wait()
@@ -213,15 +213,15 @@ async def test_a_damaged_chunk_stops_its_group_only(tmp_path: Path) -> None:
         await put(c, 1, "big", 1, 2 * MIB)
         await c.nodes[1].snapshot()
         await c.nodes[1].compact()
-        (key, _) = sorted(c.system(1).storage.books.meta.keys(meta_rows.CHUNK))
-        c.system(1).storage.books.meta.commit([(key, b"not what its name says")])
+        (key, _) = sorted(c.system(1).storage.meta_batch.meta.keys(meta_rows.CHUNK))
+        c.system(1).storage.meta_batch.meta.commit([(key, b"not what its name says")])
         await c.restart(1)
         assert c.member(1).state == "stopped" and "chunk" in c.member(1).reason
         await c.leader("other")
         # What is left of it is evidence, and is not collected.
         assert len(stored(c, 1)) == 2
         with pytest.raises((Corrupt, LogyardError)):
-            c.system(1).storage.books.load_snapshot(c.system(1).storage.books.snapshot(c.member(1).uid))
+            c.system(1).storage.meta_batch.load_snapshot(c.system(1).storage.meta_batch.snapshot(c.member(1).uid))
 
 
 async def test_a_damaged_chunk_is_mended_by_the_others(tmp_path: Path) -> None:
@@ -233,11 +233,11 @@ async def test_a_damaged_chunk_is_mended_by_the_others(tmp_path: Path) -> None:
         await until(lambda: raft.log.stable == raft.log.last_index, "what is applied is durable here, too")
         await c.nodes[3].snapshot()
         await c.nodes[3].compact()
-        (key, _) = sorted(c.system(3).storage.books.meta.keys(meta_rows.CHUNK))
-        c.system(3).storage.books.meta.commit([(key, b"not what its name says")])
+        (key, _) = sorted(c.system(3).storage.meta_batch.meta.keys(meta_rows.CHUNK))
+        c.system(3).storage.meta_batch.meta.commit([(key, b"not what its name says")])
         uid = c.member(3).uid
         await c.restart(3)
-        await until(lambda: (known := c.system(3).damages.known.get(uid)) is not None and known.sound)
+        await until(lambda: (known := c.system(3).log_repair.known.get(uid)) is not None and known.sound)
         await c.applied()
         assert c.log(3).books == c.log(1).books
         await c.restart(3)
@@ -322,7 +322,7 @@ async def test_the_check_reads_sections_beside_the_manifest(tmp_path: Path) -> N
         assert check_directory(tmp_path / "node-1")["ok"]
         await c.start(1)
         await c.leader()
-        meta = c.system(1).storage.books.meta
+        meta = c.system(1).storage.meta_batch.meta
         meta.commit([(key, None) for key in meta.keys(meta_rows.CHUNK)])
         await c.crash(1)
         report = check_directory(tmp_path / "node-1")

@@ -168,7 +168,7 @@ async def test_a_start_short_of_descriptors_calls_no_segment_damaged(tmp_path: P
         disk.short = ""
         await c.start(1)
         await c.leader()
-        assert not c.system(1).damages.known and len(await c.read(1)) == 60
+        assert not c.system(1).log_repair.known and len(await c.read(1)) == 60
 
 
 async def test_a_read_short_of_descriptors_is_busy_and_loses_nothing(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ async def test_a_read_short_of_descriptors_is_busy_and_loses_nothing(tmp_path: P
             system.reader.log_entries(member, 1, 5, 1 << 20)
         with pytest.raises(Busy, match="descriptors"):
             await c.read(1)
-        assert member.state == "running" and not system.damages.known and not system.repair.failed
+        assert member.state == "running" and not system.log_repair.known and not system.repair.failed
         disk.short = ""
         assert len(await c.read(1)) == 60
 
@@ -231,7 +231,7 @@ async def test_a_switch_to_a_segment_needs_no_descriptor(tmp_path: Path) -> None
         assert disk.met and not storage.jobs.frozen and not storage.jobs.failed
         disk.short = ""
         async with storage.janitor.lock:
-            await storage.flush.run()
+            await storage.segment_writer.run()
         assert [file.live // (40 * KIB) for file in storage.location.files.values()] == [3]
         await storage.janitor.compact()
         assert not storage.location.files and len(await c.read(1, 3)) == 3
@@ -301,7 +301,7 @@ async def test_an_overwritten_log_short_of_descriptors_is_counted_later(tmp_path
         storage.segments.renew(file.file)
         disk.short = ".seg"
         # As when a leader replaces what was never committed.
-        storage.homes.cut(member, last - 1)
+        storage.accounting.cut(member, last - 1)
         assert disk.met and file.shares[member.uid].last == last - 1 and file.live == whole
         member.segments = [run._replace(last=min(run.last, last - 1)) for run in member.segments]
         disk.short = ""

@@ -88,7 +88,7 @@ async def test_a_halted_group_votes_acknowledges_and_refuses(tmp_path: Path) -> 
         term = member.raft.term
         other = next(number for number in c.ids if number != leader)
         member.raft.transfer(other)
-        c.system(leader).scheduler.mark(member)
+        c.system(leader).ready_loop.mark(member)
         await until(lambda: c.leads(other, "s"))
         assert c.member(other, "s").raft.term > term and c.member(other, "s").state == "halted"
         assert [c.member(number, "s").raft.applied for number in c.ids] == [index - 1] * 3

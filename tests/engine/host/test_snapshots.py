@@ -176,7 +176,7 @@ async def test_an_install_is_checkpointed_when_the_file_with_its_marks_is_sealed
         checkpoints.store_installed = after_a_roll  # type: ignore[assignment, method-assign]
         await c.applied()
         member = c.member(3)
-        await until(lambda: not member.unpersisted and not c.system(3).durability.busy)
+        await until(lambda: not member.unpersisted and not c.system(3).group_commit.busy)
         c.partition(3)
         await c.nodes[3].compact()
         c.network.heal()
@@ -241,12 +241,12 @@ async def test_an_older_snapshot_never_overwrites_a_newer_one(tmp_path: Path) ->
         await c.fill(1, 5, 100)
         new = system.snapshots._capture(member)
         # Both want the meta store while it is taken; the newer one gets it first.
-        async with trio.open_nursery() as nursery, system.storage.books._lock:
+        async with trio.open_nursery() as nursery, system.storage.meta_batch._lock:
             nursery.start_soon(system.checkpoints.store_snapshots, [new])
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(system.checkpoints.store_snapshots, [old])
             await trio.testing.wait_all_tasks_blocked()
-        found = snapshot_format.decode(system.storage.books.snapshot(member.uid).data, member.uid)
+        found = snapshot_format.decode(system.storage.meta_batch.snapshot(member.uid).data, member.uid)
         assert found.index == new[1].index == member.snapshot_index
         await c.restart(1)
         await c.leader()
@@ -334,7 +334,7 @@ async def test_the_books_are_exact_after_an_install_that_was_not_needed(tmp_path
         # The transfer itself, as the leader starts it for a member that is behind.
         await c.system(1).snapshot_sender._send(c.member(1), 3)
         applier.apply = apply  # type: ignore[method-assign]
-        c.system(3).scheduler.mark(member)
+        c.system(3).ready_loop.mark(member)
         await c.applied()
         assert index < captured[1].index
         assert payload_books(c.system(3))["wal"] == counted(c, 3)

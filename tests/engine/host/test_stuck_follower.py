@@ -40,4 +40,4 @@ async def test_a_follower_that_chases_snapshots_knows_who_leads_and_gets_on(tmp_
                 await until(lambda before=before: c.member(3).raft.applied > before, "it gets on")
             writing = False
         await c.applied()
-        assert c.system(3).receiving.installed
+        assert c.system(3).snapshot_receiver.installed

@@ -438,7 +438,7 @@ async def test_a_member_that_got_the_jump_in_a_snapshot_goes_on(tmp_path: Path) 
         await until(lambda: log.snapshot_index > c.member(number, "queue").raft.lead_index, "its log is short")
         await c.start(late)
         await c.applied("queue")
-        assert c.system(late).receiving.installed == 1
+        assert c.system(late).snapshot_receiver.installed == 1
         assert c.member(late, "queue").log_time >= rig.clocks.wall // 1_000_000 - 1
         await c.lead(late, "queue")
         await lasts(rig, 5)

@@ -33,7 +33,7 @@ class Bench:
         self.healthy = True
         self.needed = False
         self.due_s = 1e9
-        self.durability: Any = SimpleNamespace(sealed=True, last_write=0.0, seal=self.seal)
+        self.group_commit: Any = SimpleNamespace(sealed=True, last_write=0.0, seal=self.seal)
         self.effects: Any = SimpleNamespace(
             timed=set(), ticking=set(), tick=self.says("timers"), tick_machines=self.says("machines")
         )
@@ -45,7 +45,7 @@ class Bench:
             lambda: self.needed, lambda: self.due_s, self.says("first"), (self.says("healthy"),), (self.says("each"),),
             self.says("sessions"), (self.says("second"),), self.says("storage"),
         )  # fmt: skip
-        self.ticker = Ticker(CONFIG, groups, disk, self.durability, self.effects, chores)
+        self.ticker = Ticker(CONFIG, groups, disk, self.group_commit, self.effects, chores)
 
     def says(self, what: str) -> Any:
         return lambda: self.ran.append(what)
@@ -55,7 +55,7 @@ class Bench:
             act(member)
 
     def seal(self) -> None:
-        self.durability.sealed = True
+        self.group_commit.sealed = True
         self.ran.append("sealed")
 
     def member(self, *, has_ready: bool = False, quiet: bool = False) -> Any:
@@ -103,9 +103,9 @@ def test_while_the_disk_hangs_nobody_is_ticked_and_leaderships_go_once(monkeypat
 
 def test_the_log_is_sealed_when_writing_stops() -> None:
     bench = Bench()
-    bench.durability.sealed, bench.durability.last_write = False, float("inf")
+    bench.group_commit.sealed, bench.group_commit.last_write = False, float("inf")
     assert "sealed" not in bench.look()
-    bench.durability.last_write = 0.0
+    bench.group_commit.last_write = 0.0
     assert "sealed" in bench.look() and "sealed" not in bench.look()
 
 

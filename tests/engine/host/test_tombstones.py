@@ -64,7 +64,7 @@ async def test_below_its_floor_a_member_votes_but_reads_nothing_and_takes_no_sna
         assert await node.snapshot() == {"taken": 0, "skipped": 1, "bytes": 0}
         await c.append(1, [(b"", b"a vote counts")])
         applier.apply = apply  # type: ignore[method-assign]
-        c.system(3).scheduler.mark(member)
+        c.system(3).ready_loop.mark(member)
         await c.applied()
         assert [body for _, body in await c.read(3, 9)] == [*left, b"a vote counts"]
 
@@ -144,7 +144,7 @@ async def test_the_floor_is_durable_before_a_generation_is_dropped(tmp_path: Pat
         await c.nodes[1].truncate("log", 8)
         release = c.member(1).last_release
         # Nothing of the group is in a WAL file that goes: the floor is for the generation's sake.
-        await c.system(1).storage.migration.collect(1.0)
+        await c.system(1).storage.compactor.collect(1.0)
         assert c.member(1).floor == release
         await c.crash(1)
         system = c.build(1)

@@ -99,9 +99,9 @@ async def served(c: Cluster, number: int, bodies: list[bytes], first: int = 0) -
 def quiet(c: Cluster, number: int) -> bool:
     """Nothing of a transfer is left on a node."""
     system = c.system(number)
-    chunks = system.storage.books.meta.keys(meta_rows.CHUNK)
+    chunks = system.storage.meta_batch.meta.keys(meta_rows.CHUNK)
     left = {name for member in system.members.values() for name in member.chunks}
-    stored = list(system.storage.books.meta.scan(meta_rows.INTENT))
+    stored = list(system.storage.meta_batch.meta.scan(meta_rows.INTENT))
     return not (system.chunks.intents or stored or system.chunks.leases) and len(chunks) == len(left)
 
 
@@ -207,7 +207,7 @@ async def test_a_crash_at_any_step_of_the_receiver(
         system = (await c.start(3)).system
         reached = trio.Event()
         owners = {
-            "judge": snapshot_receiver, "intend": system.chunks, "_install": system.receiving,
+            "judge": snapshot_receiver, "intend": system.chunks, "_install": system.snapshot_receiver,
             "store_installed": system.checkpoints, "store_payloads": system.storage.rehoming,
         }  # fmt: skip
         owner: Any = owners[step]
@@ -229,8 +229,8 @@ async def test_a_crash_at_any_step_of_the_receiver(
             patch.setattr(owner, step, refuse if step in ("judge", "_install") else stop)
             if step == "store_payloads":
                 # What the receiver was given when it was made.
-                host = system.receiving._host
-                patch.setattr(system.receiving, "_host", host._replace(store_payloads=stop))
+                host = system.snapshot_receiver._host
+                patch.setattr(system.snapshot_receiver, "_host", host._replace(store_payloads=stop))
             with trio.fail_after(10):
                 await reached.wait()
             await c.crash(3)
@@ -262,7 +262,7 @@ async def test_a_newer_offer_takes_over_what_is_there(tmp_path: Path) -> None:
         wire.let_go()
         await c.applied()
         assert c.member(3).snapshot_index == index
-        assert c.system(3).receiving.resumed == 1
+        assert c.system(3).snapshot_receiver.resumed == 1
         assert len(wire.indexes) == len(set(wire.indexes)) and held < set(wire.indexes)
         await served(c, 3, bodies)
 
@@ -273,25 +273,25 @@ async def test_an_intent_that_the_log_overtook_goes(tmp_path: Path) -> None:
         system, member = c.system(1), c.member(1)
         intent = Intent(3, 1, 0, [(1, 3)], [b"c" * 16])
         key = meta_rows.chunk_key(member.uid, b"c" * 16)
-        system.storage.books.meta.commit([intent.put(member.uid), (key, b"of nobody soon")])
+        system.storage.meta_batch.meta.commit([intent.put(member.uid), (key, b"of nobody soon")])
         await c.restart(1)
         await c.leader()
         system = c.system(1)
         assert system.chunks.intents[member.uid].covered == [(1, 3)]
         system.storage.janitor.look()
         await until(lambda: quiet(c, 1))
-        assert not list(system.storage.books.meta.scan(meta_rows.INTENT))
+        assert not list(system.storage.meta_batch.meta.scan(meta_rows.INTENT))
 
 
 async def test_chunks_that_a_crash_left_to_nobody_go_at_the_start(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1) as c:
         uid = c.member(1).uid
-        meta = c.system(1).storage.books.meta
+        meta = c.system(1).storage.meta_batch.meta
         meta.commit([(meta_rows.chunk_key(uid, b"x" * 16), b"1"), (meta_rows.chunk_key(77, b"y" * 16), b"2")])
         meta.commit([Intent(9, 1).put(77)])
         await c.restart(1)
-        assert not c.system(1).storage.books.meta.keys(meta_rows.CHUNK)
-        assert not list(c.system(1).storage.books.meta.scan(meta_rows.INTENT)), "of a group that is not here"
+        assert not c.system(1).storage.meta_batch.meta.keys(meta_rows.CHUNK)
+        assert not list(c.system(1).storage.meta_batch.meta.scan(meta_rows.INTENT)), "of a group that is not here"
 
 
 # From any member
@@ -301,7 +301,7 @@ async def test_chunks_that_a_crash_left_to_nobody_go_at_the_start(tmp_path: Path
 async def test_a_member_that_does_not_answer_is_passed_over(tmp_path: Path, fault: str) -> None:
     async with cluster(tmp_path, **{**LIMITS, "snapshot_stall_ms": 200}) as c:
         bodies = await laggard(c)
-        serving = c.system(2).serving
+        serving = c.system(2).pull_answers
         if fault == "silent":
             serving.on_pull = lambda *arguments: None  # type: ignore[method-assign]
         elif fault == "refuses":
@@ -334,7 +334,7 @@ async def test_a_receiver_finishes_without_the_node_that_offered(tmp_path: Path)
         with trio.fail_after(10):
             await gone.wait()
         await c.crash(1)
-        await until(lambda: c.system(3).receiving.installed == 1)
+        await until(lambda: c.system(3).snapshot_receiver.installed == 1)
         leader = await c.leader(among=[2, 3])
         await c.append(leader, [(b"", b"after")])
         await c.applied(among=[2, 3])
@@ -360,13 +360,13 @@ async def test_what_is_released_during_a_transfer_comes_as_a_tombstone(tmp_path:
             await c.nodes[number].compact()
         installed: list[tuple[int, int, bool]] = []
         system = c.system(3)
-        install = system.receiving._install
+        install = system.snapshot_receiver._install
 
         def look(member: Any, snapshot: Any, size: int, have: int) -> None:
             install(member, snapshot, size, have)
             installed.append((snapshot.index, member.floor, member.resolves))
 
-        system.receiving._install = look  # type: ignore[method-assign]
+        system.snapshot_receiver._install = look  # type: ignore[method-assign]
         wire.let_go()
         await c.applied()
         # The offer stands: nothing started over, and below the release nothing is resolved.
@@ -388,13 +388,13 @@ async def test_a_transfer_ends_under_constant_truncation(tmp_path: Path) -> None
         await c.start(3)
         wire = Wire(c, 3)
         log, start = c.log(1), 0
-        while not c.system(3).receiving.installed:
+        while not c.system(3).snapshot_receiver.installed:
             await c.fill(1, 1, 10 * KIB)
             start = min(start + 2, log.end - 1)
             await c.nodes[1].truncate("log", start)
             if start % 6 == 0:
                 await c.nodes[1].compact()
-        assert c.system(1).snapshot_sender.sent + len(c.system(3).receiving._offers) <= 2
+        assert c.system(1).snapshot_sender.sent + len(c.system(3).snapshot_receiver._offers) <= 2
         await c.applied()
         assert len(wire.indexes) == len(set(wire.indexes))
         assert await c.read(3, log.start) == await c.read(1, log.start)
@@ -511,7 +511,7 @@ async def test_offers_of_nonsense_leave_nothing(tmp_path: Path) -> None:
         await c.fill(await c.leader(), 3, 100)
         await c.applied()
         await c.nodes[1].snapshot()
-        data = c.system(1).storage.books.snapshot(c.member(1).uid).data
+        data = c.system(1).storage.meta_batch.snapshot(c.member(1).uid).data
         answers: list[dict[str, Any]] = []
         peers = c.network.nodes[2]
         send_blob = peers.send_blob
@@ -587,7 +587,7 @@ async def test_a_transfer_is_slowed_down_to_the_configured_rate(tmp_path: Path) 
         bodies = await laggard(c, 20)
         await c.start(3)
         began = trio.current_time()
-        await until(lambda: c.system(3).receiving.installed == 1)
+        await until(lambda: c.system(3).snapshot_receiver.installed == 1)
         assert trio.current_time() - began > 0.3, "400 KiB at 1 MiB/s"
         await c.applied()
         await served(c, 3, bodies)
@@ -712,7 +712,7 @@ async def test_a_crash_of_a_source_at_any_step(tmp_path: Path, monkeypatch: pyte
         bodies = await laggard(c, 20)
         system = c.system(2)
         reached = trio.Event()
-        owner: Any = system.reader if step == "read" else system.serving
+        owner: Any = system.reader if step == "read" else system.pull_answers
         plain = getattr(owner, step)
 
         async def stop(*arguments: Any, **named: Any) -> None:

@@ -30,9 +30,9 @@ class Bench:
             forget=self.note("wal forgets"), restart=self.note("wal restarts"), keep_only=self.note("wal keeps"),
             position=(31, 0), current=5, current_entries=[(7, "e7"), (8, "e8")],
         )  # fmt: skip
-        durability: Any = SimpleNamespace(wal=self.wal, exclusive=self.exclusive, let_go=self.let_go)
-        self.durability = durability
-        durability.leave_out = lambda uid, files: self.did.append(("leave out", uid, [list(one) for one in files]))
+        group_commit: Any = SimpleNamespace(wal=self.wal, exclusive=self.exclusive, let_go=self.let_go)
+        self.group_commit = group_commit
+        group_commit.leave_out = lambda uid, files: self.did.append(("leave out", uid, [list(one) for one in files]))
         books: Any = SimpleNamespace(commit=self.commit, forget=self.note("books forget"))
         waiting = [SimpleNamespace(file=4, entries=[(7, "older")])]
         flush: Any = SimpleNamespace(
@@ -46,7 +46,7 @@ class Bench:
         homes: Any = SimpleNamespace(forget=self.note("homes forget"), recount=self.note("recount"))
         janitor: Any = SimpleNamespace(lock=trio.Lock(), make_room=self.note("make room"), roll=self.roll)
         self.logs = GroupLogs(
-            cast("Any", self.members), durability, books, flush, segments, homes, janitor, self.note("forgotten")
+            cast("Any", self.members), group_commit, books, flush, segments, homes, janitor, self.note("forgotten")
         )
 
     def note(self, what: str) -> Callable[..., None]:
@@ -95,13 +95,13 @@ async def test_what_is_decided_waits_for_room_and_for_nothing_else(monkeypatch: 
 def test_the_log_lets_go_of_sleepers_when_they_are_a_good_part_of_it() -> None:
     bench = Bench()
     bench.wal.current_entries = [(8, "e8")] * 32 + [(7, "e7")]
-    bench.durability.busy = False
+    bench.group_commit.busy = False
     bench.logs.forget_slept(2)
     assert not bench.did, "33 entries, and 2 groups went"
-    bench.durability.busy = True
+    bench.group_commit.busy = True
     bench.logs.forget_slept(3)
     assert not bench.did, "a write is under way"
-    bench.durability.busy = False
+    bench.group_commit.busy = False
     bench.logs.forget_slept(3)
     assert bench.did == [("let go", [(8, "e8")] * 32), "wal keeps"]
 

@@ -44,13 +44,13 @@ class Bench:
         async def exclusive(call: Callable[[], Any]) -> Any:
             return call()
 
-        durability: Any = SimpleNamespace(wal=wal, exclusive=exclusive)
+        group_commit: Any = SimpleNamespace(wal=wal, exclusive=exclusive)
         space: Any = SimpleNamespace(look=self.look_at_space, found=self.found, is_short=False, note=self.full.append)
         self.space = space
         segments: Any = SimpleNamespace(remove_unused=self.remove)
         books: Any = SimpleNamespace(commit_members="commit")
         self.janitor = Janitor(
-            durability, space, books, segments, flush, compactor, self.jobs, [("later", self.job("later"))],
+            group_commit, space, books, segments, flush, compactor, self.jobs, [("later", self.job("later"))],
             self.no_room,
         )  # fmt: skip
 

@@ -302,7 +302,7 @@ async def test_a_group_deleted_and_made_again_while_a_follower_sleeps(tmp_path: 
         old = c.system(away).names["log"]
         await c.crash(away)
         with trio.move_on_after(10):
-            await c.system(leader).directory.delete([old])
+            await c.system(leader).groups.delete([old])
         await until(lambda: all(not c.system(number).has(old) for number in rest), "it is gone on the others")
         await c.start(away)
         assert sleeps(c, away)
@@ -317,7 +317,7 @@ async def test_a_deleted_group_that_sleeps(tmp_path: Path) -> None:
     async with cluster(tmp_path, **QUICK) as c:
         await asleep(c)
         uid = c.system(1).names["log"]
-        await c.system(1).directory.delete([uid])
+        await c.system(1).groups.delete([uid])
         await until(lambda: not any(c.system(number).has(uid) for number in c.ids))
         await c.restart(1)
         assert not c.system(1).has(uid)

@@ -60,12 +60,12 @@ class Bench(Yard):
     def __init__(self, live: tuple[int, ...] = (1, 2, 3)) -> None:
         super().__init__(live)
         self.active: set[Member] = set()
-        self.retirement = Retiring(self.members)
+        self.hibernation = Retiring(self.members)
         self.asked: list[tuple[int, int, list[list[int]]]] = []
         self.spawned: list[Any] = []
         self.answers: dict[int, Any] = {}
         self.quiesce = Quiesce(
-            OWN, AFTER_S, self.members, self.live, self.table, cast(Any, self.retirement), self.unquiesce,
+            OWN, AFTER_S, self.members, self.live, self.table, cast(Any, self.hibernation), self.unquiesce,
             quiesce.Host(self.active.__contains__, self.say, lambda *task: self.spawned.append(task)),
         )  # fmt: skip
 
@@ -130,7 +130,7 @@ async def test_a_leader_at_rest_sleeps_when_its_followers_do(clock: object) -> N
     await bench.run(AFTER_S + 2)
     table = [[UID, TERM, LAST]]
     assert [(node, groups) for node, _, groups in bench.asked] == [(1, table), (3, table)]
-    assert bench.retirement.gone == [(UID, OWN, {1, 3}, set())] and not bench.members
+    assert bench.hibernation.gone == [(UID, OWN, {1, 3}, set())] and not bench.members
 
 
 async def test_a_follower_that_declines_keeps_all_awake_and_who_slept_is_told(clock: object) -> None:
@@ -138,7 +138,7 @@ async def test_a_follower_that_declines_keeps_all_awake_and_who_slept_is_told(cl
     bench.answers = {1: [UID], 3: []}
     bench.quiesce.rest(bench.member())
     await bench.run(AFTER_S + 2)
-    assert not bench.retirement.gone and bench.quiesce._patient
+    assert not bench.hibernation.gone and bench.quiesce._patient
     bench.unquiesce.tick()
     assert bench.sent[-1] == (1, AWAKE, {"groups": [UID]})
 
@@ -148,10 +148,10 @@ async def test_who_says_nothing_is_asked_again_when_some_time_has_passed(clock: 
     bench.answers = {1: [UID]}
     bench.quiesce.rest(bench.member())
     await bench.run(AFTER_S + ANSWER_SECONDS + 2)
-    assert len(bench.asked) == 2 and not bench.retirement.gone
+    assert len(bench.asked) == 2 and not bench.hibernation.gone
     bench.answers[3] = [UID]
     await bench.run(PATIENCE * AFTER_S)
-    assert bench.retirement.gone == [(UID, OWN, {1, 3}, set())]
+    assert bench.hibernation.gone == [(UID, OWN, {1, 3}, set())]
 
 
 async def test_an_absent_member_makes_it_wait_longer_and_is_remembered(clock: object) -> None:
@@ -161,7 +161,7 @@ async def test_an_absent_member_makes_it_wait_longer_and_is_remembered(clock: ob
     await bench.run(AFTER_S * (PATIENCE - 1))
     assert not bench.asked
     await bench.run(AFTER_S * PATIENCE)
-    assert bench.retirement.gone == [(UID, OWN, {3}, {1})]
+    assert bench.hibernation.gone == [(UID, OWN, {3}, {1})]
 
 
 async def test_who_comes_back_while_it_is_asked_is_not_taken_for_absent(clock: object) -> None:
@@ -175,7 +175,7 @@ async def test_who_comes_back_while_it_is_asked_is_not_taken_for_absent(clock: o
 
     bench.quiesce._host = bench.quiesce._host._replace(send_blob=back)
     await bench.run(AFTER_S * (PATIENCE + 2))
-    assert bench.asked and not bench.retirement.gone
+    assert bench.asked and not bench.hibernation.gone
 
 
 async def test_who_dies_while_it_is_asked_did_not_agree(clock: object) -> None:
@@ -190,14 +190,14 @@ async def test_who_dies_while_it_is_asked_did_not_agree(clock: object) -> None:
 
     bench.quiesce._host = bench.quiesce._host._replace(send_blob=dies)
     await bench.run(AFTER_S + ANSWER_SECONDS + 2)
-    assert bench.asked and not bench.retirement.gone
+    assert bench.asked and not bench.hibernation.gone
 
 
 async def test_of_a_group_that_was_deleted_meanwhile_nobody_is_told_that_it_is_awake(clock: object) -> None:
     bench = Bench()
     bench.answers = {1: [UID], 3: []}
     bench.quiesce.rest(bench.member())
-    bench.retirement.then = bench.members.clear
+    bench.hibernation.then = bench.members.clear
     await bench.run(AFTER_S + 2)
     assert bench.asked and not bench.unquiesce.is_busy
 
@@ -205,12 +205,12 @@ async def test_of_a_group_that_was_deleted_meanwhile_nobody_is_told_that_it_is_a
 async def test_a_batch_that_could_not_be_stored_is_no_end_of_it(clock: object) -> None:
     bench = Bench()
     bench.answers = {1: [UID, UID + 1], 3: [UID, UID + 1]}
-    bench.retirement.fault = NoSpace("full")
+    bench.hibernation.fault = NoSpace("full")
     bench.quiesce.rest(bench.member())
     await bench.run(AFTER_S + 2)
     bench.quiesce.rest(bench.member(UID + 1))
     await bench.run(AFTER_S + 2)
-    assert [uid for uid, *_ in bench.retirement.gone] == [UID + 1]
+    assert [uid for uid, *_ in bench.hibernation.gone] == [UID + 1]
 
 
 async def test_only_a_leader_at_rest_is_put_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +226,9 @@ async def test_only_a_leader_at_rest_is_put_to_sleep(monkeypatch: pytest.MonkeyP
     bench.active.add(member)
     assert not due() and not bench.quiesce._patient, "it comes back when it rests again"
     bench.active.clear()
-    bench.retirement.awake.add(member)
+    bench.hibernation.awake.add(member)
     assert not due() and bench.quiesce._patient
-    bench.retirement.awake.clear()
+    bench.hibernation.awake.clear()
     member.state = HALTED
     assert not due()
     member = bench.member(UID + 1, lead=False)
@@ -257,7 +257,7 @@ async def test_a_follower_sleeps_under_the_leader_that_asks_with_the_very_log_th
     bench.member(UID + 3, lead=False, leader=3)
     table = [[UID, TERM, LAST], [UID + 1, TERM + 1, LAST], [UID + 2, TERM, LAST + 1], [UID + 3, TERM, LAST], [99, 1, 1]]
     assert await bench.hear(1, table) == [UID]
-    assert bench.retirement.gone == [(UID, 1, set(), set())]
+    assert bench.hibernation.gone == [(UID, 1, set(), set())]
 
 
 async def test_a_follower_that_sleeps_already_says_so_and_wakes_for_any_other_leader() -> None:
@@ -271,14 +271,14 @@ async def test_a_follower_that_sleeps_already_says_so_and_wakes_for_any_other_le
 async def test_a_follower_that_can_store_nothing_sleeps_in_nothing() -> None:
     bench = Bench()
     bench.member(lead=False)
-    bench.retirement.fault = NoSpace("full")
+    bench.hibernation.fault = NoSpace("full")
     assert await bench.hear(1, [[UID, TERM, LAST]]) == [] and bench.members
 
 
 async def test_a_follower_whose_leader_went_while_it_stored_that_it_sleeps_stays_awake() -> None:
     bench = Bench()
     member = bench.member(lead=False)
-    bench.retirement.then = lambda: setattr(member.raft, "leader", 0)
+    bench.hibernation.then = lambda: setattr(member.raft, "leader", 0)
     assert await bench.hear(1, [[UID, TERM, LAST]]) == [] and bench.members
 
 

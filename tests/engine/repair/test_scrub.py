@@ -239,7 +239,7 @@ async def test_what_lies_below_a_log_in_a_segment_of_another_group(tmp_path: Pat
         assert [run.segment for run in c.member(3).segments] == [2]
         readable(c, 3)
         assert not (await scrubbed(c, 3))["findings"]
-        assert c.system(3).damages.mended == 0
+        assert c.system(3).log_repair.mended == 0
         assert [body for _, body in await c.read(3, name="other")] == others
         # With the last group that needs it the segment goes, too.
         await c.nodes[3].snapshot()
@@ -288,11 +288,11 @@ async def test_damaged_rows_of_the_meta_store(tmp_path: Path, prefix: bytes, cop
         assert status["findings"] and {one["group"] for one in status["findings"]} == {"log"}
         assert not status["left"], status["findings"]
         # What a snapshot said is in memory.
-        assert not c.system(3).damages.mended
+        assert not c.system(3).log_repair.mended
         assert not (await scrubbed(c, 3))["findings"]
         await c.restart(3)
         await c.applied()
-        assert not c.system(3).storage.books.meta.repaired and c.system(3).damages.mended == 0
+        assert not c.system(3).storage.meta_batch.meta.repaired and c.system(3).log_repair.mended == 0
         await all_read(c, 3, bodies)
 
 
@@ -460,7 +460,7 @@ async def test_what_comes_and_goes_under_the_walk_is_no_damage(tmp_path: Path) -
                 await c.nodes[1].snapshot()
                 await c.roll(1)
                 await c.nodes[1].compact()
-                await c.system(1).storage.migration.collect(1.0)
+                await c.system(1).storage.compactor.collect(1.0)
                 rounds += 1
 
         async with trio.open_nursery() as nursery:
@@ -509,7 +509,7 @@ async def test_a_segment_that_lacks_entries(tmp_path: Path, how: str, covered: b
         if when == "at a start":
             await c.start(3)
             system = c.system(3)
-            await until(lambda: system.damages.mended or system.refill.refilled, "it is met at the start")
+            await until(lambda: system.log_repair.mended or system.refill.refilled, "it is met at the start")
         status = await scrubbed(c, 3)
         assert (when == "running") == bool(status["last"]["segment"]["found"]) and not status["left"], status
         await until(lambda: not c.system(3).store.lost_ranges())
@@ -533,14 +533,14 @@ async def test_a_change_that_never_was_committed_is_not_what_a_member_begins_ane
         raft.propose_membership((Change("remove", 3),))
         assert 3 not in raft.configuration.nodes() and 3 in raft.base[1].nodes()
         assert overwrite_rows(c, 2, SnapshotRow.PREFIX + KEY.pack(c.member(2).uid), ("a", "b")) == 2
-        c.system(2).damages.found(c.member(2), Corrupt("somewhere", 0, "its records", "damage"))
+        c.system(2).log_repair.found(c.member(2), Corrupt("somewhere", 0, "its records", "damage"))
         await until(lambda: c.member(2).raft is not raft, "it begins anew")
         await c.leader(among=[1, 3])
         c.network.heal()
         await mended(c, 2)
         replica = c.member(3)
         await c.applied()
-        c.system(2).departures.tell(3, c.member(2))
+        c.system(2).replica_gc.tell(3, c.member(2))
         await c.lead(3)
         assert c.member(3) is replica
         await all_read(c, 2, bodies)

@@ -45,7 +45,7 @@ async def test_two_of_three_at_once_keep_their_votes(tmp_path: Path) -> None:
             for number in (2, 3):
                 nursery.start_soon(scrubbed, c, number)
         bodies += await c.fill(1, 1, 20_000)
-        assert not any(c.system(number).damages.mended for number in c.ids)
+        assert not any(c.system(number).log_repair.mended for number in c.ids)
         for number in (2, 3):
             assert not (await scrubbed(c, number))["findings"]
             await c.restart(number)
@@ -70,7 +70,7 @@ async def test_a_chunk_that_is_damaged_is_written_again(tmp_path: Path) -> None:
         await put(c, 1, "big", 1, 2 * MIB)
         await c.nodes[1].snapshot()
         await c.nodes[1].compact()
-        before, meta = stored(c, 1), c.system(1).storage.books.meta
+        before, meta = stored(c, 1), c.system(1).storage.meta_batch.meta
         (key, _) = sorted(meta.keys(meta_rows.CHUNK))
         meta.commit([(key, b"not what its name says")])
         status = await scrubbed(c, 1)

@@ -18,17 +18,17 @@ async def test_a_slow_log_is_asked_for_a_snapshot_and_its_segment_goes(tmp_path:
         storage = c.system(1).storage
         await c.fill(1, 30, 40 * KIB)
         await c.roll(1)
-        oldest = storage.holders.status()["segment"]
+        oldest = storage.gc_blockers.status()["segment"]
         assert oldest == 1
-        assert ["slow", "no snapshot at 2"] in storage.holders.status()["segment_names"]
+        assert ["slow", "no snapshot at 2"] in storage.gc_blockers.status()["segment_names"]
         assert c.member(1, "slow").snapshot_index == 0
         await c.fill(1, 30, 40 * KIB)
         await c.roll(1)
         storage.janitor.look()
-        await until(lambda: storage.holders.asked > 0, "the groups of the oldest segment are asked")
+        await until(lambda: storage.gc_blockers.asked > 0, "the groups of the oldest segment are asked")
         assert c.member(1, "slow").snapshot_index == 2
         await until(lambda: not storage.segments.path(oldest).exists(), "nothing holds the oldest segment")
-        assert storage.holders.status()["segment"] != oldest
+        assert storage.gc_blockers.status()["segment"] != oldest
 
 
 async def test_few_segments_are_no_reason_to_ask(tmp_path: Path) -> None:
@@ -36,8 +36,8 @@ async def test_few_segments_are_no_reason_to_ask(tmp_path: Path) -> None:
         await c.fill(1, 3, 100)
         storage = c.system(1).storage
         await c.roll(1)
-        await storage.holders.ask()
-        assert storage.holders.asked == 0 and c.member(1).snapshot_index == 0
+        await storage.gc_blockers.ask()
+        assert storage.gc_blockers.asked == 0 and c.member(1).snapshot_index == 0
 
 
 async def test_what_is_not_committed_holds_a_wal_file_and_is_named(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ async def test_what_is_not_committed_holds_a_wal_file_and_is_named(tmp_path: Pat
         await until(lambda: member.raft.log.stable == last, "the leader has it on its disk")
         storage = c.system(1).storage
         await c.roll(1)
-        status = storage.holders.status()
+        status = storage.gc_blockers.status()
         assert (status["wal_file"], status["wal_groups"]) == (1, 1)
         assert status["wal_names"] == [["log", f"entry {last} is not committed"]]
         await c.start(2)
@@ -62,4 +62,4 @@ async def test_what_is_not_committed_holds_a_wal_file_and_is_named(tmp_path: Pat
         await until(lambda: member.raft.commit >= last, "it is committed")
         storage.janitor.look()
         await until(lambda: 1 not in dict(c.system(1).wal.files), "the file was let go")
-        assert storage.holders.status()["wal_file"] != 1
+        assert storage.gc_blockers.status()["wal_file"] != 1

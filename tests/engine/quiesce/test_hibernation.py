@@ -11,7 +11,7 @@ import pytest
 from logyard.engine.log import checkpoint_rows as rows
 from logyard.engine.log.meta_rows import StateRow
 from logyard.engine.quiesce import quiesce
-from logyard.engine.quiesce.quiesce import TIDY_MIN, Retirement
+from logyard.engine.quiesce.quiesce import TIDY_MIN, Hibernation
 from logyard.engine.raft import quiescence
 from logyard.engine.replica.member import ASLEEP, HALTED, Member
 
@@ -34,7 +34,7 @@ class Bench(Yard):
             lambda member: member not in self.in_the_wal, self.move_out, self.snapshot, self.leave_log, self.commit,
             lambda member: self.did.append("slept"), self.forgotten.append,
         )  # fmt: skip
-        self.retirement = Retirement(
+        self.hibernation = Hibernation(
             self.members, self.transitions, storage, self.held.__contains__, lambda node: 60 + node,
             lambda member: self.did.append("left"), self.shrink,
         )  # fmt: skip
@@ -72,14 +72,14 @@ class Bench(Yard):
 async def test_what_is_stored_says_all_that_the_row_does() -> None:
     bench = Bench()
     member = bench.member()
-    ((_, put),) = (await bench.retirement.prepare([member], 1)).items()
+    ((_, put),) = (await bench.hibernation.prepare([member], 1)).items()
     assert bench.stored == [put] and bench.did == ["commit", "leave log"] and put[1] is not None
     state = StateRow.unpack(put[0], put[1])
     assert (state.term, state.commit, state.extra["asleep"]) == (TERM, LAST, [1, 61, 0, 0, 0, 100])
-    assert bench.retirement.give_up(member, put, 1)
+    assert bench.hibernation.give_up(member, put, 1)
     assert bench.did[2:] == ["left", "slept"] and member.state == ASLEEP and not bench.members
     assert bench.table.row(UID).leader == 1 and bench.table.row(UID).name == f"g{UID}"
-    assert not bench.retirement.give_up(member, put, 1), "it is gone"
+    assert not bench.hibernation.give_up(member, put, 1), "it is gone"
 
 
 async def test_who_has_payloads_in_the_wal_moves_out_and_who_has_too_many_stays() -> None:
@@ -88,7 +88,7 @@ async def test_who_has_payloads_in_the_wal_moves_out_and_who_has_too_many_stays(
     bench.in_the_wal = {light, heavy}
     bench.heavy = {heavy}
     light.covered(LAST - 1, TERM, 100)
-    assert list(await bench.retirement.prepare([light, heavy], OWN)) == [light]
+    assert list(await bench.hibernation.prepare([light, heavy], OWN)) == [light]
     assert bench.did == ["move out", "snapshot", "commit", "leave log"]
 
 
@@ -124,54 +124,54 @@ async def test_who_has_anything_to_do_stays_awake_before_and_after_the_commit(
     member = bench.member()
     member.kept = kept()
     member.uploads = cast(Any, SimpleNamespace(open=set()))
-    assert bench.retirement.may_sleep(member)
-    ready = await bench.retirement.prepare([member], OWN)
+    assert bench.hibernation.may_sleep(member)
+    ready = await bench.hibernation.prepare([member], OWN)
     make(bench, member)
-    assert not bench.retirement.may_sleep(member)
-    assert not bench.retirement.give_up(member, ready[member], OWN) and bench.members == {UID: member}
-    assert not await bench.retirement.prepare([member], OWN) and len(bench.stored) == 1
+    assert not bench.hibernation.may_sleep(member)
+    assert not bench.hibernation.give_up(member, ready[member], OWN) and bench.members == {UID: member}
+    assert not await bench.hibernation.prepare([member], OWN) and len(bench.stored) == 1
 
 
 async def test_a_member_of_which_more_is_known_than_was_stored_stays() -> None:
     bench = Bench()
     member = bench.member()
-    ready = await bench.retirement.prepare([member], OWN)
+    ready = await bench.hibernation.prepare([member], OWN)
     changes: list[Callable[[], object]] = [lambda: member.raise_floor(3), lambda: member.covered(LAST, TERM, 101)]
     for change in changes:
         put = ready[member]
         change()
-        assert bench.retirement.may_sleep(member) and not bench.retirement.give_up(member, put, OWN)
-        ready = await bench.retirement.prepare([member], OWN)
-    assert bench.retirement.give_up(member, ready[member], OWN, {1, 3})
+        assert bench.hibernation.may_sleep(member) and not bench.hibernation.give_up(member, put, OWN)
+        ready = await bench.hibernation.prepare([member], OWN)
+    assert bench.hibernation.give_up(member, ready[member], OWN, {1, 3})
     assert bench.table.row(UID).shape.asleep == (1, 3)
 
 
 async def test_another_object_of_the_same_group_is_not_given_up() -> None:
     bench = Bench()
     member = bench.member()
-    ready = await bench.retirement.prepare([member], OWN)
+    ready = await bench.hibernation.prepare([member], OWN)
     again = bench.member()
-    assert not bench.retirement.give_up(member, ready[member], OWN) and bench.members == {UID: again}
+    assert not bench.hibernation.give_up(member, ready[member], OWN) and bench.members == {UID: again}
 
 
 async def test_who_has_no_snapshot_at_its_end_is_not_stored_asleep() -> None:
     bench = Bench()
     member = bench.member()
     member.doubt_snapshot(LAST)
-    assert not await bench.retirement.prepare([member], OWN) and not bench.stored
+    assert not await bench.hibernation.prepare([member], OWN) and not bench.stored
 
 
 def test_memory_is_given_back_when_most_of_it_is_of_groups_that_sleep() -> None:
     bench = Bench()
     for uid in range(1, TIDY_MIN // 4 + 11):
         bench.member(uid)
-    bench.retirement.tidy()
+    bench.hibernation.tidy()
     assert not bench.forgotten
     bench.transitions.slept = TIDY_MIN
-    bench.retirement.tidy()
+    bench.hibernation.tidy()
     assert bench.forgotten == [TIDY_MIN], "as many are awake"
     for _ in range(20):
         bench.members.popitem()
-    bench.retirement.tidy()
-    bench.retirement.tidy()
+    bench.hibernation.tidy()
+    bench.hibernation.tidy()
     assert bench.forgotten[1:] == [TIDY_MIN] and bench.shrunk == 1

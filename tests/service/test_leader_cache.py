@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from logyard.client.board import Standing, merge_board, standings
-from logyard.engine.host.leader_cache import STALE_MIN, Leaderboard
+from logyard.engine.host.leader_cache import STALE_MIN, LeaderCache
 from logyard.engine.host.leader_cache import Standing as Row
 from logyard.machines.log import AppendLog
 from logyard.service.embedded import open_system
@@ -30,7 +30,7 @@ def test_the_leader_in_the_newest_term_is_believed() -> None:
 
 
 def test_rows_of_groups_that_are_gone_do_not_pile_up() -> None:
-    board = Leaderboard()
+    board = LeaderCache()
     board.rows = {uid: Row(1, 1, 1) for uid in range(STALE_MIN + 3)}
     board.prune({1}, 1)
     assert set(board.rows) == {1}
@@ -45,14 +45,14 @@ async def test_a_nodes_table_follows_elections_and_answers_for_stopped_groups(tm
         before = time.time_ns() // 1_000_000
         leader = await c.leader("b")
         target = leader % 3 + 1
-        won = c.system(target).leaderboard.elections
+        won = c.system(target).leader_cache.elections
         await c.nodes[leader].transfer("b", target)
         for number in c.ids:
             await until(lambda number=number: standings(c.nodes[number].board("a", 1))[0].leader == target)
         (row,) = standings(c.nodes[target].board("a", 1))
         assert (row.name, row.role, row.members) == ("b", "leader", (1, 2, 3))
         assert before <= row.since_ms <= time.time_ns() // 1_000_000
-        assert c.system(target).leaderboard.elections == won + 1
+        assert c.system(target).leader_cache.elections == won + 1
         c.system(3).retire.stop(c.member(3, "a"), "a test")
         rows = standings(c.nodes[3].board("", 3))
         assert [(one.name, one.state) for one in rows] == [("a", "stopped"), ("b", "running"), ("c", "running")]
