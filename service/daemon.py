@@ -108,11 +108,11 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
             async for _ in signals:
                 stop()
 
-    async def reload_on_signal(node: Node) -> None:
+    async def reload_on_signal(reload: Callable[[], None]) -> None:
         with trio.open_signal_receiver(signal.SIGHUP) as signals:
             async for _ in signals:
                 try:
-                    node.reload_tls()
+                    reload()
                 except BadRequest as error:
                     print(f"logyard serve: the certificates stay as they were: {error}", file=sys.stderr, flush=True)
 
@@ -123,11 +123,11 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
             if until_eof:
                 watch_input(stop)
             node: Node = await nursery.start(serve, config)
-            nursery.start_soon(reload_on_signal, node)
+            nursery.start_soon(reload_on_signal, node.reload_tls)
             if config.client_tls is None:
                 print(f"logyard serve: {TRUSTING}", file=sys.stderr, flush=True)
             memory.begin()
-            node.system.grown, node.system.shrunk = memory.grown, memory.shrunk
+            node.system.tell_memory(memory.grown, memory.shrunk)
             host, port = config.client_listen
             metrics = f" metrics={config.metrics_listen[0]}:{node.metrics_port}" if config.metrics_listen else ""
             print(f"ready client={host}:{port} pid={os.getpid()}{metrics}", flush=True)

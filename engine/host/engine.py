@@ -645,6 +645,10 @@ class System:
         """Run a task until it ends, or the node does."""
         self.nursery.start_soon(task, *arguments)
 
+    def tell_memory(self, grown: Callable[[], None], shrunk: Callable[[], None]) -> None:
+        """Have these called when many objects came that live long, and when many went."""
+        self.grown, self.shrunk = grown, shrunk
+
     def mark(self, member: Member) -> None:
         """Let a member be looked at in the next turn, and at the next tick."""
         self.active.add(member)
