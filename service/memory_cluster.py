@@ -6,8 +6,9 @@ Waiting is always for a condition, and fails after `PATIENCE_S`. Shipped as `log
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import trio.testing
 
 from logyard.client.background import background
 from logyard.engine.config import SystemConfig
-from logyard.engine.host.engine import System
 from logyard.engine.machine import Machine
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.member import Member
@@ -79,7 +79,7 @@ class MemoryCluster:
             origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
         )  # fmt: skip
         scope, ended = self._scopes[number] = trio.CancelScope(), trio.Event()
-        await self._nursery.start(self._run, number, system, peers, scope, ended)
+        await self._nursery.start(self._run, number, partial(system.run, peers), scope, ended)
         node = self.nodes[number] = Node(system)
         for other in self.ids:
             if other != number:
@@ -93,15 +93,14 @@ class MemoryCluster:
     async def _run(
         self,
         number: int,
-        system: System,
-        peers: Any,
+        run: Callable[..., Awaitable[None]],
         scope: trio.CancelScope,
         ended: trio.Event,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         try:
             with scope:
-                await system.run(peers, task_status)
+                await run(task_status=task_status)
         except* LogyardError as group:
             self.failures[number] = group
         finally:
