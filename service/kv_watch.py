@@ -2,17 +2,19 @@
 
 The machine's history is the buffer: a listener that is slow is read to later, from where it stands, and costs nothing
 meanwhile; when what it needs is compacted it is told so. Events of one revision travel together, in order, without a
-gap and without repetition. One task a listener, none a watch. Used by `kv_calls`; a `Listener` is made by `rpc`.
+gap and without repetition. One task a listener, none a watch. Used by `kv_verbs`; a listening call is a sink of
+`pushes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import trio
 
 from logyard.engine.replica.leadership import wait
+from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Buffer
 from logyard.machines.kv import KV
@@ -21,12 +23,8 @@ from logyard.machines.kv.history import Events, History
 from logyard.protocol.errors import BadRequest, Refused, UnknownGroup, WrongKind
 
 from .answers import give_back
-from .kv_reads import read
+from .kv_reads import Place
 from .kv_tracks import Found, Track, Tracks, Watch, collect
-
-if TYPE_CHECKING:
-    from logyard.engine.host.engine import System
-    from logyard.engine.replica.member import Member
 
 ALIVE_S = 1.0
 """So often a listener is told how far it is, and looked after."""
@@ -95,14 +93,52 @@ class Stream:
         self.stirred = True
         self.member.wake()
 
+    def change(self, add: Sequence[Any], remove: Sequence[int], close: bool) -> None:
+        """Remove watches, and add others; `close`: it ends when its task looks. Raises `BadRequest`."""
+        self.closed = self.closed or close
+        self.remove(remove)
+        self.add(add)
+
+    def read_from(self, member: Member) -> None:
+        """Go on with another object of the same group: it slept meanwhile, and has the same revisions."""
+        self.member = member
+
+    def look(self) -> None:
+        """Begin to look at what there is now."""
+        self.stirred = False
+
+    def take_fresh(self) -> list[int]:
+        """Return the watches that are told now where they begin."""
+        fresh, self.fresh = self.fresh, []
+        return fresh
+
+    def heard(self) -> None:
+        """Note that its client hears now how far it is."""
+        self.told = trio.current_time()
+
+
+class Groups(NamedTuple):
+    """This node's groups."""
+
+    node_id: int
+    find: Callable[[str], Member]
+    """A group's member, woken. Raises `UnknownGroup`."""
+    has: Callable[[int], bool]
+    """Whether a group is here, awake or not."""
+
+
+Read = Callable[[Member, Iterable[Place]], Awaitable[Mapping[Place, Buffer]]]
+"""Gives the bytes of payloads, by place: `kv_reads.KvReads.read`."""
+
 
 class Watches:
     """The streams of one node, by the number that their client drew."""
 
-    __slots__ = ("system", "streams")
+    __slots__ = ("_groups", "_read", "streams")
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(self, groups: Groups, read: Read) -> None:
+        self._groups = groups
+        self._read = read
         self.streams: dict[int, Stream] = {}
 
     def change(self, stream: int, add: Sequence[Any], remove: Sequence[int], close: bool = False) -> None:
@@ -110,15 +146,13 @@ class Watches:
         found = self.streams.get(stream)
         if found is None:
             raise Refused("the stream of watches has ended")
-        found.closed = found.closed or close
-        found.remove(remove)
-        found.add(add)
+        found.change(add, remove, close)
 
     async def listen(self, name: str, number: int, add: Sequence[Any], local: bool, sink: WatchSink) -> NoReturn:
         """Push what the watches see, until this raises why that is over: `NotLeader` (unless `local`: any member will
         do), `UnknownGroup`, `GroupStopped`."""
-        system = self.system
-        member = system.member(name)
+        groups = self._groups
+        member = groups.find(name)
         if number in self.streams:
             raise BadRequest("a stream of that number is open")
         stream = self.streams[number] = Stream(name, member)
@@ -126,10 +160,10 @@ class Watches:
         try:
             stream.add(add)
             while not stream.closed:
-                if not system.has(uid):
-                    raise UnknownGroup(f"no group {name!r} on node {system.node_id}", name=name)
-                # A group that slept in the meantime has another member, and the same revisions.
-                member = stream.member = system.member(name)
+                if not groups.has(uid):
+                    raise UnknownGroup(f"no group {name!r} on node {groups.node_id}", name=name)
+                member = groups.find(name)
+                stream.read_from(member)
                 if not local:
                     check_leader(member)
                 await self._step(stream, member, sink)
@@ -140,7 +174,7 @@ class Watches:
     async def _step(self, stream: Stream, member: Member, sink: WatchSink) -> None:
         await sink.room(WAITING_BYTES_MAX)
         state = machine_of(member).state
-        stream.stirred = False
+        stream.look()
         self._greet(stream, state.revision, sink)
         at = stream.tracks.lowest()
         if at is not None and at <= state.compacted:
@@ -161,8 +195,8 @@ class Watches:
         stream.tracks.move(at, found.next)
         if found.revisions:
             low = stream.tracks.lowest() or 0
-            stream.told = trio.current_time()
-            sink.push(*await filled(self.system, member, found, {"kind": "events", "low": low}))
+            stream.heard()
+            sink.push(*await self._filled(member, found, {"kind": "events", "low": low}))
             give_back()
         else:
             if trio.current_time() - stream.told >= ALIVE_S:
@@ -171,16 +205,58 @@ class Watches:
             await trio.lowlevel.checkpoint()
 
     def _tell(self, stream: Stream, at: int | None, revision: int, sink: WatchSink) -> None:
-        stream.told = trio.current_time()
+        stream.heard()
         sink.push({"kind": "alive", "next": 0 if at is None else at, "revision": revision}, ())
 
     def _greet(self, stream: Stream, revision: int, sink: WatchSink) -> None:
-        fresh, stream.fresh = stream.fresh, []
+        fresh = stream.take_fresh()
         tracks = stream.tracks
         places = {id(track): at for at, track in tracks.tracks.items()} if fresh else {}
         rows = [(one, places[id(tracks.place[one])]) for one in fresh if one in tracks.place]
         if rows:
             sink.push({"kind": "created", "watches": rows, "revision": revision}, ())
+
+    async def _filled(
+        self, member: Member, found: Found, header: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[Buffer]]:
+        """Return events as they travel, with the payloads that fit."""
+        taken: list[tuple[int, int]] = []
+        size = 0
+        for place, length in found.payloads.items():
+            size += length
+            if size > PAYLOAD_BYTES_MAX and taken:
+                break
+            taken.append(place)
+        bodies = await self._read(member, taken) if taken and member.resolves else {}
+        header |= {
+            "revisions": found.revisions,
+            "next": found.next,
+            "places": [(*place, len(body)) for place, body in bodies.items()],
+        }
+        return header, list(bodies.values())
+
+    async def events(
+        self, member: Member, watch: Watch, start: int, wait_s: float
+    ) -> tuple[dict[str, Any], list[Buffer]]:
+        """Return what one watch sees from revision `start` on, for who asks again and again; waits for something to
+        see."""
+        track = Track()
+        track.add(watch)
+        at = max(start, FIRST_REVISION) if start else machine_of(member).state.revision + 1
+        with trio.move_on_after(wait_s):
+            while True:
+                state = machine_of(member).state
+                if at <= state.compacted:
+                    return {"kind": "compacted", "compacted": state.compacted}, []
+                found = collect(track, _revisions(state.history, at, min(state.revision + 1, at + SCAN_REVISIONS)), at)
+                if found.revisions:
+                    return await self._filled(member, found, {"kind": "events"})
+                at = found.next
+                if at > state.revision:
+                    await _until_newer(member, at)
+                else:
+                    await trio.lowlevel.checkpoint()
+        return {"kind": "events", "revisions": [], "next": at, "places": []}, []
 
 
 def _newer(member: Member, at: int | None) -> bool:
@@ -200,48 +276,5 @@ def _revisions(history: History, start: int, end: int) -> Iterator[tuple[int, Ev
     return ((revision, history.at(revision)) for revision in range(start, end))
 
 
-async def filled(
-    system: System, member: Member, found: Found, header: dict[str, Any]
-) -> tuple[dict[str, Any], list[Buffer]]:
-    """Return events as they travel, with the payloads that fit."""
-    taken: list[tuple[int, int]] = []
-    size = 0
-    for place, length in found.payloads.items():
-        size += length
-        if size > PAYLOAD_BYTES_MAX and taken:
-            break
-        taken.append(place)
-    bodies = await read(system, member, taken) if taken and member.resolves else {}
-    header |= {
-        "revisions": found.revisions,
-        "next": found.next,
-        "places": [(*place, len(body)) for place, body in bodies.items()],
-    }
-    return header, list(bodies.values())
-
-
-async def events(
-    system: System, member: Member, watch: Watch, start: int, wait_s: float
-) -> tuple[dict[str, Any], list[Buffer]]:
-    """Return what one watch sees from revision `start` on, for who asks again and again; waits for something to see."""
-    track = Track()
-    track.add(watch)
-    at = max(start, FIRST_REVISION) if start else machine_of(member).state.revision + 1
-    with trio.move_on_after(wait_s):
-        while True:
-            state = machine_of(member).state
-            if at <= state.compacted:
-                return {"kind": "compacted", "compacted": state.compacted}, []
-            found = collect(track, _revisions(state.history, at, min(state.revision + 1, at + SCAN_REVISIONS)), at)
-            if found.revisions:
-                return await filled(system, member, found, {"kind": "events"})
-            at = found.next
-            if at > state.revision:
-                await _until_newer(system, member, at)
-            else:
-                await trio.lowlevel.checkpoint()
-    return {"kind": "events", "revisions": [], "next": at, "places": []}, []
-
-
-async def _until_newer(system: System, member: Member, at: int) -> None:
+async def _until_newer(member: Member, at: int) -> None:
     await wait(member, lambda: _newer(member, at))

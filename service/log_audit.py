@@ -2,26 +2,27 @@
 
 In steps of bounded bytes; between two of them the group may go on. A unit counts as live by the group's liveness, and
 what the machine needs is compared with it. Of an append log the offsets are counted, too, so that a lost entry shows by
-itself. Called by `service.node`.
+itself. Made by `service.node`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import trio
 
 from logyard.engine.entry import Unit, frames_of, unit_hash, units_of
-from logyard.engine.host.engine import System
+from logyard.engine.ports import StorePort
 from logyard.engine.replica.member import Member
-from logyard.engine.replica.reader import Located
+from logyard.engine.replica.reader import Located, Pins
+from logyard.engine.types import Buffer
 from logyard.machines.log import AppendLog
 from logyard.machines.log.slices import slices
 from logyard.payloads.layout import StoredEntry
 from logyard.protocol.errors import Gone, LogyardError
 
-from .log_scan import member_of
+from .log_scan import Find
 
 BATCH_BYTES = 4 << 20
 STEP_BYTES_MAX = 256 << 20
@@ -32,25 +33,46 @@ RECORDS_MAX = 1 << 31
 """More records than any entry has."""
 
 
-async def audit(system: System, name: str, uid: int, index: int, offset: int, max_bytes: int) -> dict[str, Any]:
-    """Take one step from entry `index` (0: the first one) on; see `client.scans.AuditStep`. Raises `UnknownGroup`,
-    `Gone` for a member that is below its payload floor, `GroupStopped`."""
-    member = member_of(system, name, uid)
-    machine = member.machine if isinstance(member.machine, AppendLog) else None
-    if not member.resolves:
-        raise Gone(f"{name!r} on node {system.node_id} has not caught up with a release yet; audit it again later")
-    one = Audit(system, member, machine, offset)
-    if not index:
-        one.compare()
-    await one.run(index, min(max_bytes, STEP_BYTES_MAX))
-    return one.fields
+class Stored(NamedTuple):
+    """Where this node has payloads, and nothing that a peer would mend."""
+
+    store: StorePort
+    """The generations."""
+    entries: Callable[[Member, int, int], Iterator[Located]]
+    """The entries with payload from one index to another."""
+    read_wal: Callable[[int, int, int], Buffer]
+    """Bytes of a WAL file: its number, from where, how many."""
+    pins: Pins
 
 
-class Audit:
+class LogAudit:
+    """Audits of this node's copies. `compare(member, index)` counts the ranges that the machine needs and released."""
+
+    def __init__(self, node_id: int, find: Find, stored: Stored, compare: Callable[[Member, int], int]) -> None:
+        self._node_id = node_id
+        self._find = find
+        self._stored = stored
+        self._compare = compare
+
+    async def audit(self, name: str, uid: int, index: int, offset: int, max_bytes: int) -> dict[str, Any]:
+        """Take one step from entry `index` (0: the first one) on; see `client.scans.AuditStep`. Raises `UnknownGroup`,
+        `Gone` for a member that is below its payload floor, `GroupStopped`."""
+        member = self._find(name, uid)
+        machine = member.machine if isinstance(member.machine, AppendLog) else None
+        if not member.resolves:
+            raise Gone(f"{name!r} on node {self._node_id} has not caught up with a release yet; audit it again later")
+        step = Step(self._stored, member, machine, offset)
+        if not index and (found := self._compare(member, member.raft.applied)):
+            step.needs_released(found)
+        await step.run(index, min(max_bytes, STEP_BYTES_MAX))
+        return step.fields
+
+
+class Step:
     """One step over one member."""
 
-    def __init__(self, system: System, member: Member, machine: AppendLog | None, offset: int) -> None:
-        self.system = system
+    def __init__(self, stored: Stored, member: Member, machine: AppendLog | None, offset: int) -> None:
+        self.stored = stored
         self.member = member
         self.machine = machine
         self.offset = offset
@@ -68,12 +90,10 @@ class Audit:
         if len(self.fields["problems"]) < PROBLEMS:
             self.fields["problems"].append(f"{kind}: {text}")
 
-    def compare(self) -> None:
-        """Check that what the machine needs was not released."""
-        found = self.system.snapshots.compare(self.member, self.member.raft.applied)
-        if found:
-            self.problem("mismatches", f"the machine needs {found} ranges, some of which are released")
-            self.fields["mismatches"] = found
+    def needs_released(self, ranges: int) -> None:
+        """Note that the machine needs what was released."""
+        self.problem("mismatches", f"the machine needs {ranges} ranges, some of which are released")
+        self.fields["mismatches"] = ranges
 
     async def run(self, index: int, max_bytes: int) -> None:
         """Walk, check, and say where to go on."""
@@ -117,22 +137,22 @@ class Audit:
         member, last = self.member, self.fields["applied"]
         at = max(index, 1)
         while at <= last:
-            home = self.system.store.home(member.uid, at)
+            home = self.stored.store.home(member.uid, at)
             if home is not None:
                 for stored in self._stored(at, min(last, home.last)):
                     kept = {unit.number for unit in stored.units}
                     yield Located(stored.index, stored.term, stored.data, None, home), kept
                 at = min(last, home.last) + 1
                 continue
-            later = [home.first for home in self.system.store.homes(member.uid) if home.first > at]
+            later = [home.first for home in self.stored.store.homes(member.uid) if home.first > at]
             stop = min([last, *(first - 1 for first in later)])
-            for located in self.system.reader.payload_entries(member, at, stop):
+            for located in self.stored.entries(member, at, stop):
                 yield located, None
             at = stop + 1
 
     def _stored(self, first: int, last: int) -> Iterator[StoredEntry]:
         """Yield entries in a generation; past a damaged one, one by one."""
-        scan, uid, at = self.system.store.scan, self.member.uid, first
+        scan, uid, at = self.stored.store.scan, self.member.uid, first
         try:
             for stored in scan(uid, first, last):
                 yield cast(StoredEntry, stored)
@@ -172,15 +192,15 @@ class Audit:
 
     async def _check(self, batch: Sequence[tuple[Located, Unit]]) -> None:
         """Read and hash some units, in a thread; their homes stay meanwhile."""
-        storage = self.system.storage
+        pins = self.stored.pins
         homes = {home for located, _ in batch if (home := _home(located)) is not None}
         for home in homes:
-            storage.location.pin(home)
+            pins.pin(home)
         try:
             found = await trio.to_thread.run_sync(self._hash_all, batch)
         finally:
             for home in homes:
-                storage.location.unpin(home)
+                pins.unpin(home)
         for (located, unit), problem in zip(batch, found, strict=True):
             if problem is not None and not self._lives(located, unit):
                 continue  # Released in the meantime.
@@ -201,9 +221,9 @@ class Audit:
         uid, entry = self.member.uid, located.entry
         try:
             if entry is None:
-                data = self.system.store.read_unit(uid, located.index, unit.number, 0, unit.length)
+                data = self.stored.store.read_unit(uid, located.index, unit.number, 0, unit.length)
             elif entry.file:
-                data = self.system.wal.read_payload(entry.file, entry.offset + unit.offset, unit.length)
+                data = self.stored.read_wal(entry.file, entry.offset + unit.offset, unit.length)
             elif entry.bodies:
                 data = entry.bodies[unit.number]
             else:

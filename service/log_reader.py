@@ -2,18 +2,18 @@
 bytes are.
 
 Only applied records are visible, so only committed ones. Every answer is built from hash-checked units. Called by
-`service.node`.
+`log_verbs`; `log_scan` reads by the same walk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import trio
 
 from logyard.engine.entry import Unit, frames_of, timestamp_of, units_of
-from logyard.engine.host.engine import System
 from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Located, Wanted
@@ -35,6 +35,19 @@ BODY_BYTES = 8 << 20
 SEGMENT = ".seg"
 DAMAGE = ("corrupt", "error")
 """Codes of what a peer's copy may mend: damaged rows, a gap, an environment that fails."""
+
+
+class Payloads(Protocol):
+    """Where entries and their payloads are read, wherever they lie: `engine.replica.reader.Reader`."""
+
+    def payload_entries(self, member: Member, first: int, last: int) -> Iterator[Located]:
+        """Yield a group's entries with payload from `first` to `last`, in order."""
+        ...
+
+    async def read(self, member: Member, wanted: Sequence[Wanted]) -> list[Buffer]:
+        """Return bytes of payloads, by whose hashes they were checked. What is pinned by this stays until it is
+        read."""
+        ...
 
 
 class Piece(NamedTuple):
@@ -71,93 +84,176 @@ def append_log(member: Member) -> AppendLog:
     return member.machine
 
 
-async def poll(
-    system: System, member: Member, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool
-) -> tuple[dict[str, int], list[Buffer]]:
-    """Return blocks of at least one record from `offset`, up to about `max_bytes`; empty at the end of the log after
-    `wait_s`.
+class LogReader:
+    """Answers from members of this node. `stretch` has entries whose payloads are lost here stored anew, and returns
+    how many came; `damaged` hears of what only the log of a peer can mend."""
 
-    Raises `OutOfRange` (with start and end), `Gone` (this member is below its payload floor), `Corrupt`.
-    """
-    machine = append_log(member)
-    if offset == machine.end and wait_s > 0:
-        with trio.move_on_after(wait_s):
-            await wait(member, lambda: machine.end > offset)
+    def __init__(
+        self,
+        node_id: int,
+        payloads: Payloads,
+        stretch: Callable[[Member, int, int], Awaitable[int]],
+        damaged: Callable[[Member, Corrupt], None],
+    ) -> None:
+        self._node_id = node_id
+        self._payloads = payloads
+        self._stretch = stretch
+        self._damaged = damaged
+
+    async def poll(
+        self, member: Member, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool
+    ) -> tuple[dict[str, int], list[Buffer]]:
+        """Return blocks of at least one record from `offset`, up to about `max_bytes`; empty at the end of the log
+        after `wait_s`.
+
+        Raises `OutOfRange` (with start and end), `Gone` (this member is below its payload floor), `Corrupt`.
+        """
         machine = append_log(member)
-    await answers.take(max_bytes if offset < machine.end else 0)
-    machine = append_log(member)
-    if offset != machine.end or offset < machine.start:
+        if offset == machine.end and wait_s > 0:
+            with trio.move_on_after(wait_s):
+                await wait(member, lambda: machine.end > offset)
+            machine = append_log(member)
+        await answers.take(max_bytes if offset < machine.end else 0)
+        machine = append_log(member)
+        if offset != machine.end or offset < machine.start:
+            machine.anchor(offset)
+        pieces = await self._mended(member, machine, offset, max_records, max_bytes, bodies)
+        bounds = {"start": machine.start, "end": machine.end, "node": self._node_id}
+        wanted = []
+        for piece in pieces:
+            wanted.append(Wanted(piece.located, piece.pack, 0, piece.pack.length))
+            if bodies:
+                wanted += (Wanted(piece.located, unit, 0, unit.length) for unit in piece.large)
+                wanted += piece.parts
+        data = iter(await self._payloads.read(member, wanted))
+        blocks: list[Buffer] = []
+        for piece in pieces:
+            pack = memoryview(next(data))
+            if piece.long is not None:
+                body = [next(data) for _ in piece.parts] if bodies else []
+                blocks += _long_block(piece, pack, body, bodies)
+                continue
+            large = [next(data) for _ in piece.large] if bodies else []
+            blocks += _block(piece, pack, large, bodies)
+        return bounds, blocks
+
+    async def read_body(
+        self, member: Member, offset: int, start: int, stop: int | None, stored: bool = False
+    ) -> Buffer | Encoded:
+        """Return bytes `start`..`stop` of one record's body; if it is encoded, how, or bytes of what is `stored` of it.
+        Raises `OutOfRange` for a range outside of the body."""
+        await answers.take(BODY_BYTES if stop is None else max(0, min(stop - start, BODY_BYTES)))
+        machine = append_log(member)
         machine.anchor(offset)
-    pieces = await _mended(system, member, machine, offset, max_records, max_bytes, bodies)
-    bounds = {"start": machine.start, "end": machine.end, "node": system.node_id}
-    wanted = []
-    for piece in pieces:
-        wanted.append(Wanted(piece.located, piece.pack, 0, piece.pack.length))
-        if bodies:
-            wanted += (Wanted(piece.located, unit, 0, unit.length) for unit in piece.large)
-            wanted += piece.parts
-    data = iter(await system.reader.read(member, wanted))
-    blocks: list[Buffer] = []
-    for piece in pieces:
-        pack = memoryview(next(data))
+        plan = await self._mended(member, machine, offset, 1, 1)
+        if not plan:
+            raise _behind(member)
+        piece = plan[0]
+        if piece.offset != offset:
+            raise Gone(f"log {member.spec.name!r}: the record at {offset} gave way to a newer one with its key")
+        pack = memoryview(b"")
+        table: tuple[int, ...] = ()
+        if piece.marked or not (piece.long or piece.large):
+            wanted = Wanted(piece.located, piece.pack, 0, piece.pack.length)
+            pack = memoryview((await self._payloads.read(member, [wanted]))[0])
+            table = table_of(pack, piece.frame_records)
+        if piece.marked and not stored and table[2 * piece.skip] & MARK:
+            at = 8 * piece.frame_records + heads_bytes(table[: 2 * piece.skip], True)
+            size = piece.long.size if piece.long else table[2 * piece.skip + 1]
+            return Encoded(bytes(pack[at : at + ENVELOPE_BYTES]), size)
         if piece.long is not None:
-            body = [next(data) for _ in piece.parts] if bodies else []
-            blocks += _long_block(piece, pack, body, bodies)
-            continue
-        large = [next(data) for _ in piece.large] if bodies else []
-        blocks += _block(piece, pack, large, bodies)
-    return bounds, blocks
-
-
-async def read_body(
-    system: System, member: Member, offset: int, start: int, stop: int | None, stored: bool = False
-) -> Buffer | Encoded:
-    """Return bytes `start`..`stop` of one record's body; if it is encoded, how, or bytes of what is `stored` of it.
-    Raises `OutOfRange` for a range outside of the body."""
-    await answers.take(BODY_BYTES if stop is None else max(0, min(stop - start, BODY_BYTES)))
-    machine = append_log(member)
-    machine.anchor(offset)
-    plan = await _mended(system, member, machine, offset, 1, 1)
-    if not plan:
-        raise _behind(member)
-    piece = plan[0]
-    if piece.offset != offset:
-        raise Gone(f"log {member.spec.name!r}: the record at {offset} gave way to a newer one with its key")
-    pack = memoryview(b"")
-    table: tuple[int, ...] = ()
-    if piece.marked or not (piece.long or piece.large):
-        wanted = Wanted(piece.located, piece.pack, 0, piece.pack.length)
-        pack = memoryview((await system.reader.read(member, [wanted]))[0])
-        table = table_of(pack, piece.frame_records)
-    if piece.marked and not stored and table[2 * piece.skip] & MARK:
-        at = 8 * piece.frame_records + heads_bytes(table[: 2 * piece.skip], True)
-        size = piece.long.size if piece.long else table[2 * piece.skip + 1]
-        return Encoded(bytes(pack[at : at + ENVELOPE_BYTES]), size)
-    if piece.long is not None:
-        stop = _range(offset, start, stop, piece.long.size)
-        if stop - start > FRAME_BYTES_MAX:
-            raise BadRequest(f"{stop - start} bytes at once are too many; read at most {FRAME_BYTES_MAX}")
-        read = await system.reader.read(member, long_parts(system, member, piece.long, start, stop))
-        return read[0] if len(read) == 1 else b"".join(read)
-    if piece.large:
-        size = piece.large[0].length
+            stop = _range(offset, start, stop, piece.long.size)
+            if stop - start > FRAME_BYTES_MAX:
+                raise BadRequest(f"{stop - start} bytes at once are too many; read at most {FRAME_BYTES_MAX}")
+            read = await self._payloads.read(member, long_parts(self._payloads, member, piece.long, start, stop))
+            return read[0] if len(read) == 1 else b"".join(read)
+        if piece.large:
+            size = piece.large[0].length
+            stop = _range(offset, start, stop, size)
+            return (await self._payloads.read(member, [Wanted(piece.located, piece.large[0], start, stop)]))[0]
+        body_at, size = _small_body(table, piece.skip, piece.marked)
         stop = _range(offset, start, stop, size)
-        return (await system.reader.read(member, [Wanted(piece.located, piece.large[0], start, stop)]))[0]
-    body_at, size = _small_body(table, piece.skip, piece.marked)
-    stop = _range(offset, start, stop, size)
-    return pack[body_at + start : body_at + stop]
+        return pack[body_at + start : body_at + stop]
 
+    def offset_since(self, member: Member, stamp: int) -> int:
+        """Return the first offset there is that is stamped at `stamp` (ms since 1970) or later, or the log's end.
+        Raises `Corrupt`."""
+        machine = append_log(member)
+        return max(offset_at(self._payloads, member, machine, stamp), machine.start)
 
-def position_of(system: System, member: Member, offset: int) -> Position:
-    """Return where the record at `offset` lies; for the end of the log, a position no later record lies before."""
-    machine = append_log(member)
-    if offset <= machine.start:
-        return machine.start_position
-    if offset == machine.end:
-        return Position(member.raft.applied + 1, 0)
-    for piece in _plan(system, member, machine, offset, 1, 1):
-        return Position(piece.located.index, piece.pack.first_ordinal + piece.skip)
-    raise Busy("the way to the payload floor", 0.1)
+    def position_of(self, member: Member, offset: int) -> Position:
+        """Return where the record at `offset` lies; for the end of the log, a position no later record lies before."""
+        machine = append_log(member)
+        if offset <= machine.start:
+            return machine.start_position
+        if offset == machine.end:
+            return Position(member.raft.applied + 1, 0)
+        for piece in self._plan(member, machine, offset, 1, 1):
+            return Position(piece.located.index, piece.pack.first_ordinal + piece.skip)
+        raise Busy("the way to the payload floor", 0.1)
+
+    def _plan(
+        self,
+        member: Member,
+        machine: AppendLog,
+        offset: int,
+        max_records: int,
+        max_bytes: int,
+        bodies: bool = False,
+    ) -> list[Piece]:
+        """Return what to read for records from `offset` on: at least one, then whole frames while they fit; a payload
+        that came in pieces only if it fits. Raises `Corrupt`."""
+        walk = Walk(self._payloads, member, machine, offset)
+        pieces = _collect(walk, offset, max_records, max_bytes, bodies)
+        walk.verify()
+        if bodies:
+            pieces = [
+                piece._replace(parts=long_parts(self._payloads, member, piece.long, 0, piece.long.size))
+                if piece.long is not None and piece.long.size <= max_bytes
+                else piece
+                for piece in pieces
+            ]
+        if not pieces and member.resolves:
+            raise Corrupt(f"log {member.spec.name}", offset, "a record", "nothing at its place")
+        return pieces
+
+    async def _mended(
+        self,
+        member: Member,
+        machine: AppendLog,
+        offset: int,
+        max_records: int,
+        max_bytes: int,
+        bodies: bool = False,
+    ) -> list[Piece]:
+        """Return what `_plan` does; where entries are damaged or lost here, everything up to the next anchor comes from
+        a peer, and as few records are planned as can be."""
+        if offset >= machine.end:
+            return []
+        try:
+            return self._plan(member, machine, offset, max_records, max_bytes, bodies)
+        except LogyardError as error:
+            if error.code not in DAMAGE:
+                raise
+            if not member.resolves:
+                # Nothing is damaged: what is missing was released.
+                raise _behind(member) from error
+        try:
+            return self._plan(member, machine, offset, 1, 1, bodies)
+        except LogyardError as error:
+            if error.code not in DAMAGE:
+                raise
+            _, position = machine.anchor(offset)
+            last = next((index - 1 for at, index in machine.anchors if at > offset), member.raft.applied)
+            if not await self._stretch(member, position.index, last):
+                raise
+        try:
+            return self._plan(member, machine, offset, 1, 1, bodies)
+        except Corrupt as error:
+            if str(error.details.get("path", "")).endswith(SEGMENT):
+                # An entry without payload, which comes from a peer with the log only.
+                self._damaged(member, error)
+            raise
 
 
 class Walk:
@@ -170,18 +266,23 @@ class Walk:
     """
 
     def __init__(
-        self, system: System, member: Member, machine: AppendLog, offset: int, at: tuple[int, Position] | None = None
+        self,
+        payloads: Payloads,
+        member: Member,
+        machine: AppendLog,
+        offset: int,
+        at: tuple[int, Position] | None = None,
     ) -> None:
         self.name = member.spec.name
         self.machine = machine
-        self._system, self._member = system, member
+        self._payloads, self._member = payloads, member
         self.offset, self.position = machine.anchor(offset) if at is None else at
         self.index = self.position.index
         self.gap = False
         self._lost = self._over = False
         self._last = member.raft.applied
         self._end = machine.end
-        self._entries = system.reader.payload_entries(member, self.index, self._last)
+        self._entries = payloads.payload_entries(member, self.index, self._last)
 
     def __iter__(self) -> Iterator[tuple[Located, list[Slice]]]:
         if self.machine.keys is not None:
@@ -222,7 +323,7 @@ class Walk:
             (self._last + 1, self._end),
         )
         # Not the anchor's own entry: if that is damaged, it is not of what is counted here.
-        for located in self._system.reader.payload_entries(self._member, self.index + 1, index - 1):
+        for located in self._payloads.payload_entries(self._member, self.index + 1, index - 1):
             self.index = located.index
             holes = self.machine.holes_of(located.index)
             _, self.offset = slices(frames_of(located.data), self.offset, 0, holes)
@@ -230,76 +331,37 @@ class Walk:
             raise Corrupt(f"log {self.name}", self.offset, f"offset {offset} at entry {index}", self.offset)
 
 
-def _plan(
-    system: System,
-    member: Member,
-    machine: AppendLog,
-    offset: int,
-    max_records: int,
-    max_bytes: int,
-    bodies: bool = False,
-) -> list[Piece]:
-    """Return what to read for records from `offset` on: at least one, then whole frames while they fit; a payload that
-    came in pieces only if it fits. Raises `Corrupt`."""
-    walk = Walk(system, member, machine, offset)
-    pieces = _collect(walk, offset, max_records, max_bytes, bodies)
+def offset_at(payloads: Payloads, member: Member, machine: AppendLog, stamp: int) -> int:
+    """Return the first offset stamped at `stamp` (ms since 1970) or later, or the log's end. Raises `Corrupt`.
+
+    Log time never goes back, so anchors are searched by halves and the way from the best one is walked.
+    """
+    places = [(machine.start, machine.start_position)]
+    places += ((offset, Position(index, 0)) for offset, index in machine.anchors if offset > machine.start)
+
+    def time_of(place: tuple[int, Position]) -> int:
+        index = place[1].index
+        for located in payloads.payload_entries(member, index, min(index + 1, member.raft.applied)):
+            return timestamp_of(located.data)
+        return -1
+
+    last = max(0, bisect_left(places, stamp, key=time_of) - 1)
+    walk = Walk(payloads, member, machine, machine.start, places[last])
+    for located, found in walk:
+        if found and timestamp_of(located.data) >= stamp:
+            walk.verify()
+            return max(found[0].offset, machine.start)
+        if walk.offset >= machine.end:
+            break
     walk.verify()
-    if bodies:
-        pieces = [
-            piece._replace(parts=long_parts(system, member, piece.long, 0, piece.long.size))
-            if piece.long is not None and piece.long.size <= max_bytes
-            else piece
-            for piece in pieces
-        ]
-    if not pieces and member.resolves:
-        raise Corrupt(f"log {member.spec.name}", offset, "a record", "nothing at its place")
-    return pieces
+    return machine.end
 
 
 def _behind(member: Member) -> Gone:
     return Gone(f"log {member.spec.name!r} on this node has not caught up with a release yet; ask another member")
 
 
-async def _mended(
-    system: System,
-    member: Member,
-    machine: AppendLog,
-    offset: int,
-    max_records: int,
-    max_bytes: int,
-    bodies: bool = False,
-) -> list[Piece]:
-    """Return what `_plan` does; where entries are damaged or lost here, everything up to the next anchor comes from a
-    peer, and as few records are planned as can be."""
-    if offset >= machine.end:
-        return []
-    try:
-        return _plan(system, member, machine, offset, max_records, max_bytes, bodies)
-    except LogyardError as error:
-        if error.code not in DAMAGE:
-            raise
-        if not member.resolves:
-            # Nothing is damaged: what is missing was released.
-            raise _behind(member) from error
-    try:
-        return _plan(system, member, machine, offset, 1, 1, bodies)
-    except LogyardError as error:
-        if error.code not in DAMAGE:
-            raise
-        _, position = machine.anchor(offset)
-        last = next((index - 1 for at, index in machine.anchors if at > offset), member.raft.applied)
-        if not await system.repair.stretch(member, position.index, last):
-            raise
-    try:
-        return _plan(system, member, machine, offset, 1, 1, bodies)
-    except Corrupt as error:
-        if str(error.details.get("path", "")).endswith(SEGMENT):
-            # An entry without payload, which comes from a peer with the log only.
-            system.log_repair.found(member, error)
-        raise
-
-
-def long_parts(system: System, member: Member, long: Long, start: int, stop: int) -> list[Wanted]:
+def long_parts(payloads: Payloads, member: Member, long: Long, start: int, stop: int) -> list[Wanted]:
     """Return the units that hold bytes `start`..`stop` of a payload that came in pieces. Raises `Corrupt`."""
     found: list[Wanted] = []
     at = 0
@@ -308,7 +370,7 @@ def long_parts(system: System, member: Member, long: Long, start: int, stop: int
         at += skipped * size
         needed = min(count - skipped, max(0, -(-(stop - at) // size)))
         index = first + skipped
-        for located in system.reader.payload_entries(member, index, index + needed - 1) if needed else ():
+        for located in payloads.payload_entries(member, index, index + needed - 1) if needed else ():
             if located.index != index:
                 break
             unit = units_of(located.data)[-1]

@@ -2,20 +2,18 @@
 
 Answered from this node's own members as far as they have applied, so only what is committed. `log_rows` wakes no
 hibernating group; a scan and a seek wake those they read. The loop is given back after each step of a scan, so that
-a long one delays nobody. Called by `service.node`.
+a long one delays nobody. Made by `service.node`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import trio
 
-from logyard.engine.config import SystemConfig
 from logyard.engine.entry import Unit, timestamp_of
-from logyard.engine.host.engine import System
+from logyard.engine.quiesce.quiesced_table import QuiescedTable
 from logyard.engine.replica.member import RUNNING, Member
 from logyard.engine.replica.reader import Located, Wanted
 from logyard.engine.types import Buffer
@@ -23,11 +21,11 @@ from logyard.machines.log.machine import ANCHOR_BYTES, AppendLog
 from logyard.machines.log.slices import Long, Slice
 from logyard.payloads.reference import Position
 from logyard.protocol.columns import LONG_UNIT, Columns, Extra
-from logyard.protocol.errors import Corrupt, LogyardError, OutOfRange, Refused, UnknownGroup
+from logyard.protocol.errors import Corrupt, LogyardError, OutOfRange, Refused
 from logyard.protocol.verbs import Range
 
 from . import answers
-from .log_reader import Walk, append_log, long_parts, packs_of
+from .log_reader import Payloads, Walk, append_log, long_parts, offset_at, packs_of
 
 STEP_PACKS = 512
 STEP_BYTES = 4 << 20
@@ -37,27 +35,18 @@ ROWS_STEP = 1000
 LAST_ORDINAL = 1 << 62
 
 
-async def log_rows(system: System, after: str, names: Sequence[str] | None, limit: int) -> list[list[Any]]:
-    """Return rows of `client.scans.LogRow` of the append logs behind the name `after`, by name, at most `limit`."""
-    chosen = sorted(name for name in (system.names if names is None else set(names)) if name > after)
-    found: list[list[Any]] = []
-    for number, name in enumerate(chosen):
-        if number % ROWS_STEP == ROWS_STEP - 1:
-            await trio.lowlevel.checkpoint()
-        uid = system.names.get(name, 0)
-        if uid in system.quiesced:
-            row = system.quiesced.row(uid)
-            if row.shape.machine == "log":
-                found.append([name, uid, row.leader, row.start, row.end, 0, [*row.shape.voters, *row.shape.learners]])
-        elif (member := system.members.get(uid)) is not None and member.state == RUNNING:
-            machine = member.machine
-            if isinstance(machine, AppendLog):
-                size = ANCHOR_BYTES * len(machine.anchors) + sum(long.size for long in machine.long.values())
-                members = sorted(member.raft.configuration.nodes())
-                found.append([name, uid, member.raft.leader, machine.start, machine.end, size, members])
-        if len(found) == limit:
-            break
-    return found
+Find = Callable[[str, int], Member]
+"""Gives a group's member, woken; raises `UnknownGroup`, also when the name is another group's than that uid (0:
+any)."""
+
+
+class Groups(NamedTuple):
+    """This node's groups, by name."""
+
+    names: Mapping[str, int]
+    members: Mapping[int, Member]
+    quiesced: QuiescedTable
+    find: Find
 
 
 class Run(NamedTuple):
@@ -77,8 +66,11 @@ class Run(NamedTuple):
 class Scanning:
     """One scan: the columns so far, and what may still come."""
 
-    def __init__(self, system: System, max_bytes: int, max_records: int, body_bytes: int | None) -> None:
-        self.system = system
+    def __init__(
+        self, find: Find, payloads: Payloads, max_bytes: int, max_records: int, body_bytes: int | None
+    ) -> None:
+        self._find = find
+        self._payloads = payloads
         self.columns = Columns()
         self.max_bytes = max_bytes
         self.max_records = max_records
@@ -89,22 +81,22 @@ class Scanning:
         """Whether the answer is complete."""
         return self.columns.size >= self.max_bytes or self.columns.rows >= self.max_records
 
-    async def run(self, ranges: Sequence[Range]) -> tuple[dict[str, Any], list[Buffer]]:
-        """Return the answer's header and sections."""
+    async def run(self, ranges: Sequence[Range]) -> tuple[list[list[Any]], dict[str, Any], list[Buffer]]:
+        """Return what came of each range, and of their columns the counts and sections."""
         outcomes: list[list[Any]] = []
         for number, one in enumerate(ranges):
             if self.full:
                 break
             outcomes.append(await self._range(number, one))
         counts, parts = self.columns.finish()
-        return {"node": self.system.node_id, "ranges": outcomes, **counts}, parts
+        return outcomes, counts, parts
 
     async def _range(self, number: int, wanted: Range) -> list[Any]:
         name, uid, offset, end = wanted
         start = stop = found = 0
         error = None
         try:
-            member = member_of(self.system, name, uid)
+            member = self._find(name, uid)
             found = member.uid
             at: tuple[int, Position] | None = None
             while True:
@@ -130,7 +122,7 @@ class Scanning:
     ) -> tuple[list[Run], int, tuple[int, Position] | None]:
         """Return some runs from `offset` on, the offset behind them, and where the next step goes on. Raises
         `Corrupt`."""
-        walk = Walk(self.system, member, machine, offset, at)
+        walk = Walk(self._payloads, member, machine, offset, at)
         left = min(self.max_records - self.columns.rows, end - offset)
         size = packed = 0
         room = self.max_bytes - self.columns.size
@@ -172,7 +164,7 @@ class Scanning:
         wanted: list[Unit] = []
         if self.body_bytes is not None:
             if long is not None and long.size <= self.body_bytes:
-                parts = long_parts(self.system, member, long, 0, long.size)
+                parts = long_parts(self._payloads, member, long, 0, long.size)
             low = pack.first_ordinal + skip
             size = pack.length
             for unit in larges:
@@ -199,7 +191,7 @@ class Scanning:
             wanted.append(Wanted(run.located, run.pack, 0, run.pack.length))
             wanted += (Wanted(run.located, unit, 0, unit.length) for unit in run.larges)
             wanted += run.parts
-        data = iter(await self.system.reader.read(member, wanted))
+        data = iter(await self._payloads.read(member, wanted))
         for run in runs:
             pack = memoryview(next(data))
             first = run.pack.first_ordinal
@@ -214,59 +206,62 @@ class Scanning:
             )  # fmt: skip
 
 
-def member_of(system: System, name: str, uid: int) -> Member:
-    """Return a group's member, woken. Raises `UnknownGroup`, also when the name is another group's than `uid`."""
-    known = system.names.get(name, 0)
-    if uid and known and known != uid:
-        raise UnknownGroup(f"log {name!r} of uid {uid:016x} is gone: another one has its name", name=name)
-    return system.member(name)
+class LogScan:
+    """Answers about many logs. `bytes_max` bounds one of them."""
 
+    def __init__(self, node_id: int, bytes_max: int, groups: Groups, payloads: Payloads) -> None:
+        self._node_id = node_id
+        self._bytes_max = bytes_max
+        self._groups = groups
+        self._payloads = payloads
 
-async def scan(
-    system: System, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None
-) -> tuple[dict[str, Any], list[Buffer]]:
-    """Return columns of records of `ranges`; see `client.scans.Scan`. What goes wrong with one range is its outcome."""
-    config: SystemConfig = system.config
-    await answers.take(min(max_bytes, config.poll_bytes_max))
-    scanning = Scanning(system, min(max_bytes, config.poll_bytes_max), max_records, body_bytes)
-    return await scanning.run(ranges)
+    async def log_rows(self, after: str, names: Sequence[str] | None, limit: int) -> list[list[Any]]:
+        """Return rows of `client.scans.LogRow` of the append logs behind the name `after`, by name, at most `limit`."""
+        here = self._groups
+        chosen = sorted(name for name in (here.names if names is None else set(names)) if name > after)
+        found: list[list[Any]] = []
+        for number, name in enumerate(chosen):
+            if number % ROWS_STEP == ROWS_STEP - 1:
+                await trio.lowlevel.checkpoint()
+            uid = here.names.get(name, 0)
+            if uid in here.quiesced:
+                row = here.quiesced.row(uid)
+                if row.shape.machine == "log":
+                    found.append(
+                        [name, uid, row.leader, row.start, row.end, 0, [*row.shape.voters, *row.shape.learners]]
+                    )
+            elif (member := here.members.get(uid)) is not None and member.state == RUNNING:
+                machine = member.machine
+                if isinstance(machine, AppendLog):
+                    size = ANCHOR_BYTES * len(machine.anchors) + sum(long.size for long in machine.long.values())
+                    members = sorted(member.raft.configuration.nodes())
+                    found.append([name, uid, member.raft.leader, machine.start, machine.end, size, members])
+            if len(found) == limit:
+                break
+        return found
 
+    async def scan(
+        self, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None
+    ) -> tuple[dict[str, Any], list[Buffer]]:
+        """Return columns of records of `ranges`; see `client.scans.Scan`. What goes wrong with one range is its
+        outcome."""
+        max_bytes = min(max_bytes, self._bytes_max)
+        await answers.take(max_bytes)
+        scanning = Scanning(self._groups.find, self._payloads, max_bytes, max_records, body_bytes)
+        outcomes, counts, parts = await scanning.run(ranges)
+        return {"node": self._node_id, "ranges": outcomes, **counts}, parts
 
-async def seek(system: System, times: Sequence[tuple[str, int, int]]) -> list[int | dict[str, Any]]:
-    """Return for each (log, uid, ms since 1970) the first offset stamped at or after it, or the log's end; or an
-    error."""
-    found: list[int | dict[str, Any]] = []
-    for name, uid, stamp in times:
-        try:
-            member = member_of(system, name, uid)
-            found.append(offset_at(system, member, append_log(member), stamp))
-        except LogyardError as error:
-            found.append({"code": error.code, "message": str(error), "retry": error.retry, "details": error.details})
-        await trio.lowlevel.checkpoint()
-    return found
-
-
-def offset_at(system: System, member: Member, machine: AppendLog, stamp: int) -> int:
-    """Return the first offset stamped at `stamp` (ms since 1970) or later, or the log's end. Raises `Corrupt`.
-
-    Log time never goes back, so anchors are searched by halves and the way from the best one is walked.
-    """
-    places = [(machine.start, machine.start_position)]
-    places += ((offset, Position(index, 0)) for offset, index in machine.anchors if offset > machine.start)
-
-    def time_of(place: tuple[int, Position]) -> int:
-        index = place[1].index
-        for located in system.reader.payload_entries(member, index, min(index + 1, member.raft.applied)):
-            return timestamp_of(located.data)
-        return -1
-
-    last = max(0, bisect_left(places, stamp, key=time_of) - 1)
-    walk = Walk(system, member, machine, machine.start, places[last])
-    for located, slices in walk:
-        if slices and timestamp_of(located.data) >= stamp:
-            walk.verify()
-            return max(slices[0].offset, machine.start)
-        if walk.offset >= machine.end:
-            break
-    walk.verify()
-    return machine.end
+    async def seek(self, times: Sequence[tuple[str, int, int]]) -> list[int | dict[str, Any]]:
+        """Return for each (log, uid, ms since 1970) the first offset stamped at or after it, or the log's end; or an
+        error."""
+        found: list[int | dict[str, Any]] = []
+        for name, uid, stamp in times:
+            try:
+                member = self._groups.find(name, uid)
+                found.append(offset_at(self._payloads, member, append_log(member), stamp))
+            except LogyardError as error:
+                found.append(
+                    {"code": error.code, "message": str(error), "retry": error.retry, "details": error.details}
+                )
+            await trio.lowlevel.checkpoint()
+        return found

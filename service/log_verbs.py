@@ -1,29 +1,26 @@
-"""The append log's verbs of a node: they need both the machine and the payload homes. `service.node.Node` has them.
+"""The append log's verbs of a node: they need both the machine and the payload homes. Made by `node`, which has them
+under their names.
 
-`local` reads this member as it is, `leader` the leader, once it has applied what was committed before its term, without
-asking anybody, `linearizable` after a ReadIndex round, `bounded` any member, once it has applied what was committed so
-and so long ago (`engine.host.follower_reads`).
+Reads of one log by offset or by time, what becomes of it (`truncate`, `retain`), and its producers. Many logs at once:
+`log_scan`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import msgpack
 
-from logyard.engine.config import SystemConfig
-from logyard.engine.host.engine import System
 from logyard.engine.replica.member import Member
-from logyard.engine.replica.submit import Answer, check_leader
+from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Buffer
 from logyard.machines.log.command import TRUNCATE_REPLY, retain_command, truncate_command
-from logyard.protocol.errors import BadRequest, LogyardError
-from logyard.protocol.frame import Epoch, encode_frame, epoch_done_command
-from logyard.protocol.verbs import Range
+from logyard.protocol.errors import LogyardError
+from logyard.protocol.frame import Epoch, epoch_done_command
 
-from . import log_audit, log_reader, log_scan
-from .log_changes import LogChanges
+from .consistency import Consistency
+from .log_reader import Encoded, LogReader, append_log
 
 PRODUCERS_VERSION = 2
 """Of the append log: the first one that knows producers and retention."""
@@ -31,29 +28,43 @@ EPOCHS_VERSION = 3
 """The first one that knows fenced producers."""
 
 
+class Limits(NamedTuple):
+    """Of one poll."""
+
+    records: int
+    size: int
+    wait_s: float
+
+
+class Leader(NamedTuple):
+    """What the member that leads a log can do."""
+
+    read_index: Callable[[Member], Awaitable[object]]
+    """Wait until what was acknowledged before this is applied here. Raises `NotLeader`."""
+    require: Callable[[Member, int], Awaitable[object]]
+    """Bring the machine to a version. Raises `Refused` while too few nodes know it."""
+    commit: Callable[[Member, bytes], Awaitable[bytes]]
+    """Commit a command that frees space, or takes none; return the machine's reply."""
+
+
 class LogVerbs:
-    """Reads and changes of append logs, by group name."""
+    """Reads and changes of append logs, by group name. `find` gives a group's member, or raises `UnknownGroup`."""
 
-    system: System
-    node_id: int
-    config: SystemConfig
-    log_changes: LogChanges
-
-    async def consistent(self, name: str, consistency: str, staleness_s: float = 0.0, uid: int = 0) -> Member:
-        """Return the member of a group, once a read of it is as consistent as that. `uid`: unless the name is another
-        group's by now. Raises `NotLeader`, `UnknownGroup`, `Busy` when nobody can tell how old this member's state
-        is."""
-        member = log_scan.member_of(self.system, name, uid)
-        if consistency == "leader":
-            await self.system.leadership.led(member)
-        elif consistency == "linearizable":
-            check_leader(member)
-            await self.system.leadership.read_index(member)
-        elif consistency == "bounded":
-            await self.system.follower_reads.within(member, staleness_s)
-        elif consistency != "local":
-            raise BadRequest(f"consistency {consistency!r} is not one of local, leader, linearizable, bounded")
-        return member
+    def __init__(
+        self,
+        node_id: int,
+        limits: Limits,
+        find: Callable[[str], Member],
+        reads: Consistency,
+        reader: LogReader,
+        leader: Leader,
+    ) -> None:
+        self._node_id = node_id
+        self._limits = limits
+        self._find = find
+        self._reads = reads
+        self._reader = reader
+        self._leader = leader
 
     async def poll(
         self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str,
@@ -61,86 +72,63 @@ class LogVerbs:
     ) -> tuple[dict[str, int], list[Buffer]]:  # fmt: skip
         """Return record blocks from `offset`, or, with `since` (ms since 1970), from the first record stamped then or
         later; the header says which offset that is."""
-        member = await self.consistent(name, consistency, staleness_s, uid)
+        member = await self._reads.member(name, consistency, staleness_s, uid)
         if since is not None:
-            machine = log_reader.append_log(member)
-            offset = max(log_scan.offset_at(self.system, member, machine, since), machine.start)
-        config = self.config
-        header, blocks = await log_reader.poll(
-            self.system, member, offset, min(max_records, config.entry_records_max),
-            min(max_bytes, config.poll_bytes_max), min(wait_s, config.poll_wait_s_max), bodies,
+            offset = self._reader.offset_since(member, since)
+        limits = self._limits
+        header, blocks = await self._reader.poll(
+            member, offset, min(max_records, limits.records), min(max_bytes, limits.size), min(wait_s, limits.wait_s),
+            bodies,
         )  # fmt: skip
         return (header if since is None else {**header, "offset": offset}), blocks
 
     async def read_body(
         self, name: str, offset: int, start: int, stop: int | None, stored: bool = False
-    ) -> Buffer | log_reader.Encoded:
-        """Return bytes start..stop of one record's body, from this member; see `log_reader.read_body`."""
-        return await log_reader.read_body(self.system, self.system.member(name), offset, start, stop, stored)
-
-    async def log_rows(self, after: str, names: Sequence[str] | None, limit: int) -> list[list[Any]]:
-        """Return this node's append logs, by name; wakes none."""
-        return await log_scan.log_rows(self.system, after, names, limit)
-
-    async def changed_logs(self, since: int) -> list[Any]:
-        """Return this node's append logs that changed since a mark of an earlier answer; wakes none."""
-        return await self.log_changes.since(since)
-
-    async def scan(
-        self, ranges: Sequence[Range], max_bytes: int, max_records: int, body_bytes: int | None
-    ) -> tuple[dict[str, Any], list[Buffer]]:
-        """Return columns of records of many logs, from the members on this node."""
-        return await log_scan.scan(self.system, ranges, max_bytes, max_records, body_bytes)
-
-    async def audit(self, name: str, uid: int, index: int, offset: int, max_bytes: int) -> dict[str, Any]:
-        """Take a step of an audit of this node's copy of a log."""
-        return await log_audit.audit(self.system, name, uid, index, offset, max_bytes)
-
-    async def seek(self, times: Sequence[tuple[str, int, int]]) -> list[int | dict[str, Any]]:
-        """Return offsets by time."""
-        return await log_scan.seek(self.system, times)
+    ) -> Buffer | Encoded:
+        """Return bytes start..stop of one record's body, from this member; see `LogReader.read_body`."""
+        return await self._reader.read_body(self._find(name), offset, start, stop, stored)
 
     async def bounds(
         self, name: str, consistency: str = "local", *, staleness_s: float = 0.0, uid: int = 0
     ) -> dict[str, int]:
         """Start and end of an append log."""
-        machine = log_reader.append_log(await self.consistent(name, consistency, staleness_s, uid))
-        return {"start": machine.start, "end": machine.end, "node": self.node_id}
+        machine = append_log(await self._reads.member(name, consistency, staleness_s, uid))
+        return {"start": machine.start, "end": machine.end, "node": self._node_id}
 
     async def truncate(self, name: str, before: int) -> int:
         """Drop the records before an offset; return the log's start. On the leader only; raises `NotLeader`,
         `Rejected`."""
-        member = self.system.member(name)
+        member = self._find(name)
         check_leader(member)
-        machine = log_reader.append_log(member)
+        machine = append_log(member)
         if before > machine.end:
-            await self.system.leadership.read_index(member)
+            await self._leader.read_index(member)
         before = min(before, machine.end) if before <= machine.end else before
-        position = log_reader.position_of(self.system, member, min(before, machine.end))
-        reply = await self.command(member, truncate_command(before, position), reserved=True)
+        position = self._reader.position_of(member, min(before, machine.end))
+        reply = await self._leader.commit(member, truncate_command(before, position))
         start: int = TRUNCATE_REPLY.unpack(reply)[0]
         return start
 
     async def retain(self, name: str, ms: int, size: int, records: int) -> int:
         """Limit what a log keeps (0: no limit), from now on; return its start afterwards. On the leader only; raises
         `NotLeader`, `Rejected`, `Refused` while too few nodes know how."""
-        member = self.system.member(name)
+        member = self._find(name)
         check_leader(member)
-        log_reader.append_log(member)
-        await self.system.versions.require(member, PRODUCERS_VERSION)
-        reply = await self.command(member, retain_command(ms, size, records), reserved=True)
+        append_log(member)
+        await self._leader.require(member, PRODUCERS_VERSION)
+        reply = await self._leader.commit(member, retain_command(ms, size, records))
         start: int = TRUNCATE_REPLY.unpack(reply)[0]
         return start
 
     async def open_producer(self, name: str, producer: int) -> int:
         """Return the highest sequence that a producer has written, 0 for a new one, whose appends the log takes from
         now on. On the leader only; raises `NotLeader`, `Refused` while too few nodes know how."""
-        member = self.system.member(name)
+        member = self._find(name)
         check_leader(member)
-        machine = log_reader.append_log(member)
-        await self.system.versions.require(member, PRODUCERS_VERSION)
+        machine = append_log(member)
+        await self._leader.require(member, PRODUCERS_VERSION)
         # What an earlier run of the producer had acknowledged is applied here.
-        await self.system.leadership.read_index(member)
+        await self._leader.read_index(member)
         last: int = msgpack.unpackb(machine.query(msgpack.packb(["producer", producer])))
         return last
 
@@ -154,30 +142,18 @@ class LogVerbs:
     async def epoch_state(self, name: str, producer: int) -> tuple[int, int, bool] | None:
         """Return a fenced producer's incarnation, its epoch and whether that is open; None for a new one. On the leader
         only; raises `NotLeader`, `Refused` while too few nodes know how."""
-        member = self.system.member(name)
+        member = self._find(name)
         check_leader(member)
-        machine = log_reader.append_log(member)
-        await self.system.versions.require(member, EPOCHS_VERSION)
-        await self.system.leadership.read_index(member)
+        machine = append_log(member)
+        await self._leader.require(member, EPOCHS_VERSION)
+        await self._leader.read_index(member)
         found = msgpack.unpackb(machine.query(msgpack.packb(["epoch", producer])))
         return None if found is None else (found[0], found[1], found[2])
 
     async def close_epoch(self, name: str, producer: int, incarnation: int, epoch: int) -> None:
         """Take no more frames of an epoch of a fenced producer. On the leader only; raises `NotLeader`, `Rejected`."""
-        member = self.system.member(name)
+        member = self._find(name)
         check_leader(member)
-        log_reader.append_log(member)
-        await self.system.versions.require(member, EPOCHS_VERSION)
-        await self.command(member, epoch_done_command(Epoch(producer, incarnation, epoch)), reserved=True)
-
-    async def command(self, member: Member, command: bytes, *, reserved: bool = False) -> bytes:
-        """Commit one command without payload and return the machine's reply. `reserved`: it frees space."""
-        (frame,) = encode_frame([(b"", None)], command=command)
-        return await self.commit(member, [frame], reserved=reserved)
-
-    async def commit(self, member: Member, frame: Sequence[Buffer], *, reserved: bool = False) -> bytes:
-        """Commit one frame from inside this process. Raises what the frame's reply says."""
-        sink = Answer()
-        whole = memoryview(frame[0] if len(frame) == 1 else b"".join(frame))
-        self.system.commands.submit(member.uid, whole, sink, 0, reserved=reserved)
-        return await sink.wait()
+        append_log(member)
+        await self._leader.require(member, EPOCHS_VERSION)
+        await self._leader.commit(member, epoch_done_command(Epoch(producer, incarnation, epoch)))

@@ -1,7 +1,7 @@
 """Every metric of a node, as one table: what `/metrics` shows, and docs/metrics.md, which is printed from it by
 `python -m logyard.service.metrics`.
 
-Values come from the node's own tables (`status.node_status`): a scrape never asks a group, a thread or a disk, so it
+Values come from the node's own tables (`status.NodeStatus`): a scrape never asks a group, a thread or a disk, so it
 answers while groups are stopped and disks hang. Groups are summed; only the TOP_GROUPS largest have a label of their
 own, so ten thousand groups are not ten thousand label sets. Rendered by prometheus-client, served by `metrics_http`.
 """
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from .status import node_status
-
 if TYPE_CHECKING:
-    from logyard.engine.host.engine import System
+    from logyard.engine.log.location import SealedFile
+    from logyard.engine.replica.member import Member
 
 PREFIX = "logyard_"
 TOP_GROUPS = 20
@@ -195,38 +194,43 @@ METRICS = (
 )  # fmt: skip
 
 
-def largest_groups(system: System, count: int = TOP_GROUPS) -> dict[str, dict[str, int]]:
-    """Return the `count` groups with most bytes, largest first: bytes by kind."""
+def largest_groups(
+    members: Iterable[Member], sealed: Iterable[SealedFile], count: int = TOP_GROUPS
+) -> dict[str, dict[str, int]]:
+    """Return the `count` groups with most bytes, largest first: bytes by kind. `sealed` WAL files say what is
+    theirs."""
     wal: Counter[int] = Counter()
-    for file in system.storage.location.files.values():
+    for file in sealed:
         for uid, share in file.shares.items():
             wal[uid] += share.live
-    rows = (
-        (member.spec.name, wal[member.uid], member.snapshot_bytes, member.proposals.bytes)
-        for member in system.members.values()
-    )
+    rows = ((member.spec.name, wal[member.uid], member.snapshot_bytes, member.proposals.bytes) for member in members)
     best = nlargest(count, (row for row in rows if any(row[1:])), key=lambda row: sum(row[1:]))
     return {name: {"wal": in_wal, "snapshot": snapshot, "pending": pending} for name, in_wal, snapshot, pending in best}
 
 
-def samples(system: System) -> Iterator[tuple[Metric, list[tuple[tuple[str, ...], float]]]]:
-    """Yield every metric with its samples, from one look at the node."""
-    status = node_status(system)
-    status["top_groups"] = largest_groups(system)
-    status["wal_bytes_dead"] = sum(max(0, file.total - file.live) for file in system.storage.location.files.values())
+def samples(
+    status: Mapping[str, Any], members: Iterable[Member], sealed: Collection[SealedFile]
+) -> Iterator[tuple[Metric, list[tuple[tuple[str, ...], float]]]]:
+    """Yield every metric with its samples, from one look at the node: `NodeStatus.read`, its members that are awake,
+    its sealed WAL files."""
+    status = {
+        **status,
+        "top_groups": largest_groups(members, sealed),
+        "wal_bytes_dead": sum(max(0, file.total - file.live) for file in sealed),
+    }
     for metric in METRICS:
         yield metric, list(metric.read(status))
 
 
-def render(system: System) -> tuple[str, bytes]:
-    """Return (content type, body) of a scrape, in the Prometheus text format."""
+def render(status: Mapping[str, Any], members: Iterable[Member], sealed: Collection[SealedFile]) -> tuple[str, bytes]:
+    """Return (content type, body) of a scrape, in the Prometheus text format; see `samples`."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
 
     class Node(Collector):
         def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-            for metric, found in samples(system):
+            for metric, found in samples(status, members, sealed):
                 family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
                 shown = family(PREFIX + metric.name, metric.text, labels=metric.labels)
                 for labels, value in found:

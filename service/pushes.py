@@ -1,8 +1,8 @@
 """What a node sends without being asked: the client of a session listens on the leader's node while its call lasts.
 
 Invariants: at most one connection listens to a session, the newest; a connection that does not take what it is sent
-loses pushes (counted), never this node's memory or another client's time. `listen` is called by `node`, a `Listener`
-is made by `rpc` for each such call.
+loses pushes (counted), never this node's memory or another client's time. `Listening` is made by `node`, a `Listener`
+for each such call.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from logyard.engine.host.engine import System
-from logyard.engine.replica.delivery import SessionSink
+from logyard.engine.replica.delivery import Delivery, SessionSink
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader
 from logyard.protocol import wire
@@ -97,39 +96,59 @@ class Watching:
 ALIVE = "alive"
 
 
-async def listen(system: System, name: str, session: int, sink: SessionSink) -> NoReturn:
-    """Let `sink` have what the group's machine sends to a session, until it raises why that is over: `NotLeader`,
-    `SessionExpired`, `Refused` (another connection listens now), `UnknownGroup`, `GroupStopped`."""
-    delivery = system.delivery
-    member: Member | None = system.member(name)
-    assert member is not None
-    uid, told = member.uid, False
-    check_leader(member)
-    delivery.sinks[session] = sink
-    try:
-        while True:
-            if not system.has(uid):
-                raise UnknownGroup(f"no group {name!r} on node {system.node_id}", name=name)
-            # A group that sleeps is left alone: what there is to send wakes it.
-            member = system.members.get(uid)
-            if member is not None:
-                check_leader(member)
-                if member.leading:
-                    if member.sessions is None or session not in member.sessions.by_id:
-                        raise SessionExpired(
-                            f"{name}: session {session:016x} has ended, its client was silent for its time to live or "
-                            "closed it: what it held went back; open another one (consume again)"
-                        )
-                    if not told:
-                        told = True
-                        system.effects.on_listening(member, session)
-            sink.push(uid, session, {"kind": ALIVE, "index": 0}, ())
-            await delivery.stirred(uid, ALIVE_S)
-            if delivery.sinks.get(session) is not sink:
-                raise Refused(f"{name}: another connection listens to session {session:016x} now")
-    finally:
-        if delivery.sinks.get(session) is sink:
-            del delivery.sinks[session]
+class Groups(NamedTuple):
+    """This node's groups."""
+
+    node_id: int
+    members: Mapping[int, Member]
+    """Those that are awake."""
+    find: Callable[[str], Member]
+    """A group's member, woken. Raises `UnknownGroup`."""
+    has: Callable[[int], bool]
+    """Whether a group is here, awake or not."""
+
+
+class Listening:
+    """The calls that listen to sessions. `began(member, session)` hears of each, once its session is known here."""
+
+    def __init__(self, groups: Groups, delivery: Delivery, began: Callable[[Member, int], object]) -> None:
+        self._groups = groups
+        self._delivery = delivery
+        self._began = began
+
+    async def listen(self, name: str, session: int, sink: SessionSink) -> NoReturn:
+        """Let `sink` have what the group's machine sends to a session, until it raises why that is over: `NotLeader`,
+        `SessionExpired`, `Refused` (another connection listens now), `UnknownGroup`, `GroupStopped`."""
+        groups, delivery = self._groups, self._delivery
+        member: Member | None = groups.find(name)
+        assert member is not None
+        uid, told = member.uid, False
+        check_leader(member)
+        delivery.sinks[session] = sink
+        try:
+            while True:
+                if not groups.has(uid):
+                    raise UnknownGroup(f"no group {name!r} on node {groups.node_id}", name=name)
+                # A group that sleeps is left alone: what there is to send wakes it.
+                member = groups.members.get(uid)
+                if member is not None:
+                    check_leader(member)
+                    if member.leading:
+                        if member.sessions is None or session not in member.sessions.by_id:
+                            raise SessionExpired(
+                                f"{name}: session {session:016x} has ended, its client was silent for its time to live "
+                                "or closed it: what it held went back; open another one (consume again)"
+                            )
+                        if not told:
+                            told = True
+                            self._began(member, session)
+                sink.push(uid, session, {"kind": ALIVE, "index": 0}, ())
+                await delivery.stirred(uid, ALIVE_S)
+                if delivery.sinks.get(session) is not sink:
+                    raise Refused(f"{name}: another connection listens to session {session:016x} now")
+        finally:
+            if delivery.sinks.get(session) is sink:
+                del delivery.sinks[session]
 
 
 async def _listen(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:

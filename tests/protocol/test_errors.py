@@ -49,7 +49,7 @@ from logyard.protocol.errors import (
 )
 from logyard.protocol.queue import NotHeld
 from logyard.service.embedded import open_system
-from logyard.service.node import Node
+from logyard.service.log_verbs import LogVerbs
 from tests.client.fake_system import FakeSystem, fake_cluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
@@ -180,12 +180,12 @@ async def faulty_cluster(monkeypatch: pytest.MonkeyPatch, raised: list[LogyardEr
 async def test_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[LogyardError] = []
 
-    async def read_body(self: Node, *_: object, **__: object) -> Buffer:
+    async def read_body(self: LogVerbs, *_: object, **__: object) -> Buffer:
         raise raised[0]
 
+    monkeypatch.setattr(LogVerbs, "read_body", read_body)
     async with open_system(tmp_path, timeout=1.0) as system:
         log = await system.start_group("orders", logyard.AppendLog())
-        monkeypatch.setattr(Node, "read_body", read_body)
         for error in meets(raised):
             with pytest.raises(caught(error)) as found:
                 await log.read_body(0, 0, 1)

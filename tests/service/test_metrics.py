@@ -21,7 +21,7 @@ from logyard.protocol.frame import encode_frame
 from logyard.service import metrics, metrics_http
 from logyard.service.config import build_config
 from logyard.service.local_cluster import LocalCluster
-from logyard.service.metrics import METRICS, PREFIX, largest_groups, metrics_reference, render
+from logyard.service.metrics import METRICS, PREFIX, metrics_reference
 from logyard.service.metrics_http import MetricsServer
 from tests.engine.host.cluster import KIB, Cluster, cluster
 from tests.source_tree import ROOT
@@ -29,7 +29,7 @@ from tests.source_tree import ROOT
 
 @asynccontextmanager
 async def door(c: Cluster, number: int = 1) -> AsyncIterator[MetricsServer]:
-    server = MetricsServer(("127.0.0.1", 0), lambda: render(c.system(number)))
+    server = MetricsServer(("127.0.0.1", 0), c.nodes[number].metrics)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.serve)
         yield server
@@ -130,18 +130,6 @@ async def test_a_scrape_answers_while_a_group_is_stopped_and_refusals_count(tmp_
 class Sink:
     def reply(self, request: int, status: int, data: bytes) -> None:
         assert status == 0
-
-
-async def test_only_the_largest_groups_have_a_label(tmp_path: Path) -> None:
-    async with cluster(tmp_path, 1) as c:
-        names = [f"g{number}" for number in range(5)]
-        for number, name in enumerate(names):
-            await c.create(name, by=1)
-            await c.fill(1, number + 1, 10 * KIB, name)
-        await c.roll(1)
-        found = largest_groups(c.system(1), 2)
-        assert list(found) == ["g4", "g3"]
-        assert found["g4"]["wal"] >= 50 * KIB > found["g3"]["wal"] >= 40 * KIB
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from logyard.engine.log.wal import Wal
 from logyard.payloads.store import PayloadStore
 from logyard.protocol.errors import JobFailed
 from logyard.service.payload_port import StoreAdapter
-from logyard.service.status import node_status
 from logyard.service.status_watch import troubles
 
 from .cluster import KIB, WRITER_VARIABLE, Cluster, cluster, until
@@ -105,7 +104,7 @@ async def test_a_defect_in_what_a_migration_builds_is_counted_and_tried_again(
         await c.fill(1, 6, 40 * KIB)
         await c.roll(1)
         await until(lambda: system.storage.compactor.files, "the janitor migrates it at the third try")
-        jobs = node_status(c.system(1))["jobs"]
+        jobs = c.nodes[1].status()["jobs"]
         assert jobs["failed"] == 2 and not jobs["waiting"] and not jobs["frozen"]
         assert "migration of WAL file" in jobs["last"] and "KeyError: 'a defect'" in jobs["last"]
         assert len(await c.read(1)) == 6
@@ -167,9 +166,9 @@ async def test_a_defect_in_a_switch_destroys_nothing_until_a_restart(
                 broken.setattr(storage.segment_writer, "_adopt", defect)
             with pytest.raises(JobFailed, match="until this node is restarted"):
                 await c.nodes[1].compact()
-        frozen = node_status(system)["jobs"]["frozen"]
+        frozen = c.nodes[1].status()["jobs"]["frozen"]
         assert "a defect" in frozen
-        assert any("restart it" in line for line in troubles({1: node_status(system)}))
+        assert any("restart it" in line for line in troubles({1: c.nodes[1].status()}))
         files = set(c.system(1).wal.files)
         await c.fill(1, 6, 40 * KIB)
         with pytest.raises(JobFailed, match="a defect"):
@@ -180,7 +179,7 @@ async def test_a_defect_in_a_switch_destroys_nothing_until_a_restart(
         assert [len(body or b"") for _, body in await c.read(1, 9)] == [40 * KIB] * 3, "and it serves"
         await c.restart(1)
         await c.leader()
-        assert not node_status(c.system(1))["jobs"]["frozen"]
+        assert not c.nodes[1].status()["jobs"]["frozen"]
         await until(lambda: c.log(1).end == 12)
         assert [len(body or b"") for _, body in await c.read(1, 9)] == [40 * KIB] * 3
         await c.nodes[1].compact()

@@ -309,7 +309,7 @@ async def test_a_group_that_slept_while_a_node_was_asked_for_room_is_changed_as_
         async def asleep(member: Member, fresh: object) -> None:
             await until(lambda: member.uid in system.quiesced, "it sleeps")
 
-        monkeypatch.setattr(system.groups, "check_room", asleep)
+        monkeypatch.setattr(c.nodes[1].membership, "_check_room", asleep)
         with trio.fail_after(15):
             assert 4 in (await c.nodes[1].change_members("log", "add", 4))["voters"]
         assert c.member(1) is not old and old.raft.log.last_index < c.member(1).raft.log.last_index

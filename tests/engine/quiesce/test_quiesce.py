@@ -14,7 +14,6 @@ import trio
 
 from logyard.engine.transport.blobs import AWAKE, SLEEPING
 from logyard.protocol.errors import LogyardError, NotLeader
-from logyard.service.status import describe_sleeper
 
 from ..host.cluster import Cluster, cluster, payload_books, until
 
@@ -111,7 +110,7 @@ async def test_a_status_wakes_nobody(tmp_path: Path) -> None:
         assert (status["groups"], status["hibernating"]) == (1, 1)
         assert sum(c.nodes[number].status()["led"] for number in c.ids) == 1
         system = c.system(1)
-        assert describe_sleeper(system, system.names["log"], row(c, 1))["last"] == status["applied"]
+        assert found["last"] == status["applied"]
         spec = {"name": "log", "members": c.ids, "machine": "log"}
         (again,) = await c.nodes[1].create_groups([spec])
         assert again["uid"] == system.names["log"] and sleeps(c, 1), "an equal definition is known from its row"

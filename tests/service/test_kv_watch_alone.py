@@ -1,0 +1,198 @@
+"""Streams of watches, alone: what is pushed in which order, and why a stream ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from logyard.engine.raft.state import FOLLOWER
+from logyard.machines.kv import KV
+from logyard.machines.kv.command import COMPACT
+from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused, UnknownGroup
+from logyard.protocol.frame import Buffer, encode_frame
+from logyard.protocol.kv import Operation, Put, encode, encode_numbers
+from logyard.service import kv_watch
+from logyard.service.kv_reads import KvReads
+from logyard.service.kv_tracks import Watch, prefix_end
+from logyard.service.kv_watch import Groups, Watches
+
+from .rig import Group
+
+
+def frame_of(operation: Operation) -> memoryview:
+    """A change as a client's frame."""
+    command, bodies = encode(operation)
+    records: list[tuple[bytes, Buffer | None]] = [(b"", body) for body in bodies]
+    return memoryview(b"".join(encode_frame(records or [(b"", None)], command=command)))
+
+
+class Sink:
+    """A connection; it takes nothing while it is `full`."""
+
+    def __init__(self) -> None:
+        self.pushed: list[Mapping[str, Any]] = []
+        self.bytes = 0
+        self.free = trio.Event()
+        self.free.set()
+
+    def push(self, header: Mapping[str, Any], parts: Sequence[Any]) -> None:
+        self.pushed.append(dict(header))
+        self.bytes += sum(map(len, parts))
+
+    async def room(self, size: int) -> None:
+        await self.free.wait()
+
+    def kinds(self) -> list[str]:
+        return [header["kind"] for header in self.pushed]
+
+    def revisions(self) -> list[int]:
+        return [one[0] for header in self.pushed for one in header.get("revisions", ())]
+
+
+class Rig(Group):
+    def __init__(self) -> None:
+        super().__init__(KV(), "kv")
+        self.here = True
+        self.sink = Sink()
+        self.ended: list[LogyardError] = []
+        reads = KvReads(self, self.stretch, lambda member: 0)
+        self.watches = Watches(Groups(7, self.find, lambda uid: self.here), reads.read)
+
+    def put(self, key: bytes, value: bytes = b"v") -> None:
+        self.apply(frame_of(Put(key, value)))
+
+    def row(self, number: int, prefix: bytes, revision: int = 0) -> list[Any]:
+        return [number, prefix, prefix_end(prefix), revision, 0]
+
+    @asynccontextmanager
+    async def listening(self, *rows: list[Any], local: bool = False) -> AsyncIterator[None]:
+        async def listen() -> None:
+            try:
+                await self.watches.listen("kv", 5, rows, local, self.sink)
+            except LogyardError as error:
+                self.ended.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            await settled()
+            yield
+            await settled()
+            nursery.cancel_scope.cancel()
+
+
+async def settled() -> None:
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_watch_is_told_where_it_begins_and_then_what_happens() -> None:
+    rig = Rig()
+    rig.put(b"a/1")
+    async with rig.listening(rig.row(1, b"a/"), rig.row(2, b"a/", 2)):
+        assert rig.sink.pushed[0] == {"kind": "created", "watches": [(1, 3), (2, 2)], "revision": 2}
+        assert rig.sink.revisions() == [2]
+        rig.put(b"b")
+        rig.put(b"a/2", b"L" * 3000)
+        await settled()
+    assert rig.sink.revisions() == [2, 4] and rig.sink.bytes == 3000
+    last = rig.sink.pushed[-1]["revisions"][0]
+    assert sorted(last[1][0][0]) == [1, 2], "one event for both watches"
+
+
+async def test_watches_come_and_go_while_the_stream_lasts() -> None:
+    rig = Rig()
+    async with rig.listening(rig.row(1, b"a")):
+        rig.watches.change(5, [rig.row(2, b"b")], [1])
+        await settled()
+        rig.put(b"a")
+        rig.put(b"b")
+        await settled()
+    assert rig.sink.revisions() == [3] and rig.sink.kinds().count("created") == 2
+
+
+async def test_a_slow_listener_misses_nothing() -> None:
+    rig = Rig()
+    async with rig.listening(rig.row(1, b"k")):
+        rig.put(b"k0")
+        rig.sink.free = trio.Event()
+        await settled()
+        for number in range(1, 9):
+            rig.put(b"k%d" % number)
+        await settled()
+        before = rig.sink.revisions()
+        assert len(before) <= 1
+        rig.sink.free.set()
+        await settled()
+    assert rig.sink.revisions() == list(range(2, 11))
+
+
+async def test_what_is_compacted_is_told_and_the_others_go_on() -> None:
+    rig = Rig()
+    for _ in range(4):
+        rig.put(b"k")
+    rig.apply(memoryview(b"".join(encode_frame([(b"", None)], command=encode_numbers(COMPACT, 4)))))
+    async with rig.listening(rig.row(1, b"k", 2), rig.row(2, b"k", 5)):
+        pass
+    gone = [header for header in rig.sink.pushed if header["kind"] == "compacted"]
+    assert gone == [{"kind": "compacted", "watches": [1], "compacted": 4}] and rig.sink.revisions() == [5]
+
+
+async def test_silence_says_how_far_it_is(autojump_clock: trio.testing.MockClock) -> None:
+    rig = Rig()
+    async with rig.listening(rig.row(1, b"k")):
+        await trio.sleep(2.5 * kv_watch.ALIVE_S)
+        assert rig.sink.kinds() == ["created", "alive", "alive"]
+    assert rig.sink.pushed[-1] == {"kind": "alive", "next": 2, "revision": 1}
+
+
+@pytest.mark.parametrize("why", ["closed", "deposed", "deleted"])
+async def test_why_a_stream_ends(why: str) -> None:
+    rig = Rig()
+    async with rig.listening(rig.row(1, b"k")):
+        if why == "closed":
+            rig.watches.change(5, [], [], close=True)
+        elif why == "deposed":
+            rig.core.role, rig.core.leader = FOLLOWER, 2
+        else:
+            rig.here = False
+        rig.put(b"k")
+        await settled()
+    kinds = {"closed": Refused, "deposed": NotLeader, "deleted": UnknownGroup}
+    assert [type(one) for one in rig.ended] == [kinds[why]] and not rig.watches.streams
+    with pytest.raises(Refused):
+        rig.watches.change(5, [], [])
+
+
+async def test_any_member_serves_who_says_so() -> None:
+    rig = Rig()
+    rig.core.role, rig.core.leader = FOLLOWER, 2
+    async with rig.listening(rig.row(1, b"k"), local=True):
+        rig.put(b"k")
+    assert rig.sink.revisions() == [2] and not rig.ended
+
+
+async def test_two_streams_have_two_numbers() -> None:
+    rig = Rig()
+    async with rig.listening(rig.row(1, b"k")):
+        with pytest.raises(BadRequest):
+            await rig.watches.listen("kv", 5, [], False, Sink())
+    with pytest.raises(BadRequest):
+        await rig.watches.listen("kv", 6, [["no number"]], False, Sink())
+    assert not rig.watches.streams
+
+
+async def test_asking_again_and_again(autojump_clock: trio.testing.MockClock) -> None:
+    rig = Rig()
+    watch = Watch(0, b"k", b"", 0)
+    header, _ = await rig.watches.events(rig.member, watch, 0, 3.0)
+    assert header == {"kind": "events", "revisions": [], "next": 2, "places": []} and trio.current_time() >= 3
+    rig.put(b"other")
+    rig.put(b"k", b"L" * 3000)
+    header, parts = await rig.watches.events(rig.member, watch, header["next"], 3.0)
+    assert [one[0] for one in header["revisions"]] == [3] == [header["next"] - 1] and [len(one) for one in parts] == [
+        3000
+    ]

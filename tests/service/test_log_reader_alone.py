@@ -1,0 +1,128 @@
+"""Reading one log, alone: what is visible, what is fetched when it is not here, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from logyard.machines.log import AppendLog
+from logyard.machines.queue import Queue
+from logyard.payloads.reference import Position
+from logyard.protocol.errors import Busy, Corrupt, Gone, OutOfRange, WrongKind
+from logyard.protocol.records import Page
+from logyard.service.log_reader import LogReader, append_log
+
+from .rig import Group
+
+LARGE = b"L" * 10_000
+
+
+class Rig(Group):
+    def __init__(self) -> None:
+        super().__init__(AppendLog())
+        self.reader = LogReader(7, self, self.stretch, self.found)
+
+    async def poll(self, offset: int, records: int = 100, size: int = 1 << 20, wait_s: float = 0.0) -> list[bytes]:
+        header, blocks = await self.reader.poll(self.member, offset, records, size, wait_s, True)
+        assert header["node"] == 7 and (header["start"], header["end"]) == (self.machine.start, self.machine.end)
+        page = Page(b"".join(blocks), header["start"], header["end"], 7, offset, records)
+        return [record.payload or b"" for record in page]
+
+
+async def test_records_are_what_is_applied_from_an_offset_on() -> None:
+    rig = Rig()
+    rig.append(b"0", b"1", b"2")
+    rig.append(LARGE, LARGE)
+    assert await rig.poll(1) == [b"1", b"2", LARGE, LARGE]
+    assert await rig.poll(1, records=2) == [b"1", b"2"] and await rig.poll(5) == []
+    assert await rig.poll(3, size=1) == [LARGE], "one at least"
+    for offset in (-1, 6):
+        with pytest.raises(OutOfRange):
+            await rig.poll(offset)
+
+
+async def test_a_poll_at_the_end_waits_for_the_next_record(autojump_clock: trio.testing.MockClock) -> None:
+    rig = Rig()
+    rig.append(b"0")
+    got: list[bytes] = []
+
+    async def follow() -> None:
+        got.extend(await rig.poll(1, wait_s=60.0))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not got
+        rig.append(b"1")
+    assert got == [b"1"]
+    assert await rig.poll(2, wait_s=60.0) == [], "and not for ever"
+    assert trio.current_time() == pytest.approx(60, abs=1)
+
+
+async def test_parts_of_a_body() -> None:
+    rig = Rig()
+    rig.append(b"small", LARGE)
+    read = rig.reader.read_body
+    assert bytes(await read(rig.member, 0, 1, 3)) == b"ma"  # type: ignore[arg-type]
+    assert bytes(await read(rig.member, 1, 9_998, None)) == b"LL"  # type: ignore[arg-type]
+    for start, stop in ((0, 6), (4, 3), (-1, 2)):
+        with pytest.raises(OutOfRange) as refused:
+            await read(rig.member, 0, start, stop)
+        assert refused.value.details["end"] == 5
+
+
+async def test_a_lost_entry_comes_from_a_peer_with_all_up_to_the_next_anchor() -> None:
+    rig = Rig()
+    for number in range(4):
+        rig.append(b"%d" % number)
+    rig.lost = {2, 3}
+    assert await rig.poll(1) == [b"1"], "as few as can be"
+    assert rig.fetched == [(0, 4)]
+    assert await rig.poll(0) == [b"0", b"1", b"2", b"3"] and len(rig.fetched) == 1
+
+
+async def test_what_no_peer_has_is_said_and_never_skipped() -> None:
+    rig = Rig()
+    for number in range(3):
+        rig.append(b"%d" % number)
+    rig.lost = rig.absent = {2}
+    with pytest.raises(Corrupt):
+        await rig.poll(0)
+    assert rig.fetched == [(0, 3)] and not rig.damaged
+
+
+async def test_below_the_payload_floor_nothing_is_damaged_but_gone() -> None:
+    rig = Rig()
+    rig.append(b"0")
+    rig.append(b"1")
+    rig.lost = {1}
+    rig.member.raise_floor(99)
+    with pytest.raises(Gone, match="has not caught up"):
+        await rig.poll(0)
+    assert not rig.fetched
+    rig.lost = {1, 2}
+    with pytest.raises(Busy):
+        rig.reader.position_of(rig.member, 1)
+
+
+def test_positions_at_the_start_in_the_middle_and_at_the_end() -> None:
+    rig = Rig()
+    where = rig.reader.position_of
+    assert where(rig.member, 0) == Position(0, 0)
+    first = rig.append(b"a", b"a", b"a")
+    rig.append(b"b", b"b")
+    assert where(rig.member, 2) == Position(first, 2) and where(rig.member, 3) == Position(first + 1, 0)
+    assert where(rig.member, 5) == Position(first + 2, 0), "no later record lies before it"
+
+
+def test_the_first_offset_of_a_time() -> None:
+    rig = Rig()
+    for number in range(5):
+        rig.append(b"x", b"y", stamp=10 * number)
+    assert [rig.reader.offset_since(rig.member, stamp) for stamp in (0, 1, 10, 39, 40, 41)] == [0, 2, 2, 8, 8, 10]
+
+
+def test_another_kind_of_group_is_no_log() -> None:
+    with pytest.raises(WrongKind):
+        append_log(Group(Queue()).member)

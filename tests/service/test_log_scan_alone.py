@@ -1,0 +1,124 @@
+"""Many logs at once, alone: each range has an outcome of its own, and an answer has its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from logyard.engine.replica.member import Member
+from logyard.machines.kv import KV
+from logyard.machines.log import AppendLog
+from logyard.protocol.columns import RUN
+from logyard.protocol.errors import UnknownGroup
+from logyard.service import log_scan
+from logyard.service.log_scan import Groups, LogScan
+
+from .rig import Group
+
+HUGE = 1 << 30
+RECORDS = 5
+"""Which field of a run."""
+
+
+class Rig:
+    """Logs of a node; `asleep` are rows of those that hibernate."""
+
+    def __init__(self, **machines: Any) -> None:
+        self.groups = {name: Group(machine, name) for name, machine in machines.items()}
+        self.uids = {name: number for number, name in enumerate(self.groups, 1)}
+        members = {self.uids[name]: group.member for name, group in self.groups.items()}
+        groups = Groups(self.uids, members, cast(Any, {}), self.find)
+        self.scans = LogScan(7, 1 << 20, groups, cast(Any, self))
+
+    def find(self, name: str, uid: int) -> Member:
+        if name not in self.groups:
+            raise UnknownGroup(f"no group {name!r}", name=name)
+        return self.groups[name].member
+
+    def _of(self, member: Member) -> Group:
+        return next(group for group in self.groups.values() if group.member is member)
+
+    def payload_entries(self, member: Member, first: int, last: int) -> Any:
+        return self._of(member).payload_entries(member, first, last)
+
+    async def read(self, member: Member, wanted: Any) -> Any:
+        return await self._of(member).read(member, wanted)
+
+    async def scan(self, *ranges: tuple[str, int, int], size: int = HUGE, records: int = HUGE) -> dict[str, Any]:
+        header, parts = await self.scans.scan([(name, 0, at, end) for name, at, end in ranges], size, records, HUGE)
+        assert header["node"] == 7
+        return {**header, "rows": sum(run[RECORDS] for run in RUN.iter_unpack(parts[0]))}
+
+
+def ends(header: dict[str, Any]) -> Sequence[Any]:
+    """(where to go on, the code of an error) of each range."""
+    return [(one[0], one[4]["code"] if one[4] else None) for one in header["ranges"]]
+
+
+async def test_each_range_ends_where_it_was_asked_to_or_where_its_log_does() -> None:
+    rig = Rig(a=AppendLog(), b=AppendLog())
+    rig.groups["a"].append(b"0", b"1", b"2")
+    rig.groups["b"].append(b"x" * 9000)
+    found = await rig.scan(("a", 1, 2), ("b", 0, HUGE))
+    assert ends(found) == [(2, None), (1, None)] and found["rows"] == 2
+
+
+async def test_what_goes_wrong_with_one_range_is_its_own_outcome() -> None:
+    rig = Rig(a=AppendLog(), keyed=AppendLog(keyed=True), kv=KV(), holey=AppendLog())
+    rig.groups["a"].append(b"0")
+    for _ in range(3):
+        rig.groups["holey"].append(b"0")
+    rig.groups["holey"].lost = {2}
+    asked = [(name, 0, HUGE) for name in ("none", "keyed", "kv", "holey", "a")]
+    found = ends(await rig.scan(*asked, ("a", 5, HUGE)))
+    assert [code for _, code in found] == ["unknown_group", "refused", "wrong_kind", "corrupt", None, "out_of_range"]
+    assert found[4] == (1, None)
+
+
+@pytest.mark.parametrize("limit", [{"records": 3}, {"size": 2000}])
+async def test_an_answer_ends_at_its_limit_and_says_where_to_go_on(limit: dict[str, int]) -> None:
+    rig = Rig(a=AppendLog(), b=AppendLog())
+    for name in ("a", "b"):
+        for _ in range(4):
+            rig.groups[name].append(b"x" * 700)
+    rest, total = [("a", 0), ("b", 0)], 0
+    for _ in range(20):
+        header = await rig.scan(*((name, at, HUGE) for name, at in rest), **limit)
+        total += header["rows"]
+        assert header["rows"] <= 3
+        # A range that was not begun has no outcome.
+        for number, (following, code) in enumerate(ends(header)):
+            assert code is None
+            rest[number] = (rest[number][0], following)
+        rest = [one for one in rest if one[1] < 4]
+        if not rest:
+            break
+    assert total == 8 and not rest
+
+
+async def test_steps_of_a_scan_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_scan, "STEP_PACKS", 1)
+    rig = Rig(a=AppendLog())
+    for number in range(5):
+        rig.groups["a"].append(b"%d" % number, b"+")
+    found = await rig.scan(("a", 3, 9))
+    assert ends(found) == [(9, None)] and found["rows"] == 6
+
+
+async def test_offsets_by_time_and_what_has_none() -> None:
+    rig = Rig(a=AppendLog(), kv=KV())
+    for number in range(3):
+        rig.groups["a"].append(b"x", stamp=100 * number)
+    found = await rig.scans.seek([("a", 0, 150), ("kv", 0, 0), ("a", 0, 999)])
+    assert found[0] == 2 and found[2] == 3 and isinstance(found[1], dict) and found[1]["code"] == "wrong_kind"
+
+
+async def test_logs_are_listed_by_name_and_nothing_else_is() -> None:
+    rig = Rig(c=AppendLog(), b=KV(), a=AppendLog())
+    rig.groups["a"].append(b"0")
+    assert [(row[0], row[4]) for row in await rig.scans.log_rows("", None, 9)] == [("a", 1), ("c", 0)]
+    assert [row[0] for row in await rig.scans.log_rows("a", None, 9)] == ["c"]
+    assert [row[0] for row in await rig.scans.log_rows("", ["c", "none"], 9)] == ["c"]
+    assert [row[0] for row in await rig.scans.log_rows("", None, 1)] == ["a"]
