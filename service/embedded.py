@@ -9,6 +9,7 @@ straight to the engine. Everything acknowledged is durable.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
 from logyard.engine.replica.leadership import wait
+from logyard.engine.replica.member import Member
 from logyard.engine.replica.proposals import DROP
 from logyard.engine.replica.submit import Answer
 from logyard.engine.types import Buffer
@@ -44,9 +46,9 @@ from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, U
 from logyard.protocol.frame import Frame
 from logyard.protocol.verbs import VERBS
 
-from . import log_reader
+from .log_reader import append_log
 from .node import Node, build_system
-from .rpc_calls import Data, serve_call, taken
+from .rpc_calls import Data, SystemPort, serve_call, taken
 
 MACHINES: dict[type, str] = {AppendLog: "log"}
 TIMEOUT_S = 30.0
@@ -57,13 +59,22 @@ END_S = 5.0
 
 
 class EmbeddedSystem(AdminVerbs):
-    """A node of this process, with the verbs of a client's yard. `timeout` (seconds) bounds each that is not given its
-    own."""
+    """A node of this process, with the verbs of a client's yard. `find` gives a group's member, or raises
+    `UnknownGroup`; `consistent` the same, once a read of it may be answered. `timeout` (seconds) bounds each verb that
+    is not given its own."""
 
     def __init__(
-        self, node: Node, machines: Mapping[str, type[Machine]], nursery: trio.Nursery, timeout: float
+        self,
+        node: SystemPort,
+        find: Callable[[str], Member],
+        consistent: Callable[[str, str], Awaitable[Member]],
+        machines: Mapping[str, type[Machine]],
+        nursery: trio.Nursery,
+        timeout: float,
     ) -> None:
         self.node = node
+        self.find = find
+        self._consistent = consistent
         self.runtime = TrioRuntime()
         self.chance = random.Random()
         self.timeout = timeout
@@ -111,11 +122,11 @@ class EmbeddedSystem(AdminVerbs):
         if kind is None:
             raise LogyardError(f"{type(machine).__name__} is not a machine that logyard knows by name")
         await self.create(name, machine=kind, **_arguments(machine))
-        member = self.node.system.member(name)
+        member = self.find(name)
         with trio.fail_after(10):
             await wait(member, lambda: member.raft.leader == self.node.node_id)
             # What an earlier run acknowledged is applied when a read of this term is.
-            await self.node.system.leadership.read_index(member)
+            await self._consistent(name, "linearizable")
         return EmbeddedLog(self, name)
 
     async def delete_group(self, name: str) -> None:
@@ -128,7 +139,7 @@ class EmbeddedSystem(AdminVerbs):
 
     def leaderboard(self) -> list[Standing]:
         """Tell who leads what, since when, from this node's tables: no group is asked, whatever state it is in."""
-        return standings(self.node.board("", len(self.node.system.names)))
+        return standings(self.node.board("", sys.maxsize))
 
     # What the handles need: see `client.yards` and `client._async.frames`.
 
@@ -143,7 +154,7 @@ class EmbeddedSystem(AdminVerbs):
     def compresses(self, name: str) -> bool | None:
         """Return what a log's option says about compression; None for a group that is not here."""
         try:
-            return self.node.system.member(name).spec.arguments.get("compress") == "zstd"
+            return self.find(name).spec.arguments.get("compress") == "zstd"
         except UnknownGroup:
             return None
 
@@ -199,7 +210,7 @@ class EmbeddedSystem(AdminVerbs):
             while True:
                 self._check()
                 try:
-                    member = node.system.member(name)
+                    member = self.find(name)
                     if kind and member.spec.machine != kind:
                         node.require_kind(member.uid, kind)
                     if mode == wire.REPLY_NONE:
@@ -319,7 +330,7 @@ class EmbeddedLog(FramedLog):
 
     def bounds(self) -> tuple[int, int]:
         """Return (start, end) as `latest` does, without waiting."""
-        machine = log_reader.append_log(self.yard.node.system.member(self.name))
+        machine = append_log(self.yard.find(self.name))
         return machine.start, machine.end
 
     async def _upload(
@@ -401,7 +412,8 @@ async def open_system(
     try:
         async with background(trio.open_nursery(), trio.Cancelled) as nursery:
             await nursery.start(system.run, NoPeers())
-            found = EmbeddedSystem(Node(system), own, nursery, timeout)
+            node = Node(system)
+            found = EmbeddedSystem(node, system.member, node.consistent, own, nursery, timeout)
             nursery.start_soon(found.sessions.beat)
             try:
                 yield found

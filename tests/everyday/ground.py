@@ -21,6 +21,7 @@ from logyard.engine.replica.sessions import EXPIRE
 from logyard.protocol.errors import LogyardError, NoSpace
 from logyard.service.embedded import EmbeddedSystem, open_system
 from tests.engine.host.cluster import SMALL, Cluster, cluster, until
+from tests.inside import engine_of
 from tests.service.test_exactly_once import Doors
 
 from .arguments import ANSWER_S, SEEDED
@@ -225,7 +226,7 @@ async def embedded_face(path: Path, situation: str) -> AsyncIterator[EmbeddedFac
                 await begin(system)
         face.stack = stack
         face.yard = system = await stack.enter_async_context(open_system(path, config))
-        engine = system.node.system
+        engine = engine_of(system)
         if situation != "restarted":
             await begin(system)
         if situation not in ("first", "restarted", "kind"):

@@ -25,6 +25,7 @@ from logyard.pipeline.options import parse_options
 from logyard.pipeline.sources import GAP, LogInfo, Reading, Wanted
 from logyard.protocol.errors import Corrupt, DirectoryInUse, LogyardError, OutOfRange
 from logyard.service.embedded import EmbeddedLog, open_system
+from tests.inside import engine_of
 
 from ..service.test_check import flip, traces
 
@@ -56,7 +57,7 @@ async def build(path: Path) -> None:
             await put(log, 40, 100)
         filler = await system.start_group("filler", AppendLog())
         with trio.fail_after(30):
-            while not system.node.system.storage.location.files:
+            while not engine_of(system).storage.location.files:
                 await filler.append_many([(b"", b"x" * 200_000)])
     async with open_system(path, CONFIG) as system:
         for log in [await system.start_group(name, AppendLog()) for name in ("whole", "cut")]:

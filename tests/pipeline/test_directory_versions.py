@@ -14,6 +14,7 @@ from logyard.pipeline.directory.source import DirectorySource
 from logyard.service.check import check_directory
 from logyard.service.embedded import open_system
 from tests.crash.agree import disagreements
+from tests.inside import engine_of
 
 from .test_directory import CONFIG, rows, wanted
 
@@ -23,7 +24,7 @@ HOUR_NS = 3600 * 10**9
 async def write(path: Path, snapshots: bool) -> tuple[int, int]:
     """A log whose limits gave records up, by appends and by its timer; its bounds."""
     async with open_system(path, CONFIG) as system:
-        host, ahead = system.node.system, 0
+        host, ahead = engine_of(system), 0
         clock = host.clocks
         wall, base = clock.wall_ns, clock.monotonic_ns
         clock.wall_ns, clock.monotonic_ns = lambda: wall() + ahead, lambda: base() + ahead

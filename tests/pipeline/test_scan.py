@@ -21,6 +21,7 @@ from logyard.pipeline.sources import GAP, Reading
 from logyard.protocol.errors import error_of
 from logyard.service import log_scan
 from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
+from tests.inside import engine_of, node_of
 
 SMALL = SystemConfig(
     wal_file_bytes=1 << 20, generation_bytes=16 << 20, generation_transaction_bytes=1 << 20, payload_cache_bytes=0
@@ -137,7 +138,7 @@ async def test_without_bodies_none_is_read_but_sizes_are_known(tmp_path: Path, m
         log = await system.start_group("a", AppendLog())
         await log.append_many([(b"m%d" % n, bytes([n]) * 50_000) for n in range(10)] + [(b"", None)])
         touched: list[int] = []
-        reader = system.node.system.reader
+        reader = engine_of(system).reader
         load = reader._load
 
         def watched(uid: int, want: Wanted, held: Any = None) -> Any:
@@ -234,7 +235,7 @@ async def test_rows_of_logs_wake_nobody(tmp_path: Path) -> None:
 async def test_offsets_by_time(tmp_path: Path) -> None:
     async with open_system(tmp_path, SMALL) as system:
         log = await system.start_group("a", AppendLog())
-        clock = system.node.system.clocks
+        clock = engine_of(system).clocks
         base = clock.monotonic_ns
         ahead = 0
         clock.monotonic_ns = lambda: base() + ahead
@@ -260,7 +261,7 @@ def test_a_gap_is_a_row() -> None:
 
 async def test_what_changed_since_a_mark(tmp_path: Path) -> None:
     async with open_system(tmp_path, SMALL) as system:
-        node = system.node
+        node = node_of(system)
         first = await system.start_group("a", AppendLog())
         mark, whole, rows, gone = await node.changed_logs(0)
         assert whole and [(row[0], row[3], row[4]) for row in rows] == [("a", 0, 0)] and gone == []

@@ -49,6 +49,7 @@ from logyard.service.check_process import inspect
 from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
 from logyard.service.local_cluster import LocalCluster
 from tests.crash.agree import disagreements
+from tests.inside import engine_of
 
 NAMES = ("alpha", "beta", "gamma")
 CONFIG = SystemConfig(
@@ -84,7 +85,7 @@ async def build(path: Path) -> None:
         await logs[0].truncate(4)
         await logs[1].truncate(3)
         # The counters of what died go with the next commit.
-        await system.node.system.storage.meta_batch.commit_members(())
+        await engine_of(system).storage.meta_batch.commit_members(())
         await logs[0].snapshot()
         number, files = 10, len(wal_files(path))
         with trio.fail_after(20):
@@ -92,12 +93,12 @@ async def build(path: Path) -> None:
             while len(wal_files(path)) == files:
                 await fill(logs, number, 1)
                 number += 1
-            while not system.node.system.storage.location.files:
+            while not engine_of(system).storage.location.files:
                 await trio.sleep(0.01)
     async with open_system(path, CONFIG) as system:
         logs = await start(system)
         await fill(logs, 90, 3)
-        assert system.node.system.storage.location.files
+        assert engine_of(system).storage.location.files
 
 
 @pytest.fixture(scope="module")

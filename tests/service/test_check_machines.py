@@ -34,6 +34,7 @@ from logyard.service.check_process import inspect
 from logyard.service.embedded import EmbeddedSystem, open_system
 from logyard.service.own_machines import machine_factory
 from tests.engine.host.test_uploads import bind, piece
+from tests.inside import engine_of, node_of
 from tests.sim.bugs import Bug, edited, planted
 
 from .test_check import holding, meta_of
@@ -87,7 +88,7 @@ class Group:
     """One group of an embedded system, its commands and its sessions."""
 
     def __init__(self, system: EmbeddedSystem, name: str) -> None:
-        self.node = system.node
+        self.node = node_of(system)
         self.name = name
 
     @property
@@ -133,7 +134,7 @@ async def running(path: Path, *groups: dict[str, Any]) -> AsyncIterator[tuple[Em
             for one in found:
                 member = one.member
                 await wait(member, lambda member=member: member.raft.leader == 1)  # type: ignore[misc]
-                await system.node.system.leadership.read_index(member)
+                await engine_of(system).leadership.read_index(member)
             yield system, found
 
 
