@@ -104,10 +104,10 @@ class LogClock:
 
     def fresh(self, member: Member) -> LogTime:
         """Return a clock that goes on where the log ends, also above what is applied here, from when its end came: what
-        has passed since then had passed for its leader as well."""
-        clocks = self._clocks
-        clock = LogTime(self._newest_time(member), clocks.wall_ns(), member.heard_ns)
-        clock.now(clocks.monotonic_ns())
+        has passed since then had passed for its leader as well. A log without any time begins now."""
+        newest, now = self._newest_time(member), self._clocks.monotonic_ns()
+        clock = LogTime(newest, self._clocks.wall_ns(), member.heard_ns if newest else now)
+        clock.now(now)
         return clock
 
     def catch_up(self, members: Iterable[Member]) -> None:

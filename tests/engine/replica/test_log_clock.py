@@ -1,0 +1,31 @@
+"""Where log time of a leadership begins."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from logyard.engine.replica.log_clock import Clocks, LogClock
+from logyard.engine.replica.member import Member
+
+SECOND = 1_000_000_000
+WALL = 1_700_000_000 * SECOND
+
+
+def fresh_ms(newest_ms: int, heard_ns: int, now_ns: int) -> int:
+    """Return what the clock of a new leadership says first, in ms."""
+    clocks = Clocks()
+    clocks.wall_ns, clocks.monotonic_ns = (lambda: WALL), (lambda: now_ns)
+    clock = LogClock(clocks, lambda member: newest_ms, cast(Any, None), cast(Any, None), cast(Any, None))
+    return clock.fresh(cast(Member, SimpleNamespace(heard_ns=heard_ns))).now(now_ns)
+
+
+@pytest.mark.parametrize("waited_s", [0, 3, 3600])
+def test_an_empty_log_begins_at_the_wall_clock_however_long_its_member_waited_for_a_leader(waited_s: int) -> None:
+    assert fresh_ms(0, 5 * SECOND, (5 + waited_s) * SECOND) == WALL // 1_000_000
+
+
+def test_a_log_goes_on_from_when_its_end_came() -> None:
+    assert fresh_ms(1_000, 5 * SECOND, 12 * SECOND) == 8_000
