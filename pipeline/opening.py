@@ -9,6 +9,8 @@ from .options import Options
 from .sources import LogSource
 
 if TYPE_CHECKING:
+    from logyard.protocol.tls import TlsConfig
+
     from .network import NetworkSource
 
 
@@ -45,14 +47,19 @@ def open_source(options: Options) -> LogSource:
 
 def open_network(options: Options) -> NetworkSource:
     """Return a source of a running cluster."""
+    from .network import NetworkSource
+
+    assert options.servers is not None
+    tls = tls_of(options.tls_ca, options.tls_certificate, options.tls_key)
+    return NetworkSource(options.servers, tls=tls, timeout_s=options.timeout_s)
+
+
+def tls_of(ca: str | None, certificate: str | None, key: str | None) -> TlsConfig | None:
+    """Return how a client proves itself, from the names of three files; None without them."""
+    if not (ca and certificate and key):
+        return None
     from pathlib import Path
 
     from logyard.protocol.tls import TlsConfig
 
-    from .network import NetworkSource
-
-    tls = None
-    if options.tls_ca and options.tls_certificate and options.tls_key:
-        tls = TlsConfig(ca=Path(options.tls_ca), certificate=Path(options.tls_certificate), key=Path(options.tls_key))
-    assert options.servers is not None
-    return NetworkSource(options.servers, tls=tls, timeout_s=options.timeout_s)
+    return TlsConfig(ca=Path(ca), certificate=Path(certificate), key=Path(key))

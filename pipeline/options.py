@@ -357,12 +357,18 @@ def parse_options(given: Mapping[str, str], kind: str = BATCH) -> Options:
         raise OptionError("startingOffsets: latest would be an empty batch; a stream begins there")
     if fields["max_offsets"] is not None and fields["max_bytes"] is not None:
         raise OptionError("maxBytesPerTrigger: it excludes maxOffsetsPerTrigger: Spark hands a Python source one limit")
-    tls = [name for name in ("tlsCa", "tlsCertificate", "tlsKey") if name not in present]
-    if 0 < len(tls) < 3:
-        raise OptionError(f"{tls[0]}: it is needed too: tlsCa, tlsCertificate and tlsKey go together")
+    check_tls(fields)
     found = Options(**fields)
     _check_place(found)
     return found
+
+
+def check_tls(fields: Mapping[str, object]) -> None:
+    """Raise `OptionError` where some of the TLS options are given and others not."""
+    named = (("tlsCa", "tls_ca"), ("tlsCertificate", "tls_certificate"), ("tlsKey", "tls_key"))
+    missing = [name for name, field in named if fields[field] is None]
+    if 0 < len(missing) < 3:
+        raise OptionError(f"{missing[0]}: it is needed too: tlsCa, tlsCertificate and tlsKey go together")
 
 
 NO_LEAST = (

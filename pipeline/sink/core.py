@@ -24,9 +24,10 @@ from logyard.client.upload import WHOLE_BYTES
 from logyard.protocol.errors import Gone, GroupExists, LogyardError, OutOfRange, UnknownGroup
 from logyard.protocol.frame import Epoch
 
+from ..opening import tls_of
 from .options import DIRECT, LEAST, ONCE, SinkOptions
 from .record import CUT, Cut, Fenced, SinkError, SinkLog, State, Stored
-from .rows import Batch, frames
+from .rows import Batch, framed, frames
 from .sending import Sending
 
 if TYPE_CHECKING:
@@ -255,19 +256,19 @@ class Sink:
             ) from None
         try:
             writer = log.epoch(*epoch, 0, timeout=self.options.timeout_s)
-            for records in again(self._staged(chunks), cut):
+            for one in framed(self._staged(chunks), cut):
                 at("mid-fan-out")
-                writer.append_many(records, timeout=self.options.timeout_s)
+                writer.append_many(one.records, timeout=self.options.timeout_s)
         except (OutOfRange, Gone) as error:
             # Whoever truncated the stages has finished the batch.
             raise Fenced(f"{self.name}: batch {epoch.epoch} was finished by another commit meanwhile") from error
         except LogyardError as error:
             raise told(self.name, name, error) from error
 
-    def _staged(self, chunks: Sequence[Stored]) -> Iterator[tuple[bytes, bytes | None]]:
+    def _staged(self, chunks: Sequence[Stored]) -> Iterator[tuple[str, bytes, bytes | None]]:
         for chunk in chunks:
             for record in self.yard.log(self._stage(chunk.stage)).records(chunk.first, chunk.end):
-                yield bytes(record.metadata), None if record.payload is None else bytes(record.payload)
+                yield chunk.log, bytes(record.metadata), None if record.payload is None else bytes(record.payload)
 
 
 def append(log: Log, one: Batch) -> range:
@@ -277,25 +278,6 @@ def append(log: Log, one: Batch) -> range:
         offset = log.append(metadata, payload)
         return range(offset, offset + 1)
     return log.append_many(one.records)
-
-
-def again(records: Iterable[tuple[bytes, bytes | None]], cut: Cut) -> Iterator[list[tuple[bytes, bytes | None]]]:
-    """Yield a manifest's records in frames: cut by what the manifest says, whoever does it."""
-    held: list[tuple[bytes, bytes | None]] = []
-    weight = 0
-    for metadata, payload in records:
-        size = len(metadata) + (0 if payload is None else len(payload))
-        alone = payload is not None and len(payload) > WHOLE_BYTES
-        if held and (alone or len(held) >= cut.rows or weight + size > cut.size):
-            yield held
-            held, weight = [], 0
-        held.append((metadata, payload))
-        weight += size
-        if alone:
-            yield held
-            held, weight = [], 0
-    if held:
-        yield held
 
 
 def merged(chunks: Iterable[Stored]) -> Iterator[Stored]:
@@ -328,14 +310,9 @@ def told(sink: str, log: str, error: LogyardError) -> LogyardError:
 
 def open_sink(options: SinkOptions) -> Sink:
     """Return a sink with a cluster of its own. Close its yard."""
-    from pathlib import Path
-
     from logyard.client.sync import connect_sync
-    from logyard.protocol.tls import TlsConfig
 
-    tls = None
-    if options.tls_ca and options.tls_certificate and options.tls_key:
-        tls = TlsConfig(ca=Path(options.tls_ca), certificate=Path(options.tls_certificate), key=Path(options.tls_key))
+    tls = tls_of(options.tls_ca, options.tls_certificate, options.tls_key)
     # Sessions would protect what the epochs protect already.
     yard = connect_sync(options.servers, timeout=options.timeout_s, tls=tls, exactly_once=options.guarantee == LEAST)
     return Sink(yard, options)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..errors import OptionError
-from ..options import Option, check_servers, count, flag, names, plain, seconds
+from ..options import Option, check_servers, check_tls, count, flag, names, plain, seconds
 
 ONCE, DIRECT, LEAST = "exactly-once", "exactly-once-direct", "at-least-once"
 SINK_NAME_MAX = 100
@@ -122,10 +122,7 @@ def parse_sink(given: Mapping[str, str], streaming: bool) -> SinkOptions:
         named = fields["batch"] is not None
         fields["guarantee"] = STREAM_DEFAULT if streaming or named else BATCH_DEFAULT
     _check_sink(fields, streaming)
-    tls = [name for name, field in (("tlsCa", "tls_ca"), ("tlsCertificate", "tls_certificate"), ("tlsKey", "tls_key"))
-           if fields[field] is None]  # fmt: skip
-    if 0 < len(tls) < 3:
-        raise OptionError(f"{tls[0]}: it is needed too: tlsCa, tlsCertificate and tlsKey go together")
+    check_tls(fields)
     return SinkOptions(**fields)
 
 

@@ -58,28 +58,31 @@ def as_bytes(value: bytes | str | None) -> bytes | None:
 
 
 def frames(batches: Iterable[pyarrow.RecordBatch], log: str | None, cut: Cut) -> Iterator[Batch]:
-    """Yield the frames of a task's rows, each log's in their order. Raises `SinkError` for a row that can't be
-    stored."""
+    """Yield the frames of a task's rows. Raises `SinkError` for a row that can't be stored."""
+    return framed((row for batch in batches for row in cells(batch, log)), cut)
+
+
+def framed(rows: Iterable[tuple[str, bytes, bytes | None]], cut: Cut) -> Iterator[Batch]:
+    """Yield the frames of rows, each (log, metadata, payload), those of each log in their order."""
     held: dict[str, tuple[list[tuple[bytes, bytes | None]], int]] = {}
     total = 0
-    for batch in batches:
-        for name, metadata, payload in cells(batch, log):
-            size = len(metadata) + (0 if payload is None else len(payload))
-            records, weight = held.get(name, ([], 0))
-            alone = payload is not None and len(payload) > WHOLE_BYTES
-            if records and (alone or len(records) >= cut.rows or weight + size > cut.size):
-                yield Batch(name, records, weight)
-                total -= weight
-                records, weight = [], 0
-            records.append((metadata, payload))
-            held[name] = records, weight + size
-            total += size
-            if alone or total > HELD_BYTES:
-                # A payload that travels in pieces is alone in its frame.
-                largest = name if alone else max(held, key=lambda one: held[one][1])
-                records, weight = held.pop(largest)
-                yield Batch(largest, records, weight)
-                total -= weight
+    for name, metadata, payload in rows:
+        size = len(metadata) + (0 if payload is None else len(payload))
+        records, weight = held.get(name, ([], 0))
+        alone = payload is not None and len(payload) > WHOLE_BYTES
+        if records and (alone or len(records) >= cut.rows or weight + size > cut.size):
+            yield Batch(name, records, weight)
+            total -= weight
+            records, weight = [], 0
+        records.append((metadata, payload))
+        held[name] = records, weight + size
+        total += size
+        if alone or total > HELD_BYTES:
+            # A payload that travels in pieces is alone in its frame.
+            largest = name if alone else max(held, key=lambda one: held[one][1])
+            records, weight = held.pop(largest)
+            yield Batch(largest, records, weight)
+            total -= weight
     for name in sorted(held):
         yield Batch(name, *held[name])
 
