@@ -3,7 +3,7 @@ rule).
 
 Invariants: numbers rise and are never used again (the newest directory is never removed before its successor
 exists); at most the newest generation is written. Shared by `store` (readers, event loop) and `compaction` (the
-writing thread, or another process with a shelf of its own).
+writing thread, or another process with a catalog of its own).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DiskDoor(Protocol):
         ...
 
 
-class Shelf:
+class Catalog:
     """Opens generations when they are first asked for. Thread-safe. `writer`: this process may write; else it opens
     read-only."""
 

@@ -3,7 +3,7 @@
 Invariant: a job only adds. New rows are durable before its report exists; references change when the report is
 adopted, and old bytes go after that. So a job may die at any step and be run again: rows that are there are kept,
 in a generation or spread over several. Called by `store` (jobs, adoption) and by whoever runs them: a thread of the
-process, or a writer process with a shelf of its own.
+process, or a writer process with a catalog of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from logyard.protocol.errors import GenerationUnfinished, JobStale, PayloadCorrupt, PayloadMissing
 
-from .catalog import DiskDoor, Shelf
+from .catalog import Catalog, DiskDoor
 from .generation import Generation
 from .layout import Buffer, SourceRow, SourceUnit, StoredEntry
 from .ledger import ENTRY_SLOT, Ledger, Marks
@@ -107,21 +107,21 @@ def run_migrate(
     *,
     disk: DiskDoor,
     config: GenerationConfig | None = None,
-    shelf: Shelf | None = None,
+    catalog: Catalog | None = None,
     step: Step = quiet,
 ) -> MigrateReport:
     """Copy the job's entries into generations. Blocking; idempotent. In the process that has the store open, pass
-    its `shelf`.
+    its `catalog`.
 
     Raises `StoreFull` (nothing is lost; run it again), `GenerationFailed`, `JobStale`.
     """
-    own = shelf or Shelf(store_dir, config or GenerationConfig(), disk)
+    own = catalog or Catalog(store_dir, config or GenerationConfig(), disk)
     try:
         portions = _portions(own, job.job, job.generation)
         rows = _fresh(job.ranges, read, portions)
         return _pour(own, job.job, job.generation, job.ranges, rows, portions, step)
     finally:
-        if shelf is None:
+        if catalog is None:
             own.close()
 
 
@@ -131,11 +131,11 @@ def run_rewrite(
     *,
     disk: DiskDoor,
     config: GenerationConfig | None = None,
-    shelf: Shelf | None = None,
+    catalog: Catalog | None = None,
     step: Step = quiet,
 ) -> MigrateReport:
     """Copy a generation's survivors to the newest one. As `run_migrate`."""
-    own = shelf or Shelf(store_dir, config or GenerationConfig(), disk)
+    own = catalog or Catalog(store_dir, config or GenerationConfig(), disk)
     try:
         survivors = _Survivors(own.get(job.source), job)
         ranges = [(uid, first, last) for uid, first, last, _ in job.homes]
@@ -144,19 +144,19 @@ def run_rewrite(
         report = _pour(own, job.job, job.generation, ranges, rows, portions, step)
         return report._replace(damaged=survivors.damaged + report.damaged, source=job.source)
     finally:
-        if shelf is None:
+        if catalog is None:
             own.close()
 
 
-def _portions(shelf: Shelf, job: int, start: int) -> list[tuple[int, JobState]]:
+def _portions(catalog: Catalog, job: int, start: int) -> list[tuple[int, JobState]]:
     """Return where an earlier attempt put rows: (generation, state), rising. All rows up to the last state's `last` are
     there."""
     found: list[tuple[int, JobState]] = []
-    for number in shelf.numbers():
+    for number in catalog.numbers():
         if number < start:
             continue
         try:
-            state = shelf.get(number).job_state(job)
+            state = catalog.get(number).job_state(job)
         except GenerationUnfinished:
             continue  # A writer died while it made this one: it holds nothing, and is made anew.
         if state is not None:
@@ -169,7 +169,7 @@ def _portions(shelf: Shelf, job: int, start: int) -> list[tuple[int, JobState]]:
 
 
 def run_rows(
-    shelf: Shelf,
+    catalog: Catalog,
     job: MigrateJob,
     rows: Iterable[SourceRow],
     *,
@@ -182,7 +182,7 @@ def run_rows(
     A group's run is what lies between its first and last row, but for gaps with something in them that `is_home`
     elsewhere.
     """
-    portions = _portions(shelf, job.job, job.generation)
+    portions = _portions(catalog, job.job, job.generation)
     done = portions[-1][1].last if portions else (-1, -1)
     ranges: list[tuple[int, int, int]] = []
 
@@ -197,11 +197,11 @@ def run_rows(
             if (uid, index) > done:
                 yield row
 
-    return _pour(shelf, job.job, job.generation, ranges, fresh(), portions, step)
+    return _pour(catalog, job.job, job.generation, ranges, fresh(), portions, step)
 
 
 def _pour(
-    shelf: Shelf,
+    catalog: Catalog,
     job: int,
     start: int,
     ranges: Sequence[tuple[int, int, int]],
@@ -215,7 +215,7 @@ def _pour(
     written = size = 0
     damaged: list[tuple[int, int, str]] = []
     while True:
-        generation = shelf.writer_from(target, job - 1)
+        generation = catalog.writer_from(target, job - 1)
         step("open", 0)
         report = generation.write_entries(job, rows, job, previous=previous, step=step)
         written += report.entries
@@ -225,12 +225,12 @@ def _pour(
             break
         if generation.job_state(job) is not None:
             previous = generation.number
-        shelf.seal(generation.number)
+        catalog.seal(generation.number)
         step("sealed", 0)
         target = generation.number + 1
         rows = chain(report.unwritten, rows)
     step("written", 0)
-    return MigrateReport(job, written, size, _runs(ranges, _portions(shelf, job, start), job), damaged)
+    return MigrateReport(job, written, size, _runs(ranges, _portions(catalog, job, start), job), damaged)
 
 
 def _fresh(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from .catalog import Shelf
+from .catalog import Catalog
 from .ledger import Columns, Ledger, Marks
 
 Owner = tuple[int, int, int]
@@ -24,10 +24,10 @@ END = (1 << 64) - 1
 class Copies:
     """Marks and live bytes by copy."""
 
-    __slots__ = ("_shelf", "_slots_max", "_marks", "_live", "_ledgers", "_slots")
+    __slots__ = ("_catalog", "_slots_max", "_marks", "_live", "_ledgers", "_slots")
 
-    def __init__(self, shelf: Shelf, slots_max: int) -> None:
-        self._shelf = shelf
+    def __init__(self, catalog: Catalog, slots_max: int) -> None:
+        self._catalog = catalog
         self._slots_max = slots_max
         self._marks: dict[Owner, Marks] = {}
         self._live: dict[int, int] = {}
@@ -62,7 +62,7 @@ class Copies:
         generation, run, uid = owner
         found = self._ledgers.get((generation, run))
         if found is None:
-            columns = self._shelf.get(generation).columns(run)
+            columns = self._catalog.get(generation).columns(run)
             found = dict(columns.ledgers())
             self._ledgers[generation, run] = found
             self._slots += columns.slots

@@ -3,7 +3,7 @@
 
 Invariants: the map never grows and is sealed before it is full; rows are written in transactions of bounded size
 together with their ledger, the statistics and the job's position, so that a crash leaves whole entries only and a
-redone job continues; every read verifies; no read transaction outlives a call or a chunk. Called by `shelf`,
+redone job continues; every read verifies; no read transaction outlives a call or a chunk. Called by `catalog`,
 `store` and `compaction`; one writer at a time, readers from any thread.
 """
 

@@ -4,7 +4,7 @@ A mapped page that cannot be read kills the process (SIGBUS), and so may a damag
 which environment it was. So an environment gets a slot here before it is opened, and the slot is set while a thread
 is inside. The file is a shared mapping: its bytes outlive the process without a sync. A plain kill may hit the same
 instant, so what `open` returns is only *suspected*: `store` probes it in a child process. Invariant: a process
-inside an environment has that slot set. Called by `generation` and `shelf`.
+inside an environment has that slot set. Called by `generation` and `catalog`.
 """
 
 from __future__ import annotations

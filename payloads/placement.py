@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from logyard.protocol.errors import GenerationFailed, PayloadCorrupt
 
 from . import checkpoints
-from .catalog import Shelf
+from .catalog import Catalog
 from .copies import END, Copies, Owner, Place
 from .homes import Home, HomeTable, without
 
@@ -26,9 +26,9 @@ class Placement:
 
     __slots__ = ("homes", "copies", "lost", "newest", "newest_run", "_fail")
 
-    def __init__(self, shelf: Shelf, ledger_slots: int, fail: Callable[[int, Exception], None]) -> None:
+    def __init__(self, catalog: Catalog, ledger_slots: int, fail: Callable[[int, Exception], None]) -> None:
         self.homes = HomeTable()
-        self.copies = Copies(shelf, ledger_slots)
+        self.copies = Copies(catalog, ledger_slots)
         self.lost: dict[int, list[Home]] = {}
         self.newest = self.newest_run = 0
         self._fail = fail

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from logyard.protocol.errors import GenerationFailed, PayloadCorrupt, PayloadMissing
 
 from . import compaction, probe
-from .catalog import DiskDoor, Shelf, allocated
+from .catalog import Catalog, DiskDoor, allocated
 from .compaction import MigrateJob, MigrateReport, Reader, RewriteJob
 from .copies import END, Owner, Place
 from .generation import Generation
@@ -58,7 +58,7 @@ class GenerationInfo(NamedTuple):
 class PayloadStore:
     """The constructor does no I/O; `open` reads, `restore` takes what `checkpoint` gave."""
 
-    __slots__ = ("directory", "config", "shelf", "_journal", "_disk", "_lock", "_placement", "_totals", "_pins",
+    __slots__ = ("directory", "config", "catalog", "_journal", "_disk", "_lock", "_placement", "_totals", "_pins",
                  "_running", "_probe")  # fmt: skip
 
     def __init__(
@@ -74,9 +74,9 @@ class PayloadStore:
         self._disk = disk
         self._journal = Journal(os.path.join(self.directory, IN_USE))
         maps = GenerationConfig(config.generation_bytes, config.transaction_bytes)
-        self.shelf = Shelf(self.directory, maps, disk, journal=self._journal, writer=not config.remote_writer)
+        self.catalog = Catalog(self.directory, maps, disk, journal=self._journal, writer=not config.remote_writer)
         self._lock = threading.RLock()
-        self._placement = Placement(self.shelf, config.ledger_slots, self.fail)
+        self._placement = Placement(self.catalog, config.ledger_slots, self.fail)
         self._totals: dict[int, int] = {}
         self._pins: dict[int, int] = {}
         self._running = Running()
@@ -94,19 +94,19 @@ class PayloadStore:
         aside: list[int] = []
         writer = os.path.join(self.directory, IN_USE_WRITER)
         for number in sorted({*self._journal.open(), *take_suspects(writer)}):
-            if os.path.isdir(self.shelf.path(number)) and not self._probe(self.shelf.path(number), number):
-                self.shelf.set_aside(number)
+            if os.path.isdir(self.catalog.path(number)) and not self._probe(self.catalog.path(number), number):
+                self.catalog.set_aside(number)
                 aside.append(number)
-        self.shelf.clear_unfinished()
-        for number in self.shelf.numbers():
+        self.catalog.clear_unfinished()
+        for number in self.catalog.numbers():
             try:
-                statistics = self.shelf.get(number).statistics()
+                statistics = self.catalog.get(number).statistics()
             except (GenerationFailed, PayloadCorrupt) as error:
                 self.fail(number, error)
                 continue
             self._totals[number] = statistics.total
             self._placement.note(number, statistics.run)
-        self.shelf.sweep()
+        self.catalog.sweep()
         return aside
 
     def examine(self) -> list[int]:
@@ -114,22 +114,22 @@ class PayloadStore:
         numbers. BLOCKING."""
         aside: list[int] = []
         for number in take_suspects(os.path.join(self.directory, IN_USE_WRITER)):
-            path = self.shelf.path(number)
+            path = self.catalog.path(number)
             if os.path.isdir(path) and not self._probe(path, number):
                 self.fail(number, GenerationFailed(path, "it killed the writer process"))
-                self.shelf.set_aside(number)
+                self.catalog.set_aside(number)
                 aside.append(number)
         return aside
 
     def close(self) -> None:
         """Close every environment."""
-        self.shelf.close()
+        self.catalog.close()
         self._journal.close()
 
     def suspects(self) -> list[int]:
         """Return the generations not served: set aside after a crash inside them, or failing. Their homes are in
         `lost`."""
-        return sorted({*self.shelf.set_aside_numbers(), *self.shelf.failed()})
+        return sorted({*self.catalog.set_aside_numbers(), *self.catalog.failed()})
 
     def lost(self) -> list[tuple[int, int, int]]:
         """Return (uid, first, last) whose generation is gone or failing: whatever of it lives must come from peers."""
@@ -187,18 +187,18 @@ class PayloadStore:
     def generation(self, number: int) -> Generation:
         """Return a generation, open, for callers that keep homes of their own. Raises `GenerationFailed`."""
         try:
-            return self.shelf.get(number)
+            return self.catalog.get(number)
         except GenerationFailed as error:
             self.fail(number, error)
             raise
 
     def fail(self, number: int, error: Exception) -> None:
         """Serve nothing more of a generation, and name what it held."""
-        path = self.shelf.path(number)
+        path = self.catalog.path(number)
         failure = error if isinstance(error, GenerationFailed) else GenerationFailed(path, str(error))
         with self._lock:
             if os.path.isdir(path):
-                self.shelf.fail(number, failure)
+                self.catalog.fail(number, failure)
             self._placement.lose(self._placement.leave(number))
             self._placement.copies.drop(number)
 
@@ -247,7 +247,7 @@ class PayloadStore:
     def _retotal(self, generation: int) -> None:
         """Learn how much a generation holds now."""
         try:
-            self._totals[generation] = self.shelf.get(generation).statistics().total
+            self._totals[generation] = self.catalog.get(generation).statistics().total
         except (GenerationFailed, PayloadCorrupt):
             self._totals.pop(generation, None)
 
@@ -269,7 +269,7 @@ class PayloadStore:
     def rewrite_job(self, generation: int, number: int = 0) -> RewriteJob:
         """Return a job to copy what lives in a sealed generation to the newest."""
         with self._lock:
-            assert self.shelf.sealed(generation), "only sealed generations are rewritten"
+            assert self.catalog.sealed(generation), "only sealed generations are rewritten"
             homes = sorted(
                 (uid, home.first, home.last, home.run) for uid, home in self._placement.homes.in_generation(generation)
             )
@@ -297,12 +297,12 @@ class PayloadStore:
         """Run a job in this thread (never the event loop's), with this store's environments: a migration from
         `read`, or from `rows`."""
         if isinstance(job, RewriteJob):
-            return compaction.run_rewrite(self.directory, job, disk=self._disk, shelf=self.shelf, step=step)
+            return compaction.run_rewrite(self.directory, job, disk=self._disk, catalog=self.catalog, step=step)
         if rows is not None:
             assert not job.ranges
-            return compaction.run_rows(self.shelf, job, rows, is_home=self._placement.is_home, step=step)
+            return compaction.run_rows(self.catalog, job, rows, is_home=self._placement.is_home, step=step)
         assert read is not None
-        return compaction.run_migrate(self.directory, job, read, disk=self._disk, shelf=self.shelf, step=step)
+        return compaction.run_migrate(self.directory, job, read, disk=self._disk, catalog=self.catalog, step=step)
 
     def abandon(self) -> None:
         """Give the running job up. What it wrote counts as dead and goes with its generation."""
@@ -316,11 +316,11 @@ class PayloadStore:
     def _current(self) -> int:
         """Return the generation to write to: the newest, or the number after the highest ever used when that is sealed
         or failing."""
-        numbers = self.shelf.numbers()
+        numbers = self.catalog.numbers()
         newest = numbers[-1] if numbers else 0
-        if newest and newest not in self.shelf.failed() and not self.shelf.sealed(newest):
+        if newest and newest not in self.catalog.failed() and not self.catalog.sealed(newest):
             return newest
-        return max([newest, self._placement.newest, *self.shelf.set_aside_numbers()]) + 1
+        return max([newest, self._placement.newest, *self.catalog.set_aside_numbers()]) + 1
 
     def adopt(self, report: MigrateReport) -> None:
         """Switch the references to what a job wrote; then commit `changes`, and only then let its source go. Older
@@ -352,16 +352,16 @@ class PayloadStore:
         """Have the next job begin another generation. False while a job may be writing to the current one."""
         with self._lock:
             current = self._current()
-            if self._running.job is not None or current not in self.shelf.numbers():
+            if self._running.job is not None or current not in self.catalog.numbers():
                 return False
-            self.shelf.seal(current)
+            self.catalog.seal(current)
             return True
 
     def dead_generations(self) -> list[int]:
         """Return the generations that `drop` would take: nothing in them lives, nobody pins them, no job may have
         written to them."""
         with self._lock:
-            numbers = self.shelf.numbers()
+            numbers = self.catalog.numbers()
             return [number for number in numbers if self._droppable(number, number == numbers[-1])]
 
     def _droppable(self, number: int, newest: bool) -> bool:
@@ -369,30 +369,30 @@ class PayloadStore:
             self._placement.copies.live(number)
             or number in self._pins
             or self._running.may_touch(number)
-            or number in self.shelf.failed()
+            or number in self.catalog.failed()
         ):
             return False
         if newest:
             return self._totals.get(number, 0) >= max(self.config.drop_current_bytes, 1)
-        return self.shelf.sealed(number)
+        return self.catalog.sealed(number)
 
     def drop(self, generation: int) -> int:
         """Unlink a generation in which nothing lives; return the bytes of disk given back, 0 if it may not go yet.
         Blocking; works on a full disk."""
         with self._lock:
-            numbers = self.shelf.numbers()
+            numbers = self.catalog.numbers()
             if generation not in numbers or not self._droppable(generation, generation == numbers[-1]):
                 return 0
             if generation == numbers[-1]:
                 # Numbers are never used twice, so the newest needs a successor. No job runs: no writer has either open.
-                self.shelf.seal(generation)
-                self.shelf.create(generation + 1, self._placement.newest_run)
+                self.catalog.seal(generation)
+                self.catalog.create(generation + 1, self._placement.newest_run)
                 self._placement.note(generation + 1, 0)
                 self._totals[generation + 1] = 0
-            self.shelf.retire(generation)
+            self.catalog.retire(generation)
             self._totals.pop(generation, None)
             self._placement.copies.drop(generation)
-        return self.shelf.sweep()
+        return self.catalog.sweep()
 
     def unlink_dead(self) -> int:
         """Drop (`drop`) every dead generation; return the bytes of disk given back. Blocking: not in the event loop."""
@@ -402,10 +402,10 @@ class PayloadStore:
         """Return what there is, rising."""
         with self._lock:
             found = []
-            for number in self.shelf.numbers():
+            for number in self.catalog.numbers():
                 total, live = self._totals.get(number, 0), self._placement.copies.live(number)
-                disk = allocated(self.shelf.path(number))
-                found.append(GenerationInfo(number, total, live, total - live, disk, self.shelf.sealed(number)))
+                disk = allocated(self.catalog.path(number))
+                found.append(GenerationInfo(number, total, live, total - live, disk, self.catalog.sealed(number)))
             return found
 
     @property
@@ -415,7 +415,7 @@ class PayloadStore:
 
     def disk_bytes(self) -> int:
         """Return the allocated bytes of all generations, those being dropped or set aside included."""
-        return self.shelf.disk_bytes()
+        return self.catalog.disk_bytes()
 
     def measure(self, generation: int) -> Measured:
         """Scan and verify all of a generation; `damage` names what does not."""
@@ -425,7 +425,7 @@ class PayloadStore:
         """Return counts by a full scan of the rows; they equal `generations()`, or a counter is wrong. Reads every
         byte."""
         found: dict[int, Counts] = {}
-        for number in self.shelf.numbers():
+        for number in self.catalog.numbers():
             measured = self.measure(number)
             live = self._placement.copies.recount(number, measured.runs)
             found[number] = Counts(measured.entries, measured.total, live)
@@ -450,4 +450,4 @@ class PayloadStore:
         Homes whose generation is gone (dropped after that, or set aside) are in `lost`. Raises `PayloadCorrupt`."""
         with self._lock:
             assert not len(self._placement.homes), "restore comes first"
-            self._placement.restore(saved, set(self.shelf.numbers()) - set(self.shelf.failed()))
+            self._placement.restore(saved, set(self.catalog.numbers()) - set(self.catalog.failed()))

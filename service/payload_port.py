@@ -159,7 +159,7 @@ class StoreAdapter:
             job = self._store.migrate_job(source.ranges)
             if self._writer is None:
                 step = Pacer(bytes_s, _pause)
-                run = partial(migrate_file, source, job, self._disk, self._store.shelf, step)
+                run = partial(migrate_file, source, job, self._disk, self._store.catalog, step)
                 await self._finish(trio.to_thread.run_sync(run))
                 return
             what = f"migration of WAL file {source.file}"
@@ -255,16 +255,16 @@ class StoreAdapter:
 
     def data_file(self, generation: int) -> str:
         """Return LMDB's name for it."""
-        return os.path.join(self._store.shelf.path(generation), "data.mdb")
+        return os.path.join(self._store.catalog.path(generation), "data.mdb")
 
     async def verify(self, generation: int) -> tuple[Sequence[tuple[int, int]], str]:
         """Verify a generation in a process of its own, which may die of it. Raises OSError when that could not tell."""
         store = self._store
-        path = store.shelf.path(generation)
+        path = store.catalog.path(generation)
         command = verify.command(path, generation, {home.run for _, home in store.homes_in(generation)})
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(part) for part in sys.path)}
         done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False, env=environment)
-        if generation not in store.shelf.numbers():
+        if generation not in store.catalog.numbers():
             return [], ""
         found = verify.Verified.of_process(done.returncode, done.stdout)
         homes = [(uid, index, run, store.home(uid, index)) for run, uid, index in found.entries]
@@ -280,7 +280,7 @@ class StoreAdapter:
 
     def fail(self, generation: int, reason: str) -> None:
         """Treat a generation as if it could not be opened."""
-        self._store.fail(generation, GenerationFailed(self._store.shelf.path(generation), reason))
+        self._store.fail(generation, GenerationFailed(self._store.catalog.path(generation), reason))
 
 
 def _pause(seconds: float) -> None:

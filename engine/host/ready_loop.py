@@ -1,11 +1,9 @@
 """One turn for all groups: propose, ready, send, make durable, apply.
 
 Everything that changes a core (a frame, a message, a tick, a finished sync) only marks its member dirty; the turn
-then drains every dirty member,
-so a thousand groups share one frame a peer, one fdatasync and one reply frame a connection. Invariants:
-`Ready.messages` leave at
-once, `Ready.after` only when everything the member queued before it is stable (law 2). The turn is plain code: no
-await inside.
+then drains every dirty member, so a thousand groups share one frame a peer, one fdatasync and one reply frame a
+connection. Invariants: `Ready.messages` leave at once, `Ready.after` only when everything the member queued before it
+is stable (law 2). The turn is plain code: no await inside.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 from logyard.engine.disk.door import Disk
 from logyard.engine.recovery.inspect import Facts
 from logyard.payloads import checkpoints
-from logyard.payloads.catalog import Shelf
+from logyard.payloads.catalog import Catalog
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home
 from logyard.payloads.ledger import Columns, Ledger, Marks
@@ -47,7 +47,7 @@ class Generations:
         self._directory = directory
         self._report = report
         self._skip = skip
-        self._shelf = Shelf(str(directory / PAYLOADS), GenerationConfig(), Disk(), writer=False)
+        self._catalog = Catalog(str(directory / PAYLOADS), GenerationConfig(), Disk(), writer=False)
         self._open: dict[int, Stopped] = {}
         self._ledgers: dict[tuple[int, int], dict[int, Ledger]] = {}
         self.homes: dict[int, list[Home]] = {}
@@ -55,13 +55,13 @@ class Generations:
         self.lost: dict[int, list[tuple[int, int]]] = {}
         self.marks: dict[tuple[int, int, int], Marks] = {}
         present = (directory / PAYLOADS).is_dir()
-        self.numbers = self._shelf.numbers() if present else []
-        self.aside = self._shelf.set_aside_numbers() if present else []
+        self.numbers = self._catalog.numbers() if present else []
+        self.aside = self._catalog.set_aside_numbers() if present else []
         self._read_rows(facts)
 
     def path(self, number: int) -> str:
         """Return the path of a generation, relative to the data directory."""
-        return os.path.relpath(self._shelf.path(number), self._directory)
+        return os.path.relpath(self._catalog.path(number), self._directory)
 
     def data(self, number: int) -> str:
         """Return a generation's file."""
@@ -88,7 +88,7 @@ class Generations:
         """Return a generation, opened when it is first asked for. Raises `GenerationFailed`."""
         found = self._open.get(number)
         if found is None:
-            found = Stopped(self._shelf.path(number), number, GenerationConfig())
+            found = Stopped(self._catalog.path(number), number, GenerationConfig())
             found.open_reader()
             self._open[number] = found
         return found
@@ -133,7 +133,7 @@ class Generations:
 
     def _scan(self, number: int, named: set[int], facts: Facts) -> None:
         report, path = self._report, self.data(number)
-        generation = Stopped(self._shelf.path(number), number, GenerationConfig())
+        generation = Stopped(self._catalog.path(number), number, GenerationConfig())
         try:
             generation.open_reader()
             self._open[number] = generation

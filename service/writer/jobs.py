@@ -18,7 +18,7 @@ from logyard.engine.entry import unit_seed, units_of
 from logyard.engine.log.payload_source import FileReader, FileSource
 from logyard.engine.log.segment_job import SegmentJob, run_segment_job
 from logyard.engine.ports import SourceEntry
-from logyard.payloads.catalog import Shelf
+from logyard.payloads.catalog import Catalog
 from logyard.payloads.compaction import MigrateJob, MigrateReport, RewriteJob, run_migrate, run_rewrite
 from logyard.payloads.journal import IN_USE_WRITER, Journal
 from logyard.payloads.layout import SourceRow, SourceUnit
@@ -88,34 +88,35 @@ class Jobs:
 
         journal = Journal(os.path.join(self._payloads, IN_USE_WRITER))
         journal.open()
-        shelf = Shelf(self._payloads, self._maps, self._disk, journal=journal)
+        catalog = Catalog(self._payloads, self._maps, self._disk, journal=journal)
         try:
-            return pack_report(self._payload_job(shelf, kind, arguments[1:], body, step))
+            return pack_report(self._payload_job(catalog, kind, arguments[1:], body, step))
         finally:
-            shelf.close()
+            catalog.close()
             journal.close()
 
     def _payload_job(
-        self, shelf: Shelf, kind: str, arguments: Sequence[Any], body: memoryview, step: Step
+        self, catalog: Catalog, kind: str, arguments: Sequence[Any], body: memoryview, step: Step
     ) -> MigrateReport:
         if kind == REWRITE:
             job, generation, source, homes, dead = arguments[0]
             rewrite = RewriteJob(job, generation, source, [tuple(home) for home in homes], [tuple(one) for one in dead])
-            return run_rewrite(self._payloads, rewrite, disk=self._disk, shelf=shelf, step=step)
+            return run_rewrite(self._payloads, rewrite, disk=self._disk, catalog=catalog, step=step)
         job, generation, ranges, _ = arguments[0]
         migrate = MigrateJob(job, generation, [tuple(one) for one in ranges])
         if kind == FILE:
-            return migrate_file(FileSource.unpack(arguments[1]), migrate, self._disk, shelf, step)
+            return migrate_file(FileSource.unpack(arguments[1]), migrate, self._disk, catalog, step)
         assert kind == ROWS, f"no job of ours: {kind}"
         entries = unpack_rows(arguments[1], body)
-        return run_migrate(self._payloads, migrate, reader_of(entries), disk=self._disk, shelf=shelf, step=step)
+        return run_migrate(self._payloads, migrate, reader_of(entries), disk=self._disk, catalog=catalog, step=step)
 
 
-def migrate_file(source: FileSource, job: MigrateJob, disk: Disk, shelf: Shelf, step: Step) -> MigrateReport:
+def migrate_file(source: FileSource, job: MigrateJob, disk: Disk, catalog: Catalog, step: Step) -> MigrateReport:
     """Copy what lives in a sealed WAL file into generations. Raises `Corrupt`, and what `run_migrate` raises."""
     with FileReader(disk, source) as reader:
         return run_migrate(
-            shelf.directory, job, lambda *one: map(source_row, reader.read(*one)), disk=disk, shelf=shelf, step=step
+            catalog.directory, job, lambda *one: map(source_row, reader.read(*one)), disk=disk, catalog=catalog,
+            step=step,
         )
 
 

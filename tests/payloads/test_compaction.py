@@ -174,7 +174,7 @@ def test_a_job_whose_beginning_is_gone_must_be_built_anew(tmp_path: Path) -> Non
 
 
 def test_another_process_writes_while_this_one_reads(tmp_path: Path) -> None:
-    """A reading store and a shelf of its own stand for the two processes; LMDB forbids both in one, so each opens
+    """A reading store and a catalog of its own stand for the two processes; LMDB forbids both in one, so each opens
     in turn."""
     source = Source([made(1, index, [300, 9000]) for index in range(1, 20)])
     reader = open_store(tmp_path, remote_writer=True)

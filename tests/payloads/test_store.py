@@ -331,7 +331,7 @@ def test_a_crash_inside_an_environment_sets_it_aside(tmp_path: Path) -> None:
     migrate(store, Source([made(1, index, [5000]) for index in range(1, 4)]))
     saved = store.checkpoint()
     with store._lock:
-        store.shelf.get(1)._enter()  # The process is inside; it never leaves.
+        store.catalog.get(1)._enter()  # The process is inside; it never leaves.
     store._journal.close()
     asked: list[int] = []
 
@@ -339,17 +339,17 @@ def test_a_crash_inside_an_environment_sets_it_aside(tmp_path: Path) -> None:
         asked.append(number)
         return len(asked) == 1
 
-    store.shelf.get(1)._leave()
-    store.shelf.close()
+    store.catalog.get(1)._leave()
+    store.catalog.close()
     config = store.config
     again = PayloadStore(tmp_path, config, Door(), probe_generation=probe)
     assert again.open() == [] and asked == [1], "it was probed, and is well"
     again.restore(saved)
     assert again.lookup(1, 2).index == 2
-    again.shelf.get(1)._enter()
+    again.catalog.get(1)._enter()
     again._journal.close()
-    again.shelf.get(1)._leave()
-    again.shelf.close()
+    again.catalog.get(1)._leave()
+    again.catalog.close()
     third = PayloadStore(tmp_path, config, Door(), probe_generation=probe)
     assert third.open() == [1] and third.suspects() == [1]
     third.restore(saved)
@@ -364,7 +364,7 @@ def test_the_real_probe_reads_a_generation_and_refuses_a_cut_one(tmp_path: Path)
 
     store = open_store(tmp_path)
     migrate(store, Source([made(1, 1, [50_000])]))
-    path = store.shelf.path(1)
+    path = store.catalog.path(1)
     store.close()
     assert survives(path, 1)
     os.truncate(os.path.join(path, "data.mdb"), 30_000)

@@ -20,7 +20,7 @@ from logyard.engine.entry import Entry
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.wal import WalItem
 from logyard.engine.ports import SourceEntry
-from logyard.payloads.catalog import Shelf
+from logyard.payloads.catalog import Catalog
 from logyard.payloads.generation import Generation
 from logyard.protocol.errors import Busy, NoSpace, StoreShort
 from tests.engine.log.model import command, open_wal, recover
@@ -118,13 +118,13 @@ def test_a_generation_that_finds_no_descriptor_is_not_set_aside(tmp_path: Path) 
     made.create(0, door.sync_directory)
     made.seal(door.sync_directory)
     made.close()
-    shelf = Shelf(str(tmp_path), SMALL, door, writer=False)
+    catalog = Catalog(str(tmp_path), SMALL, door, writer=False)
     with full_table():
         with pytest.raises(StoreShort):
-            shelf.get(1)
-        assert not shelf.failed()
-    assert shelf.get(1).statistics().total == 0
-    shelf.close()
+            catalog.get(1)
+        assert not catalog.failed()
+    assert catalog.get(1).statistics().total == 0
+    catalog.close()
 
 
 def test_a_meta_store_that_finds_no_descriptor_is_not_set_aside(

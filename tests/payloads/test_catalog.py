@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from logyard.payloads.catalog import Shelf
+from logyard.payloads.catalog import Catalog
 from logyard.payloads.generation import Generation
 
 from .support import SMALL, Door
@@ -13,8 +13,8 @@ from .support import SMALL, Door
 
 def test_the_names_of_what_was_taken_out_of_use_are_durable(tmp_path: Path) -> None:
     door, directory = Door(), str(tmp_path)
-    shelf = Shelf(directory, SMALL, door, writer=False)
-    for number, take in ((1, shelf.retire), (2, shelf.set_aside)):
+    catalog = Catalog(directory, SMALL, door, writer=False)
+    for number, take in ((1, catalog.retire), (2, catalog.set_aside)):
         made = Generation(str(tmp_path / f"gen-{number:010x}"), number, SMALL)
         made.create(0, door.sync_directory)
         made.seal(door.sync_directory)
@@ -23,8 +23,8 @@ def test_the_names_of_what_was_taken_out_of_use_are_durable(tmp_path: Path) -> N
         take(number)
         assert not os.path.exists(made.path) and door.synced == [directory]
     door.synced.clear()
-    assert shelf.sweep() > 0 and door.synced == [directory]
+    assert catalog.sweep() > 0 and door.synced == [directory]
     door.synced.clear()
-    assert shelf.sweep() == 0 and not door.synced, "what was set aside stays, and nothing changed"
+    assert catalog.sweep() == 0 and not door.synced, "what was set aside stays, and nothing changed"
     assert len(os.listdir(directory)) == 1
-    shelf.close()
+    catalog.close()
